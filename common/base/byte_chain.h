@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+namespace recon {
+
+// A sequence of bytes in pieces that others own, so that a message can be built from pages and read
+// from network buffers without copying.
+//
+// Threads: a value type; the bytes are never written while a chain refers to them.
+// Ownership: the chain keeps each piece's owner alive.
+class ByteChain {
+ public:
+  struct Piece {
+    const uint8_t* data = nullptr;
+    size_t size = 0;
+    std::shared_ptr<const void> owner;
+  };
+
+  ByteChain() = default;
+  // Takes the string over.
+  static ByteChain FromString(std::string bytes);
+
+  void Append(const void* data, size_t size, std::shared_ptr<const void> owner);
+  void Append(const ByteChain& other);
+
+  size_t size() const { return size_; }
+  const std::vector<Piece>& pieces() const { return pieces_; }
+
+  // Bytes [offset, offset + size); the range must lie within the chain.
+  ByteChain Range(size_t offset, size_t size) const;
+  std::string ToString() const;
+
+ private:
+  std::vector<Piece> pieces_;
+  size_t size_ = 0;
+};
+
+// Reads a chain from front to back. `chain` must outlive the reader.
+class ByteReader {
+ public:
+  explicit ByteReader(const ByteChain& chain) : chain_(chain), remaining_(chain.size()) {}
+
+  size_t remaining() const { return remaining_; }
+
+  // The next `size` bytes, of any alignment: in place if they lie in one piece, else copied to
+  // `scratch` (at least `size` bytes). `size` must not exceed remaining().
+  const uint8_t* Read(size_t size, uint8_t* scratch);
+
+ private:
+  const ByteChain& chain_;
+  size_t piece_ = 0;
+  size_t offset_ = 0;
+  size_t remaining_;
+};
+
+}  // namespace recon

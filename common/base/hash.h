@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace recon {
+
+// XXH3 (https://xxhash.com), one library for checksums and identity. Thread-safe.
+
+// Checksum over stored bytes.
+uint64_t Hash64(const void* data, size_t size);
+
+// Identity of raw bytes: 16 bytes, big endian (the canonical form).
+std::string Hash128(const void* data, size_t size);
+
+// Lower-case hexadecimal of `bytes`.
+std::string ToHex(absl::string_view bytes);
+
+// A random number from the operating system, for incarnations. Never 0.
+uint64_t RandomNonZero();
+
+}  // namespace recon

@@ -1,0 +1,56 @@
+#include "common/base/lane.h"
+
+#include <pthread.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+
+namespace recon {
+
+Lane::Lane(std::string name) : name_(std::move(name)), thread_([this] { Run(); }) {}
+
+Lane::~Lane() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  thread_.join();
+}
+
+void Lane::Post(Task task) {
+  absl::MutexLock lock(&mu_);
+  if (!stopping_) tasks_.push_back(std::move(task));
+}
+
+void Lane::RunAndWait(Task task) {
+  absl::Notification ran;
+  Post([&] {
+    task();
+    ran.Notify();
+  });
+  ran.WaitForNotification();
+}
+
+void Lane::Run() {
+  pthread_setname_np(pthread_self(), name_.substr(0, 15).c_str());
+  while (true) {
+    Task task;
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(
+          +[](Lane* lane) { return lane->stopping_ || !lane->tasks_.empty(); }, this));
+      if (tasks_.empty()) return;
+      task = std::move(tasks_.front());
+      tasks_.pop_front();
+    }
+    task();
+  }
+}
+
+LanePool::LanePool(const std::string& name, int lanes) {
+  for (int i = 0; i < lanes; ++i) lanes_.push_back(std::make_unique<Lane>(absl::StrCat(name, "-", i)));
+}
+
+}  // namespace recon

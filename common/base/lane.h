@@ -1,0 +1,57 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/synchronization/mutex.h"
+
+namespace recon {
+
+// One thread that runs tasks in the order they were posted. What only a lane touches needs no lock.
+//
+// Threads: Post() may be called from any thread, the lane's own included.
+// Shutdown: the destructor runs what was posted before it, then joins. Tasks posted after it began are
+// destroyed unrun.
+class Lane {
+ public:
+  using Task = absl::AnyInvocable<void()>;
+
+  // `name` (at most 15 bytes are kept) is the thread's name in debuggers and top.
+  explicit Lane(std::string name);
+  ~Lane();
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  void Post(Task task);
+  // Runs `task` on the lane and returns when it has run. Never call it on the lane itself.
+  void RunAndWait(Task task);
+
+ private:
+  void Run();
+
+  absl::Mutex mu_;
+  std::deque<Task> tasks_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::string name_;
+  std::thread thread_;
+};
+
+// A fixed number of lanes; item i always runs on lane i modulo the number of lanes.
+class LanePool {
+ public:
+  LanePool(const std::string& name, int lanes);
+
+  int size() const { return static_cast<int>(lanes_.size()); }
+  int LaneOf(uint32_t item) const { return static_cast<int>(item % lanes_.size()); }
+  void Post(uint32_t item, Lane::Task task) { lanes_[LaneOf(item)]->Post(std::move(task)); }
+
+ private:
+  std::vector<std::unique_ptr<Lane>> lanes_;
+};
+
+}  // namespace recon

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/time/time.h"
+
+// Every bound of the system, with its reason. Reaching one is ResourceExhausted, never a longer queue.
+namespace recon::limits {
+
+// gRPC: messages of about 1 MiB are the fastest on loopback; a frame holds whole shards, so that the
+// largest has one FP32 shard (2 MiB) beyond the target, its header and its table.
+constexpr size_t kFrameTargetBytes = size_t{1} << 20;
+constexpr size_t kFrameBytesMax = size_t{8} << 20;
+// A frame of the smallest shards stays far below this; it bounds what a decoder allocates.
+constexpr uint32_t kFramePartsMax = 4096;
+
+// A control message: a model of 100,000 tensors with 100-byte names fits.
+constexpr int kControlMessageBytesMax = 32 << 20;
+constexpr int kTensorsMax = 100'000;
+constexpr int kTensorRankMax = 16;
+// 2^36 parameters are 256 GiB of FP32: more than a head node holds.
+constexpr uint64_t kParametersMax = uint64_t{1} << 36;
+constexpr size_t kNameBytesMax = 256;
+
+// Payload bytes that all pushes in the server may hold: received but not applied, or (BSP) waiting
+// for their step to close. With two workers and 110 M parameters in FP32, 0.9 GB.
+constexpr uint64_t kPushBytesInFlightMax = uint64_t{4} << 30;
+// Replies that may wait for a staleness bound: every worker's whole window, several times over.
+constexpr size_t kWaitingRepliesMax = 65'536;
+// A waiting reply is answered DeadlineExceeded after this long; the worker asks again.
+constexpr absl::Duration kReplyWaitMax = absl::Seconds(10);
+
+constexpr size_t kMembersMax = 4096;
+// A worker holds the split it computes, the one it finishes sending, and one task of evaluation.
+constexpr size_t kLeasesPerWorkerMax = 16;
+// The job's whole list of splits is kept in memory, one bit and a few words each.
+constexpr uint64_t kSplitsMax = 10'000'000;
+
+// Pushes a worker may have in flight; also bounds the memory of its slots.
+constexpr int kPipelineDepthMax = 16;
+// Frames of one push in flight together: enough to fill a connection at 1 MiB each.
+constexpr int kFramesInFlight = 8;
+
+// A snapshot's table of contents: 100 bytes for a chunk of 2 MiB; 2^36 parameters need 20 MB.
+constexpr uint64_t kManifestBytesMax = uint64_t{256} << 20;
+constexpr uint64_t kPackBytesTarget = uint64_t{256} << 20;
+
+// Data files: the largest allowed IDX or CIFAR file once decompressed.
+constexpr uint64_t kDatasetBytesMax = uint64_t{16} << 30;
+
+}  // namespace recon::limits

@@ -1,0 +1,127 @@
+#include "common/codec/frame.h"
+
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/base/hash.h"
+#include "common/base/limits.h"
+#include "common/base/status_macros.h"
+#include "common/codec/codec.h"
+
+namespace recon {
+namespace {
+
+// `head` is header and part table, the checksum field included.
+uint64_t HeadChecksum(std::string head) {
+  std::memset(head.data() + offsetof(FrameHeader, checksum), 0, sizeof(uint64_t));
+  return Hash64(head.data(), head.size());
+}
+
+absl::Status Malformed(absl::string_view field, uint64_t seen, absl::string_view expected) {
+  return absl::InvalidArgumentError(absl::StrCat("frame: ", field, " is ", seen, ", expected ", expected));
+}
+
+absl::Status CheckHeader(const FrameHeader& header, size_t frame_bytes) {
+  if (header.magic != kFrameMagic) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("frame: magic is %#x, expected %#x", header.magic, kFrameMagic));
+  }
+  if (header.version != kFrameVersion) {
+    return Malformed("format version", header.version, absl::StrCat(kFrameVersion, " at most"));
+  }
+  if (header.kind < static_cast<uint8_t>(FrameKind::kPull) || header.kind > static_cast<uint8_t>(FrameKind::kReply)) {
+    return Malformed("kind", header.kind, "1 to 5");
+  }
+  if (!KnownCodec(header.reply_codec)) return Malformed("reply codec", header.reply_codec, "0 to 2");
+  if (header.reserved != 0) return Malformed("reserved word", header.reserved, "0");
+  if (header.part_count == 0 || header.part_count > limits::kFramePartsMax) {
+    return Malformed("part count", header.part_count, absl::StrCat("1 to ", limits::kFramePartsMax));
+  }
+  const uint64_t head_bytes = kFrameHeaderBytes + uint64_t{header.part_count} * kPartHeaderBytes;
+  if (head_bytes > frame_bytes || header.payload_bytes != frame_bytes - head_bytes) {
+    return Malformed("length", frame_bytes,
+                     absl::StrCat(head_bytes, " of header and table + ", header.payload_bytes, " of payload"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPart(const PartHeader& part, uint32_t index) {
+  const std::string name = absl::StrCat("part ", index, " (shard ", part.shard, ") ");
+  if (!KnownCodec(part.codec)) return Malformed(name + "codec", part.codec, "0 to 2");
+  if (part.reserved[0] != 0 || part.reserved[1] != 0 || part.reserved[2] != 0) {
+    return Malformed(name + "reserved byte", part.reserved[0], "0");
+  }
+  const uint64_t expected = EncodedBytes(static_cast<CodecId>(part.codec), part.count);
+  if (part.payload_bytes != 0 && part.payload_bytes != expected) {
+    return Malformed(name + "payload bytes", part.payload_bytes,
+                     absl::StrCat(expected, " for ", part.count, " values of codec ", part.codec));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+ByteChain EncodeFrame(Frame frame) {
+  FrameHeader& header = frame.header;
+  header.magic = kFrameMagic;
+  header.version = kFrameVersion;
+  header.part_count = static_cast<uint32_t>(frame.parts.size());
+  header.payload_bytes = 0;
+  header.checksum = 0;
+  for (size_t i = 0; i < frame.parts.size(); ++i) {
+    frame.parts[i].payload_bytes = static_cast<uint32_t>(frame.payloads[i].size());
+    header.payload_bytes += frame.payloads[i].size();
+  }
+  std::string head(kFrameHeaderBytes + frame.parts.size() * kPartHeaderBytes, '\0');
+  std::memcpy(head.data(), &header, kFrameHeaderBytes);
+  std::memcpy(head.data() + kFrameHeaderBytes, frame.parts.data(), frame.parts.size() * kPartHeaderBytes);
+  header.checksum = HeadChecksum(head);
+  std::memcpy(head.data(), &header, kFrameHeaderBytes);
+  ByteChain bytes = ByteChain::FromString(std::move(head));
+  for (const ByteChain& payload : frame.payloads) bytes.Append(payload);
+  return bytes;
+}
+
+absl::StatusOr<Frame> DecodeFrame(const ByteChain& bytes) {
+  if (bytes.size() < kFrameHeaderBytes) {
+    return Malformed("length", bytes.size(), absl::StrCat("at least ", kFrameHeaderBytes));
+  }
+  if (bytes.size() > limits::kFrameBytesMax) {
+    return Malformed("length", bytes.size(), absl::StrCat("at most ", limits::kFrameBytesMax));
+  }
+  Frame frame;
+  ByteReader reader(bytes);
+  uint8_t raw[kFrameHeaderBytes];
+  std::memcpy(&frame.header, reader.Read(kFrameHeaderBytes, raw), kFrameHeaderBytes);
+  RECON_RETURN_IF_ERROR(CheckHeader(frame.header, bytes.size()));
+  const size_t table_bytes = frame.header.part_count * kPartHeaderBytes;
+  const std::string head = bytes.Range(0, kFrameHeaderBytes + table_bytes).ToString();
+  const uint64_t checksum = HeadChecksum(head);
+  if (checksum != frame.header.checksum) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("frame: checksum is %#x, expected %#x", frame.header.checksum, checksum));
+  }
+  frame.parts.resize(frame.header.part_count);
+  std::memcpy(frame.parts.data(), head.data() + kFrameHeaderBytes, table_bytes);
+  uint64_t payload_bytes = 0;
+  for (uint32_t i = 0; i < frame.header.part_count; ++i) {
+    RECON_RETURN_IF_ERROR(CheckPart(frame.parts[i], i));
+    payload_bytes += frame.parts[i].payload_bytes;
+  }
+  if (payload_bytes != frame.header.payload_bytes) {
+    return Malformed("payload bytes", frame.header.payload_bytes,
+                     absl::StrCat("the parts' sum ", payload_bytes));
+  }
+  size_t at = head.size();
+  frame.payloads.reserve(frame.parts.size());
+  for (const PartHeader& part : frame.parts) {
+    frame.payloads.push_back(bytes.Range(at, part.payload_bytes));
+    at += part.payload_bytes;
+  }
+  return frame;
+}
+
+}  // namespace recon

@@ -1,0 +1,207 @@
+#include "common/codec/half_codec.h"
+
+#include <cstring>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "common/codec/half_codec.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace recon {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F32 = hn::ScalableTag<float>;
+using U32 = hn::RebindToUnsigned<F32>;
+using U16 = hn::Rebind<uint16_t, F32>;
+using VU32 = hn::Vec<U32>;
+
+constexpr uint32_t kAbsMask = 0x7FFFFFFF;
+constexpr uint32_t kInfinityBits = 0x7F800000;
+
+// FP32 bits -> FP16 bits in the low half, round to nearest even. `magnitude` is |x| bits, at most 65504.
+// Integer arithmetic only: F16C is absent on older targets, and Highway's emulation rounds otherwise.
+HWY_INLINE VU32 HalfFromBits(U32 d, VU32 bits) {
+  const auto sign = hn::ShiftRight<16>(hn::And(bits, hn::Set(d, 0x80000000u)));
+  const auto magnitude = hn::And(bits, hn::Set(d, kAbsMask));
+  // Normal: rebias the exponent (127 - 15 = 112), add half of the last kept bit less one, plus that bit.
+  const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(d, 1u));
+  const auto rebiased = hn::Sub(magnitude, hn::Set(d, 112u << 23));
+  const auto normal = hn::ShiftRight<13>(hn::Add(hn::Add(rebiased, hn::Set(d, 0xFFFu)), odd));
+  // Subnormal (|x| < 2^-14): adding 0.5 lets the FPU round to multiples of 2^-24.
+  const F32 df;
+  const auto magic = hn::Set(df, 0.5f);
+  const auto shifted = hn::Add(hn::BitCast(df, magnitude), magic);
+  const auto subnormal = hn::Sub(hn::BitCast(d, shifted), hn::BitCast(d, magic));
+  const auto is_normal = hn::Ge(hn::BitCast(df, magnitude), hn::Set(df, 6.103515625e-05f));
+  return hn::Or(sign, hn::IfThenElse(hn::RebindMask(d, is_normal), normal, subnormal));
+}
+
+// FP32 bits -> BF16 bits in the low half, round to nearest even.
+HWY_INLINE VU32 Bf16FromBits(U32 d, VU32 bits) {
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d, 1u));
+  return hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(d, 0x7FFFu)), odd));
+}
+
+struct Fp16Traits {
+  static constexpr uint32_t kRoundsToInfinity = 0x477FF000;  // 65520
+  static constexpr uint32_t kLargest = 0x477FE000;           // 65504
+  static HWY_INLINE VU32 FromBits(U32 d, VU32 bits) { return HalfFromBits(d, bits); }
+};
+struct Bf16Traits {
+  static constexpr uint32_t kRoundsToInfinity = 0x7F7F8000;
+  static constexpr uint32_t kLargest = 0x7F7F0000;
+  static HWY_INLINE VU32 FromBits(U32 d, VU32 bits) { return Bf16FromBits(d, bits); }
+};
+
+// Encodes one vector; adds to the counts.
+template <typename Traits>
+HWY_INLINE VU32 EncodeBits(U32 d, VU32 bits, EncodeStats* stats) {
+  const hn::RebindToSigned<U32> di;
+  const auto magnitude = hn::BitCast(di, hn::And(bits, hn::Set(d, kAbsMask)));
+  const auto too_large = hn::Gt(magnitude, hn::Set(di, static_cast<int32_t>(Traits::kRoundsToInfinity) - 1));
+  if (HWY_UNLIKELY(!hn::AllFalse(di, too_large))) {
+    const auto non_finite = hn::Gt(magnitude, hn::Set(di, static_cast<int32_t>(kInfinityBits) - 1));
+    const uint64_t bad = hn::CountTrue(di, non_finite);
+    stats->non_finite += bad;
+    stats->saturated += hn::CountTrue(di, too_large) - bad;
+    const auto sign = hn::And(bits, hn::Set(d, 0x80000000u));
+    const auto largest = hn::Or(sign, hn::Set(d, Traits::kLargest));
+    bits = hn::IfThenElse(hn::RebindMask(d, too_large), largest, bits);
+  }
+  return Traits::FromBits(d, bits);
+}
+
+template <typename Traits>
+EncodeStats EncodeHalf(const float* HWY_RESTRICT values, size_t count, uint8_t* HWY_RESTRICT out) {
+  const U32 d;
+  const U16 d16;
+  const size_t lanes = hn::Lanes(d);
+  const auto* bits = reinterpret_cast<const uint32_t*>(values);
+  EncodeStats stats;
+  size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto half = EncodeBits<Traits>(d, hn::LoadU(d, bits + i), &stats);
+    hn::StoreU(hn::DemoteTo(d16, hn::BitCast(hn::RebindToSigned<U32>(), half)), d16,
+               reinterpret_cast<uint16_t*>(out) + i);
+  }
+  if (i < count) {
+    HWY_ALIGN uint32_t in[HWY_MAX_BYTES / 4] = {};
+    HWY_ALIGN uint16_t halves[HWY_MAX_BYTES / 4];
+    std::memcpy(in, bits + i, (count - i) * sizeof(uint32_t));
+    const auto half = EncodeBits<Traits>(d, hn::Load(d, in), &stats);
+    hn::StoreU(hn::DemoteTo(d16, hn::BitCast(hn::RebindToSigned<U32>(), half)), d16, halves);
+    std::memcpy(out + 2 * i, halves, (count - i) * sizeof(uint16_t));
+  }
+  return stats;
+}
+
+HWY_INLINE VU32 BitsFromBf16(U32, VU32 half) { return hn::ShiftLeft<16>(half); }
+
+HWY_INLINE VU32 BitsFromHalf(U32 d, VU32 half) {
+  const F32 df;
+  const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(d, 0x8000u)));
+  const auto shifted = hn::ShiftLeft<13>(hn::And(half, hn::Set(d, 0x7FFFu)));
+  // Multiplying by 2^112 rebiases normals and normalizes subnormals, exactly.
+  const auto scaled = hn::BitCast(d, hn::Mul(hn::BitCast(df, shifted), hn::Set(df, 5.192296858534828e33f)));
+  const auto is_finite = hn::Lt(shifted, hn::Set(d, 0x7C00u << 13));
+  const auto special = hn::Or(shifted, hn::Set(d, kInfinityBits));
+  return hn::Or(sign, hn::IfThenElse(is_finite, scaled, special));
+}
+
+template <typename Widen>
+HWY_INLINE void DecodeHalf(const uint8_t* HWY_RESTRICT bytes, size_t count, float* HWY_RESTRICT out,
+                           const Widen& widen) {
+  const U32 d;
+  const U16 d16;
+  const size_t lanes = hn::Lanes(d);
+  auto* bits = reinterpret_cast<uint32_t*>(out);
+  size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto half = hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(bytes) + i));
+    hn::StoreU(widen(d, half), d, bits + i);
+  }
+  if (i < count) {
+    HWY_ALIGN uint16_t halves[HWY_MAX_BYTES / 4] = {};
+    HWY_ALIGN uint32_t wide[HWY_MAX_BYTES / 4];
+    std::memcpy(halves, bytes + 2 * i, (count - i) * sizeof(uint16_t));
+    hn::Store(widen(d, hn::PromoteTo(d, hn::LoadU(d16, halves))), d, wide);
+    std::memcpy(bits + i, wide, (count - i) * sizeof(float));
+  }
+}
+
+EncodeStats EncodeFp16(const float* values, size_t count, uint8_t* out) {
+  return EncodeHalf<Fp16Traits>(values, count, out);
+}
+EncodeStats EncodeBf16(const float* values, size_t count, uint8_t* out) {
+  return EncodeHalf<Bf16Traits>(values, count, out);
+}
+void DecodeFp16(const uint8_t* bytes, size_t count, float* out) { DecodeHalf(bytes, count, out, BitsFromHalf); }
+void DecodeBf16(const uint8_t* bytes, size_t count, float* out) { DecodeHalf(bytes, count, out, BitsFromBf16); }
+
+// Numbers of `count` unsigned T whose bits under `mask` are all set.
+template <typename T>
+HWY_INLINE uint64_t CountMasked(const uint8_t* bytes, size_t count, T mask) {
+  const hn::ScalableTag<T> d;
+  const size_t lanes = hn::Lanes(d);
+  const auto vector_mask = hn::Set(d, mask);
+  uint64_t found = 0;
+  size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto value = hn::LoadU(d, reinterpret_cast<const T*>(bytes) + i);
+    found += hn::CountTrue(d, hn::Eq(hn::And(value, vector_mask), vector_mask));
+  }
+  for (; i < count; ++i) {
+    T value;
+    std::memcpy(&value, bytes + i * sizeof(T), sizeof(T));
+    found += (value & mask) == mask ? 1 : 0;
+  }
+  return found;
+}
+
+uint64_t CountMasked16(const uint8_t* bytes, size_t count, uint16_t mask) {
+  return CountMasked<uint16_t>(bytes, count, mask);
+}
+uint64_t CountMasked32(const uint8_t* bytes, size_t count, uint32_t mask) {
+  return CountMasked<uint32_t>(bytes, count, mask);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace recon
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace recon {
+
+HWY_EXPORT(EncodeFp16);
+HWY_EXPORT(EncodeBf16);
+HWY_EXPORT(DecodeFp16);
+HWY_EXPORT(DecodeBf16);
+HWY_EXPORT(CountMasked16);
+HWY_EXPORT(CountMasked32);
+
+EncodeStats EncodeFp16(const float* values, size_t count, uint8_t* out) {
+  return HWY_DYNAMIC_DISPATCH(EncodeFp16)(values, count, out);
+}
+EncodeStats EncodeBf16(const float* values, size_t count, uint8_t* out) {
+  return HWY_DYNAMIC_DISPATCH(EncodeBf16)(values, count, out);
+}
+void DecodeFp16(const uint8_t* bytes, size_t count, float* out) {
+  HWY_DYNAMIC_DISPATCH(DecodeFp16)(bytes, count, out);
+}
+void DecodeBf16(const uint8_t* bytes, size_t count, float* out) {
+  HWY_DYNAMIC_DISPATCH(DecodeBf16)(bytes, count, out);
+}
+uint64_t CountNonFinite(const float* values, size_t count) {
+  return HWY_DYNAMIC_DISPATCH(CountMasked32)(reinterpret_cast<const uint8_t*>(values), count, 0x7F800000u);
+}
+bool AllFinite16(const uint8_t* bytes, size_t count, uint16_t exponent_mask) {
+  return HWY_DYNAMIC_DISPATCH(CountMasked16)(bytes, count, exponent_mask) == 0;
+}
+bool AllFinite32(const uint8_t* bytes, size_t count) {
+  return HWY_DYNAMIC_DISPATCH(CountMasked32)(bytes, count, 0x7F800000u) == 0;
+}
+
+}  // namespace recon
+#endif  // HWY_ONCE

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "prometheus/counter.h"
+#include "prometheus/gauge.h"
+#include "prometheus/histogram.h"
+
+namespace prometheus {
+class Exposer;
+class Registry;
+}  // namespace prometheus
+
+namespace recon {
+
+// The metrics of one process, served in Prometheus' text format.
+//
+// Threads: all methods are thread-safe; the returned objects too, and they live as long as this one.
+// Names follow Prometheus' rules: recon_<part>_<what>_<unit>, counters end in _total.
+class Metrics {
+ public:
+  using Labels = std::map<std::string, std::string>;
+
+  Metrics();
+  ~Metrics();
+
+  prometheus::Counter& Counter(const std::string& name, const std::string& help, const Labels& labels = {});
+  prometheus::Gauge& Gauge(const std::string& name, const std::string& help, const Labels& labels = {});
+  // `buckets` are upper bounds in the metric's unit.
+  prometheus::Histogram& Histogram(const std::string& name, const std::string& help,
+                                   const std::vector<double>& buckets, const Labels& labels = {});
+
+  // Serves http://`address`/metrics, for example "127.0.0.1:9464". Unavailable if the port is taken.
+  absl::Status Serve(const std::string& address);
+
+  // What a scrape would return.
+  std::string Text() const;
+
+ private:
+  std::shared_ptr<prometheus::Registry> registry_;
+  std::unique_ptr<prometheus::Exposer> exposer_;
+};
+
+}  // namespace recon

@@ -1,0 +1,65 @@
+#include "common/rpc/control_client.h"
+
+#include "common/rpc/status_codes.h"
+
+namespace recon {
+namespace {
+
+template <typename Request, typename Reply>
+using Method = grpc::Status (Control::Stub::*)(grpc::ClientContext*, const Request&, Reply*);
+
+template <typename Request, typename Reply>
+absl::StatusOr<Reply> Call(Control::Stub* stub, Method<Request, Reply> method, const Request& request,
+                           absl::Duration deadline) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
+  Reply reply;
+  const grpc::Status status = (stub->*method)(&context, request, &reply);
+  if (!status.ok()) return FromGrpc(status);
+  return reply;
+}
+
+}  // namespace
+
+ControlClient::ControlClient(const std::shared_ptr<grpc::Channel>& channel, absl::Duration deadline)
+    : stub_(Control::NewStub(channel)), deadline_(deadline) {}
+
+absl::StatusOr<RegisterReply> ControlClient::Register(const RegisterRequest& request) {
+  return Call<RegisterRequest, RegisterReply>(stub_.get(), &Control::Stub::Register, request, deadline_);
+}
+
+absl::StatusOr<HeartbeatReply> ControlClient::Heartbeat(const HeartbeatRequest& request) {
+  return Call<HeartbeatRequest, HeartbeatReply>(stub_.get(), &Control::Stub::Heartbeat, request, deadline_);
+}
+
+absl::StatusOr<AcquireReply> ControlClient::Acquire(const AcquireRequest& request) {
+  return Call<AcquireRequest, AcquireReply>(stub_.get(), &Control::Stub::Acquire, request, deadline_);
+}
+
+absl::StatusOr<CompleteReply> ControlClient::Complete(const CompleteRequest& request) {
+  return Call<CompleteRequest, CompleteReply>(stub_.get(), &Control::Stub::Complete, request, deadline_);
+}
+
+absl::StatusOr<LeaveReply> ControlClient::Leave(const LeaveRequest& request) {
+  return Call<LeaveRequest, LeaveReply>(stub_.get(), &Control::Stub::Leave, request, deadline_);
+}
+
+absl::StatusOr<StatusReply> ControlClient::Status() {
+  return Call<StatusRequest, StatusReply>(stub_.get(), &Control::Stub::Status, StatusRequest(), deadline_);
+}
+
+absl::StatusOr<CompletionsReply> ControlClient::Completions() {
+  return Call<CompletionsRequest, CompletionsReply>(stub_.get(), &Control::Stub::Completions, CompletionsRequest(),
+                                                    deadline_);
+}
+
+absl::StatusOr<SnapshotReply> ControlClient::Snapshot() {
+  return Call<SnapshotRequest, SnapshotReply>(stub_.get(), &Control::Stub::Snapshot, SnapshotRequest(),
+                                              absl::Minutes(10));
+}
+
+absl::Status ControlClient::Drain() {
+  return Call<DrainRequest, DrainReply>(stub_.get(), &Control::Stub::Drain, DrainRequest(), deadline_).status();
+}
+
+}  // namespace recon

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "grpcpp/channel.h"
+#include "proto/control.grpc.pb.h"
+
+namespace recon {
+
+// Blocking calls of the Control service, each with a deadline. Thread-safe. Errors are the server's, with
+// Unavailable or DeadlineExceeded when it cannot be reached.
+class ControlClient {
+ public:
+  explicit ControlClient(const std::shared_ptr<grpc::Channel>& channel, absl::Duration deadline = absl::Seconds(5));
+
+  absl::StatusOr<RegisterReply> Register(const RegisterRequest& request);
+  absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatRequest& request);
+  absl::StatusOr<AcquireReply> Acquire(const AcquireRequest& request);
+  absl::StatusOr<CompleteReply> Complete(const CompleteRequest& request);
+  absl::StatusOr<LeaveReply> Leave(const LeaveRequest& request);
+  absl::StatusOr<StatusReply> Status();
+  absl::StatusOr<CompletionsReply> Completions();
+  // Waits for the snapshot: up to ten minutes.
+  absl::StatusOr<SnapshotReply> Snapshot();
+  absl::Status Drain();
+
+ private:
+  std::unique_ptr<Control::Stub> stub_;
+  absl::Duration deadline_;
+};
+
+}  // namespace recon

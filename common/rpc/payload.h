@@ -1,0 +1,18 @@
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "common/base/byte_chain.h"
+#include "grpcpp/support/byte_buffer.h"
+
+namespace recon {
+
+// Between gRPC's buffers and ByteChain, without copying payloads. Thread-safe free functions.
+
+// Refers to the buffer's slices and keeps them alive. InvalidArgument if the buffer cannot be read.
+absl::StatusOr<ByteChain> ChainOf(const grpc::ByteBuffer& buffer);
+
+// Slices that refer to the chain's pieces and keep their owners alive until gRPC has sent them.
+// Small pieces are copied: a slice of its own costs more than a copy of it.
+grpc::ByteBuffer BufferOf(const ByteChain& chain);
+
+}  // namespace recon

@@ -1,0 +1,161 @@
+#include "common/snapshot/manifest.h"
+
+#include <cstring>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/base/hash.h"
+#include "common/base/limits.h"
+#include "common/base/status_macros.h"
+#include "common/snapshot/chunk.h"
+#include "common/tensor/param_layout.h"
+
+namespace recon {
+namespace {
+
+constexpr char kMagic[] = "RCNMANIF";
+constexpr size_t kMagicBytes = 8;
+constexpr uint32_t kVersion = 1;
+constexpr size_t kHeaderBytes = kMagicBytes + 4 + 8;
+constexpr size_t kChecksumBytes = 8;
+constexpr uint32_t kStatePlanesMax = 8;
+
+template <typename T>
+T ReadNumber(absl::string_view bytes, size_t at) {
+  T value;
+  std::memcpy(&value, bytes.data() + at, sizeof(value));
+  return value;
+}
+
+template <typename T>
+void AppendNumber(T value, std::string* bytes) {
+  bytes->append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+absl::Status CheckChunk(const Manifest& manifest, const ShardPlacement& shard, int index) {
+  const uint32_t roles = manifest.state_planes() + 1;
+  const ChunkEntry& chunk = manifest.chunks(index);
+  if (chunk.shard() != index / roles || chunk.role() != index % roles) {
+    return absl::DataLossError(absl::StrCat("manifest: chunk ", index, " is shard ", chunk.shard(), " role ",
+                                            chunk.role(), ", expected shard ", index / roles, " role ",
+                                            index % roles));
+  }
+  if (chunk.raw_bytes() != uint64_t{shard.size} * sizeof(float) ||
+      chunk.page_hash_size() != static_cast<int>(shard.pages())) {
+    return absl::DataLossError(absl::StrCat("manifest: chunk ", index, " has ", chunk.raw_bytes(), " bytes and ",
+                                            chunk.page_hash_size(), " page hashes, its shard has ", shard.size,
+                                            " values in ", shard.pages(), " pages"));
+  }
+  if (chunk.pack() >= static_cast<uint32_t>(manifest.packs_size()) ||
+      chunk.offset() > manifest.packs(chunk.pack()).bytes() ||
+      chunk.stored_bytes() > manifest.packs(chunk.pack()).bytes() - chunk.offset()) {
+    return absl::DataLossError(absl::StrCat("manifest: chunk ", index, " lies in pack ", chunk.pack(), " at ",
+                                            chunk.offset(), "+", chunk.stored_bytes(), ", outside of it"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckContent(const Manifest& manifest) {
+  const auto layout = ParamLayout::Create(manifest.model());
+  if (!layout.ok()) return absl::DataLossError(absl::StrCat("manifest: ", layout.status().message()));
+  if (manifest.state_planes() > kStatePlanesMax) {
+    return absl::DataLossError(absl::StrCat("manifest: ", manifest.state_planes(), " state planes"));
+  }
+  const uint64_t chunks = uint64_t{layout->shard_count()} * (manifest.state_planes() + 1);
+  if (static_cast<uint64_t>(manifest.chunks_size()) != chunks ||
+      static_cast<uint32_t>(manifest.shards_size()) != layout->shard_count()) {
+    return absl::DataLossError(absl::StrCat("manifest: ", manifest.chunks_size(), " chunks of ",
+                                            manifest.shards_size(), " shards, expected ", chunks, " of ",
+                                            layout->shard_count()));
+  }
+  for (int i = 0; i < manifest.shards_size(); ++i) {
+    if (manifest.shards(i).shard() != static_cast<uint32_t>(i)) {
+      return absl::DataLossError(absl::StrCat("manifest: shard ", i, " is numbered ", manifest.shards(i).shard()));
+    }
+  }
+  for (int i = 0; i < manifest.chunks_size(); ++i) {
+    RECON_RETURN_IF_ERROR(CheckChunk(manifest, layout->shards()[i / (manifest.state_planes() + 1)], i));
+  }
+  const std::string root = ComputeStateRoot(manifest);
+  if (root != manifest.state_root()) {
+    return absl::DataLossError(absl::StrCat("manifest: state root ", ToHex(manifest.state_root()),
+                                            ", its page hashes give ", ToHex(root)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string ManifestName(Generation generation) {
+  return absl::StrFormat("manifests/MANIFEST-%016x", generation.value());
+}
+
+std::string PackName(Generation generation, uint32_t pack) {
+  return absl::StrFormat("packs/PACK-%016x-%d", generation.value(), pack);
+}
+
+absl::StatusOr<Generation> GenerationOfName(absl::string_view name) {
+  constexpr size_t kDigits = 16;
+  for (const absl::string_view prefix : {"manifests/MANIFEST-", "packs/PACK-"}) {
+    if (!absl::StartsWith(name, prefix)) continue;
+    const absl::string_view digits = name.substr(prefix.size(), kDigits);
+    const absl::string_view rest = name.substr(prefix.size() + digits.size());
+    uint64_t value = 0;
+    uint32_t pack = 0;
+    const bool rest_ok = prefix[0] == 'm' ? rest.empty() : absl::StartsWith(rest, "-") && absl::SimpleAtoi(rest.substr(1), &pack);
+    if (digits.size() == kDigits && absl::SimpleHexAtoi(digits, &value) && rest_ok) return Generation(value);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(name, " is the name of neither a manifest nor a pack"));
+}
+
+std::string EncodeManifest(const Manifest& manifest) {
+  const std::string payload = manifest.SerializeAsString();
+  std::string bytes(kMagic, kMagicBytes);
+  AppendNumber<uint32_t>(kVersion, &bytes);
+  AppendNumber<uint64_t>(payload.size(), &bytes);
+  bytes += payload;
+  AppendNumber<uint64_t>(Hash64(bytes.data(), bytes.size()), &bytes);
+  return bytes;
+}
+
+absl::StatusOr<Manifest> DecodeManifest(absl::string_view bytes) {
+  if (bytes.size() < kHeaderBytes + kChecksumBytes || bytes.size() > limits::kManifestBytesMax) {
+    return absl::DataLossError(absl::StrCat("manifest: ", bytes.size(), " bytes, allowed are ",
+                                            kHeaderBytes + kChecksumBytes, " to ", limits::kManifestBytesMax));
+  }
+  if (bytes.substr(0, kMagicBytes) != kMagic) return absl::DataLossError("manifest: bad magic");
+  const auto version = ReadNumber<uint32_t>(bytes, kMagicBytes);
+  if (version != kVersion) {
+    return absl::DataLossError(absl::StrCat("manifest: version ", version, ", newest known is ", kVersion));
+  }
+  const auto length = ReadNumber<uint64_t>(bytes, kMagicBytes + 4);
+  if (length != bytes.size() - kHeaderBytes - kChecksumBytes) {
+    return absl::DataLossError(absl::StrCat("manifest: payload length ", length, ", expected ",
+                                            bytes.size() - kHeaderBytes - kChecksumBytes));
+  }
+  const auto stored = ReadNumber<uint64_t>(bytes, bytes.size() - kChecksumBytes);
+  const uint64_t checksum = Hash64(bytes.data(), bytes.size() - kChecksumBytes);
+  if (checksum != stored) {
+    return absl::DataLossError(absl::StrFormat("manifest: checksum %#x, expected %#x", checksum, stored));
+  }
+  Manifest manifest;
+  if (!manifest.ParseFromArray(bytes.data() + kHeaderBytes, static_cast<int>(length))) {
+    return absl::DataLossError("manifest: payload is not a Manifest message");
+  }
+  RECON_RETURN_IF_ERROR(CheckContent(manifest));
+  return manifest;
+}
+
+std::string ComputeStateRoot(const Manifest& manifest) {
+  std::string bytes;
+  for (const ChunkEntry& chunk : manifest.chunks()) {
+    for (int page = 0; page < chunk.page_hash_size(); ++page) {
+      AppendRootEntry(chunk.shard(), chunk.role(), static_cast<uint32_t>(page), chunk.page_hash(page), &bytes);
+    }
+  }
+  return Hash128(bytes.data(), bytes.size());
+}
+
+}  // namespace recon

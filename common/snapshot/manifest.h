@@ -1,0 +1,29 @@
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "common/base/ids.h"
+#include "proto/manifest.pb.h"
+
+namespace recon {
+
+// Framing and names of manifests; the grammar is in FORMAT.md. Pure functions.
+
+std::string ManifestName(Generation generation);
+std::string PackName(Generation generation, uint32_t pack);
+// The generation in a manifest's or a pack's name; InvalidArgument if it is neither.
+absl::StatusOr<Generation> GenerationOfName(absl::string_view name);
+
+std::string EncodeManifest(const Manifest& manifest);
+
+// DataLoss, saying what differs, unless magic, version, length and checksum are right, and the content
+// is consistent: every shard of the model has one chunk for each role, within a listed pack, with a
+// hash for each page, and the state root is the hash of those.
+absl::StatusOr<Manifest> DecodeManifest(absl::string_view bytes);
+
+// The state root of a manifest's page hashes, 16 bytes. Chunks must be in order of shard, then role.
+std::string ComputeStateRoot(const Manifest& manifest);
+
+}  // namespace recon

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/ids.h"
+#include "common/storage/object_store.h"
+#include "common/tensor/page.h"
+#include "proto/manifest.pb.h"
+
+namespace recon {
+
+// Reads published snapshots. Needs no server and never writes. Thread-safe if the store is.
+class SnapshotReader {
+ public:
+  // `store` must outlive the reader.
+  explicit SnapshotReader(ObjectStore* store) : store_(store) {}
+
+  // Published generations, oldest first.
+  absl::StatusOr<std::vector<Generation>> List() const;
+
+  // NotFound, or DataLoss if the manifest does not verify.
+  absl::StatusOr<Manifest> ReadManifest(Generation generation) const;
+
+  // The pages of chunk `index` of the manifest, checked against their hashes.
+  absl::StatusOr<std::vector<PageRef>> ReadChunk(const Manifest& manifest, int index) const;
+
+  // Reads everything back. `progress` (may be empty) is called with chunks done and their number.
+  absl::Status Verify(Generation generation, const std::function<void(int, int)>& progress) const;
+
+ private:
+  ObjectStore* store_;
+};
+
+}  // namespace recon

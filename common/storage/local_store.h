@@ -1,0 +1,34 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "common/storage/object_store.h"
+
+namespace recon {
+
+// Objects as files below one directory of a mounted file system.
+//
+// A file is written under a name ending in ".tmp", synced, renamed (or linked, for PutIfAbsent) and
+// its directory synced, in that order. What a crash leaves are .tmp files; Open() removes them when
+// `writer` is set, which only the owner of the directory may do.
+class LocalStore : public ObjectStore {
+ public:
+  // NotFound if the directory is absent and `writer` is not set.
+  static absl::StatusOr<std::unique_ptr<LocalStore>> Open(const std::string& directory, bool writer);
+
+  absl::StatusOr<std::unique_ptr<Writer>> Create(const std::string& name) override;
+  absl::Status PutIfAbsent(const std::string& name, absl::string_view bytes) override;
+  absl::StatusOr<uint64_t> Size(const std::string& name) override;
+  absl::StatusOr<std::string> Read(const std::string& name, uint64_t offset, uint64_t size) override;
+  absl::StatusOr<std::vector<std::string>> List(const std::string& prefix) override;
+  absl::Status Delete(const std::string& name) override;
+  std::string Describe() const override { return directory_; }
+
+ private:
+  explicit LocalStore(std::string directory) : directory_(std::move(directory)) {}
+
+  std::string directory_;
+};
+
+}  // namespace recon

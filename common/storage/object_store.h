@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace recon {
+
+// Named immutable objects: a directory today, object stores by the same contract.
+//
+// Threads: all methods are thread-safe. Nothing is ever rewritten under a name.
+// Names are relative paths of [A-Za-z0-9._-] parts separated by '/'.
+// Errors: NotFound; ResourceExhausted when the store is full; Unavailable or DataLoss for I/O errors.
+class ObjectStore {
+ public:
+  // Writes one object front to back. The object exists, durably and whole, when Close() returns OK;
+  // a writer that is destroyed before leaves nothing behind.
+  class Writer {
+   public:
+    virtual ~Writer() = default;
+    virtual absl::Status Append(absl::string_view bytes) = 0;
+    virtual absl::Status Close() = 0;
+  };
+
+  virtual ~ObjectStore() = default;
+
+  virtual absl::StatusOr<std::unique_ptr<Writer>> Create(const std::string& name) = 0;
+  // Durable when it returns. AlreadyExists if there is an object of that name: the commit point of a
+  // snapshot, so that two writers can never both publish one generation.
+  virtual absl::Status PutIfAbsent(const std::string& name, absl::string_view bytes) = 0;
+
+  virtual absl::StatusOr<uint64_t> Size(const std::string& name) = 0;
+  // Exactly `size` bytes from `offset`; DataLoss if the object is shorter.
+  virtual absl::StatusOr<std::string> Read(const std::string& name, uint64_t offset, uint64_t size) = 0;
+
+  // Names that start with `prefix`, sorted.
+  virtual absl::StatusOr<std::vector<std::string>> List(const std::string& prefix) = 0;
+  // OK if the object is gone, whether or not it was there.
+  virtual absl::Status Delete(const std::string& name) = 0;
+
+  // Where this is, for messages.
+  virtual std::string Describe() const = 0;
+};
+
+}  // namespace recon

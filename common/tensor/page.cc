@@ -1,0 +1,103 @@
+#include "common/tensor/page.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+namespace recon {
+namespace {
+
+constexpr size_t kSlabBytes = size_t{2} << 20;
+static_assert(kSlabBytes % kPageBytes == 0);
+
+// Free page memory. Never destroyed: references may outlive static destruction.
+class PagePool {
+ public:
+  static PagePool& Get() {
+    static PagePool& pool = *new PagePool();
+    return pool;
+  }
+
+  float* Take() {
+    absl::MutexLock lock(&mu_);
+    if (free_.empty()) AddSlab();
+    float* values = free_.back();
+    free_.pop_back();
+    return values;
+  }
+
+  void Give(float* values) {
+    absl::MutexLock lock(&mu_);
+    free_.push_back(values);
+  }
+
+  size_t bytes() {
+    absl::MutexLock lock(&mu_);
+    return bytes_;
+  }
+
+ private:
+  void AddSlab() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    void* slab = std::aligned_alloc(kSlabBytes, kSlabBytes);
+    if (slab == nullptr) throw std::bad_alloc();
+    madvise(slab, kSlabBytes, MADV_HUGEPAGE);
+    for (size_t at = 0; at < kSlabBytes; at += kPageBytes) {
+      free_.push_back(reinterpret_cast<float*>(static_cast<char*>(slab) + at));
+    }
+    slabs_.push_back(slab);
+    bytes_ += kSlabBytes;
+  }
+
+  absl::Mutex mu_;
+  std::vector<float*> free_ ABSL_GUARDED_BY(mu_);
+  std::vector<void*> slabs_ ABSL_GUARDED_BY(mu_);  // Keeps them reachable for leak checkers.
+  size_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace
+
+PageRef::Block* PageRef::NewBlock() {
+  auto* block = new Block;
+  block->values = PagePool::Get().Take();
+  return block;
+}
+
+void PageRef::Drop(Block* block) {
+  if (block == nullptr || block->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  PagePool::Get().Give(block->values);
+  delete block;
+}
+
+PageRef PageRef::Zeroed() {
+  PageRef page;
+  page.block_ = NewBlock();
+  std::memset(page.block_->values, 0, kPageBytes);
+  return page;
+}
+
+PageRef::PageRef(const PageRef& other) : block_(other.block_) {
+  if (block_ != nullptr) block_->references.fetch_add(1, std::memory_order_relaxed);
+}
+
+PageRef::~PageRef() { Drop(block_); }
+
+float* PageRef::Writable(bool* cloned) {
+  *cloned = false;
+  // Acquire: the last reader's loads happen before our stores.
+  if (block_->references.load(std::memory_order_acquire) == 1) return block_->values;
+  Block* clone = NewBlock();
+  std::memcpy(clone->values, block_->values, kPageBytes);
+  Drop(std::exchange(block_, clone));
+  *cloned = true;
+  return block_->values;
+}
+
+size_t PageMemoryBytes() { return PagePool::Get().bytes(); }
+
+}  // namespace recon

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+namespace recon {
+
+// 65,536 FP32 parameters (256 KiB), 64-byte aligned: the unit of copy-on-write, dirty tracking and
+// compression.
+inline constexpr size_t kPageParams = 65'536;
+inline constexpr size_t kPageBytes = kPageParams * sizeof(float);
+
+// A counted reference to a page. A page is written in place while its count is 1 and cloned otherwise
+// (see Writable()); that rule gives pulls that do not copy and snapshots that stop nobody.
+//
+// Threads: references may be copied and dropped on any thread; only the lane that owns the shard
+// calls Writable() on its own reference.
+// Memory: pages come from 2 MiB slabs that ask for huge pages; freed pages are used again and never
+// returned to the system.
+class PageRef {
+ public:
+  PageRef() = default;
+  // A page of zeros.
+  static PageRef Zeroed();
+
+  PageRef(const PageRef& other);
+  PageRef(PageRef&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
+  PageRef& operator=(PageRef other) noexcept {
+    std::swap(block_, other.block_);
+    return *this;
+  }
+  ~PageRef();
+
+  const float* data() const { return block_->values; }
+  // The values, for writing: in place if this is the only reference, else of a clone that this
+  // reference moves to. `cloned` is set when a clone was made.
+  float* Writable(bool* cloned);
+
+  // Whether both refer to the same memory.
+  bool SharesWith(const PageRef& other) const { return block_ == other.block_; }
+
+ private:
+  struct Block {
+    std::atomic<uint32_t> references{1};
+    float* values = nullptr;
+  };
+
+  static Block* NewBlock();
+  static void Drop(Block* block);
+
+  Block* block_ = nullptr;
+};
+
+// Bytes of page memory taken from the system so far.
+size_t PageMemoryBytes();
+
+}  // namespace recon

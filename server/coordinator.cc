@@ -1,0 +1,445 @@
+#include "server/coordinator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
+#include "common/base/limits.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+
+namespace recon {
+namespace {
+
+Task TaskOf(const Completion& completion) {
+  Task task;
+  task.kind = completion.kind();
+  task.data_epoch = completion.data_epoch();
+  task.split = SplitId(completion.split());
+  task.begin = completion.begin();
+  task.end = completion.end();
+  return task;
+}
+
+absl::Status Differs(const char* what, uint64_t seen, uint64_t expected) {
+  return absl::FailedPreconditionError(absl::StrCat(what, " is ", seen, ", this job was started with ", expected));
+}
+
+}  // namespace
+
+Coordinator::Coordinator(const Options& options, ParamServer* params, ControlDb* db, SnapshotService* snapshots)
+    : options_(options),
+      params_(params),
+      db_(db),
+      snapshots_(snapshots),
+      membership_(options.timeouts),
+      // 2^40 grants per cluster epoch: numbers never meet those of another.
+      leases_(absl::Milliseconds(options.job.lease_duration_ms()), options.cluster_epoch << 40),
+      lane_("control") {}
+
+absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
+  if (restored) restored_generation_ = restored->generation();
+  RECON_ASSIGN_OR_RETURN(record_, db_->LoadJob());
+  if (!record_) return absl::OkStatus();
+  if (record_->split_samples() != options_.job.split_samples()) {
+    return Differs("--split-samples", options_.job.split_samples(), record_->split_samples());
+  }
+  if (record_->eval_split_samples() != options_.job.eval_split_samples()) {
+    return Differs("--eval-split-samples", options_.job.eval_split_samples(), record_->eval_split_samples());
+  }
+  RECON_RETURN_IF_ERROR(StartQueue(*record_));
+  RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, db_->LoadCompletions());
+  // Training before evaluations (their kinds sort so): a finished pass makes its evaluation's tasks.
+  for (const Completion& completion : completions) {
+    const auto task = queue_->Find(completion.kind(), completion.data_epoch(), SplitId(completion.split()));
+    if (!task.ok() || task->begin != completion.begin() || task->end != completion.end()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("split ", completion.split(), " of data epoch ", completion.data_epoch(),
+                       " is completed but not part of this job: was --data-epochs lowered?"));
+    }
+    queue_->Complete(TaskOf(completion), completion.eval());
+    if (completion.kind() == LEASE_EVAL) NoteEvaluation(completion.data_epoch(), completion.unix_ms());
+  }
+  started_ = !completions.empty();
+  if (!completions.empty()) {
+    spdlog::info("job resumed: {} of {} samples completed", queue_->samples_completed(),
+                 record_->train_samples() * options_.job.data_epochs());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::StartQueue(const JobRecord& record) {
+  SplitQueue::Config config;
+  config.train_samples = record.train_samples();
+  config.test_samples = record.test_samples();
+  config.split_samples = record.split_samples();
+  config.eval_split_samples = record.eval_split_samples();
+  config.data_epochs = options_.job.data_epochs();
+  RECON_ASSIGN_OR_RETURN(queue_, SplitQueue::Create(config));
+  return absl::OkStatus();
+}
+
+JobPhase Coordinator::phase() const {
+  if (finished_) return PHASE_FINISHED;
+  if (draining_) return PHASE_DRAINING;
+  return started_ && params_->has_values() ? PHASE_RUNNING : PHASE_WAITING;
+}
+
+absl::StatusOr<WorkerId> Coordinator::CheckIdentity(const WorkerIdentity& identity, absl::Time now) {
+  if (identity.cluster_epoch() != options_.cluster_epoch) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cluster epoch ", identity.cluster_epoch(), ", the server's is ", options_.cluster_epoch));
+  }
+  const WorkerId worker(identity.worker());
+  RECON_RETURN_IF_ERROR(membership_.Hear(worker, Incarnation(identity.incarnation()), now));
+  return worker;
+}
+
+absl::Status Coordinator::AdoptModel(const RegisterRequest& request) {
+  const auto layout = params_->layout();
+  if (layout != nullptr) {
+    const std::string difference = ModelDifference(layout->model(), request.model());
+    if (!difference.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("the job trains another model: ", difference));
+    }
+    return absl::OkStatus();
+  }
+  RECON_RETURN_IF_ERROR(params_->DefineModel(request.model()));
+  spdlog::info("model {}: {} parameters in {} shards", request.model().name(), params_->layout()->params(),
+               params_->layout()->shard_count());
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::CheckDataset(const RegisterRequest& request) const {
+  if (request.train_samples() != record_->train_samples()) {
+    return absl::InvalidArgumentError(absl::StrCat("the worker has ", request.train_samples(),
+                                                   " training samples, the job has ", record_->train_samples()));
+  }
+  if (request.test_samples() != record_->test_samples()) {
+    return absl::InvalidArgumentError(absl::StrCat("the worker has ", request.test_samples(),
+                                                   " test samples, the job has ", record_->test_samples()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& request, absl::Time now) {
+  if (request.name().empty() || request.name().size() > limits::kNameBytesMax || request.incarnation() == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("worker name '", request.name(), "' of ", request.name().size(),
+                                                   " bytes (1 to ", limits::kNameBytesMax, " allowed), incarnation ",
+                                                   request.incarnation(), " (0 is not)"));
+  }
+  RECON_RETURN_IF_ERROR(ParamLayout::Create(request.model()).status());
+  if (!record_) {
+    JobRecord record;
+    *record.mutable_model() = request.model();
+    record.set_train_samples(request.train_samples());
+    record.set_test_samples(request.test_samples());
+    record.set_split_samples(options_.job.split_samples());
+    record.set_eval_split_samples(options_.job.eval_split_samples());
+    RECON_RETURN_IF_ERROR(StartQueue(record));
+    RECON_RETURN_IF_ERROR(AdoptModel(request));
+    RECON_RETURN_IF_ERROR(db_->SaveJob(record));
+    record_ = record;
+  }
+  RECON_RETURN_IF_ERROR(AdoptModel(request));
+  RECON_RETURN_IF_ERROR(CheckDataset(request));
+  RECON_ASSIGN_OR_RETURN(const WorkerId worker, db_->WorkerIdFor(request.name()));
+
+  Membership::Member member;
+  member.name = request.name();
+  member.incarnation = Incarnation(request.incarnation());
+  member.device = request.device();
+  member.codec = request.codec();
+  member.simulated = request.simulated();
+  const Membership::Member* before = membership_.Find(worker);
+  const bool replaces = before != nullptr && !before->gone && before->incarnation != member.incarnation;
+  const bool renews = before != nullptr && !before->gone && before->incarnation == member.incarnation;
+  RECON_RETURN_IF_ERROR(membership_.Admit(worker, member, now));
+  if (replaces) {
+    ReturnTasks(leases_.TakeAllOf(worker));
+    params_->Expel(worker);
+  }
+  params_->Admit(worker, member.incarnation);
+  next_steps_[worker] = request.next_step();
+  if (!renews) {
+    spdlog::info("worker {} {}: number {}, {}, codec {}, {} alive", request.name(),
+                 replaces ? "replaced" : "joined", worker.value(), request.device(), request.codec(),
+                 membership_.alive());
+  }
+
+  RegisterReply reply;
+  reply.set_worker(worker.value());
+  reply.set_cluster_epoch(options_.cluster_epoch);
+  reply.set_has_values(params_->has_values());
+  *reply.mutable_job() = options_.job;
+  AdoptLeases(request, worker, now, &reply);
+  reply.set_start_step(params_->GetStats().frontier_step);
+  const bool trains = std::any_of(reply.adopted().begin(), reply.adopted().end(),
+                                  [](const Lease& lease) { return lease.kind() == LEASE_TRAIN; });
+  if (trains) reply.set_start_step(params_->Activate(worker, request.next_step()));
+  StartIfReady();
+  return reply;
+}
+
+void Coordinator::AdoptLeases(const RegisterRequest& request, WorkerId worker, absl::Time now, RegisterReply* reply) {
+  ReturnTasks(leases_.TakeAllOf(worker));
+  int adopted = 0;
+  for (const Lease& held : request.held()) {
+    const auto task = queue_->Find(held.kind(), held.data_epoch(), SplitId(held.split()));
+    if (!task.ok() || adopted == static_cast<int>(limits::kLeasesPerWorkerMax) || !queue_->TakeIfFree(*task)) continue;
+    *reply->add_adopted() = ToLease(*task, leases_.Grant(*task, worker, now));
+    ++adopted;
+  }
+}
+
+Lease Coordinator::ToLease(const Task& task, LeaseId id) const {
+  Lease lease;
+  lease.set_lease(id.value());
+  lease.set_kind(task.kind);
+  lease.set_data_epoch(task.data_epoch);
+  lease.set_split(task.split.value());
+  lease.set_begin(task.begin);
+  lease.set_end(task.end);
+  return lease;
+}
+
+absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& request, absl::Time now) {
+  RECON_ASSIGN_OR_RETURN(const WorkerId worker, CheckIdentity(request.identity(), now));
+  membership_.Find(worker)->progress = request.progress();
+  leases_.Renew(worker, now);
+  HeartbeatReply reply;
+  reply.set_phase(phase());
+  for (const uint64_t lease : request.leases()) {
+    if (!leases_.Holds(LeaseId(lease), worker)) reply.add_lost(lease);
+  }
+  return reply;
+}
+
+bool Coordinator::AskForInitialValues(WorkerId worker) {
+  if (initializer_ && *initializer_ != worker) {
+    const Membership::Member* other = membership_.Find(*initializer_);
+    if (other != nullptr && !other->gone) return false;
+  }
+  initializer_ = worker;
+  params_->AwaitInitialValues(worker, [this] { lane_.Post([this] { OnInitialValues(); }); });
+  return true;
+}
+
+void Coordinator::OnInitialValues() {
+  spdlog::info("initial values are there");
+  // Before any work: a job that has begun can always be restored.
+  snapshots_->Take("initial", [this](const absl::StatusOr<SnapshotReply>&) {
+    lane_.Post([this] { StartIfReady(); });
+  });
+}
+
+void Coordinator::StartIfReady() {
+  if (started_ || !params_->has_values() || snapshots_->status().generation() == 0) return;
+  if (membership_.alive() < static_cast<int>(options_.job.workers_min())) return;
+  started_ = true;
+  spdlog::info("job started with {} workers", membership_.alive());
+  // All at once: the first synchronous step waits for everybody who was there at the start.
+  for (const auto& [worker, member] : membership_.members()) {
+    if (!member.gone) params_->Activate(worker, next_steps_[worker]);
+  }
+}
+
+absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request, absl::Time now) {
+  RECON_ASSIGN_OR_RETURN(const WorkerId worker, CheckIdentity(request.identity(), now));
+  AcquireReply reply;
+  reply.set_phase(phase());
+  if (!params_->has_values()) {
+    reply.set_needs_initial_values(AskForInitialValues(worker));
+    return reply;
+  }
+  StartIfReady();
+  reply.set_phase(phase());
+  if (phase() != PHASE_RUNNING) return reply;
+  if (leases_.HeldBy(worker).size() >= limits::kLeasesPerWorkerMax) {
+    return absl::ResourceExhaustedError(absl::StrCat("the worker holds ", limits::kLeasesPerWorkerMax, " leases"));
+  }
+  const std::optional<Task> task = queue_->Next();
+  if (!task) {
+    // Nothing to do until somebody fails: nobody shall wait for this worker's next step.
+    params_->Deactivate(worker);
+    FinishIfDone(now);
+    reply.set_phase(phase());
+    return reply;
+  }
+  *reply.mutable_lease() = ToLease(*task, leases_.Grant(*task, worker, now));
+  reply.set_start_step(task->kind == LEASE_TRAIN ? params_->Activate(worker, request.next_step())
+                                                 : request.next_step());
+  return reply;
+}
+
+absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& request, absl::Time now) {
+  RECON_ASSIGN_OR_RETURN(const WorkerId worker, CheckIdentity(request.identity(), now));
+  const LeaseId lease(request.lease());
+  if (!leases_.Holds(lease, worker)) {
+    return absl::AbortedError(absl::StrCat("lease ", request.lease(), " is not held by this worker any more"));
+  }
+  const Task task = *leases_.Take(lease, worker);
+  if (request.abandon()) {
+    queue_->Return(task);
+    return CompleteReply();
+  }
+  Completion completion;
+  completion.set_kind(task.kind);
+  completion.set_data_epoch(task.data_epoch);
+  completion.set_split(task.split.value());
+  completion.set_begin(task.begin);
+  completion.set_end(task.end);
+  completion.set_worker(membership_.Find(worker)->name);
+  completion.set_incarnation(request.identity().incarnation());
+  completion.set_unix_ms(absl::ToUnixMillis(now));
+  if (task.kind == LEASE_EVAL) {
+    if (request.eval().samples() != task.end - task.begin || request.eval().correct() > request.eval().samples()) {
+      queue_->Return(task);
+      return absl::InvalidArgumentError(absl::StrCat("evaluation of ", request.eval().samples(), " samples, ",
+                                                     request.eval().correct(), " correct; the lease has ",
+                                                     task.end - task.begin));
+    }
+    *completion.mutable_eval() = request.eval();
+  }
+  // Durable before it is acknowledged.
+  const absl::Status saved = db_->SaveCompletion(completion);
+  if (!saved.ok()) {
+    queue_->Return(task);
+    return saved;
+  }
+  queue_->Complete(task, completion.eval());
+  if (task.kind == LEASE_EVAL) NoteEvaluation(task.data_epoch, completion.unix_ms());
+  FinishIfDone(now);
+  return CompleteReply();
+}
+
+void Coordinator::NoteEvaluation(uint32_t data_epochs, int64_t unix_ms) {
+  const std::optional<EvalResult> result = queue_->Evaluation(data_epochs);
+  if (!result || result->samples() == 0) return;
+  EvalEntry entry;
+  entry.set_data_epochs(data_epochs);
+  entry.set_samples(result->samples());
+  entry.set_accuracy(static_cast<double>(result->correct()) / static_cast<double>(result->samples()));
+  entry.set_loss(result->loss_sum() / static_cast<double>(result->samples()));
+  entry.set_unix_ms(unix_ms);
+  spdlog::info("data epoch {} of {}: test accuracy {:.4f}, loss {:.4f}", data_epochs, options_.job.data_epochs(),
+               entry.accuracy(), entry.loss());
+  evaluations_.push_back(entry);
+}
+
+void Coordinator::FinishIfDone(absl::Time now) {
+  if (finishing_ || !queue_ || !queue_->finished()) return;
+  finishing_ = true;
+  spdlog::info("all {} data epochs are completed", options_.job.data_epochs());
+  snapshots_->Take("final", [this, now](const absl::StatusOr<SnapshotReply>&) {
+    lane_.Post([this, now] {
+      finished_ = true;
+      finished_at_ = now;
+    });
+  });
+}
+
+absl::StatusOr<LeaveReply> Coordinator::Leave(const LeaveRequest& request) {
+  const WorkerId worker(request.identity().worker());
+  const Membership::Member* member = membership_.Find(worker);
+  if (member == nullptr || member->gone || member->incarnation.value() != request.identity().incarnation()) {
+    return absl::FailedPreconditionError(absl::StrCat("worker ", worker.value(), " is not a member"));
+  }
+  Depart(worker, absl::StrCat("left (", request.reason(), ")"));
+  return LeaveReply();
+}
+
+void Coordinator::Depart(WorkerId worker, const std::string& how) {
+  membership_.Remove(worker);
+  const std::vector<Task> tasks = leases_.TakeAllOf(worker);
+  ReturnTasks(tasks);
+  params_->Expel(worker);
+  spdlog::info("worker {} {}: {} leases taken back, {} alive", membership_.Find(worker)->name, how, tasks.size(),
+               membership_.alive());
+}
+
+void Coordinator::ReturnTasks(const std::vector<Task>& tasks) {
+  for (const Task& task : tasks) queue_->Return(task);
+}
+
+void Coordinator::Tick(absl::Time now) {
+  for (const WorkerId worker : membership_.Expire(now)) Depart(worker, "evicted, no heartbeat");
+  for (const LeaseTable::Lease& lease : leases_.TakeExpired(now)) {
+    spdlog::warn("lease of split {} (data epoch {}) by worker {} expired", lease.task.split.value(),
+                 lease.task.data_epoch, lease.holder.value());
+    queue_->Return(lease.task);
+  }
+  params_->Tick(now);
+  if (phase() == PHASE_RUNNING) snapshots_->Tick(now);
+}
+
+bool Coordinator::DoneAndQuiet(absl::Time now, absl::Duration grace) const {
+  return finished_ && (membership_.alive() == 0 || now - finished_at_ > grace);
+}
+
+absl::StatusOr<CompletionsReply> Coordinator::Completions() const {
+  RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, db_->LoadCompletions());
+  CompletionsReply reply;
+  for (const Completion& completion : completions) *reply.add_completions() = completion;
+  return reply;
+}
+
+absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
+  const ParamServer::Stats stats = params_->GetStats();
+  StatusReply reply;
+  reply.set_phase(phase());
+  reply.set_cluster_epoch(options_.cluster_epoch);
+  *reply.mutable_job() = options_.job;
+  reply.set_optimizer(options_.optimizer);
+  reply.set_uptime_seconds(absl::ToDoubleSeconds(ProcessUptime()));
+  reply.set_recover_ms(stats.recover_ms);
+  reply.set_pushes(stats.pushes);
+  reply.set_duplicate_pushes(stats.duplicates);
+  reply.set_frontier_step(stats.frontier_step);
+  reply.set_restored_generation(restored_generation_);
+  *reply.mutable_snapshot() = snapshots_->status();
+  for (const EvalEntry& entry : evaluations_) *reply.add_evaluations() = entry;
+  if (const auto layout = params_->layout(); layout != nullptr) {
+    reply.set_model(layout->model().name());
+    reply.set_parameters(layout->params());
+    reply.set_shards(layout->shard_count());
+  }
+  if (record_) {
+    reply.set_train_samples(record_->train_samples());
+    reply.set_samples_total(record_->train_samples() * options_.job.data_epochs());
+    reply.set_samples_completed(queue_->samples_completed());
+    reply.set_data_epochs_completed(static_cast<double>(queue_->samples_completed()) /
+                                    static_cast<double>(record_->train_samples()));
+  }
+  for (const auto& [worker, member] : membership_.members()) {
+    MemberStatus* out = reply.add_members();
+    out->set_name(member.name);
+    out->set_worker(worker.value());
+    out->set_incarnation(member.incarnation.value());
+    out->set_device(member.device);
+    out->set_codec(member.codec);
+    out->set_simulated(member.simulated);
+    out->set_leases(static_cast<uint32_t>(leases_.HeldBy(worker).size()));
+    out->set_heartbeat_age_ms(absl::ToDoubleMilliseconds(now - member.last_heard));
+    *out->mutable_progress() = member.progress;
+    bool active = false;
+    if (const auto found = stats.workers.find(worker); found != stats.workers.end()) {
+      active = found->second.active;
+      out->set_next_step(found->second.next_step);
+      out->set_staleness_mean(found->second.staleness_mean);
+      out->set_staleness_max(found->second.staleness_max);
+      out->set_pushes(found->second.pushes);
+    }
+    out->set_state(member.gone                          ? MEMBER_GONE
+                   : membership_.suspect(member, now) ? MEMBER_SUSPECT
+                   : active                             ? MEMBER_ACTIVE
+                                                        : MEMBER_IDLE);
+    if (!member.gone) {
+      reply.set_samples_per_second(reply.samples_per_second() + member.progress.samples_per_second());
+    }
+  }
+  return reply;
+}
+
+}  // namespace recon

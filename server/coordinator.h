@@ -1,0 +1,101 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/base/ids.h"
+#include "common/base/lane.h"
+#include "proto/control.pb.h"
+#include "server/durability/control_db.h"
+#include "server/membership/membership.h"
+#include "server/param_server.h"
+#include "server/scheduler/lease_table.h"
+#include "server/scheduler/split_queue.h"
+#include "server/snapshot_service.h"
+
+namespace recon {
+
+// The control plane without gRPC: who is a member, who works on what, when a job starts and ends.
+//
+// Threads: every method runs on the control lane, one after the other (see lane()); they may block on the
+// control database, not on anything else. Time is an argument.
+class Coordinator {
+ public:
+  struct Options {
+    JobConfig job;
+    Membership::Timeouts timeouts;
+    uint64_t cluster_epoch = 1;
+    std::string optimizer;
+  };
+
+  // The pointers must outlive the coordinator.
+  Coordinator(const Options& options, ParamServer* params, ControlDb* db, SnapshotService* snapshots);
+
+  // Takes up the job a data directory holds. FailedPrecondition, naming the flag, if the job's settings
+  // differ from what it was started with. `restored` is the snapshot it continues from, if any.
+  absl::Status Recover(const std::optional<Manifest>& restored);
+
+  // The lane all other methods must run on.
+  Lane* lane() { return &lane_; }
+
+  absl::StatusOr<RegisterReply> Register(const RegisterRequest& request, absl::Time now);
+  absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatRequest& request, absl::Time now);
+  absl::StatusOr<AcquireReply> Acquire(const AcquireRequest& request, absl::Time now);
+  absl::StatusOr<CompleteReply> Complete(const CompleteRequest& request, absl::Time now);
+  absl::StatusOr<LeaveReply> Leave(const LeaveRequest& request);
+  absl::StatusOr<StatusReply> Status(absl::Time now);
+  absl::StatusOr<CompletionsReply> Completions() const;
+
+  // Evicts silent members, takes back expired leases.
+  void Tick(absl::Time now);
+
+  // No more leases.
+  void BeginDrain() { draining_ = true; }
+  // All work is done and its last snapshot published, and the workers have been told (or `grace` passed).
+  bool DoneAndQuiet(absl::Time now, absl::Duration grace) const;
+
+ private:
+  JobPhase phase() const;
+  absl::StatusOr<WorkerId> CheckIdentity(const WorkerIdentity& identity, absl::Time now);
+  absl::Status AdoptModel(const RegisterRequest& request);
+  absl::Status CheckDataset(const RegisterRequest& request) const;
+  absl::Status StartQueue(const JobRecord& record);
+  void AdoptLeases(const RegisterRequest& request, WorkerId worker, absl::Time now, RegisterReply* reply);
+  bool AskForInitialValues(WorkerId worker);
+  void OnInitialValues();
+  void StartIfReady();
+  void ReturnTasks(const std::vector<Task>& tasks);
+  void Depart(WorkerId worker, const std::string& how);
+  void NoteEvaluation(uint32_t data_epochs, int64_t unix_ms);
+  void FinishIfDone(absl::Time now);
+  Lease ToLease(const Task& task, LeaseId id) const;
+
+  const Options options_;
+  ParamServer* const params_;
+  ControlDb* const db_;
+  SnapshotService* const snapshots_;
+
+  // Control lane only.
+  Membership membership_;
+  LeaseTable leases_;
+  std::optional<SplitQueue> queue_;
+  std::optional<JobRecord> record_;
+  std::vector<EvalEntry> evaluations_;
+  std::optional<WorkerId> initializer_;
+  bool started_ = false;
+  bool draining_ = false;
+  bool finishing_ = false;
+  bool finished_ = false;
+  absl::Time finished_at_ = absl::InfiniteFuture();
+  uint64_t restored_generation_ = 0;
+  std::map<WorkerId, uint64_t> next_steps_;  // As registered, for the common start.
+
+  Lane lane_;  // Last: stops before what its tasks use is destroyed.
+};
+
+}  // namespace recon

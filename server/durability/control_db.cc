@@ -1,0 +1,135 @@
+#include "server/durability/control_db.h"
+
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "rocksdb/db.h"
+
+namespace recon {
+namespace {
+
+constexpr char kEpochKey[] = "epoch";
+constexpr char kJobKey[] = "job";
+constexpr char kLastWorkerKey[] = "last-worker";
+constexpr char kWorkerPrefix[] = "worker/";
+constexpr char kDonePrefix[] = "done/";
+
+absl::Status FromRocks(const rocksdb::Status& status, const std::string& what) {
+  if (status.ok()) return absl::OkStatus();
+  const std::string text = absl::StrCat("control database: ", what, ": ", status.ToString());
+  if (status.IsNoSpace()) return absl::ResourceExhaustedError(text);
+  if (status.IsCorruption()) return absl::DataLossError(text);
+  return absl::UnavailableError(text);
+}
+
+std::string DoneKey(const Completion& completion) {
+  return absl::StrFormat("%s%d/%08x/%08x", kDonePrefix, completion.kind(), completion.data_epoch(),
+                         completion.split());
+}
+
+absl::StatusOr<uint64_t> ParseNumber(const std::string& key, const std::string& value) {
+  uint64_t number = 0;
+  if (!absl::SimpleAtoi(value, &number)) {
+    return absl::DataLossError(absl::StrCat("control database: key ", key, " holds '", value, "', not a number"));
+  }
+  return number;
+}
+
+template <typename Message>
+absl::StatusOr<Message> ParseMessage(const std::string& key, const std::string& value) {
+  Message message;
+  if (!message.ParseFromString(value)) {
+    return absl::DataLossError(absl::StrCat("control database: key ", key, " does not hold a ",
+                                            message.GetTypeName()));
+  }
+  return message;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ControlDb>> ControlDb::Open(const std::string& directory) {
+  rocksdb::Options options;
+  options.create_if_missing = true;
+  options.keep_log_file_num = 2;
+  options.max_open_files = 64;
+  options.write_buffer_size = 4 << 20;
+  options.info_log_level = rocksdb::WARN_LEVEL;
+  rocksdb::DB* db = nullptr;
+  RECON_RETURN_IF_ERROR(FromRocks(rocksdb::DB::Open(options, directory, &db), absl::StrCat("open ", directory)));
+  return std::unique_ptr<ControlDb>(new ControlDb(std::unique_ptr<rocksdb::DB>(db)));
+}
+
+ControlDb::ControlDb(std::unique_ptr<rocksdb::DB> db) : db_(std::move(db)) {}
+ControlDb::~ControlDb() = default;
+
+absl::Status ControlDb::Put(const std::string& key, const std::string& value) {
+  return FromRocks(db_->Put(rocksdb::WriteOptions(), key, value), absl::StrCat("write ", key));
+}
+
+absl::StatusOr<std::optional<std::string>> ControlDb::Get(const std::string& key) const {
+  std::string value;
+  const rocksdb::Status status = db_->Get(rocksdb::ReadOptions(), key, &value);
+  if (status.IsNotFound()) return std::nullopt;
+  RECON_RETURN_IF_ERROR(FromRocks(status, absl::StrCat("read ", key)));
+  return value;
+}
+
+absl::StatusOr<uint64_t> ControlDb::NextClusterEpoch() {
+  RECON_ASSIGN_OR_RETURN(const auto value, Get(kEpochKey));
+  uint64_t epoch = 0;
+  if (value) {
+    RECON_ASSIGN_OR_RETURN(epoch, ParseNumber(kEpochKey, *value));
+  }
+  ++epoch;
+  RECON_RETURN_IF_ERROR(Put(kEpochKey, absl::StrCat(epoch)));
+  return epoch;
+}
+
+absl::StatusOr<std::optional<JobRecord>> ControlDb::LoadJob() const {
+  RECON_ASSIGN_OR_RETURN(const auto value, Get(kJobKey));
+  if (!value) return std::nullopt;
+  RECON_ASSIGN_OR_RETURN(JobRecord job, ParseMessage<JobRecord>(kJobKey, *value));
+  return job;
+}
+
+absl::Status ControlDb::SaveJob(const JobRecord& job) { return Put(kJobKey, job.SerializeAsString()); }
+
+absl::StatusOr<WorkerId> ControlDb::WorkerIdFor(const std::string& name) {
+  const std::string key = kWorkerPrefix + name;
+  RECON_ASSIGN_OR_RETURN(const auto known, Get(key));
+  if (known) {
+    RECON_ASSIGN_OR_RETURN(const uint64_t id, ParseNumber(key, *known));
+    return WorkerId(static_cast<uint32_t>(id));
+  }
+  RECON_ASSIGN_OR_RETURN(const auto last, Get(kLastWorkerKey));
+  uint64_t id = 0;
+  if (last) {
+    RECON_ASSIGN_OR_RETURN(id, ParseNumber(kLastWorkerKey, *last));
+  }
+  ++id;
+  // The counter first: a crash in between skips a number and never gives one out twice.
+  RECON_RETURN_IF_ERROR(Put(kLastWorkerKey, absl::StrCat(id)));
+  RECON_RETURN_IF_ERROR(Put(key, absl::StrCat(id)));
+  return WorkerId(static_cast<uint32_t>(id));
+}
+
+absl::Status ControlDb::SaveCompletion(const Completion& completion) {
+  return Put(DoneKey(completion), completion.SerializeAsString());
+}
+
+absl::StatusOr<std::vector<Completion>> ControlDb::LoadCompletions() const {
+  std::vector<Completion> completions;
+  const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(rocksdb::ReadOptions()));
+  for (it->Seek(kDonePrefix); it->Valid() && it->key().starts_with(kDonePrefix); it->Next()) {
+    RECON_ASSIGN_OR_RETURN(Completion completion,
+                           ParseMessage<Completion>(it->key().ToString(), it->value().ToString()));
+    completions.push_back(std::move(completion));
+  }
+  RECON_RETURN_IF_ERROR(FromRocks(it->status(), "list completions"));
+  return completions;
+}
+
+}  // namespace recon

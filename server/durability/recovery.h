@@ -1,0 +1,19 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "common/snapshot/snapshot_reader.h"
+#include "proto/manifest.pb.h"
+
+namespace recon {
+
+// Finds the newest snapshot that loads. `load` is called with each manifest that verifies, newest first,
+// until it returns OK; whatever is skipped is said in the log. Nothing if there is no snapshot at all;
+// DataLoss if there are some and none loads. FailedPrecondition from `load` ends the search: that is a
+// wrong flag, not damage.
+absl::StatusOr<std::optional<Manifest>> LoadNewest(const SnapshotReader& reader,
+                                                   const std::function<absl::Status(const Manifest&)>& load);
+
+}  // namespace recon

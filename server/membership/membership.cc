@@ -1,0 +1,75 @@
+#include "server/membership/membership.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
+
+namespace recon {
+
+absl::Status Membership::Admit(WorkerId worker, const Member& member, absl::Time now) {
+  if (superseded_.count(member.incarnation) != 0) {
+    return absl::AlreadyExistsError(absl::StrCat("another process has taken over the name ", member.name));
+  }
+  const auto found = members_.find(worker);
+  if (found == members_.end() && members_.size() >= limits::kMembersMax) {
+    return absl::ResourceExhaustedError(absl::StrCat(members_.size(), " members, allowed are ", limits::kMembersMax));
+  }
+  if (found != members_.end() && found->second.incarnation != member.incarnation && !found->second.gone) {
+    superseded_.insert(found->second.incarnation);
+  }
+  Member& mine = members_[worker];
+  const WorkerProgress progress = mine.incarnation == member.incarnation ? mine.progress : WorkerProgress();
+  mine = member;
+  mine.progress = progress;
+  mine.gone = false;
+  mine.last_heard = now;
+  return absl::OkStatus();
+}
+
+absl::Status Membership::Hear(WorkerId worker, Incarnation incarnation, absl::Time now) {
+  const auto found = members_.find(worker);
+  if (superseded_.count(incarnation) != 0) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("another process has taken over the name ", found == members_.end() ? "" : found->second.name));
+  }
+  if (found == members_.end()) {
+    return absl::FailedPreconditionError(absl::StrCat("worker ", worker.value(), " is not registered"));
+  }
+  if (found->second.incarnation != incarnation) {
+    return absl::FailedPreconditionError(absl::StrCat("worker ", found->second.name, " is incarnation ",
+                                                      found->second.incarnation.value(), ", not ",
+                                                      incarnation.value()));
+  }
+  if (found->second.gone) {
+    return absl::FailedPreconditionError(absl::StrCat("worker ", found->second.name, " was evicted; register again"));
+  }
+  found->second.last_heard = now;
+  return absl::OkStatus();
+}
+
+void Membership::Remove(WorkerId worker) {
+  const auto found = members_.find(worker);
+  if (found != members_.end()) found->second.gone = true;
+}
+
+std::vector<WorkerId> Membership::Expire(absl::Time now) {
+  std::vector<WorkerId> expired;
+  for (auto& [worker, member] : members_) {
+    if (member.gone || now - member.last_heard <= timeouts_.evict_after) continue;
+    member.gone = true;
+    expired.push_back(worker);
+  }
+  return expired;
+}
+
+Membership::Member* Membership::Find(WorkerId worker) {
+  const auto found = members_.find(worker);
+  return found == members_.end() ? nullptr : &found->second;
+}
+
+int Membership::alive() const {
+  int alive = 0;
+  for (const auto& [worker, member] : members_) alive += member.gone ? 0 : 1;
+  return alive;
+}
+
+}  // namespace recon

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/base/ids.h"
+#include "proto/control.pb.h"
+
+namespace recon {
+
+// Who is in the job, and who is alive. A member that has not been heard of for a while is suspect, then
+// gone; a member that is gone may come back by registering again.
+//
+// Threads: none of its own; the caller serializes. No clock: `now` is an argument.
+class Membership {
+ public:
+  struct Timeouts {
+    absl::Duration suspect_after;
+    absl::Duration evict_after;
+  };
+  struct Member {
+    std::string name;
+    Incarnation incarnation;
+    bool gone = false;
+    absl::Time last_heard;
+    WorkerProgress progress;
+    std::string device;
+    std::string codec;
+    bool simulated = false;
+  };
+
+  explicit Membership(const Timeouts& timeouts) : timeouts_(timeouts) {}
+
+  // Makes the worker a member, or renews it. A process with another incarnation takes the name over:
+  // its holder is refused from then on. AlreadyExists for a process whose name was taken over;
+  // ResourceExhausted beyond limits::kMembersMax.
+  absl::Status Admit(WorkerId worker, const Member& member, absl::Time now);
+
+  // FailedPrecondition unless the worker is a member, not gone, under this incarnation. AlreadyExists if
+  // its name was taken over by another process. Renews it.
+  absl::Status Hear(WorkerId worker, Incarnation incarnation, absl::Time now);
+
+  // It left in good order, or is known to be dead.
+  void Remove(WorkerId worker);
+
+  // Marks those not heard of for evict_after as gone; returns those it marked now.
+  std::vector<WorkerId> Expire(absl::Time now);
+
+  const std::map<WorkerId, Member>& members() const { return members_; }
+  Member* Find(WorkerId worker);
+  int alive() const;
+  bool suspect(const Member& member, absl::Time now) const {
+    return !member.gone && now - member.last_heard > timeouts_.suspect_after;
+  }
+
+ private:
+  Timeouts timeouts_;
+  std::map<WorkerId, Member> members_;
+  // Processes whose name another one took over.
+  std::set<Incarnation> superseded_;
+};
+
+}  // namespace recon

@@ -1,0 +1,570 @@
+#include "server/param_server.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/blocking_counter.h"
+#include "common/base/clock.h"
+#include "common/base/limits.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "common/codec/codec.h"
+
+namespace recon {
+namespace {
+
+bool CarriesGradient(FrameKind kind) { return kind == FrameKind::kPush || kind == FrameKind::kPushPull; }
+
+GroupPolicy PolicyOf(const std::map<std::string, GroupPolicy>& groups, const std::string& group) {
+  const auto found = groups.find(group);
+  return found == groups.end() ? GroupPolicy{} : found->second;
+}
+
+}  // namespace
+
+// One frame from its arrival to its reply.
+struct ParamServer::Operation {
+  FrameKind kind = FrameKind::kPull;
+  WorkerId worker;
+  Incarnation incarnation;
+  Frame frame;
+  uint64_t bytes = 0;
+  absl::Time arrived;
+  Done done;
+
+  std::atomic<int> parts_left{0};
+  std::atomic<uint32_t> parts_taken{0};
+  std::atomic<bool> late{false};
+  std::atomic<uint64_t> staleness_max{0};
+  // Element i belongs to the lane of part i until parts_left is 0.
+  std::vector<PartHeader> reply_parts;
+  std::vector<ByteChain> reply_payloads;
+};
+
+// A worker that the coordinator has admitted.
+struct ParamServer::Session {
+  Incarnation incarnation;
+  // Shards delivered of pushes that are not complete.
+  std::map<uint64_t, std::set<uint32_t>> delivered;
+  uint64_t pushes = 0;
+  double staleness_sum = 0;
+  uint64_t staleness_max = 0;
+};
+
+struct ParamServer::Instruments {
+  explicit Instruments(Metrics* metrics)
+      : pushes(metrics->Counter("recon_server_pushes_total", "Pushes applied or counted in a mean")),
+        duplicates(metrics->Counter("recon_server_duplicate_parts_total", "Parts that were sent again and dropped")),
+        bytes_in(metrics->Counter("recon_server_received_bytes_total", "Bytes of frames received")),
+        bytes_out(metrics->Counter("recon_server_sent_bytes_total", "Bytes of frames sent")),
+        refused(metrics->Counter("recon_server_refused_frames_total", "Frames answered with an error")),
+        staleness(metrics->Histogram("recon_server_staleness_updates", "Updates between a gradient's parameters and its apply",
+                                     {0, 1, 2, 4, 8, 16, 32, 64})),
+        latency(metrics->Histogram("recon_server_push_seconds", "From a push's arrival to its reply, waiting included",
+                                   {.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10})) {}
+
+  prometheus::Counter& pushes;
+  prometheus::Counter& duplicates;
+  prometheus::Counter& bytes_in;
+  prometheus::Counter& bytes_out;
+  prometheus::Counter& refused;
+  prometheus::Histogram& staleness;
+  prometheus::Histogram& latency;
+};
+
+ParamServer::ParamServer(const Options& options, Metrics* metrics)
+    : options_(options),
+      instruments_(std::make_unique<Instruments>(metrics)),
+      gate_(options.bound, 0),
+      lanes_("lane", options.lanes) {}
+
+ParamServer::~ParamServer() = default;
+
+absl::Status ParamServer::DefineModel(const ModelSpec& model) {
+  RECON_ASSIGN_OR_RETURN(ParamLayout layout, ParamLayout::Create(model));
+  absl::MutexLock lock(&mu_);
+  if (layout_ != nullptr) return absl::FailedPreconditionError("the model is defined already");
+  for (uint32_t i = 0; i < layout.shard_count(); ++i) {
+    const ShardPlacement& placement = layout.shards()[i];
+    shards_.push_back(std::make_unique<Shard>(ShardId(i), placement, &options_.optimizer,
+                                              PolicyOf(options_.groups, layout.groups()[placement.group])));
+  }
+  layout_ = std::make_shared<const ParamLayout>(std::move(layout));
+  return absl::OkStatus();
+}
+
+absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& manifest, bool parameters_only) {
+  const int planes = static_cast<int>(manifest.state_planes());
+  if (!parameters_only && planes != state_planes()) {
+    return absl::FailedPreconditionError(absl::StrCat("the snapshot holds the state of ", manifest.optimizer(),
+                                                      ", --optimizer is ", OptimizerName(options_.optimizer.kind)));
+  }
+  std::vector<absl::Status> statuses(shards_.size());
+  absl::BlockingCounter pending(static_cast<int>(shards_.size()));
+  const auto restore_shard = [&](uint32_t shard) -> absl::Status {
+    ShardCut cut = shards_[shard]->Cut();
+    for (int role = 0; role <= (parameters_only ? 0 : planes); ++role) {
+      RECON_ASSIGN_OR_RETURN(cut.pages[role], reader.ReadChunk(manifest, static_cast<int>(shard) * (planes + 1) + role));
+    }
+    if (!parameters_only) {
+      const ShardEntry& entry = manifest.shards(static_cast<int>(shard));
+      cut.version = entry.version();
+      cut.ledger.assign(entry.ledger().begin(), entry.ledger().end());
+    }
+    shards_[shard]->Restore(std::move(cut), parameters_only ? 0 : manifest.frontier_step());
+    return absl::OkStatus();
+  };
+  for (uint32_t i = 0; i < shards_.size(); ++i) {
+    lanes_.Post(i, [&, i] {
+      statuses[i] = restore_shard(i);
+      pending.DecrementCount();
+    });
+  }
+  pending.Wait();
+  for (const absl::Status& status : statuses) RECON_RETURN_IF_ERROR(status);
+  absl::MutexLock lock(&mu_);
+  sequence_ = parameters_only ? 0 : manifest.sequence();
+  gate_ = StalenessGate(options_.bound, parameters_only ? 0 : manifest.frontier_step());
+  has_values_ = true;
+  return absl::OkStatus();
+}
+
+void ParamServer::Handle(FrameKind kind, const ByteChain& bytes, absl::Time now, Done done) {
+  instruments_->bytes_in.Increment(static_cast<double>(bytes.size()));
+  absl::StatusOr<Frame> frame = DecodeFrame(bytes);
+  if (frame.ok() && frame->header.kind != static_cast<uint8_t>(kind)) {
+    frame = absl::InvalidArgumentError(
+        absl::StrCat("frame: kind is ", frame->header.kind, ", the method's is ", static_cast<int>(kind)));
+  }
+  if (!frame.ok()) {
+    instruments_->refused.Increment();
+    done(frame.status());
+    return;
+  }
+  auto op = std::make_shared<Operation>();
+  op->kind = kind;
+  op->frame = *std::move(frame);
+  op->worker = WorkerId(op->frame.header.worker);
+  op->incarnation = Incarnation(op->frame.header.incarnation);
+  op->bytes = bytes.size();
+  op->arrived = now;
+  op->done = std::move(done);
+  op->reply_parts.resize(op->frame.parts.size());
+  op->reply_payloads.resize(op->frame.parts.size());
+
+  absl::Status status;
+  if (kind != FrameKind::kPull) {
+    // Before the lock: it reads the whole payload.
+    for (size_t i = 0; i < op->frame.parts.size() && status.ok(); ++i) {
+      const PartHeader& part = op->frame.parts[i];
+      if (!AllFinite({static_cast<CodecId>(part.codec), part.payload_bytes == 0 ? 0 : part.count, op->frame.payloads[i]})) {
+        status = absl::InvalidArgumentError(
+            absl::StrCat("step ", op->frame.header.step, " shard ", part.shard, ": a value is infinite or not a number"));
+      }
+    }
+  }
+  {
+    absl::MutexLock lock(&mu_);
+    ++operations_;
+    bytes_in_flight_ += op->bytes;
+    status.Update(CheckSender(*op));
+    if (status.ok() && kind != FrameKind::kPull) status.Update(CheckPush(*op));
+    if (status.ok()) SequenceFrame(op);
+  }
+  if (!status.ok()) Finish(op, status);
+}
+
+absl::Status ParamServer::CheckSender(const Operation& op) const {
+  const FrameHeader& header = op.frame.header;
+  if (draining_) return absl::UnavailableError("the server is draining");
+  if (header.cluster_epoch != options_.cluster_epoch) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cluster epoch ", header.cluster_epoch, ", the server's is ", options_.cluster_epoch));
+  }
+  const auto session = sessions_.find(op.worker);
+  if (session == sessions_.end()) {
+    return absl::FailedPreconditionError(absl::StrCat("worker ", op.worker.value(), " is not registered"));
+  }
+  if (session->second.incarnation != op.incarnation) {
+    return absl::FailedPreconditionError(absl::StrCat("worker ", op.worker.value(), " is incarnation ",
+                                                      session->second.incarnation.value(), ", not ",
+                                                      header.incarnation));
+  }
+  if (op.kind != FrameKind::kInit && !has_values_) {
+    return absl::UnavailableError("the server has no parameters yet");
+  }
+  if (bytes_in_flight_ > limits::kPushBytesInFlightMax) {
+    return absl::ResourceExhaustedError(absl::StrCat("bytes in flight: ", bytes_in_flight_, ", allowed are ",
+                                                     limits::kPushBytesInFlightMax));
+  }
+  for (size_t i = 0; i < op.frame.parts.size(); ++i) {
+    const PartHeader& part = op.frame.parts[i];
+    if (part.shard >= shards_.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("part ", i, ": shard ", part.shard, ", the model has ", shards_.size()));
+    }
+    if (i > 0 && part.shard <= op.frame.parts[i - 1].shard) {
+      return absl::InvalidArgumentError(absl::StrCat("part ", i, ": shard ", part.shard, " after shard ",
+                                                     op.frame.parts[i - 1].shard, ", they must ascend"));
+    }
+    const uint32_t size = layout_->shards()[part.shard].size;
+    if (part.count != size) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("part ", i, ": ", part.count, " values, shard ", part.shard, " has ", size));
+    }
+    if ((part.payload_bytes != 0) != (op.kind != FrameKind::kPull)) {
+      return absl::InvalidArgumentError(absl::StrCat("part ", i, ": ", part.payload_bytes, " bytes of payload in a frame of kind ",
+                                                     op.frame.header.kind));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParamServer::CheckPush(const Operation& op) const {
+  const FrameHeader& header = op.frame.header;
+  if (op.kind == FrameKind::kInit) {
+    if (!has_values_ && op.worker == initializer_) return absl::OkStatus();
+    return absl::FailedPreconditionError("initial values were not asked from this worker");
+  }
+  if (header.push_parts != shards_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("push has ", header.push_parts, " shards, the model has ", shards_.size()));
+  }
+  if (!std::isfinite(header.gradient_norm) || header.gradient_norm < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("gradient norm is ", header.gradient_norm));
+  }
+  if (header.samples == 0) return absl::InvalidArgumentError("push of 0 samples");
+  if (gate_.active(op.worker) && header.step >= gate_.next_step(op.worker) + 2 * limits::kPipelineDepthMax) {
+    return absl::InvalidArgumentError(absl::StrCat("step ", header.step, ", the worker's next is ",
+                                                   gate_.next_step(op.worker), ", at most ",
+                                                   2 * limits::kPipelineDepthMax, " before it"));
+  }
+  for (const PartHeader& part : op.frame.parts) {
+    if (part.version == kNoVersion) {
+      return absl::InvalidArgumentError(absl::StrCat("shard ", part.shard, ": a push must name the version it was computed from"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void ParamServer::SequenceFrame(const OperationPtr& op) {
+  op->parts_left = static_cast<int>(op->frame.parts.size());
+  if (op->kind != FrameKind::kPull) ++sequence_;
+  for (size_t i = 0; i < op->frame.parts.size(); ++i) {
+    lanes_.Post(op->frame.parts[i].shard, [this, op, i] { DeliverPart(op, i); });
+  }
+}
+
+void ParamServer::DeliverPart(const OperationPtr& op, size_t index) {
+  const PartHeader& part = op->frame.parts[index];
+  const FrameHeader& header = op->frame.header;
+  Shard& shard = *shards_[part.shard];
+  EncodedGradient gradient{static_cast<CodecId>(part.codec), part.count, std::move(op->frame.payloads[index])};
+  if (op->kind == FrameKind::kInit) {
+    shard.SetInitialValues(gradient);
+  } else if (CarriesGradient(op->kind)) {
+    const Shard::PushId id{op->worker, op->incarnation, header.step};
+    const double clip = options_.optimizer.clip_norm;
+    const double scale = clip > 0 && header.gradient_norm > clip ? clip / header.gradient_norm : 1;
+    const uint64_t staleness = shard.version() - std::min(part.version, shard.version());
+    Shard::Outcome outcome;
+    if (options_.bound == 0) {
+      Contribution contribution;
+      contribution.order_key = header.order_key;
+      contribution.samples = header.samples;
+      contribution.weight = header.samples * scale;
+      contribution.gradient = std::move(gradient);
+      outcome = shard.Contribute(id, std::move(contribution));
+    } else {
+      outcome = shard.Apply(id, gradient, scale);
+    }
+    if (outcome == Shard::Outcome::kLate) op->late = true;
+    if (outcome == Shard::Outcome::kTaken) {
+      op->parts_taken.fetch_add(1, std::memory_order_relaxed);
+      uint64_t seen = op->staleness_max.load(std::memory_order_relaxed);
+      while (seen < staleness && !op->staleness_max.compare_exchange_weak(seen, staleness)) {
+      }
+    }
+  }
+  op->reply_parts[index].shard = part.shard;
+  op->reply_parts[index].count = part.count;
+  op->reply_parts[index].version = shard.version();
+  if (op->parts_left.fetch_sub(1, std::memory_order_acq_rel) == 1) Delivered(op);
+}
+
+void ParamServer::Delivered(const OperationPtr& op) {
+  if (op->kind == FrameKind::kPull) return Gather(op);
+  std::vector<OperationPtr> released;
+  std::function<void()> initialized;
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mu_);
+    if (op->kind == FrameKind::kInit) {
+      for (const PartHeader& part : op->frame.parts) shards_to_init_.erase(part.shard);
+      if (shards_to_init_.empty() && !has_values_ && op->worker == initializer_) {
+        has_values_ = true;
+        initialized = std::move(on_initialized_);
+      }
+    } else if (op->late) {
+      status = absl::AbortedError(absl::StrCat("step ", op->frame.header.step, " was closed without this push; the next is ",
+                                               gate_.frontier()));
+    } else {
+      RecordDelivery(op);
+    }
+    if (status.ok() && CarriesGradient(op->kind) && !gate_.Open(op->frame.header.step)) {
+      if (draining_) {
+        status = absl::UnavailableError("the server is draining");
+      } else if (waiting_.size() >= limits::kWaitingRepliesMax) {
+        status = absl::ResourceExhaustedError(absl::StrCat("waiting replies: ", waiting_.size(), " already"));
+      } else {
+        waiting_[next_ticket_] = op;
+        gate_.Wait(next_ticket_++, op->frame.header.step, op->arrived + limits::kReplyWaitMax);
+      }
+    } else if (status.ok()) {
+      released.push_back(op);
+    }
+    for (OperationPtr& other : TakeReleased()) released.push_back(std::move(other));
+  }
+  if (initialized) initialized();
+  if (!status.ok()) Finish(op, status);
+  AnswerAll(released);
+}
+
+void ParamServer::RecordDelivery(const OperationPtr& op) {
+  const FrameHeader& header = op->frame.header;
+  const auto found = sessions_.find(op->worker);
+  if (found == sessions_.end()) return;  // Expelled meanwhile: nobody waits for it.
+  Session& session = found->second;
+  const size_t duplicates = op->frame.parts.size() - op->parts_taken;
+  duplicates_ += duplicates;
+  instruments_->duplicates.Increment(static_cast<double>(duplicates));
+  std::set<uint32_t>& delivered = session.delivered[header.step];
+  for (const PartHeader& part : op->frame.parts) delivered.insert(part.shard);
+  if (delivered.size() < shards_.size()) return;
+  session.delivered.erase(header.step);
+  if (gate_.active(op->worker) && header.step < gate_.next_step(op->worker)) return;  // Was complete before.
+  if (op->parts_taken > 0) {
+    ++pushes_;
+    ++session.pushes;
+    session.staleness_sum += static_cast<double>(op->staleness_max);
+    session.staleness_max = std::max<uint64_t>(session.staleness_max, op->staleness_max);
+    instruments_->pushes.Increment();
+    instruments_->staleness.Observe(static_cast<double>(op->staleness_max));
+  }
+  if (gate_.bound() == 0) complete_[header.step].insert(op->worker);
+  gate_.Advance(op->worker, header.step);
+  CloseSteps();
+}
+
+void ParamServer::CloseSteps() {
+  while (!complete_.empty() && complete_.begin()->first < gate_.frontier()) {
+    const uint64_t step = complete_.begin()->first;
+    const auto workers = std::make_shared<const std::set<WorkerId>>(std::move(complete_.begin()->second));
+    complete_.erase(complete_.begin());
+    ++sequence_;
+    for (uint32_t i = 0; i < shards_.size(); ++i) {
+      lanes_.Post(i, [this, i, step, workers] { shards_[i]->CloseStep(step, *workers); });
+    }
+  }
+}
+
+std::vector<ParamServer::OperationPtr> ParamServer::TakeReleased() {
+  std::vector<OperationPtr> released;
+  for (const StalenessGate::Ticket ticket : gate_.TakeReleased()) {
+    released.push_back(std::move(waiting_[ticket]));
+    waiting_.erase(ticket);
+  }
+  return released;
+}
+
+void ParamServer::AnswerAll(const std::vector<OperationPtr>& ops) {
+  for (const OperationPtr& op : ops) Answer(op);
+}
+
+void ParamServer::Answer(const OperationPtr& op) {
+  if (op->kind != FrameKind::kPushPull) return Finish(op, absl::OkStatus());
+  op->parts_left = static_cast<int>(op->frame.parts.size());
+  // Behind the closing of the step in every lane's queue: the reply has its update.
+  for (size_t i = 0; i < op->frame.parts.size(); ++i) {
+    lanes_.Post(op->frame.parts[i].shard, [this, op, i] {
+      Shard& shard = *shards_[op->frame.parts[i].shard];
+      op->reply_parts[i].version = shard.version();
+      if (shard.version() != op->frame.parts[i].version) {
+        op->reply_payloads[i] = shard.Encoded(static_cast<CodecId>(op->frame.header.reply_codec));
+      }
+      if (op->parts_left.fetch_sub(1, std::memory_order_acq_rel) == 1) Finish(op, absl::OkStatus());
+    });
+  }
+}
+
+void ParamServer::Gather(const OperationPtr& op) {
+  op->kind = FrameKind::kPushPull;  // From here on a pull is answered as a push-pull is.
+  Answer(op);
+}
+
+void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
+  absl::StatusOr<ByteChain> reply = status;
+  if (status.ok()) {
+    Frame frame;
+    frame.header = op->frame.header;
+    frame.header.kind = static_cast<uint8_t>(FrameKind::kReply);
+    for (PartHeader& part : op->reply_parts) part.codec = op->frame.header.reply_codec;
+    frame.parts = std::move(op->reply_parts);
+    frame.payloads = std::move(op->reply_payloads);
+    reply = EncodeFrame(std::move(frame));
+    instruments_->bytes_out.Increment(static_cast<double>(reply->size()));
+    if (op->frame.header.kind != static_cast<uint8_t>(FrameKind::kPull)) {
+      instruments_->latency.Observe(absl::ToDoubleSeconds(Now() - op->arrived));
+    }
+  } else {
+    instruments_->refused.Increment();
+  }
+  op->done(std::move(reply));
+  absl::MutexLock lock(&mu_);
+  --operations_;
+  bytes_in_flight_ -= op->bytes;
+  const auto kind = static_cast<FrameKind>(op->frame.header.kind);
+  if (status.ok() && CarriesGradient(kind) && recover_ms_ == 0) {
+    recover_ms_ = absl::ToDoubleMilliseconds(ProcessUptime());
+    spdlog::info("first push acknowledged {:.0f} ms after process start", recover_ms_);
+  }
+}
+
+void ParamServer::Admit(WorkerId worker, Incarnation incarnation) {
+  absl::MutexLock lock(&mu_);
+  Session& session = sessions_[worker];
+  if (session.incarnation != incarnation) session.delivered.clear();
+  session.incarnation = incarnation;
+}
+
+void ParamServer::Expel(WorkerId worker) {
+  Deactivate(worker);
+  absl::MutexLock lock(&mu_);
+  const auto found = sessions_.find(worker);
+  if (found == sessions_.end()) return;
+  sessions_.erase(found);
+}
+
+uint64_t ParamServer::Activate(WorkerId worker, uint64_t next_step) {
+  uint64_t step;
+  std::vector<OperationPtr> released;
+  {
+    absl::MutexLock lock(&mu_);
+    step = gate_.Join(worker, next_step);
+    CloseSteps();
+    released = TakeReleased();
+  }
+  AnswerAll(released);
+  return step;
+}
+
+void ParamServer::Deactivate(WorkerId worker) {
+  std::vector<OperationPtr> released;
+  {
+    absl::MutexLock lock(&mu_);
+    gate_.Leave(worker);
+    CloseSteps();
+    released = TakeReleased();
+  }
+  AnswerAll(released);
+}
+
+void ParamServer::AwaitInitialValues(WorkerId worker, std::function<void()> ready) {
+  absl::MutexLock lock(&mu_);
+  initializer_ = worker;
+  on_initialized_ = std::move(ready);
+  shards_to_init_.clear();
+  for (uint32_t i = 0; i < shards_.size(); ++i) shards_to_init_.insert(i);
+}
+
+bool ParamServer::has_values() const {
+  absl::MutexLock lock(&mu_);
+  return has_values_;
+}
+
+void ParamServer::Cut(absl::AnyInvocable<void(StateCut)> done) {
+  struct Collector {
+    StateCut cut;
+    std::atomic<size_t> left;
+    absl::AnyInvocable<void(StateCut)> done;
+  };
+  auto collector = std::make_shared<Collector>();
+  collector->done = std::move(done);
+  absl::MutexLock lock(&mu_);
+  collector->left = shards_.size();
+  collector->cut.shards.resize(shards_.size());
+  collector->cut.sequence = sequence_;
+  collector->cut.frontier_step = gate_.frontier();
+  for (uint32_t i = 0; i < shards_.size(); ++i) {
+    lanes_.Post(i, [this, i, collector] {
+      collector->cut.shards[i] = shards_[i]->Cut();
+      if (collector->left.fetch_sub(1, std::memory_order_acq_rel) == 1) collector->done(std::move(collector->cut));
+    });
+  }
+}
+
+void ParamServer::Tick(absl::Time now) {
+  std::vector<OperationPtr> expired;
+  {
+    absl::MutexLock lock(&mu_);
+    for (const StalenessGate::Ticket ticket : gate_.TakeExpired(now)) {
+      expired.push_back(std::move(waiting_[ticket]));
+      waiting_.erase(ticket);
+    }
+  }
+  for (const OperationPtr& op : expired) {
+    Finish(op, absl::DeadlineExceededError(absl::StrCat("step ", op->frame.header.step, " waited ",
+                                                        absl::FormatDuration(limits::kReplyWaitMax),
+                                                        " for the other workers; ask again")));
+  }
+}
+
+void ParamServer::BeginDrain() {
+  std::map<StalenessGate::Ticket, OperationPtr> waiting;
+  {
+    absl::MutexLock lock(&mu_);
+    draining_ = true;
+    waiting.swap(waiting_);
+    gate_.TakeExpired(absl::InfiniteFuture());
+  }
+  for (const auto& [ticket, op] : waiting) Finish(op, absl::UnavailableError("the server is draining"));
+}
+
+bool ParamServer::WaitUntilIdle(absl::Duration timeout) {
+  absl::MutexLock lock(&mu_);
+  return mu_.AwaitWithTimeout(
+      absl::Condition(+[](int* operations) { return *operations == 0; }, &operations_), timeout);
+}
+
+ParamServer::Stats ParamServer::GetStats() const {
+  absl::MutexLock lock(&mu_);
+  Stats stats;
+  stats.pushes = pushes_;
+  stats.duplicates = duplicates_;
+  stats.sequence = sequence_;
+  stats.frontier_step = gate_.frontier();
+  stats.recover_ms = recover_ms_;
+  for (const auto& [worker, session] : sessions_) {
+    WorkerStats& out = stats.workers[worker];
+    out.pushes = session.pushes;
+    out.active = gate_.active(worker);
+    out.next_step = gate_.next_step(worker);
+    out.staleness_mean = session.pushes == 0 ? 0 : session.staleness_sum / static_cast<double>(session.pushes);
+    out.staleness_max = session.staleness_max;
+  }
+  return stats;
+}
+
+uint64_t ParamServer::sequence() const {
+  absl::MutexLock lock(&mu_);
+  return sequence_;
+}
+
+std::shared_ptr<const ParamLayout> ParamServer::layout() const {
+  absl::MutexLock lock(&mu_);
+  return layout_;
+}
+
+}  // namespace recon

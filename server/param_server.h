@@ -1,0 +1,164 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "common/base/byte_chain.h"
+#include "common/base/ids.h"
+#include "common/base/lane.h"
+#include "common/codec/frame.h"
+#include "common/metrics/metrics.h"
+#include "common/snapshot/snapshot_reader.h"
+#include "common/tensor/param_layout.h"
+#include "server/store/optimizer.h"
+#include "server/store/shard.h"
+#include "server/sync/staleness_gate.h"
+
+namespace recon {
+
+// A consistent cut of the whole state: of every frame and step closing it has all or nothing.
+struct StateCut {
+  uint64_t sequence = 0;
+  uint64_t frontier_step = 0;
+  std::vector<ShardCut> shards;
+};
+
+// The data plane without gRPC: checks frames, orders them, delivers them to the lanes, and answers when
+// the staleness bound lets the worker go on.
+//
+// Threads: every method is thread-safe. `done` callbacks run on a lane, on the caller's thread (errors),
+// or on the thread that calls Tick() or changes membership; they must not block.
+// Order: a frame and a step closing get their sequence number and their place in all lanes' queues at
+// once, under one lock; so does a cut. That makes a cut consistent without stopping anyone, and it is
+// where a push log goes.
+// Shutdown: BeginDrain(), then WaitUntilIdle(), then destroy.
+class ParamServer {
+ public:
+  struct Options {
+    OptimizerConfig optimizer;
+    std::map<std::string, GroupPolicy> groups;
+    int bound = StalenessGate::kUnlimited;
+    int lanes = 1;
+    uint64_t cluster_epoch = 1;
+  };
+  using Done = absl::AnyInvocable<void(absl::StatusOr<ByteChain> reply)>;
+
+  struct WorkerStats {
+    uint64_t pushes = 0;
+    uint64_t next_step = 0;
+    bool active = false;
+    double staleness_mean = 0;  // In updates of a shard between the gradient's parameters and its apply.
+    uint64_t staleness_max = 0;
+  };
+  struct Stats {
+    uint64_t pushes = 0;
+    uint64_t duplicates = 0;
+    uint64_t sequence = 0;
+    uint64_t frontier_step = 0;
+    double recover_ms = 0;  // Process start to first acknowledged push; 0 until then.
+    std::map<WorkerId, WorkerStats> workers;
+  };
+
+  // `metrics` must outlive the server.
+  ParamServer(const Options& options, Metrics* metrics);
+  ~ParamServer();
+
+  // Lays out the model; once. The values are undefined until Restore() or Init frames bring them.
+  absl::Status DefineModel(const ModelSpec& model);
+  // Loads values, versions and ledgers, in parallel on the lanes. Blocks. On failure the state is
+  // undefined and Restore() may be called again with another manifest.
+  absl::Status Restore(const SnapshotReader& reader, const Manifest& manifest, bool parameters_only);
+
+  // Handles one frame that came in by the method of `kind`.
+  void Handle(FrameKind kind, const ByteChain& bytes, absl::Time now, Done done);
+
+  // Membership, as the coordinator decides it. A worker must be admitted before its frames are taken.
+  void Admit(WorkerId worker, Incarnation incarnation);
+  void Expel(WorkerId worker);
+  // Whether others wait for it. Activate() returns the first step it may push.
+  uint64_t Activate(WorkerId worker, uint64_t next_step);
+  void Deactivate(WorkerId worker);
+
+  // Only `worker` may send Init frames from now on. `ready` runs once, when all values are there.
+  void AwaitInitialValues(WorkerId worker, std::function<void()> ready);
+  bool has_values() const;
+
+  // Cuts the state; `done` runs on a lane.
+  void Cut(absl::AnyInvocable<void(StateCut)> done);
+
+  // Answers replies that have waited too long. Call it a few times a second.
+  void Tick(absl::Time now);
+
+  // Refuses new frames and answers waiting ones with Unavailable.
+  void BeginDrain();
+  // False if frames were still being handled at the deadline.
+  bool WaitUntilIdle(absl::Duration timeout);
+
+  Stats GetStats() const;
+  uint64_t sequence() const;
+  // Null before DefineModel().
+  std::shared_ptr<const ParamLayout> layout() const;
+  int state_planes() const { return StatePlanes(options_.optimizer.kind); }
+
+ private:
+  struct Operation;
+  struct Session;
+  using OperationPtr = std::shared_ptr<Operation>;
+
+  absl::Status CheckSender(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckPush(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SequenceFrame(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CloseSteps() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Takes released replies out of waiting_.
+  std::vector<OperationPtr> TakeReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  void DeliverPart(const OperationPtr& op, size_t part);
+  void Delivered(const OperationPtr& op);
+  void RecordDelivery(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Answer(const OperationPtr& op);
+  void AnswerAll(const std::vector<OperationPtr>& ops);
+  void Gather(const OperationPtr& op);
+  void Finish(const OperationPtr& op, const absl::Status& status);
+
+  // Set in the constructor.
+  const Options options_;
+  struct Instruments;
+  std::unique_ptr<Instruments> instruments_;
+
+  mutable absl::Mutex mu_;
+  std::shared_ptr<const ParamLayout> layout_ ABSL_GUARDED_BY(mu_);
+  // Filled by DefineModel() and not resized again; the shards themselves are lane only.
+  std::vector<std::unique_ptr<Shard>> shards_;
+  std::map<WorkerId, Session> sessions_ ABSL_GUARDED_BY(mu_);
+  StalenessGate gate_ ABSL_GUARDED_BY(mu_);
+  std::map<StalenessGate::Ticket, OperationPtr> waiting_ ABSL_GUARDED_BY(mu_);
+  StalenessGate::Ticket next_ticket_ ABSL_GUARDED_BY(mu_) = 0;
+  // BSP: workers whose push of a step is complete, for steps that are not closed.
+  std::map<uint64_t, std::set<WorkerId>> complete_ ABSL_GUARDED_BY(mu_);
+  uint64_t sequence_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t bytes_in_flight_ ABSL_GUARDED_BY(mu_) = 0;
+  int operations_ ABSL_GUARDED_BY(mu_) = 0;
+  bool has_values_ ABSL_GUARDED_BY(mu_) = false;
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  WorkerId initializer_ ABSL_GUARDED_BY(mu_);
+  std::set<uint32_t> shards_to_init_ ABSL_GUARDED_BY(mu_);
+  std::function<void()> on_initialized_ ABSL_GUARDED_BY(mu_);
+  uint64_t pushes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t duplicates_ ABSL_GUARDED_BY(mu_) = 0;
+  double recover_ms_ ABSL_GUARDED_BY(mu_) = 0;
+
+  // Last: its destructor runs what is queued while the rest still exists.
+  LanePool lanes_;
+};
+
+}  // namespace recon

@@ -1,0 +1,200 @@
+#include "server/recon_server.h"
+
+#include <atomic>
+#include <fstream>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "common/base/clock.h"
+#include "common/base/data_lock.h"
+#include "common/base/log.h"
+#include "common/base/shutdown_signal.h"
+#include "common/base/status_macros.h"
+#include "common/storage/local_store.h"
+#include "server/coordinator.h"
+#include "server/durability/control_db.h"
+#include "server/durability/recovery.h"
+#include "server/param_server.h"
+#include "server/rpc/control_service.h"
+#include "server/rpc/param_service.h"
+#include "server/rpc/rpc_server.h"
+#include "server/snapshot_service.h"
+
+namespace recon {
+namespace {
+
+constexpr absl::Duration kTick = absl::Milliseconds(100);
+constexpr absl::Duration kDrainTimeout = absl::Seconds(10);
+// How long after the end of a job workers may still ask for its outcome.
+constexpr absl::Duration kFarewell = absl::Seconds(5);
+
+// A model is defined by a snapshot as it is by the first worker.
+absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const Manifest& manifest,
+                      bool parameters_only) {
+  const auto layout = params->layout();
+  if (layout == nullptr) {
+    RECON_RETURN_IF_ERROR(params->DefineModel(manifest.model()));
+  } else if (const std::string difference = ModelDifference(layout->model(), manifest.model()); !difference.empty()) {
+    return absl::DataLossError(absl::StrCat("another model: ", difference));
+  }
+  return params->Restore(reader, manifest, parameters_only);
+}
+
+}  // namespace
+
+// In the order of their construction; destroyed in reverse.
+struct ReconServer::Parts {
+  ServerFlags flags;
+  std::optional<DataLock> lock;
+  Metrics metrics;
+  std::unique_ptr<LocalStore> store;
+  std::unique_ptr<ControlDb> db;
+  std::unique_ptr<ParamServer> params;
+  std::unique_ptr<SnapshotService> snapshots;
+  std::unique_ptr<Coordinator> coordinator;
+  std::atomic<bool> drain_requested{false};
+  std::unique_ptr<ParamService> param_service;
+  std::unique_ptr<ControlService> control_service;
+  std::unique_ptr<RpcServer> rpc;
+
+  absl::Status Open();
+  absl::StatusOr<std::optional<Manifest>> Recover();
+  void Drain();
+};
+
+absl::Status ReconServer::Parts::Open() {
+  RECON_ASSIGN_OR_RETURN(DataLock held, DataLock::Acquire(flags.data));
+  lock.emplace(std::move(held));
+  RECON_ASSIGN_OR_RETURN(store, LocalStore::Open(flags.snapshot_dir, /*writer=*/true));
+  RECON_ASSIGN_OR_RETURN(db, ControlDb::Open(flags.data + "/control"));
+  RECON_ASSIGN_OR_RETURN(const uint64_t cluster_epoch, db->NextClusterEpoch());
+
+  ParamServer::Options options;
+  options.optimizer = flags.optimizer;
+  options.groups = flags.groups;
+  options.bound = flags.job.bound();
+  options.lanes = flags.lanes;
+  options.cluster_epoch = cluster_epoch;
+  params = std::make_unique<ParamServer>(options, &metrics);
+
+  SnapshotService::Options snapshot_options;
+  snapshot_options.writer.keep_last = flags.snapshot_keep;
+  snapshot_options.writer.zstd_level = flags.zstd_level;
+  snapshot_options.interval = flags.snapshot_interval;
+  snapshot_options.optimizer = OptimizerName(flags.optimizer.kind);
+  snapshot_options.cluster_epoch = cluster_epoch;
+  snapshots = std::make_unique<SnapshotService>(snapshot_options, params.get(), store.get(), &metrics);
+
+  Coordinator::Options coordinator_options;
+  coordinator_options.job = flags.job;
+  coordinator_options.timeouts = {flags.suspect_after, flags.evict_after};
+  coordinator_options.cluster_epoch = cluster_epoch;
+  coordinator_options.optimizer = OptimizerName(flags.optimizer.kind);
+  coordinator = std::make_unique<Coordinator>(coordinator_options, params.get(), db.get(), snapshots.get());
+
+  RECON_ASSIGN_OR_RETURN(const std::optional<Manifest> restored, Recover());
+  absl::Status recovered;
+  coordinator->lane()->RunAndWait([&] { recovered = coordinator->Recover(restored); });
+  RECON_RETURN_IF_ERROR(recovered);
+
+  if (!flags.metrics_address.empty()) RECON_RETURN_IF_ERROR(metrics.Serve(flags.metrics_address));
+  param_service = std::make_unique<ParamService>(params.get());
+  control_service = std::make_unique<ControlService>(coordinator.get(), snapshots.get(), &drain_requested);
+  const TlsFlags tls{flags.tls_cert, flags.tls_key, flags.tls_ca, flags.insecure};
+  RECON_ASSIGN_OR_RETURN(rpc, RpcServer::Start(flags.listen, tls, {param_service.get(), control_service.get()}));
+  std::ofstream(flags.data + "/ADDRESS") << rpc->address() << "\n";
+  spdlog::info("listening on {}, cluster epoch {}, sync bound {}, optimizer {}", rpc->address(), cluster_epoch,
+               flags.job.bound() < 0 ? "unlimited" : absl::StrCat(flags.job.bound()),
+               OptimizerName(flags.optimizer.kind));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
+  const SnapshotReader reader(store.get());
+  RECON_ASSIGN_OR_RETURN(std::optional<Manifest> newest, LoadNewest(reader, [&](const Manifest& manifest) {
+                           return LoadInto(params.get(), reader, manifest, /*parameters_only=*/false);
+                         }));
+  if (newest) {
+    snapshots->NoteRestored(*newest);
+    spdlog::info("restored snapshot {} (sequence {}) {:.0f} ms after process start", newest->generation(),
+                 newest->sequence(), absl::ToDoubleMilliseconds(ProcessUptime()));
+    return newest;
+  }
+  if (flags.from_snapshot.empty()) return std::nullopt;
+  RECON_ASSIGN_OR_RETURN(const auto source, LocalStore::Open(flags.from_snapshot, /*writer=*/false));
+  const SnapshotReader source_reader(source.get());
+  RECON_ASSIGN_OR_RETURN(const std::optional<Manifest> found, LoadNewest(source_reader, [&](const Manifest& manifest) {
+                           return LoadInto(params.get(), source_reader, manifest, /*parameters_only=*/true);
+                         }));
+  if (!found) return absl::NotFoundError(absl::StrCat("--from-snapshot ", flags.from_snapshot, " holds no snapshot"));
+  spdlog::info("initial parameters from snapshot {} of {}", found->generation(), flags.from_snapshot);
+  // The new job's own first snapshot: from here on it does not need the other directory.
+  absl::Notification taken;
+  absl::Status status;
+  snapshots->Take("initial", [&](const absl::StatusOr<SnapshotReply>& reply) {
+    status = reply.status();
+    taken.Notify();
+  });
+  taken.WaitForNotification();
+  RECON_RETURN_IF_ERROR(status);
+  return std::nullopt;
+}
+
+void ReconServer::Parts::Drain() {
+  spdlog::info("draining");
+  coordinator->lane()->RunAndWait([this] { coordinator->BeginDrain(); });
+  params->BeginDrain();
+  if (!params->WaitUntilIdle(kDrainTimeout)) spdlog::warn("some pushes were still running after {}", absl::FormatDuration(kDrainTimeout));
+  absl::Notification taken;
+  if (params->has_values()) {
+    snapshots->Take("drain", [&](const absl::StatusOr<SnapshotReply>&) { taken.Notify(); });
+    taken.WaitForNotification();
+  }
+  rpc->Shutdown(absl::Seconds(1));
+}
+
+ReconServer::ReconServer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+
+ReconServer::~ReconServer() {
+  // Waiting replies first: the RPC server cannot end while they are open. Then what the lanes have posted
+  // to each other, while both ends still exist.
+  parts_->params->BeginDrain();
+  parts_->rpc->Shutdown(absl::ZeroDuration());
+  parts_->coordinator->lane()->RunAndWait([this] { parts_->coordinator->BeginDrain(); });
+  parts_->snapshots->Flush();
+}
+
+absl::StatusOr<std::unique_ptr<ReconServer>> ReconServer::Start(const ServerFlags& flags) {
+  auto parts = std::make_unique<Parts>();
+  parts->flags = flags;
+  RECON_RETURN_IF_ERROR(parts->Open());
+  return std::unique_ptr<ReconServer>(new ReconServer(std::move(parts)));
+}
+
+const std::string& ReconServer::address() const { return parts_->rpc->address(); }
+
+void ReconServer::RequestDrain() { parts_->drain_requested.store(true); }
+
+absl::Status ReconServer::RunUntilStopped() {
+  Coordinator* coordinator = parts_->coordinator.get();
+  while (!ShutdownSignal::Wait(kTick) && !parts_->drain_requested.load()) {
+    bool done = false;
+    coordinator->lane()->RunAndWait([&] {
+      coordinator->Tick(Now());
+      done = parts_->flags.exit_when_done && coordinator->DoneAndQuiet(Now(), kFarewell);
+    });
+    if (done) {
+      spdlog::info("done");
+      parts_->params->BeginDrain();
+      parts_->rpc->Shutdown(absl::Seconds(1));
+      return absl::OkStatus();
+    }
+  }
+  parts_->Drain();
+  spdlog::info("drained");
+  return absl::OkStatus();
+}
+
+}  // namespace recon

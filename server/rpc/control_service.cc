@@ -1,0 +1,83 @@
+#include "server/rpc/control_service.h"
+
+#include <utility>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/rpc/status_codes.h"
+
+namespace recon {
+namespace {
+
+// Runs `call` on the lane and finishes the request with what it returns. gRPC keeps request and reply
+// until Finish().
+template <typename Reply, typename Call>
+grpc::ServerUnaryReactor* OnLane(Lane* lane, grpc::CallbackServerContext* context, Reply* reply, Call call) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  lane->Post([reactor, reply, call = std::move(call)] {
+    absl::StatusOr<Reply> result = call();
+    if (result.ok()) *reply = *std::move(result);
+    reactor->Finish(ToGrpc(result.status()));
+  });
+  return reactor;
+}
+
+}  // namespace
+
+ControlService::Reactor* ControlService::Register(Context* context, const RegisterRequest* request,
+                                                  RegisterReply* reply) {
+  return OnLane(coordinator_->lane(), context, reply, [this, request]() {
+    absl::StatusOr<RegisterReply> result = coordinator_->Register(*request, Now());
+    if (!result.ok()) spdlog::warn("worker {} refused: {}", request->name(), result.status().message());
+    return result;
+  });
+}
+
+ControlService::Reactor* ControlService::Heartbeat(Context* context, const HeartbeatRequest* request,
+                                                   HeartbeatReply* reply) {
+  return OnLane(coordinator_->lane(), context, reply,
+                [this, request] { return coordinator_->Heartbeat(*request, Now()); });
+}
+
+ControlService::Reactor* ControlService::Acquire(Context* context, const AcquireRequest* request,
+                                                 AcquireReply* reply) {
+  return OnLane(coordinator_->lane(), context, reply,
+                [this, request] { return coordinator_->Acquire(*request, Now()); });
+}
+
+ControlService::Reactor* ControlService::Complete(Context* context, const CompleteRequest* request,
+                                                  CompleteReply* reply) {
+  return OnLane(coordinator_->lane(), context, reply,
+                [this, request] { return coordinator_->Complete(*request, Now()); });
+}
+
+ControlService::Reactor* ControlService::Leave(Context* context, const LeaveRequest* request, LeaveReply* reply) {
+  return OnLane(coordinator_->lane(), context, reply, [this, request] { return coordinator_->Leave(*request); });
+}
+
+ControlService::Reactor* ControlService::Status(Context* context, const StatusRequest*, StatusReply* reply) {
+  return OnLane(coordinator_->lane(), context, reply, [this] { return coordinator_->Status(Now()); });
+}
+
+ControlService::Reactor* ControlService::Completions(Context* context, const CompletionsRequest*,
+                                                     CompletionsReply* reply) {
+  return OnLane(coordinator_->lane(), context, reply, [this] { return coordinator_->Completions(); });
+}
+
+ControlService::Reactor* ControlService::Snapshot(Context* context, const SnapshotRequest*, SnapshotReply* reply) {
+  Reactor* reactor = context->DefaultReactor();
+  snapshots_->Take("requested", [reactor, reply](const absl::StatusOr<SnapshotReply>& result) {
+    if (result.ok()) *reply = *result;
+    reactor->Finish(ToGrpc(result.status()));
+  });
+  return reactor;
+}
+
+ControlService::Reactor* ControlService::Drain(Context* context, const DrainRequest*, DrainReply*) {
+  drain_requested_->store(true);
+  Reactor* reactor = context->DefaultReactor();
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
+}  // namespace recon

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <atomic>
+
+#include "proto/control.grpc.pb.h"
+#include "server/coordinator.h"
+#include "server/snapshot_service.h"
+
+namespace recon {
+
+// Control over gRPC's callback API: every request runs on the coordinator's lane. The pointers must
+// outlive the service.
+class ControlService : public Control::CallbackService {
+ public:
+  ControlService(Coordinator* coordinator, SnapshotService* snapshots, std::atomic<bool>* drain_requested)
+      : coordinator_(coordinator), snapshots_(snapshots), drain_requested_(drain_requested) {}
+
+  using Reactor = grpc::ServerUnaryReactor;
+  using Context = grpc::CallbackServerContext;
+
+  Reactor* Register(Context* context, const RegisterRequest* request, RegisterReply* reply) override;
+  Reactor* Heartbeat(Context* context, const HeartbeatRequest* request, HeartbeatReply* reply) override;
+  Reactor* Acquire(Context* context, const AcquireRequest* request, AcquireReply* reply) override;
+  Reactor* Complete(Context* context, const CompleteRequest* request, CompleteReply* reply) override;
+  Reactor* Leave(Context* context, const LeaveRequest* request, LeaveReply* reply) override;
+  Reactor* Status(Context* context, const StatusRequest* request, StatusReply* reply) override;
+  Reactor* Completions(Context* context, const CompletionsRequest* request, CompletionsReply* reply) override;
+  Reactor* Snapshot(Context* context, const SnapshotRequest* request, SnapshotReply* reply) override;
+  Reactor* Drain(Context* context, const DrainRequest* request, DrainReply* reply) override;
+
+ private:
+  Coordinator* coordinator_;
+  SnapshotService* snapshots_;
+  std::atomic<bool>* drain_requested_;
+};
+
+}  // namespace recon

@@ -1,0 +1,52 @@
+#include "server/rpc/rpc_server.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
+#include "common/base/status_macros.h"
+#include "common/rpc/client_channel.h"
+#include "grpcpp/server.h"
+#include "grpcpp/server_builder.h"
+
+namespace recon {
+
+absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& address, const TlsFlags& tls,
+                                                            const std::vector<grpc::Service*>& services) {
+  RECON_RETURN_IF_ERROR(CheckAddress("--listen", address));
+  RECON_ASSIGN_OR_RETURN(const auto credentials, ServerCredentialsFor(address, tls));
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort(address, credentials, &port);
+  for (grpc::Service* service : services) builder.RegisterService(service);
+  builder.SetMaxReceiveMessageSize(limits::kControlMessageBytesMax);
+  builder.SetMaxSendMessageSize(limits::kControlMessageBytesMax);
+  // Two servers on one port would share its connections silently.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr || port == 0) {
+    return absl::UnavailableError(
+        absl::StrCat("--listen ", address, ": cannot listen: the port is taken or the address is not of this host"));
+  }
+  const std::string bound = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+  return std::unique_ptr<RpcServer>(new RpcServer(std::move(server), bound));
+}
+
+RpcServer::RpcServer(std::unique_ptr<grpc::Server> server, std::string address)
+    : server_(std::move(server)), address_(std::move(address)) {}
+
+RpcServer::~RpcServer() { Shutdown(absl::ZeroDuration()); }
+
+void RpcServer::Shutdown(absl::Duration timeout) {
+  if (server_ == nullptr) return;
+  server_->Shutdown(absl::ToChronoTime(absl::Now() + timeout));
+  server_->Wait();
+  server_ = nullptr;
+}
+
+}  // namespace recon

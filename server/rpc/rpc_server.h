@@ -1,0 +1,40 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/rpc/credentials.h"
+
+namespace grpc {
+class Server;
+class Service;
+}  // namespace grpc
+
+namespace recon {
+
+// The gRPC server of one process.
+class RpcServer {
+ public:
+  // Listens on `address` (host:port, port 0 takes a free one). The services must outlive the server.
+  // InvalidArgument for a malformed address or bad TLS flags, Unavailable if the port is taken.
+  static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const std::string& address, const TlsFlags& tls,
+                                                          const std::vector<grpc::Service*>& services);
+  ~RpcServer();
+
+  // host:port with the real port.
+  const std::string& address() const { return address_; }
+
+  // Takes no new calls, waits for those that run, cancels what is left at the deadline.
+  void Shutdown(absl::Duration timeout);
+
+ private:
+  RpcServer(std::unique_ptr<grpc::Server> server, std::string address);
+
+  std::unique_ptr<grpc::Server> server_;
+  std::string address_;
+};
+
+}  // namespace recon

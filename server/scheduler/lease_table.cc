@@ -1,0 +1,56 @@
+#include "server/scheduler/lease_table.h"
+
+namespace recon {
+
+LeaseId LeaseTable::Grant(const Task& task, WorkerId holder, absl::Time now) {
+  const LeaseId id(++next_);
+  leases_[id] = {task, holder, now + duration_};
+  return id;
+}
+
+bool LeaseTable::Holds(LeaseId lease, WorkerId holder) const {
+  const auto found = leases_.find(lease);
+  return found != leases_.end() && found->second.holder == holder;
+}
+
+std::optional<Task> LeaseTable::Take(LeaseId lease, WorkerId holder) {
+  if (!Holds(lease, holder)) return std::nullopt;
+  const Task task = leases_[lease].task;
+  leases_.erase(lease);
+  return task;
+}
+
+void LeaseTable::Renew(WorkerId holder, absl::Time now) {
+  for (auto& [id, lease] : leases_) {
+    if (lease.holder == holder) lease.expires = now + duration_;
+  }
+}
+
+std::vector<LeaseId> LeaseTable::HeldBy(WorkerId holder) const {
+  std::vector<LeaseId> held;
+  for (const auto& [id, lease] : leases_) {
+    if (lease.holder == holder) held.push_back(id);
+  }
+  return held;
+}
+
+std::vector<Task> LeaseTable::TakeAllOf(WorkerId holder) {
+  std::vector<Task> tasks;
+  for (const LeaseId id : HeldBy(holder)) tasks.push_back(*Take(id, holder));
+  return tasks;
+}
+
+std::vector<LeaseTable::Lease> LeaseTable::TakeExpired(absl::Time now) {
+  std::vector<Lease> expired;
+  for (auto it = leases_.begin(); it != leases_.end();) {
+    if (it->second.expires > now) {
+      ++it;
+      continue;
+    }
+    expired.push_back(it->second);
+    it = leases_.erase(it);
+  }
+  return expired;
+}
+
+}  // namespace recon

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "common/base/ids.h"
+#include "server/scheduler/split_queue.h"
+
+namespace recon {
+
+// Who works on what, until when. A lease is renewed by its holder's heartbeats; one that expires may
+// be granted to somebody else.
+//
+// Threads: none of its own; the caller serializes. No clock: `now` is an argument. Grants are not kept
+// over a restart of the server: only completions are.
+class LeaseTable {
+ public:
+  struct Lease {
+    Task task;
+    WorkerId holder;
+    absl::Time expires;
+  };
+
+  // Lease numbers start above `first`, so that those of an earlier cluster epoch are never valid.
+  LeaseTable(absl::Duration duration, uint64_t first) : duration_(duration), next_(first) {}
+
+  LeaseId Grant(const Task& task, WorkerId holder, absl::Time now);
+  // Ends the lease and returns its task; nothing if the worker does not hold it.
+  std::optional<Task> Take(LeaseId lease, WorkerId holder);
+  void Renew(WorkerId holder, absl::Time now);
+
+  bool Holds(LeaseId lease, WorkerId holder) const;
+  std::vector<LeaseId> HeldBy(WorkerId holder) const;
+
+  // Ends leases and returns their tasks: all of one worker, or those that have expired.
+  std::vector<Task> TakeAllOf(WorkerId holder);
+  std::vector<Lease> TakeExpired(absl::Time now);
+
+ private:
+  absl::Duration duration_;
+  uint64_t next_;
+  std::map<LeaseId, Lease> leases_;
+};
+
+}  // namespace recon

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/ids.h"
+#include "proto/control.pb.h"
+
+namespace recon {
+
+// A piece of work: a split of one pass over the training data, or of one evaluation.
+struct Task {
+  LeaseKind kind = LEASE_NONE;
+  uint32_t data_epoch = 0;  // Evaluation: number of finished passes.
+  SplitId split;
+  uint64_t begin = 0;  // Samples [begin, end).
+  uint64_t end = 0;
+};
+
+// What is to be done, is being done and has been done: every split of every data epoch exactly once,
+// and an evaluation after each epoch, which goes before training. Splits of the next epoch follow at
+// once, so that nobody waits at the end of one.
+//
+// Threads: none of its own; the caller serializes. Work is O(1) per call, amortized.
+class SplitQueue {
+ public:
+  struct Config {
+    uint64_t train_samples = 0;
+    uint64_t test_samples = 0;  // 0: no evaluations.
+    uint32_t split_samples = 1;
+    uint32_t eval_split_samples = 1;
+    uint32_t data_epochs = 1;
+  };
+
+  // InvalidArgument if a size is 0 or there are more splits than limits::kSplitsMax.
+  static absl::StatusOr<SplitQueue> Create(const Config& config);
+
+  // The next task, marked as taken; nothing if all are taken or done.
+  std::optional<Task> Next();
+  // A taken task that will not be completed by its holder goes to the front again.
+  void Return(const Task& task);
+  // Takes this task if it is neither taken nor done.
+  bool TakeIfFree(const Task& task);
+  // Marks a task as done; false if it was done before. `eval` counts for evaluations.
+  bool Complete(const Task& task, const EvalResult& eval);
+
+  // A task by its numbers; InvalidArgument if there is none.
+  absl::StatusOr<Task> Find(LeaseKind kind, uint32_t data_epoch, SplitId split) const;
+
+  bool finished() const;
+  uint64_t samples_completed() const { return samples_completed_; }
+  // The evaluation after `data_epochs` passes, if all of it is done.
+  std::optional<EvalResult> Evaluation(uint32_t data_epochs) const;
+
+ private:
+  enum State : uint8_t { kFree, kTaken, kDone };
+  // The splits of one pass (or evaluation), in order.
+  struct Round {
+    std::vector<uint8_t> states;
+    uint32_t done = 0;
+    uint32_t first_free = 0;  // No split before it is free.
+    EvalResult eval;
+    bool complete() const { return done == states.size(); }
+  };
+
+  explicit SplitQueue(const Config& config);
+  static std::optional<uint32_t> TakeFirstFree(Round* round);
+  Task MakeTask(LeaseKind kind, uint32_t data_epoch, uint32_t split) const;
+  Round* RoundOf(const Task& task);
+
+  Config config_;
+  std::vector<Round> train_;            // By data epoch.
+  std::map<uint32_t, Round> evals_;     // By finished passes; made when the pass is complete.
+  uint32_t first_open_epoch_ = 0;       // No epoch before it has a free split.
+  uint64_t samples_completed_ = 0;
+};
+
+}  // namespace recon

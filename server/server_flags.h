@@ -1,0 +1,42 @@
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/control.pb.h"
+#include "server/store/optimizer.h"
+
+namespace recon {
+
+// What recon-server was told, checked. Values come from flags, a --config file (TOML) and environment
+// variables RECON_<FLAG>, in this order of precedence.
+struct ServerFlags {
+  std::string listen = "127.0.0.1:7070";
+  std::string data;
+  std::string snapshot_dir;   // Default: <data>/snapshots.
+  std::string from_snapshot;  // Directory to take initial parameters from.
+  std::string metrics_address;
+  std::string tls_cert, tls_key, tls_ca;
+  bool insecure = false;
+  bool exit_when_done = false;
+  std::string log_level = "info";
+  int lanes = 0;
+
+  OptimizerConfig optimizer;
+  std::map<std::string, GroupPolicy> groups;
+  JobConfig job;
+
+  absl::Duration snapshot_interval;
+  int snapshot_keep = 5;
+  int zstd_level = 1;
+  absl::Duration suspect_after;
+  absl::Duration evict_after;
+};
+
+// Parses the command line. Prints help, version or an error and returns the exit code instead of flags
+// when the program should end: 0 after help, 2 after an error.
+absl::StatusOr<ServerFlags> ParseServerFlags(int argc, char** argv, int* exit_code);
+
+}  // namespace recon

@@ -1,0 +1,133 @@
+#include "server/snapshot_service.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "common/base/clock.h"
+#include "common/base/hash.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+
+namespace recon {
+
+uint64_t RawBytes(const Manifest& manifest) {
+  uint64_t bytes = 0;
+  for (const ChunkEntry& chunk : manifest.chunks()) bytes += chunk.raw_bytes();
+  return bytes;
+}
+
+uint64_t StoredBytes(const Manifest& manifest) {
+  uint64_t bytes = 0;
+  for (const PackEntry& pack : manifest.packs()) bytes += pack.bytes();
+  return bytes;
+}
+
+SnapshotService::SnapshotService(const Options& options, ParamServer* params, ObjectStore* store, Metrics* metrics)
+    : options_(options),
+      params_(params),
+      published_(metrics->Counter("recon_server_snapshots_total", "Snapshots published")),
+      failed_(metrics->Counter("recon_server_snapshot_failures_total", "Snapshots given up on")),
+      seconds_(metrics->Gauge("recon_server_snapshot_seconds", "Time the last snapshot took")),
+      generation_(metrics->Gauge("recon_server_snapshot_generation", "Newest published generation")),
+      writer_(store, options.writer),
+      last_periodic_(Now()),
+      lane_("snapshot") {}
+
+void SnapshotService::Take(const std::string& reason, Done done) {
+  lane_.Post([this, reason, done = std::move(done)]() mutable {
+    const absl::StatusOr<SnapshotReply> reply = TakeNow(reason);
+    if (!reply.ok()) {
+      failed_.Increment();
+      spdlog::error("snapshot ({}) failed, the one before stays: {}", reason, reply.status().message());
+      absl::MutexLock lock(&mu_);
+      status_.set_failed(status_.failed() + 1);
+      status_.set_last_error(std::string(reply.status().message()));
+    }
+    done(reply);
+  });
+}
+
+absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason) {
+  const auto layout = params_->layout();
+  if (layout == nullptr || !params_->has_values()) {
+    return absl::FailedPreconditionError("no snapshot: the server has no parameters yet");
+  }
+  const absl::Time start = Now();
+  StateCut cut;
+  absl::Notification ready;
+  params_->Cut([&](StateCut taken) {
+    cut = std::move(taken);
+    ready.Notify();
+  });
+  ready.WaitForNotification();
+  SnapshotWriter::Description description;
+  description.optimizer = options_.optimizer;
+  description.state_planes = params_->state_planes();
+  description.sequence = cut.sequence;
+  description.cluster_epoch = options_.cluster_epoch;
+  description.frontier_step = cut.frontier_step;
+  description.created_unix_ms = absl::ToUnixMillis(start);
+  description.reason = reason;
+  RECON_ASSIGN_OR_RETURN(const Manifest manifest, writer_.Write(*layout, cut.shards, description));
+  const double seconds = absl::ToDoubleSeconds(Now() - start);
+  NotePublished(manifest, seconds);
+  const absl::Status collected = writer_.CollectGarbage();
+  if (!collected.ok()) spdlog::warn("old snapshots: {}", collected.message());
+  SnapshotReply reply;
+  reply.set_generation(manifest.generation());
+  reply.set_state_root(ToHex(manifest.state_root()));
+  reply.set_stored_bytes(StoredBytes(manifest));
+  reply.set_seconds(seconds);
+  return reply;
+}
+
+void SnapshotService::NotePublished(const Manifest& manifest, double seconds) {
+  published_.Increment();
+  seconds_.Set(seconds);
+  spdlog::info("snapshot {} published ({}): {:.1f} MB of {:.1f} MB, {:.2f} s, root {}", manifest.generation(),
+               manifest.reason(), static_cast<double>(StoredBytes(manifest)) / 1e6,
+               static_cast<double>(RawBytes(manifest)) / 1e6, seconds, ToHex(manifest.state_root()));
+  {
+    absl::MutexLock lock(&mu_);
+    status_.set_published(status_.published() + 1);
+    status_.set_seconds(seconds);
+  }
+  NoteRestored(manifest);
+}
+
+void SnapshotService::NoteRestored(const Manifest& manifest) {
+  generation_.Set(static_cast<double>(manifest.generation()));
+  absl::MutexLock lock(&mu_);
+  status_.set_generation(manifest.generation());
+  status_.set_unix_ms(manifest.created_unix_ms());
+  status_.set_stored_bytes(StoredBytes(manifest));
+  status_.set_raw_bytes(RawBytes(manifest));
+  status_.set_state_root(ToHex(manifest.state_root()));
+  last_sequence_ = manifest.sequence();
+}
+
+void SnapshotService::Tick(absl::Time now) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (periodic_running_ || now - last_periodic_ < options_.interval) return;
+    if (params_->sequence() == last_sequence_ || !params_->has_values()) return;
+    periodic_running_ = true;
+    last_periodic_ = now;
+  }
+  Take("periodic", [this](const absl::StatusOr<SnapshotReply>&) {
+    absl::MutexLock lock(&mu_);
+    periodic_running_ = false;
+  });
+}
+
+void SnapshotService::Flush() {
+  lane_.RunAndWait([] {});
+}
+
+SnapshotStatus SnapshotService::status() const {
+  absl::MutexLock lock(&mu_);
+  return status_;
+}
+
+}  // namespace recon

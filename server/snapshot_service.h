@@ -1,0 +1,78 @@
+#pragma once
+
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "common/base/lane.h"
+#include "common/metrics/metrics.h"
+#include "common/storage/object_store.h"
+#include "proto/control.pb.h"
+#include "server/durability/snapshot_writer.h"
+#include "server/param_server.h"
+
+namespace recon {
+
+// Takes snapshots: when asked, and periodically. Training goes on meanwhile.
+//
+// Threads: thread-safe; encoding and writing run on a thread of its own. Snapshots are taken one at a
+// time, in the order asked for.
+// Shutdown: the destructor finishes those asked for.
+class SnapshotService {
+ public:
+  struct Options {
+    SnapshotWriter::Options writer;
+    absl::Duration interval = absl::InfiniteDuration();
+    std::string optimizer;
+    uint64_t cluster_epoch = 0;
+  };
+  using Done = absl::AnyInvocable<void(const absl::StatusOr<SnapshotReply>&)>;
+
+  // `params`, `store` and `metrics` must outlive the service.
+  SnapshotService(const Options& options, ParamServer* params, ObjectStore* store, Metrics* metrics);
+
+  // `reason` is one word for the manifest. `done` runs on the service's thread.
+  void Take(const std::string& reason, Done done);
+
+  // Returns when all that was asked for is done.
+  void Flush();
+
+  // Starts a periodic snapshot if one is due and something was applied since the last.
+  void Tick(absl::Time now);
+
+  SnapshotStatus status() const;
+  // What a restart found, for status().
+  void NoteRestored(const Manifest& manifest);
+
+ private:
+  absl::StatusOr<SnapshotReply> TakeNow(const std::string& reason);
+  void NotePublished(const Manifest& manifest, double seconds);
+
+  // Set in the constructor.
+  const Options options_;
+  ParamServer* const params_;
+  prometheus::Counter& published_;
+  prometheus::Counter& failed_;
+  prometheus::Gauge& seconds_;
+  prometheus::Gauge& generation_;
+
+  // The service's thread only.
+  SnapshotWriter writer_;
+
+  mutable absl::Mutex mu_;
+  SnapshotStatus status_ ABSL_GUARDED_BY(mu_);
+  absl::Time last_periodic_ ABSL_GUARDED_BY(mu_);
+  uint64_t last_sequence_ ABSL_GUARDED_BY(mu_) = 0;
+  bool periodic_running_ ABSL_GUARDED_BY(mu_) = false;
+
+  Lane lane_;
+};
+
+// Bytes of a manifest's chunks, raw and as stored.
+uint64_t RawBytes(const Manifest& manifest);
+uint64_t StoredBytes(const Manifest& manifest);
+
+}  // namespace recon

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
+#include "common/base/byte_chain.h"
+#include "common/base/ids.h"
+#include "common/codec/wire_format.h"
+
+namespace recon {
+
+// One shard's gradient as it was received. The payload refers to network buffers. Immutable.
+struct EncodedGradient {
+  CodecId codec = CodecId::kFp32;
+  uint32_t count = 0;
+  ByteChain payload;  // EncodedBytes(codec, count) bytes.
+};
+
+// A worker's gradient for one step of a synchronous mean.
+struct Contribution {
+  WorkerId worker;
+  Incarnation incarnation;
+  // Fixes the order of the sum; see FrameHeader.
+  uint64_t order_key = 0;
+  // Samples in its batch, times the clipping factor of the push.
+  double weight = 0;
+  uint32_t samples = 0;
+  EncodedGradient gradient;
+};
+
+// Values decoded at a time: 16 KiB of FP32 stay in the first-level cache.
+inline constexpr size_t kTileParams = 4096;
+
+// Receives the gradient's values [offset, offset + values.size()).
+using TileSink = absl::FunctionRef<void(size_t offset, absl::Span<const float> values)>;
+
+// Decodes tile by tile, in order.
+void ForEachTile(const EncodedGradient& gradient, TileSink sink);
+
+// The weighted sum of the contributions, tile by tile, added in the order given. All have equal counts.
+void ForEachSumTile(const std::vector<Contribution>& contributions, TileSink sink);
+
+// Whether all values are finite. Reads the payload once.
+bool AllFinite(const EncodedGradient& gradient);
+
+}  // namespace recon

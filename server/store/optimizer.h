@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace recon {
+
+enum class OptimizerKind { kSgd, kMomentum, kNesterov, kAdam, kAdamW };
+enum class ScheduleKind { kConstant, kStep, kCosine };
+
+// The learning rate as a function of a shard's update number (its version before the update).
+struct LearningRateSchedule {
+  ScheduleKind kind = ScheduleKind::kConstant;
+  // Linear from 1/(warmup_updates + 1) of the rate to all of it, before everything else.
+  uint64_t warmup_updates = 0;
+  // Step: multiplied by `gamma` after each `step_updates` updates that follow the warm-up.
+  uint64_t step_updates = 1;
+  double gamma = 0.1;
+  // Cosine: down to `final_fraction` of the rate over `total_updates`, the warm-up included
+  // (Loshchilov and Hutter, "SGDR", ICLR 2017, eq. 5, one period).
+  uint64_t total_updates = 1;
+  double final_fraction = 0;
+
+  // Factor to multiply the base rate with, for update `update` (from 0).
+  double Factor(uint64_t update) const;
+};
+
+// One optimizer for the job. Definitions are PyTorch's (torch.optim.SGD, Adam, AdamW), dampening 0.
+struct OptimizerConfig {
+  OptimizerKind kind = OptimizerKind::kMomentum;
+  double learning_rate = 0.05;
+  double momentum = 0.9;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double epsilon = 1e-8;
+  double weight_decay = 0;
+  // A push whose global L2 norm is larger is scaled down to it; 0 = off.
+  double clip_norm = 0;
+  LearningRateSchedule schedule;
+};
+
+// What a group changes of it.
+struct GroupPolicy {
+  double learning_rate_scale = 1;
+  double weight_decay_scale = 1;
+};
+
+// "sgd", "momentum", "nesterov", "adam" or "adamw"; InvalidArgument otherwise.
+absl::StatusOr<OptimizerKind> ParseOptimizer(absl::string_view name);
+const char* OptimizerName(OptimizerKind kind);
+// "constant", "step:UPDATES[:GAMMA]" or "cosine:TOTAL_UPDATES[:FINAL_FRACTION]".
+absl::StatusOr<LearningRateSchedule> ParseSchedule(absl::string_view text);
+// InvalidArgument with the flag's name for a value outside its range.
+absl::Status CheckOptimizer(const OptimizerConfig& config);
+
+// FP32 values kept per parameter beside the parameter: 0 (sgd), 1 (momentum) or 2 (Adam's moments).
+int StatePlanes(OptimizerKind kind);
+
+// The numbers one update needs, computed once per shard and update in double precision.
+struct UpdateCoefficients {
+  OptimizerKind kind = OptimizerKind::kSgd;
+  float gradient_scale = 1;  // Clipping, and 1/weight of a mean.
+  float learning_rate = 0;
+  float momentum = 0;
+  float beta1 = 0, one_minus_beta1 = 0;
+  float beta2 = 0, one_minus_beta2 = 0;
+  float epsilon = 0;
+  float weight_decay = 0;         // L2, added to the gradient.
+  float decay_factor = 1;         // AdamW: parameters are multiplied by it first.
+  float step_size = 0;            // Adam: learning rate / (1 - beta1^t).
+  float inverse_sqrt_correction2 = 1;  // Adam: 1 / sqrt(1 - beta2^t).
+};
+
+// For update number `update` (from 0) of a shard. `gradient_scale` as above.
+UpdateCoefficients CoefficientsFor(const OptimizerConfig& config, const GroupPolicy& policy, uint64_t update,
+                                   double gradient_scale);
+
+}  // namespace recon

@@ -1,0 +1,169 @@
+#include "server/store/optimizer_kernels.h"
+
+#include <cmath>
+#include <cstring>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "server/store/optimizer_kernels.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace recon {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F32 = hn::ScalableTag<float>;
+using V = hn::Vec<F32>;
+
+// Where one vector's worth of values lies.
+struct Pointers {
+  const float* gradient;
+  float* params;
+  float* state1;
+  float* state2;
+};
+
+HWY_INLINE V ScaledGradient(F32 d, const UpdateCoefficients& c, const Pointers& at, V p) {
+  const V g = hn::Mul(hn::LoadU(d, at.gradient), hn::Set(d, c.gradient_scale));
+  return hn::Add(g, hn::Mul(hn::Set(d, c.weight_decay), p));
+}
+
+struct Sgd {
+  static HWY_INLINE void Update(F32 d, const UpdateCoefficients& c, const Pointers& at) {
+    const V p = hn::LoadU(d, at.params);
+    const V g = ScaledGradient(d, c, at, p);
+    hn::StoreU(hn::Sub(p, hn::Mul(hn::Set(d, c.learning_rate), g)), d, at.params);
+  }
+};
+
+template <bool kNesterov>
+struct Momentum {
+  static HWY_INLINE void Update(F32 d, const UpdateCoefficients& c, const Pointers& at) {
+    const V p = hn::LoadU(d, at.params);
+    const V g = ScaledGradient(d, c, at, p);
+    const V mu = hn::Set(d, c.momentum);
+    const V m = hn::Add(hn::Mul(mu, hn::LoadU(d, at.state1)), g);
+    hn::StoreU(m, d, at.state1);
+    const V direction = kNesterov ? hn::Add(g, hn::Mul(mu, m)) : m;
+    hn::StoreU(hn::Sub(p, hn::Mul(hn::Set(d, c.learning_rate), direction)), d, at.params);
+  }
+};
+
+struct Adam {
+  static HWY_INLINE void Update(F32 d, const UpdateCoefficients& c, const Pointers& at) {
+    const V p = hn::LoadU(d, at.params);
+    const V g = ScaledGradient(d, c, at, p);
+    const V m =
+        hn::Add(hn::Mul(hn::Set(d, c.beta1), hn::LoadU(d, at.state1)), hn::Mul(hn::Set(d, c.one_minus_beta1), g));
+    const V v = hn::Add(hn::Mul(hn::Set(d, c.beta2), hn::LoadU(d, at.state2)),
+                        hn::Mul(hn::Mul(hn::Set(d, c.one_minus_beta2), g), g));
+    hn::StoreU(m, d, at.state1);
+    hn::StoreU(v, d, at.state2);
+    const V denominator =
+        hn::Add(hn::Mul(hn::Sqrt(v), hn::Set(d, c.inverse_sqrt_correction2)), hn::Set(d, c.epsilon));
+    const V decayed = hn::Mul(p, hn::Set(d, c.decay_factor));
+    hn::StoreU(hn::Sub(decayed, hn::Div(hn::Mul(hn::Set(d, c.step_size), m), denominator)), d, at.params);
+  }
+};
+
+// `planes` = how many of state1 and state2 exist.
+template <typename Rule>
+HWY_INLINE void Run(const UpdateCoefficients& c, const float* gradient, size_t count, float* params, float* state1,
+                    float* state2) {
+  const F32 d;
+  const size_t lanes = hn::Lanes(d);
+  size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    Rule::Update(d, c, {gradient + i, params + i, state1 ? state1 + i : nullptr, state2 ? state2 + i : nullptr});
+  }
+  if (i == count) return;
+  // The tail goes through padded copies, so that it is computed as every other value.
+  const size_t bytes = (count - i) * sizeof(float);
+  HWY_ALIGN float g[HWY_MAX_BYTES / 4] = {}, p[HWY_MAX_BYTES / 4] = {}, s1[HWY_MAX_BYTES / 4] = {},
+                  s2[HWY_MAX_BYTES / 4] = {};
+  std::memcpy(g, gradient + i, bytes);
+  std::memcpy(p, params + i, bytes);
+  if (state1 != nullptr) std::memcpy(s1, state1 + i, bytes);
+  if (state2 != nullptr) std::memcpy(s2, state2 + i, bytes);
+  Rule::Update(d, c, {g, p, s1, s2});
+  std::memcpy(params + i, p, bytes);
+  if (state1 != nullptr) std::memcpy(state1 + i, s1, bytes);
+  if (state2 != nullptr) std::memcpy(state2 + i, s2, bytes);
+}
+
+void ApplyUpdate(const UpdateCoefficients& c, const float* gradient, size_t count, float* params, float* state1,
+                 float* state2) {
+  switch (c.kind) {
+    case OptimizerKind::kSgd:
+      return Run<Sgd>(c, gradient, count, params, nullptr, nullptr);
+    case OptimizerKind::kMomentum:
+      return Run<Momentum<false>>(c, gradient, count, params, state1, nullptr);
+    case OptimizerKind::kNesterov:
+      return Run<Momentum<true>>(c, gradient, count, params, state1, nullptr);
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kAdamW:
+      return Run<Adam>(c, gradient, count, params, state1, state2);
+  }
+}
+
+void AddWeighted(const float* values, float weight, size_t count, float* sum) {
+  const F32 d;
+  const size_t lanes = hn::Lanes(d);
+  const V w = hn::Set(d, weight);
+  size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    hn::StoreU(hn::Add(hn::LoadU(d, sum + i), hn::Mul(w, hn::LoadU(d, values + i))), d, sum + i);
+  }
+  for (; i < count; ++i) sum[i] += weight * values[i];
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace recon
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace recon {
+
+HWY_EXPORT(ApplyUpdate);
+HWY_EXPORT(AddWeighted);
+
+void ApplyUpdate(const UpdateCoefficients& c, const float* gradient, size_t count, float* params, float* state1,
+                 float* state2) {
+  HWY_DYNAMIC_DISPATCH(ApplyUpdate)(c, gradient, count, params, state1, state2);
+}
+
+void AddWeighted(const float* values, float weight, size_t count, float* sum) {
+  HWY_DYNAMIC_DISPATCH(AddWeighted)(values, weight, count, sum);
+}
+
+void ApplyUpdateReference(const UpdateCoefficients& c, const float* gradient, size_t count, float* params,
+                          float* state1, float* state2) {
+  for (size_t i = 0; i < count; ++i) {
+    const float p = params[i];
+    const float g = gradient[i] * c.gradient_scale + c.weight_decay * p;
+    switch (c.kind) {
+      case OptimizerKind::kSgd:
+        params[i] = p - c.learning_rate * g;
+        break;
+      case OptimizerKind::kMomentum:
+        state1[i] = c.momentum * state1[i] + g;
+        params[i] = p - c.learning_rate * state1[i];
+        break;
+      case OptimizerKind::kNesterov:
+        state1[i] = c.momentum * state1[i] + g;
+        params[i] = p - c.learning_rate * (g + c.momentum * state1[i]);
+        break;
+      case OptimizerKind::kAdam:
+      case OptimizerKind::kAdamW:
+        state1[i] = c.beta1 * state1[i] + c.one_minus_beta1 * g;
+        state2[i] = c.beta2 * state2[i] + c.one_minus_beta2 * g * g;
+        params[i] = p * c.decay_factor -
+                    c.step_size * state1[i] / (std::sqrt(state2[i]) * c.inverse_sqrt_correction2 + c.epsilon);
+        break;
+    }
+  }
+}
+
+}  // namespace recon
+#endif  // HWY_ONCE

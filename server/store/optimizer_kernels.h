@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstddef>
+
+#include "server/store/optimizer.h"
+
+namespace recon {
+
+// One update of `count` parameters in place. `state1` and `state2` are the optimizer's planes (null
+// where StatePlanes() has fewer). Only additions, multiplications, divisions and square roots in a fixed
+// order, each rounded on its own: every SIMD target gives the same bits. Thread-safe on disjoint ranges.
+//
+//   g  = gradient * gradient_scale + weight_decay * p
+//   sgd       p -= lr * g
+//   momentum  m = mu * m + g;  p -= lr * m
+//   nesterov  m = mu * m + g;  p -= lr * (g + mu * m)
+//   adam(w)   p *= decay_factor;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g g
+//             p -= step_size * m / (sqrt(v) * inverse_sqrt_correction2 + eps)
+//
+// Sources: Sutskever et al., ICML 2013 (momentum, Nesterov); Kingma and Ba, ICLR 2015 (Adam);
+// Loshchilov and Hutter, ICLR 2019 (AdamW).
+void ApplyUpdate(const UpdateCoefficients& c, const float* gradient, size_t count, float* params, float* state1,
+                 float* state2);
+
+// The same by plain scalar code; what the kernels are tested against.
+void ApplyUpdateReference(const UpdateCoefficients& c, const float* gradient, size_t count, float* params,
+                          float* state1, float* state2);
+
+// sum[i] += weight * values[i], each operation rounded on its own.
+void AddWeighted(const float* values, float weight, size_t count, float* sum);
+
+}  // namespace recon

@@ -1,0 +1,121 @@
+#include "server/store/shard.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "common/codec/codec.h"
+#include "server/store/optimizer_kernels.h"
+
+namespace recon {
+
+static_assert(kPageParams % kTileParams == 0, "a tile never spans two pages");
+
+Shard::Shard(ShardId id, const ShardPlacement& placement, const OptimizerConfig* config, const GroupPolicy& policy)
+    : id_(id), placement_(placement), config_(config), policy_(policy) {
+  pages_.resize(1 + StatePlanes(config->kind));
+  for (Pages& role : pages_) {
+    for (uint32_t page = 0; page < placement.pages(); ++page) role.push_back(PageRef::Zeroed());
+  }
+}
+
+float* Shard::WritableTile(int role, size_t offset) {
+  if (role >= static_cast<int>(pages_.size())) return nullptr;
+  bool cloned = false;
+  float* page = pages_[role][offset / kPageParams].Writable(&cloned);
+  if (cloned) ++pages_cloned_;
+  return page + offset % kPageParams;
+}
+
+void Shard::Update(const UpdateCoefficients& c, size_t offset, absl::Span<const float> gradient) {
+  ApplyUpdate(c, gradient.data(), gradient.size(), WritableTile(0, offset), WritableTile(1, offset),
+              WritableTile(2, offset));
+}
+
+void Shard::SetInitialValues(const EncodedGradient& values) {
+  ForEachTile(values, [this](size_t offset, absl::Span<const float> tile) {
+    std::memcpy(WritableTile(0, offset), tile.data(), tile.size() * sizeof(float));
+  });
+  encoded_version_ = kNoVersion;
+}
+
+Shard::Outcome Shard::Apply(const PushId& id, const EncodedGradient& gradient, double scale) {
+  if (!ledger_.Take(id.worker, id.incarnation, id.step)) return Outcome::kDuplicate;
+  const UpdateCoefficients c = CoefficientsFor(*config_, policy_, version_, scale);
+  ForEachTile(gradient, [&](size_t offset, absl::Span<const float> tile) { Update(c, offset, tile); });
+  ++version_;
+  return Outcome::kTaken;
+}
+
+Shard::Outcome Shard::Contribute(const PushId& id, Contribution contribution) {
+  if (ledger_.Taken(id.worker, id.incarnation, id.step)) return Outcome::kDuplicate;
+  if (id.step < first_open_step_) return Outcome::kLate;
+  auto& contributions = contributions_[id.step];
+  for (const Contribution& other : contributions) {
+    if (other.worker == id.worker && other.incarnation == id.incarnation) return Outcome::kDuplicate;
+  }
+  contribution.worker = id.worker;
+  contribution.incarnation = id.incarnation;
+  contributions.push_back(std::move(contribution));
+  return Outcome::kTaken;
+}
+
+void Shard::CloseStep(uint64_t step, const std::set<WorkerId>& workers) {
+  first_open_step_ = std::max(first_open_step_, step + 1);
+  std::vector<Contribution> counted;
+  const auto found = contributions_.find(step);
+  if (found != contributions_.end()) counted = std::move(found->second);
+  contributions_.erase(contributions_.begin(), contributions_.upper_bound(step));
+  counted.erase(std::remove_if(counted.begin(), counted.end(),
+                               [&](const Contribution& c) { return workers.count(c.worker) == 0; }),
+                counted.end());
+  if (counted.empty()) return;
+  // By what was computed, not by who came first: the sum must not depend on timing.
+  std::sort(counted.begin(), counted.end(), [](const Contribution& a, const Contribution& b) {
+    return std::make_pair(a.order_key, a.worker) < std::make_pair(b.order_key, b.worker);
+  });
+  double samples = 0;
+  for (const Contribution& contribution : counted) {
+    samples += contribution.samples;
+    ledger_.Take(contribution.worker, contribution.incarnation, step);
+  }
+  const UpdateCoefficients c = CoefficientsFor(*config_, policy_, version_, 1 / samples);
+  ForEachSumTile(counted, [&](size_t offset, absl::Span<const float> tile) { Update(c, offset, tile); });
+  ++version_;
+}
+
+ByteChain Shard::Encoded(CodecId codec) {
+  ByteChain chain;
+  if (codec == CodecId::kFp32) {
+    for (uint32_t page = 0; page < placement_.pages(); ++page) {
+      auto owner = std::make_shared<const PageRef>(pages_[0][page]);
+      chain.Append(owner->data(), placement_.PageSize(page) * sizeof(float), owner);
+    }
+    return chain;
+  }
+  if (encoded_codec_ == codec && encoded_version_ == version_) return encoded_;
+  auto bytes = std::make_shared<std::vector<uint8_t>>(EncodedBytes(codec, placement_.size));
+  for (uint32_t page = 0; page < placement_.pages(); ++page) {
+    // Parameters beyond the codec's range are cut to it: a replica is an approximation by choice.
+    Encode(codec, pages_[0][page].data(), placement_.PageSize(page),
+           bytes->data() + EncodedBytes(codec, page * kPageParams));
+  }
+  chain.Append(bytes->data(), bytes->size(), bytes);
+  encoded_ = chain;
+  encoded_codec_ = codec;
+  encoded_version_ = version_;
+  return chain;
+}
+
+ShardCut Shard::Cut() const { return {version_, pages_, ledger_.Entries()}; }
+
+void Shard::Restore(ShardCut cut, uint64_t first_open_step) {
+  version_ = cut.version;
+  pages_ = std::move(cut.pages);
+  ledger_.Restore(cut.ledger);
+  first_open_step_ = first_open_step;
+  encoded_version_ = kNoVersion;
+}
+
+}  // namespace recon

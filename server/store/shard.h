@@ -1,0 +1,100 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "common/base/byte_chain.h"
+#include "common/base/ids.h"
+#include "common/tensor/page.h"
+#include "common/tensor/param_layout.h"
+#include "server/store/gradient.h"
+#include "server/store/optimizer.h"
+#include "server/store/push_ledger.h"
+
+namespace recon {
+
+// A consistent copy of one shard: page references, not bytes.
+struct ShardCut {
+  uint64_t version = 0;
+  // pages[role][page]; role 0 = parameters, then the optimizer's planes.
+  std::vector<std::vector<PageRef>> pages;
+  std::vector<LedgerEntry> ledger;
+};
+
+// The unit of ownership, ordering and ledger: parameters and optimizer state of one range of the flat
+// space, updated in place.
+//
+// Threads: lane only, every method. Pages it has handed out may be read and dropped anywhere.
+// Units: `version` counts updates; payloads are in the shard's order of parameters.
+class Shard {
+ public:
+  // Parameters and state are zero, version 0. `config` must outlive the shard.
+  Shard(ShardId id, const ShardPlacement& placement, const OptimizerConfig* config, const GroupPolicy& policy);
+
+  ShardId id() const { return id_; }
+  uint64_t version() const { return version_; }
+  uint32_t size() const { return placement_.size; }
+  // Pages cloned because someone still held them.
+  uint64_t pages_cloned() const { return pages_cloned_; }
+
+  struct PushId {
+    WorkerId worker;
+    Incarnation incarnation;
+    uint64_t step = 0;
+  };
+  enum class Outcome {
+    kTaken,
+    kDuplicate,  // This push id has been taken before: nothing changed.
+    kLate,       // Its step was closed without it: nothing changed, and never will.
+  };
+
+  // Replaces the parameters (FP32 payload of size() values); the version stays 0.
+  void SetInitialValues(const EncodedGradient& values);
+
+  // One update: gradient * scale through the optimizer; version + 1.
+  Outcome Apply(const PushId& id, const EncodedGradient& gradient, double scale);
+
+  // Synchronous mean: keeps a contribution until its step is closed. It enters the ledger only then,
+  // so that a cut never says it has a gradient whose update it lacks.
+  Outcome Contribute(const PushId& id, Contribution contribution);
+  // One update with the mean over the contributions of `workers` to `step`; drops what others sent
+  // for it and for earlier steps. No update if there is none.
+  void CloseStep(uint64_t step, const std::set<WorkerId>& workers);
+
+  // The parameters as a payload of `codec`. FP32 refers to the pages; 16-bit codecs are encoded once
+  // per version and shared by all that ask.
+  ByteChain Encoded(CodecId codec);
+
+  ShardCut Cut() const;
+  // The reverse of Cut(). `cut` must have this shard's shape; steps before `first_open_step` are closed.
+  void Restore(ShardCut cut, uint64_t first_open_step);
+
+ private:
+  using Pages = std::vector<PageRef>;
+
+  // Writes values [offset, offset + count) of a role through the copy-on-write rule.
+  float* WritableTile(int role, size_t offset);
+  void Update(const UpdateCoefficients& c, size_t offset, absl::Span<const float> gradient);
+
+  // Set in the constructor.
+  const ShardId id_;
+  const ShardPlacement placement_;
+  const OptimizerConfig* const config_;
+  const GroupPolicy policy_;
+
+  // Lane only.
+  uint64_t version_ = 0;
+  std::vector<Pages> pages_;
+  PushLedger ledger_;
+  std::map<uint64_t, std::vector<Contribution>> contributions_;
+  uint64_t first_open_step_ = 0;
+  uint64_t pages_cloned_ = 0;
+  // The last 16-bit encoding, and the version it is of.
+  CodecId encoded_codec_ = CodecId::kFp32;
+  uint64_t encoded_version_ = kNoVersion;
+  ByteChain encoded_;
+};
+
+}  // namespace recon

@@ -1,0 +1,227 @@
+#include <unistd.h>
+
+#include <cmath>
+#include <iostream>
+#include <memory>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "common/base/clock.h"
+#include "common/base/status_macros.h"
+#include "common/rpc/client_channel.h"
+#include "common/rpc/control_client.h"
+#include "tools/reconctl/render.h"
+#include "tools/reconctl/verbs.h"
+
+namespace recon {
+namespace {
+
+absl::StatusOr<std::unique_ptr<ControlClient>> Connect(const ServerTarget& target) {
+  RECON_ASSIGN_OR_RETURN(const auto channel, ConnectTo(target.address, target.tls));
+  return std::make_unique<ControlClient>(channel, absl::Seconds(3));
+}
+
+const char* PhaseName(JobPhase phase) {
+  switch (phase) {
+    case PHASE_WAITING:
+      return "waiting for workers";
+    case PHASE_RUNNING:
+      return "running";
+    case PHASE_DRAINING:
+      return "draining";
+    case PHASE_FINISHED:
+      return "finished";
+    default:
+      return "unknown";
+  }
+}
+
+const char* StateName(MemberState state) {
+  switch (state) {
+    case MEMBER_ACTIVE:
+      return "active";
+    case MEMBER_IDLE:
+      return "idle";
+    case MEMBER_SUSPECT:
+      return "suspect";
+    case MEMBER_GONE:
+      return "gone";
+    default:
+      return "unknown";
+  }
+}
+
+std::string SyncName(int bound) {
+  if (bound < 0) return "asp";
+  return bound == 0 ? "bsp" : absl::StrCat("ssp:", bound);
+}
+
+bool AnySimulated(const StatusReply& status) {
+  for (const MemberStatus& member : status.members()) {
+    if (member.simulated()) return true;
+  }
+  return false;
+}
+
+double Fraction(const StatusReply& status) {
+  if (status.samples_total() == 0) return 0;
+  return static_cast<double>(status.samples_completed()) / static_cast<double>(status.samples_total());
+}
+
+std::string SecondsLeft(const StatusReply& status) {
+  const double left = static_cast<double>(status.samples_total() - status.samples_completed());
+  return HumanSeconds(status.samples_per_second() > 0 ? left / status.samples_per_second() : NAN);
+}
+
+void PrintMembers(const StatusReply& status) {
+  std::vector<std::vector<std::string>> rows = {
+      {"WORKER", "STATE", "STEP", "PUSHES", "STALENESS", "SAMPLES/S", "SAMPLES", "LOSS", "DEVICE", "CODEC", "RECONSTRUCTED", "HEARD"}};
+  for (const MemberStatus& member : status.members()) {
+    const WorkerProgress& progress = member.progress();
+    const bool gone = member.state() == MEMBER_GONE;
+    rows.push_back({member.name(), StateName(member.state()), absl::StrCat(member.next_step()),
+                    absl::StrCat(member.pushes()),
+                    absl::StrFormat("%.1f (max %d)", member.staleness_mean(), member.staleness_max()),
+                    gone ? "-" : absl::StrCat(HumanCount(progress.samples_per_second()), member.simulated() ? " simulated" : ""),
+                    HumanCount(static_cast<double>(progress.samples())), absl::StrFormat("%.4f", progress.last_loss()),
+                    member.device(), member.codec(),
+                    progress.reconstruct_ms() > 0 ? absl::StrFormat("%.0f ms", progress.reconstruct_ms()) : "-",
+                    absl::StrFormat("%.1f s ago", member.heartbeat_age_ms() / 1000)});
+  }
+  std::cout << Table(rows);
+}
+
+void PrintStatus(const StatusReply& status) {
+  const SnapshotStatus& snapshot = status.snapshot();
+  std::cout << "job        " << (status.model().empty() ? "no model yet" : status.model()) << ", "
+            << HumanCount(static_cast<double>(status.parameters())) << " parameters in " << status.shards()
+            << " shards, " << PhaseName(status.phase()) << "\n"
+            << "training   " << SyncName(status.job().bound()) << ", " << status.optimizer() << ", batch "
+            << status.job().batch_samples() << ", step " << status.frontier_step() << ", "
+            << HumanCount(static_cast<double>(status.pushes())) << " pushes (" << status.duplicate_pushes()
+            << " duplicate parts dropped)\n"
+            << "progress   " << Bar(Fraction(status), 30)
+            << absl::StrFormat(" %.2f of %d data epochs, ", status.data_epochs_completed(), status.job().data_epochs())
+            << HumanCount(status.samples_per_second()) << " samples/s"
+            << (AnySimulated(status) ? " (simulated computing)" : "") << ", " << SecondsLeft(status) << " left\n"
+            << "snapshot   ";
+  if (snapshot.generation() == 0) {
+    std::cout << "none yet";
+  } else {
+    std::cout << snapshot.generation() << " of " << HumanTime(snapshot.unix_ms()) << ", "
+              << HumanBytes(snapshot.stored_bytes()) << " of " << HumanBytes(snapshot.raw_bytes()) << ", root "
+              << snapshot.state_root();
+  }
+  if (snapshot.failed() > 0) std::cout << "; " << snapshot.failed() << " failed, last: " << snapshot.last_error();
+  std::cout << "\nserver     cluster epoch " << status.cluster_epoch() << ", up "
+            << HumanSeconds(status.uptime_seconds());
+  if (status.restored_generation() > 0) std::cout << ", restored from snapshot " << status.restored_generation();
+  if (status.recover_ms() > 0) std::cout << absl::StrFormat(", first push after %.0f ms", status.recover_ms());
+  std::cout << "\n";
+  if (status.evaluations_size() > 0) {
+    const EvalEntry& last = status.evaluations(status.evaluations_size() - 1);
+    std::cout << absl::StrFormat("accuracy   %.4f, loss %.4f after data epoch %d\n", last.accuracy(), last.loss(),
+                                 last.data_epochs());
+  }
+  std::cout << "\n";
+  PrintMembers(status);
+}
+
+std::string ProgressLine(const StatusReply& status) {
+  int alive = 0;
+  for (const MemberStatus& member : status.members()) alive += member.state() == MEMBER_GONE ? 0 : 1;
+  std::string line = absl::StrCat(
+      Bar(Fraction(status), 30), absl::StrFormat(" epoch %.2f/%d  ", status.data_epochs_completed(), status.job().data_epochs()),
+      HumanCount(status.samples_per_second()), " samples/s", AnySimulated(status) ? " (simulated)" : "", "  ", alive,
+      " workers  snapshot ", status.snapshot().generation(), "  ", SecondsLeft(status), " left");
+  if (status.evaluations_size() > 0) {
+    const EvalEntry& last = status.evaluations(status.evaluations_size() - 1);
+    absl::StrAppend(&line, absl::StrFormat("  accuracy %.4f", last.accuracy()));
+  }
+  return line;
+}
+
+}  // namespace
+
+absl::Status ShowStatus(const ServerTarget& target) {
+  RECON_ASSIGN_OR_RETURN(const auto client, Connect(target));
+  RECON_ASSIGN_OR_RETURN(const StatusReply status, client->Status());
+  if (target.json) {
+    std::cout << ToJson(status) << "\n";
+  } else {
+    PrintStatus(status);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FollowStatus(const ServerTarget& target, double patience_seconds) {
+  RECON_ASSIGN_OR_RETURN(const auto client, Connect(target));
+  const bool terminal = isatty(STDOUT_FILENO) != 0;
+  const absl::Duration interval = terminal ? absl::Milliseconds(500) : absl::Seconds(5);
+  absl::Time heard = Now();
+  while (true) {
+    const absl::StatusOr<StatusReply> status = client->Status();
+    const absl::Time now = Now();
+    if (status.ok()) heard = now;
+    if (!status.ok() && now - heard > absl::Seconds(patience_seconds)) {
+      if (terminal) std::cout << std::endl;
+      return status.status();
+    }
+    std::string line;
+    if (!status.ok()) {
+      line = "the server does not answer, trying again";
+    } else {
+      line = target.json ? ToJson(*status) : ProgressLine(*status);
+    }
+    if (terminal && !target.json) {
+      std::cout << "\r\033[K" << line << std::flush;
+    } else if (status.ok() || !target.json) {
+      std::cout << line << std::endl;
+    }
+    if (status.ok() && status->phase() == PHASE_FINISHED) {
+      if (terminal) std::cout << std::endl;
+      return absl::OkStatus();
+    }
+    absl::SleepFor(interval);
+  }
+}
+
+absl::Status ShowCompletions(const ServerTarget& target) {
+  RECON_ASSIGN_OR_RETURN(const auto client, Connect(target));
+  RECON_ASSIGN_OR_RETURN(const CompletionsReply reply, client->Completions());
+  if (target.json) {
+    std::cout << ToJson(reply) << "\n";
+    return absl::OkStatus();
+  }
+  std::vector<std::vector<std::string>> rows = {{"KIND", "DATA EPOCH", "SPLIT", "SAMPLES", "WORKER", "WHEN"}};
+  for (const Completion& completion : reply.completions()) {
+    rows.push_back({completion.kind() == LEASE_EVAL ? "evaluation" : "training", absl::StrCat(completion.data_epoch()),
+                    absl::StrCat(completion.split()), absl::StrCat(completion.begin(), "-", completion.end()),
+                    completion.worker(), HumanTime(completion.unix_ms())});
+  }
+  std::cout << Table(rows);
+  return absl::OkStatus();
+}
+
+absl::Status TakeSnapshot(const ServerTarget& target) {
+  RECON_ASSIGN_OR_RETURN(const auto client, Connect(target));
+  RECON_ASSIGN_OR_RETURN(const SnapshotReply reply, client->Snapshot());
+  if (target.json) {
+    std::cout << ToJson(reply) << "\n";
+  } else {
+    std::cout << "snapshot " << reply.generation() << ": " << HumanBytes(reply.stored_bytes())
+              << absl::StrFormat(" in %.2f s, root ", reply.seconds()) << reply.state_root() << "\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DrainServer(const ServerTarget& target) {
+  RECON_ASSIGN_OR_RETURN(const auto client, Connect(target));
+  RECON_RETURN_IF_ERROR(client->Drain());
+  std::cout << (target.json ? "{\"draining\":true}" : "draining: the server finishes what runs, takes a snapshot and ends") << "\n";
+  return absl::OkStatus();
+}
+
+}  // namespace recon

@@ -1,0 +1,75 @@
+#include "worker/client/param_client.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "common/base/limits.h"
+#include "common/rpc/payload.h"
+#include "common/rpc/status_codes.h"
+
+namespace recon {
+namespace {
+
+std::string MethodOf(FrameKind kind) {
+  switch (kind) {
+    case FrameKind::kPull:
+      return "/recon.Param/Pull";
+    case FrameKind::kPush:
+      return "/recon.Param/Push";
+    case FrameKind::kPushPull:
+      return "/recon.Param/PushPull";
+    case FrameKind::kInit:
+    case FrameKind::kReply:
+      break;
+  }
+  return "/recon.Param/Init";
+}
+
+// One frame under way; lives until its callback has run.
+struct Call {
+  grpc::ClientContext context;
+  grpc::ByteBuffer request;
+  grpc::ByteBuffer response;
+};
+
+absl::StatusOr<Frame> DecodeReply(const grpc::Status& status, const grpc::ByteBuffer& response) {
+  if (!status.ok()) return FromGrpc(status);
+  const absl::StatusOr<ByteChain> bytes = ChainOf(response);
+  if (!bytes.ok()) return bytes.status();
+  return DecodeFrame(*bytes);
+}
+
+}  // namespace
+
+std::vector<absl::StatusOr<Frame>> ParamClient::CallAll(FrameKind kind, std::vector<Frame> frames,
+                                                        absl::Duration deadline) {
+  std::vector<absl::StatusOr<Frame>> replies(frames.size());
+  const std::string method = MethodOf(kind);
+  absl::Mutex mu;
+  int in_flight = 0;  // Guarded by mu.
+  for (size_t i = 0; i < frames.size(); ++i) {
+    {
+      absl::MutexLock lock(&mu);
+      mu.Await(absl::Condition(+[](int* calls) { return *calls < limits::kFramesInFlight; }, &in_flight));
+      ++in_flight;
+    }
+    auto* call = new Call;
+    call->context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
+    frames[i].header.kind = static_cast<uint8_t>(kind);
+    call->request = BufferOf(EncodeFrame(std::move(frames[i])));
+    stub_.UnaryCall(&call->context, method, grpc::StubOptions(), &call->request, &call->response,
+                    [call, &mu, &in_flight, reply = &replies[i]](const grpc::Status& status) {
+                      *reply = DecodeReply(status, call->response);
+                      delete call;
+                      absl::MutexLock lock(&mu);
+                      --in_flight;
+                    });
+  }
+  absl::MutexLock lock(&mu);
+  mu.Await(absl::Condition(+[](int* calls) { return *calls == 0; }, &in_flight));
+  return replies;
+}
+
+}  // namespace recon

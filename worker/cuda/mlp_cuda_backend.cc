@@ -1,0 +1,201 @@
+#include "worker/cuda/mlp_cuda_backend.h"
+
+#include <cublas_v2.h>
+#include <cuda_runtime_api.h>
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "worker/cuda/mlp_kernels.h"
+
+namespace recon {
+namespace {
+
+absl::Status Check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("CUDA: ", what, ": ", cudaGetErrorString(error)));
+}
+
+absl::Status Check(cublasStatus_t status, const char* what) {
+  if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("cuBLAS: ", what, ": ", cublasGetStatusString(status)));
+}
+
+// Device memory that grows and frees itself.
+template <typename T>
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+  ~DeviceBuffer() { cudaFree(data_); }
+
+  absl::Status Reserve(size_t count) {
+    if (count <= count_) return absl::OkStatus();
+    cudaFree(data_);
+    data_ = nullptr;
+    count_ = 0;
+    RECON_RETURN_IF_ERROR(Check(cudaMalloc(reinterpret_cast<void**>(&data_), count * sizeof(T)), "cudaMalloc"));
+    count_ = count;
+    return absl::OkStatus();
+  }
+
+  absl::Status Upload(const T* from, size_t count, cudaStream_t stream) {
+    RECON_RETURN_IF_ERROR(Reserve(count));
+    return Check(cudaMemcpyAsync(data_, from, count * sizeof(T), cudaMemcpyHostToDevice, stream), "upload");
+  }
+
+  T* get() { return data_; }
+
+ private:
+  T* data_ = nullptr;
+  size_t count_ = 0;
+};
+
+class MlpCudaBackend : public ModelBackend {
+ public:
+  MlpCudaBackend(MlpModel model, int device) : model_(std::move(model)), device_(device), outputs_(model_.layers()) {}
+  ~MlpCudaBackend() override {
+    if (cublas_ != nullptr) cublasDestroy(cublas_);
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  }
+
+  absl::Status Open() {
+    RECON_RETURN_IF_ERROR(Check(cudaSetDevice(device_), "cudaSetDevice"));
+    RECON_RETURN_IF_ERROR(Check(cudaStreamCreate(&stream_), "cudaStreamCreate"));
+    RECON_RETURN_IF_ERROR(Check(cublasCreate(&cublas_), "cublasCreate"));
+    return Check(cublasSetStream(cublas_, stream_), "cublasSetStream");
+  }
+
+  const ModelSpec& spec() const override { return model_.spec; }
+  std::string device() const override { return absl::StrCat("cuda:", device_); }
+  bool simulated() const override { return false; }
+  void Bind(const ParamLayout* layout) override { layout_ = layout; }
+  void InitialValues(uint64_t seed, absl::Span<float> values) const override { InitMlp(*layout_, seed, values); }
+
+  absl::StatusOr<BatchResult> Gradient(const Batch& batch, const ParameterView& parameters,
+                                       absl::Span<float> gradient) override {
+    RECON_RETURN_IF_ERROR(Forward(batch, parameters));
+    const size_t classes = model_.sizes.back();
+    RECON_RETURN_IF_ERROR(delta_.Reserve(batch.samples * classes));
+    RECON_ASSIGN_OR_RETURN(const BatchResult result, Loss(batch, delta_.get()));
+    RECON_RETURN_IF_ERROR(gradient_.Reserve(gradient.size()));
+    RECON_RETURN_IF_ERROR(Backward(batch));
+    RECON_RETURN_IF_ERROR(Check(cudaMemcpyAsync(gradient.data(), gradient_.get(), gradient.size() * sizeof(float),
+                                                cudaMemcpyDeviceToHost, stream_),
+                                "download of the gradient"));
+    RECON_RETURN_IF_ERROR(Check(cudaStreamSynchronize(stream_), "gradient"));
+    return result;
+  }
+
+  absl::StatusOr<BatchResult> Evaluate(const Batch& batch, const ParameterView& parameters) override {
+    RECON_RETURN_IF_ERROR(Forward(batch, parameters));
+    return Loss(batch, nullptr);
+  }
+
+ private:
+  const float* Parameter(size_t tensor) { return parameters_.get() + layout_->tensors()[tensor].offset; }
+
+  // Row-major C[m][n] = op(A) op(B) + beta C. cuBLAS is column-major: the same product, operands swapped.
+  absl::Status Gemm(bool transpose_a, bool transpose_b, int m, int n, int k, const float* a, const float* b,
+                    float beta, float* c) {
+    const float one = 1.0f;
+    return Check(cublasSgemm(cublas_, transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N,
+                             n, m, k, &one, b, transpose_b ? k : n, a, transpose_a ? m : k, &beta, c, n),
+                 "cublasSgemm");
+  }
+
+  absl::Status Forward(const Batch& batch, const ParameterView& parameters) {
+    RECON_RETURN_IF_ERROR(Check(cudaSetDevice(device_), "cudaSetDevice"));  // Of the calling thread.
+    if (parameters.revision != uploaded_revision_) {
+      RECON_RETURN_IF_ERROR(parameters_.Upload(parameters.values.data(), parameters.values.size(), stream_));
+      uploaded_revision_ = parameters.revision;
+    }
+    RECON_RETURN_IF_ERROR(features_.Upload(batch.features.data(), batch.features.size(), stream_));
+    RECON_RETURN_IF_ERROR(labels_.Upload(batch.labels.data(), batch.labels.size(), stream_));
+    const auto samples = static_cast<int>(batch.samples);
+    const float* input = features_.get();
+    for (size_t layer = 0; layer < model_.layers(); ++layer) {
+      const auto in = static_cast<int>(model_.sizes[layer]);
+      const auto out = static_cast<int>(model_.sizes[layer + 1]);
+      RECON_RETURN_IF_ERROR(outputs_[layer].Reserve(batch.samples * model_.sizes[layer + 1]));
+      float* output = outputs_[layer].get();
+      cuda::BroadcastBias(Parameter(2 * layer + 1), samples, out, output, stream_);
+      RECON_RETURN_IF_ERROR(Gemm(false, true, samples, out, in, input, Parameter(2 * layer), 1.0f, output));
+      if (layer + 1 < model_.layers()) cuda::Relu(output, samples * out, stream_);
+      input = output;
+    }
+    return Check(cudaGetLastError(), "forward kernels");
+  }
+
+  absl::StatusOr<BatchResult> Loss(const Batch& batch, float* delta) {
+    RECON_RETURN_IF_ERROR(losses_.Reserve(batch.samples));
+    RECON_RETURN_IF_ERROR(hits_.Reserve(batch.samples));
+    cuda::SoftmaxCrossEntropy(outputs_.back().get(), labels_.get(), static_cast<int>(batch.samples),
+                              static_cast<int>(model_.sizes.back()), losses_.get(), hits_.get(), delta, stream_);
+    RECON_RETURN_IF_ERROR(Check(cudaGetLastError(), "loss kernel"));
+    std::vector<float> losses(batch.samples);
+    std::vector<uint32_t> hits(batch.samples);
+    RECON_RETURN_IF_ERROR(Check(cudaMemcpyAsync(losses.data(), losses_.get(), losses.size() * sizeof(float),
+                                                cudaMemcpyDeviceToHost, stream_), "download of the losses"));
+    RECON_RETURN_IF_ERROR(Check(cudaMemcpyAsync(hits.data(), hits_.get(), hits.size() * sizeof(uint32_t),
+                                                cudaMemcpyDeviceToHost, stream_), "download of the hits"));
+    RECON_RETURN_IF_ERROR(Check(cudaStreamSynchronize(stream_), "loss"));
+    BatchResult result;
+    result.samples = batch.samples;
+    for (size_t i = 0; i < batch.samples; ++i) {
+      result.loss_sum += losses[i];
+      result.correct += hits[i];
+    }
+    return result;
+  }
+
+  absl::Status Backward(const Batch& batch) {
+    const auto samples = static_cast<int>(batch.samples);
+    DeviceBuffer<float>* delta = &delta_;
+    DeviceBuffer<float>* previous = &previous_delta_;
+    for (size_t layer = model_.layers(); layer-- > 0;) {
+      const auto in = static_cast<int>(model_.sizes[layer]);
+      const auto out = static_cast<int>(model_.sizes[layer + 1]);
+      const float* input = layer == 0 ? features_.get() : outputs_[layer - 1].get();
+      float* weight_gradient = gradient_.get() + layout_->tensors()[2 * layer].offset;
+      float* bias_gradient = gradient_.get() + layout_->tensors()[2 * layer + 1].offset;
+      RECON_RETURN_IF_ERROR(Gemm(true, false, out, in, samples, delta->get(), input, 0.0f, weight_gradient));
+      cuda::ColumnSums(delta->get(), samples, out, bias_gradient, stream_);
+      if (layer == 0) break;
+      RECON_RETURN_IF_ERROR(previous->Reserve(batch.samples * model_.sizes[layer]));
+      RECON_RETURN_IF_ERROR(
+          Gemm(false, false, samples, in, out, delta->get(), Parameter(2 * layer), 0.0f, previous->get()));
+      cuda::ReluBackward(input, samples * in, previous->get(), stream_);
+      std::swap(delta, previous);
+    }
+    return Check(cudaGetLastError(), "backward kernels");
+  }
+
+  MlpModel model_;
+  int device_;
+  const ParamLayout* layout_ = nullptr;
+  uint64_t uploaded_revision_ = ~uint64_t{0};
+  cudaStream_t stream_ = nullptr;
+  cublasHandle_t cublas_ = nullptr;
+  DeviceBuffer<float> parameters_, gradient_, features_, delta_, previous_delta_, losses_;
+  DeviceBuffer<uint32_t> labels_, hits_;
+  std::vector<DeviceBuffer<float>> outputs_;
+};
+
+}  // namespace
+
+int CudaDeviceCount() {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
+}
+
+absl::StatusOr<std::unique_ptr<ModelBackend>> MakeMlpCudaBackend(MlpModel model, int device) {
+  auto backend = std::make_unique<MlpCudaBackend>(std::move(model), device);
+  RECON_RETURN_IF_ERROR(backend->Open());
+  return std::unique_ptr<ModelBackend>(std::move(backend));
+}
+
+}  // namespace recon

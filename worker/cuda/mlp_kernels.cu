@@ -1,0 +1,109 @@
+#include <cfloat>
+
+#include "worker/cuda/mlp_kernels.h"
+
+namespace recon::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+int Blocks(int count) { return (count + kThreads - 1) / kThreads; }
+
+__global__ void BroadcastBiasKernel(const float* bias, int count, int units, float* output) {
+  const int k = blockIdx.x * blockDim.x + threadIdx.x;
+  if (k < count) output[k] = bias[k % units];
+}
+
+__global__ void ReluKernel(float* values, int count) {
+  const int k = blockIdx.x * blockDim.x + threadIdx.x;
+  if (k < count) values[k] = fmaxf(values[k], 0.0f);
+}
+
+__global__ void ReluBackwardKernel(const float* output, int count, float* delta) {
+  const int k = blockIdx.x * blockDim.x + threadIdx.x;
+  if (k < count && output[k] <= 0.0f) delta[k] = 0.0f;
+}
+
+// The larger logit; the lower index on a tie.
+__device__ void TakeLarger(float value, int index, float* best, int* best_index) {
+  if (value > *best || (value == *best && index < *best_index)) {
+    *best = value;
+    *best_index = index;
+  }
+}
+
+__global__ void SoftmaxKernel(const float* logits, const uint32_t* labels, int samples, int classes, float* loss,
+                              uint32_t* correct, float* delta) {
+  __shared__ float values[kThreads];
+  __shared__ int indices[kThreads];
+  const int sample = blockIdx.x;
+  const float* row = logits + static_cast<size_t>(sample) * classes;
+  float best = -FLT_MAX;
+  int best_index = classes;
+  for (int j = threadIdx.x; j < classes; j += kThreads) TakeLarger(row[j], j, &best, &best_index);
+  values[threadIdx.x] = best;
+  indices[threadIdx.x] = best_index;
+  __syncthreads();
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) {
+      TakeLarger(values[threadIdx.x + half], indices[threadIdx.x + half], &values[threadIdx.x], &indices[threadIdx.x]);
+    }
+    __syncthreads();
+  }
+  best = values[0];
+  best_index = indices[0];
+  __syncthreads();
+  float sum = 0.0f;
+  for (int j = threadIdx.x; j < classes; j += kThreads) sum += expf(row[j] - best);
+  values[threadIdx.x] = sum;
+  __syncthreads();
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) values[threadIdx.x] += values[threadIdx.x + half];
+    __syncthreads();
+  }
+  sum = values[0];
+  const uint32_t label = labels[sample];
+  if (threadIdx.x == 0) {
+    loss[sample] = logf(sum) - (row[label] - best);
+    correct[sample] = best_index == static_cast<int>(label) ? 1 : 0;
+  }
+  if (delta == nullptr) return;
+  for (int j = threadIdx.x; j < classes; j += kThreads) {
+    const float probability = expf(row[j] - best) / sum;
+    delta[static_cast<size_t>(sample) * classes + j] =
+        (probability - (j == static_cast<int>(label) ? 1.0f : 0.0f)) / samples;
+  }
+}
+
+__global__ void ColumnSumsKernel(const float* matrix, int samples, int units, float* sums) {
+  const int j = blockIdx.x * blockDim.x + threadIdx.x;
+  if (j >= units) return;
+  float sum = 0.0f;
+  for (int i = 0; i < samples; ++i) sum += matrix[static_cast<size_t>(i) * units + j];
+  sums[j] = sum;
+}
+
+}  // namespace
+
+void BroadcastBias(const float* bias, int samples, int units, float* output, cudaStream_t stream) {
+  BroadcastBiasKernel<<<Blocks(samples * units), kThreads, 0, stream>>>(bias, samples * units, units, output);
+}
+
+void Relu(float* values, int count, cudaStream_t stream) {
+  ReluKernel<<<Blocks(count), kThreads, 0, stream>>>(values, count);
+}
+
+void ReluBackward(const float* output, int count, float* delta, cudaStream_t stream) {
+  ReluBackwardKernel<<<Blocks(count), kThreads, 0, stream>>>(output, count, delta);
+}
+
+void SoftmaxCrossEntropy(const float* logits, const uint32_t* labels, int samples, int classes, float* loss,
+                         uint32_t* correct, float* delta, cudaStream_t stream) {
+  SoftmaxKernel<<<samples, kThreads, 0, stream>>>(logits, labels, samples, classes, loss, correct, delta);
+}
+
+void ColumnSums(const float* matrix, int samples, int units, float* sums, cudaStream_t stream) {
+  ColumnSumsKernel<<<Blocks(units), kThreads, 0, stream>>>(matrix, samples, units, sums);
+}
+
+}  // namespace recon::cuda

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/tensor/param_layout.h"
+#include "worker/data/dataset.h"
+
+namespace recon {
+
+// The worker's copy of the parameters, flat, as ParamLayout lays them out.
+struct ParameterView {
+  absl::Span<const float> values;
+  // Changes whenever the values do, so that a device uploads them only then.
+  uint64_t revision = 0;
+};
+
+struct BatchResult {
+  uint64_t samples = 0;
+  uint64_t correct = 0;
+  double loss_sum = 0;  // Sum over the samples of the loss.
+};
+
+// Computes gradients of one model on one device.
+//
+// Threads: one thread at a time. Ownership: the backend owns its scratch and device memory.
+class ModelBackend {
+ public:
+  virtual ~ModelBackend() = default;
+
+  virtual const ModelSpec& spec() const = 0;
+  // "cpu", "cuda:0", ...
+  virtual std::string device() const = 0;
+  // Whether the computing is a stand-in for load tests; shown wherever its numbers appear.
+  virtual bool simulated() const = 0;
+
+  // Where the tensors lie. Called once, before anything below. `layout` must outlive the backend.
+  virtual void Bind(const ParamLayout* layout) = 0;
+  // Initial parameters, the same for one seed on every machine. `values` has layout->params() elements.
+  virtual void InitialValues(uint64_t seed, absl::Span<float> values) const = 0;
+
+  // The gradient of the mean loss over the batch, into `gradient` (layout->params() elements).
+  virtual absl::StatusOr<BatchResult> Gradient(const Batch& batch, const ParameterView& parameters,
+                                               absl::Span<float> gradient) = 0;
+  // Loss and hits without a gradient.
+  virtual absl::StatusOr<BatchResult> Evaluate(const Batch& batch, const ParameterView& parameters) = 0;
+};
+
+struct ModelOptions {
+  std::string model;   // mlp:784-512-256-10, synthetic:NAME or synthetic:FILE.
+  std::string device;  // auto, cpu or cuda:N.
+  // Shape of the data, which the model must fit.
+  uint32_t features = 0;
+  uint32_t classes = 0;
+  int threads = 1;               // CPU threads of matrix products.
+  double synthetic_step_ms = 50;  // Stated compute time of a synthetic step.
+  uint64_t seed = 1;
+};
+
+// InvalidArgument, naming the flag, for an unknown model or device, or a model that does not fit the data.
+absl::StatusOr<std::unique_ptr<ModelBackend>> MakeBackend(const ModelOptions& options);
+
+}  // namespace recon

@@ -1,0 +1,72 @@
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "common/base/status_macros.h"
+#include "worker/model/mlp_backend.h"
+#include "worker/model/mlp_model.h"
+#include "worker/model/model_backend.h"
+#include "worker/model/model_shapes.h"
+#include "worker/model/synthetic_backend.h"
+#if defined(RECON_HAVE_CUDA)
+#include "worker/cuda/mlp_cuda_backend.h"
+#endif
+
+namespace recon {
+namespace {
+
+// Number of the CUDA device to use, -1 for the CPU.
+absl::StatusOr<int> ParseDevice(const std::string& text) {
+  if (text == "cpu") return -1;
+#if defined(RECON_HAVE_CUDA)
+  const int devices = CudaDeviceCount();
+#else
+  const int devices = 0;
+#endif
+  if (text == "auto") return devices > 0 ? 0 : -1;
+  int device = -1;
+  absl::string_view rest = text;
+  if (!absl::ConsumePrefix(&rest, "cuda:") || !absl::SimpleAtoi(rest, &device) || device < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--device ", text, ": expected auto, cpu or cuda:N"));
+  }
+  if (device >= devices) {
+    return absl::InvalidArgumentError(absl::StrCat("--device ", text, ": this machine has ", devices,
+                                                   " CUDA devices that recon can use"));
+  }
+  return device;
+}
+
+absl::StatusOr<std::unique_ptr<ModelBackend>> MakeMlp(const std::string& sizes, int device,
+                                                      const ModelOptions& options) {
+  RECON_ASSIGN_OR_RETURN(MlpModel model, ParseMlp(sizes));
+  if (model.sizes.front() != options.features || model.sizes.back() < options.classes) {
+    return absl::InvalidArgumentError(absl::StrCat("--model ", options.model, " takes ", model.sizes.front(),
+                                                   " features and ", model.sizes.back(), " classes, the data has ",
+                                                   options.features, " and ", options.classes));
+  }
+#if defined(RECON_HAVE_CUDA)
+  if (device >= 0) return MakeMlpCudaBackend(std::move(model), device);
+#else
+  static_cast<void>(device);
+#endif
+  return std::make_unique<MlpBackend>(std::move(model), options.threads);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ModelBackend>> MakeBackend(const ModelOptions& options) {
+  RECON_ASSIGN_OR_RETURN(const int device, ParseDevice(options.device));
+  absl::string_view name = options.model;
+  if (absl::ConsumePrefix(&name, "mlp:")) return MakeMlp(std::string(name), device, options);
+  if (absl::ConsumePrefix(&name, "synthetic:") && !name.empty()) {
+    RECON_ASSIGN_OR_RETURN(ModelSpec spec, ShapesOf(std::string(name)));
+    return std::make_unique<SyntheticBackend>(std::move(spec), absl::Milliseconds(options.synthetic_step_ms),
+                                              options.seed);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--model ", options.model, ": expected mlp:SIZES or synthetic:resnet50|vgg16|bert-base|SHAPES_FILE"));
+}
+
+}  // namespace recon

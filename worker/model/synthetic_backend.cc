@@ -1,0 +1,53 @@
+#include "worker/model/synthetic_backend.h"
+
+#include <algorithm>
+
+#include "absl/time/clock.h"
+#include "common/base/clock.h"
+
+namespace recon {
+namespace {
+
+// A prime number of values, so that tensors do not start at the same one.
+constexpr size_t kNoise = 1'000'003;
+
+float SmallUniform(uint64_t* state) {
+  return (static_cast<float>(SplitMix64(state) >> 40) * 0x1.0p-24f - 0.5f) * 2e-3f;
+}
+
+}  // namespace
+
+SyntheticBackend::SyntheticBackend(ModelSpec spec, absl::Duration step_time, uint64_t seed)
+    : spec_(std::move(spec)), step_time_(step_time), noise_(kNoise), state_(seed) {
+  for (float& value : noise_) value = SmallUniform(&state_);
+}
+
+void SyntheticBackend::InitialValues(uint64_t seed, absl::Span<float> values) const {
+  uint64_t state = seed;
+  for (float& value : values) value = SmallUniform(&state);
+}
+
+absl::StatusOr<BatchResult> SyntheticBackend::Gradient(const Batch& batch, const ParameterView&,
+                                                       absl::Span<float> gradient) {
+  const int64_t start = MonotonicNanos();
+  size_t from = SplitMix64(&state_) % noise_.size();
+  for (size_t at = 0; at < gradient.size();) {
+    const size_t count = std::min(gradient.size() - at, noise_.size() - from);
+    std::copy_n(noise_.begin() + static_cast<ptrdiff_t>(from), count, gradient.begin() + static_cast<ptrdiff_t>(at));
+    at += count;
+    from = 0;
+  }
+  const absl::Duration spent = absl::Nanoseconds(MonotonicNanos() - start);
+  if (spent < step_time_) absl::SleepFor(step_time_ - spent);
+  BatchResult result;
+  result.samples = batch.samples;
+  return result;
+}
+
+absl::StatusOr<BatchResult> SyntheticBackend::Evaluate(const Batch& batch, const ParameterView&) {
+  BatchResult result;
+  result.samples = batch.samples;
+  return result;
+}
+
+}  // namespace recon

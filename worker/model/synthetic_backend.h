@@ -1,0 +1,35 @@
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "worker/model/model_backend.h"
+
+namespace recon {
+
+// A model of real shapes whose computing is simulated: a step waits for a stated time and gives
+// deterministic pseudo-random gradients. For load tests of everything but the computing.
+class SyntheticBackend : public ModelBackend {
+ public:
+  SyntheticBackend(ModelSpec spec, absl::Duration step_time, uint64_t seed);
+
+  const ModelSpec& spec() const override { return spec_; }
+  std::string device() const override { return "simulated"; }
+  bool simulated() const override { return true; }
+  void Bind(const ParamLayout* layout) override { layout_ = layout; }
+  void InitialValues(uint64_t seed, absl::Span<float> values) const override;
+  absl::StatusOr<BatchResult> Gradient(const Batch& batch, const ParameterView& parameters,
+                                       absl::Span<float> gradient) override;
+  // Loss and hits are 0: there is nothing to learn.
+  absl::StatusOr<BatchResult> Evaluate(const Batch& batch, const ParameterView& parameters) override;
+
+ private:
+  ModelSpec spec_;
+  absl::Duration step_time_;
+  const ParamLayout* layout_ = nullptr;
+  std::vector<float> noise_;
+  uint64_t state_;
+};
+
+}  // namespace recon

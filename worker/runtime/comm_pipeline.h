@@ -1,0 +1,86 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "common/codec/codec.h"
+#include "common/codec/frame.h"
+#include "common/metrics/metrics.h"
+#include "common/tensor/param_layout.h"
+#include "worker/client/param_client.h"
+#include "worker/runtime/session.h"
+
+namespace recon {
+
+// Encodes, pushes and receives while the next step is computed: a bounded number of pushes is under way,
+// each on a thread of its own that tries until the push is acknowledged or known to be dropped.
+//
+// Threads: Submit(), WaitUntilBelow() and TakeReplies() on the training thread; callbacks of a push run on
+// its thread. Ownership: the pointers must outlive the pipeline.
+// Shutdown: the destructor waits for the pushes under way; Session::Fail() makes them end early.
+class CommPipeline {
+ public:
+  struct Options {
+    CodecId push_codec = CodecId::kFp32;
+    CodecId pull_codec = CodecId::kFp32;
+    int depth = 2;
+  };
+  struct Push {
+    uint64_t step = 0;
+    uint64_t order_key = 0;
+    uint32_t samples = 0;
+    std::vector<float> gradient;          // layout->params() values.
+    std::vector<uint64_t> base_versions;  // Of the shards the gradient was computed from.
+    // Called once: whether the push was applied (true) or dropped because its step was closed.
+    std::function<void(bool applied)> done;
+  };
+
+  CommPipeline(const Options& options, const ParamLayout* layout, ParamClient* client, Session* session,
+               Metrics* metrics);
+  ~CommPipeline();
+
+  // A gradient buffer, used again when its push is done.
+  std::vector<float> TakeBuffer();
+  void Submit(Push push);
+  // Waits until fewer than `pushes` are under way, or the session has failed.
+  void WaitUntilBelow(int pushes);
+  // Replies that came since the last call, oldest first.
+  std::vector<Frame> TakeReplies();
+
+  // Pulls all shards, trying until it succeeds or the session fails. Blocks.
+  absl::StatusOr<std::vector<Frame>> PullAll();
+  // Sends initial values. Blocks. FailedPrecondition if another worker was asked meanwhile.
+  absl::Status SendInitialValues(const std::vector<float>& values);
+
+ private:
+  void Run();
+  absl::StatusOr<bool> PushUntilDone(const Push& push, std::vector<Frame>* replies);
+
+  // Set in the constructor.
+  const Options options_;
+  const ParamLayout* const layout_;
+  ParamClient* const client_;
+  Session* const session_;
+  prometheus::Counter& bytes_;
+  prometheus::Counter& resent_;
+  prometheus::Counter& dropped_;
+  prometheus::Counter& saturated_;
+  prometheus::Histogram& seconds_;
+
+  absl::Mutex mu_;
+  std::deque<Push> queue_ ABSL_GUARDED_BY(mu_);
+  int under_way_ ABSL_GUARDED_BY(mu_) = 0;  // Queued ones included.
+  std::vector<Frame> replies_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::vector<float>> buffers_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace recon

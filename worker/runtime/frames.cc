@@ -1,0 +1,57 @@
+#include "worker/runtime/frames.h"
+
+#include "common/base/limits.h"
+
+namespace recon {
+
+std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& header, const WorkerIdentity& identity,
+                             const std::vector<EncodedShard>& shards) {
+  std::vector<Frame> frames;
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < shards.size(); ++i) {
+    const uint32_t count = layout.shards()[i].size;
+    // A pull's frame is small, but its reply has all of its shards in FP32 at most.
+    const uint64_t size = shards[i].payload.size() > 0
+                              ? shards[i].payload.size()
+                              : EncodedBytes(static_cast<CodecId>(header.reply_codec), count);
+    if (frames.empty() || bytes + size > limits::kFrameTargetBytes ||
+        frames.back().parts.size() == limits::kFramePartsMax) {
+      frames.emplace_back();
+      frames.back().header = header;
+      frames.back().header.worker = identity.worker();
+      frames.back().header.incarnation = identity.incarnation();
+      frames.back().header.cluster_epoch = identity.cluster_epoch();
+      frames.back().header.push_parts = layout.shard_count();
+      bytes = 0;
+    }
+    PartHeader part;
+    part.shard = i;
+    part.codec = static_cast<uint8_t>(shards[i].codec);
+    part.count = count;
+    part.version = shards[i].version;
+    frames.back().parts.push_back(part);
+    frames.back().payloads.push_back(shards[i].payload);
+    bytes += size;
+  }
+  return frames;
+}
+
+EncodeStats EncodeShards(const ParamLayout& layout, CodecId codec, const float* values,
+                         std::vector<EncodedShard>* shards) {
+  EncodeStats total;
+  auto buffer = std::make_shared<std::vector<uint8_t>>(EncodedBytes(codec, layout.params()));
+  shards->resize(layout.shard_count());
+  for (uint32_t i = 0; i < layout.shard_count(); ++i) {
+    const ShardPlacement& shard = layout.shards()[i];
+    uint8_t* out = buffer->data() + EncodedBytes(codec, shard.offset);
+    const EncodeStats stats = Encode(codec, values + shard.offset, shard.size, out);
+    total.saturated += stats.saturated;
+    total.non_finite += stats.non_finite;
+    (*shards)[i].codec = codec;
+    (*shards)[i].payload = ByteChain();
+    (*shards)[i].payload.Append(out, EncodedBytes(codec, shard.size), buffer);
+  }
+  return total;
+}
+
+}  // namespace recon

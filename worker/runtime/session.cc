@@ -1,0 +1,309 @@
+#include "worker/runtime/session.h"
+
+#include <algorithm>
+#include <deque>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
+#include "common/base/hash.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+
+namespace recon {
+namespace {
+
+// Window over which throughput is measured.
+constexpr absl::Duration kRateWindow = absl::Seconds(3);
+
+bool ServerGone(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
+}
+
+}  // namespace
+
+Session::Session(const Options& options, ControlClient* client)
+    : options_(options), client_(client), incarnation_(RandomNonZero()) {}
+
+absl::StatusOr<std::unique_ptr<Session>> Session::Join(const Options& options, ControlClient* client) {
+  std::unique_ptr<Session> session(new Session(options, client));
+  RECON_RETURN_IF_ERROR(session->RegisterUntilOk());
+  session->heartbeats_ = std::thread([raw = session.get()] { raw->HeartbeatLoop(); });
+  return session;
+}
+
+Session::~Session() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  if (heartbeats_.joinable()) heartbeats_.join();
+}
+
+WorkerIdentity Session::identity() const {
+  absl::MutexLock lock(&mu_);
+  return identity_;
+}
+
+JobPhase Session::phase() const {
+  absl::MutexLock lock(&mu_);
+  return phase_;
+}
+
+absl::Status Session::fatal() const {
+  absl::MutexLock lock(&mu_);
+  return fatal_;
+}
+
+void Session::Fail(const absl::Status& status) {
+  absl::MutexLock lock(&mu_);
+  fatal_.Update(status);
+}
+
+bool Session::Pause(absl::Duration duration) {
+  absl::MutexLock lock(&mu_);
+  return !mu_.AwaitWithTimeout(
+      absl::Condition(+[](Session* session) { return session->stopping_ || !session->fatal_.ok(); }, this), duration);
+}
+
+uint64_t Session::FirstUnacknowledged() const {
+  return unacknowledged_.empty() ? next_step_ : *unacknowledged_.begin();
+}
+
+RegisterRequest Session::MakeRequest() const {
+  RegisterRequest request;
+  request.set_name(options_.name);
+  request.set_incarnation(incarnation_.value());
+  *request.mutable_model() = options_.model;
+  request.set_train_samples(options_.train_samples);
+  request.set_test_samples(options_.test_samples);
+  request.set_next_step(FirstUnacknowledged());
+  for (const HeldLeasePtr& held : held_) {
+    if (!held->lost) *request.add_held() = held->lease;
+  }
+  request.set_device(options_.device);
+  request.set_codec(options_.codec);
+  request.set_simulated(options_.simulated);
+  return request;
+}
+
+void Session::AdoptReply(const RegisterReply& reply) {
+  const bool again = registrations_++ > 0;
+  identity_.set_worker(reply.worker());
+  identity_.set_incarnation(incarnation_.value());
+  identity_.set_cluster_epoch(reply.cluster_epoch());
+  if (!again) {
+    job_ = reply.job();
+    server_has_values_ = reply.has_values();
+  }
+  next_step_ = std::max(next_step_, reply.start_step());
+  int lost = 0;
+  for (const HeldLeasePtr& held : held_) {
+    const auto same = std::find_if(reply.adopted().begin(), reply.adopted().end(), [&](const Lease& lease) {
+      return lease.kind() == held->lease.kind() && lease.data_epoch() == held->lease.data_epoch() &&
+             lease.split() == held->lease.split();
+    });
+    held->lost = held->lost || same == reply.adopted().end();
+    if (held->lost) {
+      ++lost;
+    } else {
+      held->lease = *same;
+    }
+  }
+  spdlog::info("{} as worker {} of cluster epoch {}: first step {}, {} leases kept, {} lost",
+               again ? "registered again" : "registered", reply.worker(), reply.cluster_epoch(), next_step_,
+               held_.size() - static_cast<size_t>(lost), lost);
+}
+
+absl::Status Session::RegisterOnce() {
+  RegisterRequest request;
+  {
+    absl::MutexLock lock(&mu_);
+    request = MakeRequest();
+  }
+  RECON_ASSIGN_OR_RETURN(const RegisterReply reply, client_->Register(request));
+  absl::MutexLock lock(&mu_);
+  AdoptReply(reply);
+  unreachable_since_ = absl::InfiniteFuture();
+  return absl::OkStatus();
+}
+
+absl::Status Session::RegisterUntilOk() {
+  const absl::Time give_up = Now() + options_.reconnect_for;
+  Backoff backoff;
+  bool said = false;
+  while (true) {
+    const absl::Status status = RegisterOnce();
+    if (status.ok()) return status;
+    if (!ServerGone(status)) return status;
+    if (Now() >= give_up) {
+      return absl::UnavailableError(absl::StrCat("the server has not answered for ",
+                                                 absl::FormatDuration(options_.reconnect_for), ": ", status.message()));
+    }
+    if (!said) spdlog::warn("the server cannot be reached, trying again: {}", status.message());
+    said = true;
+    if (!Pause(backoff.Next())) return absl::CancelledError("the worker is stopping");
+  }
+}
+
+absl::Status Session::Recover(const absl::Status& error, const WorkerIdentity& used, Backoff* backoff) {
+  RECON_RETURN_IF_ERROR(fatal());
+  if (ServerGone(error) || absl::IsResourceExhausted(error)) {
+    {
+      absl::MutexLock lock(&mu_);
+      unreachable_since_ = std::min(unreachable_since_, Now());
+      if (Now() - unreachable_since_ > options_.reconnect_for) return error;
+    }
+    return Pause(backoff->Next()) ? absl::OkStatus() : absl::CancelledError("the worker is stopping");
+  }
+  if (!absl::IsFailedPrecondition(error)) return error;
+  absl::MutexLock only_one(&registering_);
+  const WorkerIdentity now = identity();
+  if (now.cluster_epoch() != used.cluster_epoch()) return absl::OkStatus();  // Another thread did it.
+  {
+    absl::MutexLock lock(&mu_);
+    if (stopping_) return absl::CancelledError("the worker is stopping");
+  }
+  spdlog::warn("registering again: {}", error.message());
+  const absl::Status status = RegisterUntilOk();
+  if (!status.ok()) Fail(status);
+  return status;
+}
+
+void Session::HeartbeatLoop() {
+  std::deque<std::pair<absl::Time, uint64_t>> history;
+  const absl::Duration interval = absl::Milliseconds(job_.heartbeat_interval_ms());
+  do {
+    const absl::Time now = Now();
+    history.emplace_back(now, counters_.samples.load());
+    while (now - history.front().first > kRateWindow && history.size() > 2) history.pop_front();
+    const double seconds = absl::ToDoubleSeconds(now - history.front().first);
+    const auto samples = static_cast<double>(history.back().second - history.front().second);
+    HeartbeatOnce(seconds > 0 ? samples / seconds : 0);
+  } while (Pause(interval));
+}
+
+void Session::HeartbeatOnce(double samples_per_second) {
+  HeartbeatRequest request;
+  *request.mutable_identity() = identity();
+  WorkerProgress* progress = request.mutable_progress();
+  progress->set_steps(counters_.steps);
+  progress->set_samples(counters_.samples);
+  progress->set_samples_per_second(samples_per_second);
+  progress->set_reconstruct_ms(counters_.reconstruct_ms);
+  progress->set_saturated_values(counters_.saturated);
+  progress->set_last_loss(counters_.last_loss);
+  {
+    absl::MutexLock lock(&mu_);
+    for (const HeldLeasePtr& held : held_) request.add_leases(held->lease.lease());
+  }
+  const absl::StatusOr<HeartbeatReply> reply = client_->Heartbeat(request);
+  if (!reply.ok()) {
+    Backoff backoff;  // The loop's interval is the pause that matters here.
+    const absl::Status recovered = Recover(reply.status(), request.identity(), &backoff);
+    if (!recovered.ok() && !absl::IsCancelled(recovered)) Fail(recovered);
+    return;
+  }
+  absl::MutexLock lock(&mu_);
+  phase_ = reply->phase();
+  unreachable_since_ = absl::InfiniteFuture();
+  for (const HeldLeasePtr& held : held_) {
+    if (std::find(reply->lost().begin(), reply->lost().end(), held->lease.lease()) != reply->lost().end()) {
+      held->lost = true;
+    }
+  }
+}
+
+absl::StatusOr<Session::Acquired> Session::Acquire() {
+  Backoff backoff;
+  while (true) {
+    AcquireRequest request;
+    {
+      absl::MutexLock lock(&mu_);
+      *request.mutable_identity() = identity_;
+      request.set_next_step(FirstUnacknowledged());
+    }
+    const absl::StatusOr<AcquireReply> reply = client_->Acquire(request);
+    if (!reply.ok()) {
+      RECON_RETURN_IF_ERROR(Recover(reply.status(), request.identity(), &backoff));
+      continue;
+    }
+    Acquired acquired;
+    acquired.phase = reply->phase();
+    acquired.initial_values_wanted = reply->needs_initial_values();
+    absl::MutexLock lock(&mu_);
+    phase_ = reply->phase();
+    if (reply->lease().kind() != LEASE_NONE) {
+      acquired.lease = std::make_shared<HeldLease>();
+      acquired.lease->lease = reply->lease();
+      held_.insert(acquired.lease);
+      next_step_ = std::max(next_step_, reply->start_step());
+    }
+    return acquired;
+  }
+}
+
+absl::Status Session::FinishLease(const HeldLeasePtr& held, const EvalResult& eval, bool abandon) {
+  absl::Status status;
+  Backoff backoff;
+  while (true) {
+    CompleteRequest request;
+    *request.mutable_eval() = eval;
+    request.set_abandon(abandon);
+    {
+      absl::MutexLock lock(&mu_);
+      *request.mutable_identity() = identity_;
+      request.set_lease(held->lease.lease());
+      if (held->lost) status = absl::AbortedError("the lease was lost");
+    }
+    if (!status.ok()) break;
+    status = client_->Complete(request).status();
+    if (status.ok() || absl::IsAborted(status)) break;
+    const absl::Status recovered = Recover(status, request.identity(), &backoff);
+    status = recovered;
+    if (!recovered.ok()) break;
+  }
+  absl::MutexLock lock(&mu_);
+  held_.erase(held);
+  return status;
+}
+
+absl::Status Session::Complete(const HeldLeasePtr& held, const EvalResult& eval) {
+  return FinishLease(held, eval, /*abandon=*/false);
+}
+
+void Session::Abandon(const HeldLeasePtr& held) {
+  const absl::Status status = FinishLease(held, EvalResult(), /*abandon=*/true);
+  if (!status.ok()) spdlog::debug("lease given up: {}", status.message());
+}
+
+bool Session::lost(const HeldLeasePtr& held) const {
+  absl::MutexLock lock(&mu_);
+  return held->lost;
+}
+
+void Session::Leave(const std::string& reason) {
+  {
+    absl::MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  if (heartbeats_.joinable()) heartbeats_.join();
+  LeaveRequest request;
+  *request.mutable_identity() = identity();
+  request.set_reason(reason);
+  const absl::Status status = client_->Leave(request).status();
+  if (!status.ok()) spdlog::debug("leaving: {}", status.message());
+}
+
+uint64_t Session::TakeStep() {
+  absl::MutexLock lock(&mu_);
+  unacknowledged_.insert(next_step_);
+  return next_step_++;
+}
+
+void Session::Acknowledge(uint64_t step) {
+  absl::MutexLock lock(&mu_);
+  unacknowledged_.erase(step);
+  unreachable_since_ = absl::InfiniteFuture();
+}
+
+}  // namespace recon

@@ -1,0 +1,131 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "common/base/ids.h"
+#include "common/rpc/control_client.h"
+#include "worker/runtime/backoff.h"
+
+namespace recon {
+
+// A worker's standing with the server: registered, heard of, with leases; and registered again whenever
+// the server has restarted or had given the worker up.
+//
+// Threads: thread-safe. A thread of its own sends heartbeats.
+// Shutdown: Leave() in good order, or just destroy: the server notices by silence.
+class Session {
+ public:
+  struct Options {
+    std::string name;
+    ModelSpec model;
+    uint64_t train_samples = 0;
+    uint64_t test_samples = 0;
+    std::string device;
+    std::string codec;
+    bool simulated = false;
+    // How long to keep trying when the server cannot be reached.
+    absl::Duration reconnect_for = absl::Minutes(10);
+  };
+  // Numbers the heartbeats carry, written by the training threads.
+  struct Counters {
+    std::atomic<uint64_t> steps{0};
+    std::atomic<uint64_t> samples{0};
+    std::atomic<uint64_t> saturated{0};
+    std::atomic<double> reconstruct_ms{0};
+    std::atomic<double> last_loss{0};
+  };
+  // A lease this worker works on. The number changes when the server restarts.
+  struct HeldLease {
+    Lease lease;
+    bool lost = false;
+  };
+  using HeldLeasePtr = std::shared_ptr<HeldLease>;
+
+  // Registers, trying again while the server cannot be reached. `client` must outlive the session.
+  static absl::StatusOr<std::unique_ptr<Session>> Join(const Options& options, ControlClient* client);
+  ~Session();
+
+  WorkerIdentity identity() const;
+  const JobConfig& job() const { return job_; }
+  bool server_has_values() const { return server_has_values_; }
+  Counters* counters() { return &counters_; }
+  JobPhase phase() const;
+  // Why the worker cannot go on; OK while it can.
+  absl::Status fatal() const;
+  void Fail(const absl::Status& status);
+
+  // Handles an error of a call that was made as `used`: registers again if that is the cure, waits and
+  // returns OK if trying again makes sense, or returns the error. Any thread.
+  // `backoff` is the caller's, one for each operation it tries.
+  absl::Status Recover(const absl::Status& error, const WorkerIdentity& used, Backoff* backoff);
+
+  // The next lease, or none; `initial_values_wanted` if the server has none and asks this worker.
+  struct Acquired {
+    HeldLeasePtr lease;
+    JobPhase phase = PHASE_WAITING;
+    bool initial_values_wanted = false;
+  };
+  absl::StatusOr<Acquired> Acquire();
+  // Reports a lease as done. Aborted if it was lost.
+  absl::Status Complete(const HeldLeasePtr& held, const EvalResult& eval);
+  void Abandon(const HeldLeasePtr& held);
+  bool lost(const HeldLeasePtr& held) const;
+  void Leave(const std::string& reason);
+
+  // Steps: the next one to push, and which are not acknowledged.
+  uint64_t TakeStep();
+  void Acknowledge(uint64_t step);
+
+ private:
+  Session(const Options& options, ControlClient* client);
+
+  absl::Status RegisterOnce() ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status RegisterUntilOk();
+  RegisterRequest MakeRequest() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AdoptReply(const RegisterReply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t FirstUnacknowledged() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void HeartbeatLoop();
+  void HeartbeatOnce(double samples_per_second);
+  absl::Status FinishLease(const HeldLeasePtr& held, const EvalResult& eval, bool abandon);
+  // Sleeps, but not beyond Stop(); false if stopped.
+  bool Pause(absl::Duration duration);
+
+  // Set in the constructor and by the first registration.
+  const Options options_;
+  ControlClient* const client_;
+  const Incarnation incarnation_;
+  JobConfig job_;
+  bool server_has_values_ = false;
+
+  Counters counters_;
+
+  absl::Mutex registering_;  // Held by the one thread that registers.
+
+  mutable absl::Mutex mu_;
+  WorkerIdentity identity_ ABSL_GUARDED_BY(mu_);
+  // Number of registrations: tells a caller that another thread has registered meanwhile.
+  uint64_t registrations_ ABSL_GUARDED_BY(mu_) = 0;
+  std::set<HeldLeasePtr> held_ ABSL_GUARDED_BY(mu_);
+  uint64_t next_step_ ABSL_GUARDED_BY(mu_) = 0;
+  std::set<uint64_t> unacknowledged_ ABSL_GUARDED_BY(mu_);
+  JobPhase phase_ ABSL_GUARDED_BY(mu_) = PHASE_WAITING;
+  absl::Status fatal_ ABSL_GUARDED_BY(mu_);
+  absl::Time unreachable_since_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+
+  std::thread heartbeats_;
+};
+
+}  // namespace recon

@@ -1,0 +1,228 @@
+#include "worker/runtime/train_loop.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "worker/data/prefetcher.h"
+#include "worker/runtime/backoff.h"
+
+namespace recon {
+namespace {
+
+// Between two questions for work when there is none.
+constexpr absl::Duration kIdlePoll = absl::Milliseconds(50);
+
+}  // namespace
+
+// A lease whose pushes are under way: done when all are acknowledged.
+struct TrainLoop::OpenSplit {
+  Session::HeldLeasePtr lease;
+  std::atomic<int> pushes_open{0};
+  std::atomic<bool> dropped{false};
+  bool submitted = false;  // All of its batches.
+};
+
+TrainLoop::TrainLoop(const Options& options, const ParamLayout* layout, ModelBackend* backend,
+                     const TrainAndTest* data, ParamClient* client, Session* session, Metrics* metrics)
+    : options_(options),
+      layout_(layout),
+      backend_(backend),
+      data_(data),
+      session_(session),
+      steps_(metrics->Counter("recon_worker_steps_total", "Steps computed")),
+      samples_(metrics->Counter("recon_worker_samples_total", "Samples computed")),
+      loss_(metrics->Gauge("recon_worker_loss", "Mean loss of the last batch")),
+      compute_seconds_(metrics->Histogram("recon_worker_compute_seconds", "Computing time of a step",
+                                          {.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5})),
+      replica_(layout),
+      reading_("reading"),
+      pipeline_(options.pipeline, layout, client, session, metrics) {}
+
+TrainLoop::~TrainLoop() = default;
+
+absl::Status TrainLoop::Run() {
+  // Before the first lease: a replacement has its state by the time it has work.
+  if (session_->server_has_values()) RECON_RETURN_IF_ERROR(PullReplica());
+  while (!stop_.load()) {
+    RECON_RETURN_IF_ERROR(session_->fatal());
+    RECON_RETURN_IF_ERROR(CompleteFinishedSplits());
+    // A synchronous step is closed by who takes part in it: no asking for work with a push under way.
+    if (synchronous()) pipeline_.WaitUntilBelow(1);
+    RECON_RETURN_IF_ERROR(CompleteFinishedSplits());
+    RECON_ASSIGN_OR_RETURN(const Session::Acquired acquired, session_->Acquire());
+    if (acquired.initial_values_wanted) {
+      RECON_RETURN_IF_ERROR(SendInitialValues());
+    } else if (acquired.phase == PHASE_FINISHED) {
+      break;
+    } else if (acquired.lease == nullptr) {
+      absl::SleepFor(kIdlePoll);
+    } else if (acquired.lease->lease.kind() == LEASE_TRAIN) {
+      RECON_RETURN_IF_ERROR(TrainSplit(acquired.lease));
+    } else {
+      RECON_RETURN_IF_ERROR(EvaluateSplit(acquired.lease));
+    }
+  }
+  pipeline_.WaitUntilBelow(1);
+  RECON_RETURN_IF_ERROR(CompleteFinishedSplits());
+  return session_->fatal();
+}
+
+absl::Status TrainLoop::TrainSplit(const Session::HeldLeasePtr& held) {
+  if (!replica_.complete()) RECON_RETURN_IF_ERROR(PullReplica());
+  auto split = std::make_shared<OpenSplit>();
+  split->lease = held;
+  open_.push_back(split);
+  const Lease lease = held->lease;
+  const std::vector<uint32_t>& order = OrderOf(lease.data_epoch());
+  Prefetcher batches(data_->train.get(),
+                     {order.begin() + static_cast<ptrdiff_t>(lease.begin()), order.begin() + static_cast<ptrdiff_t>(lease.end())},
+                     session_->job().batch_samples(), &reading_);
+  uint64_t order_key = lease.data_epoch() * data_->train->size() + lease.begin();
+  Batch batch;
+  while (batches.Next(&batch)) {
+    if (stop_.load() || session_->lost(held) || split->dropped) break;
+    RECON_RETURN_IF_ERROR(TrainBatch(batch, order_key, split));
+    order_key += batch.samples;
+  }
+  split->submitted = true;
+  if (stop_.load()) split->dropped = true;
+  return absl::OkStatus();
+}
+
+absl::Status TrainLoop::TrainBatch(const Batch& batch, uint64_t order_key, const std::shared_ptr<OpenSplit>& split) {
+  pipeline_.WaitUntilBelow(options_.pipeline.depth);
+  RECON_RETURN_IF_ERROR(session_->fatal());
+  RECON_RETURN_IF_ERROR(AdoptReplies());
+  RECON_RETURN_IF_ERROR(CompleteFinishedSplits());
+  CommPipeline::Push push;
+  push.gradient = pipeline_.TakeBuffer();
+  push.base_versions = replica_.versions();
+  const absl::Time start = Now();
+  RECON_ASSIGN_OR_RETURN(const BatchResult result,
+                         backend_->Gradient(batch, replica_.view(), absl::MakeSpan(push.gradient)));
+  if (options_.slow_factor > 1) absl::SleepFor((Now() - start) * (options_.slow_factor - 1));
+  compute_seconds_.Observe(absl::ToDoubleSeconds(Now() - start));
+  const double loss = result.loss_sum / static_cast<double>(result.samples);
+  if (!std::isfinite(loss)) {
+    return absl::InvalidArgumentError(absl::StrCat("the loss is ", loss, "; is the learning rate too high?"));
+  }
+  loss_.Set(loss);
+  session_->counters()->last_loss = loss;
+  push.step = session_->TakeStep();
+  push.order_key = order_key;
+  push.samples = static_cast<uint32_t>(batch.samples);
+  ++split->pushes_open;
+  push.done = [this, split, samples = batch.samples](bool applied) {
+    if (!applied) split->dropped = true;
+    if (applied) {
+      Session::Counters* counters = session_->counters();
+      counters->steps += 1;
+      counters->samples += samples;
+      steps_.Increment();
+      samples_.Increment(static_cast<double>(samples));
+      double none = 0;
+      const double now = absl::ToDoubleMilliseconds(ProcessUptime());
+      if (counters->reconstruct_ms.compare_exchange_strong(none, now)) {
+        spdlog::info("first push acknowledged {:.0f} ms after process start", now);
+      }
+    }
+    --split->pushes_open;
+  };
+  pipeline_.Submit(std::move(push));
+  return absl::OkStatus();
+}
+
+absl::Status TrainLoop::CompleteFinishedSplits() {
+  for (auto it = open_.begin(); it != open_.end();) {
+    const std::shared_ptr<OpenSplit> split = *it;
+    if (!split->submitted || split->pushes_open > 0) {
+      ++it;
+      continue;
+    }
+    it = open_.erase(it);
+    if (split->dropped || session_->lost(split->lease)) {
+      session_->Abandon(split->lease);
+      continue;
+    }
+    const absl::Status status = session_->Complete(split->lease, EvalResult());
+    if (absl::IsAborted(status)) {
+      spdlog::warn("split {} of data epoch {} was lost: {}", split->lease->lease.split(),
+                   split->lease->lease.data_epoch(), status.message());
+    } else if (!status.ok()) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainLoop::EvaluateSplit(const Session::HeldLeasePtr& held) {
+  // With what the server has now, not with what this worker last computed from.
+  pipeline_.WaitUntilBelow(1);
+  RECON_RETURN_IF_ERROR(PullReplica());
+  const Lease lease = held->lease;
+  std::vector<uint32_t> indices(lease.end() - lease.begin());
+  std::iota(indices.begin(), indices.end(), static_cast<uint32_t>(lease.begin()));
+  Prefetcher batches(data_->test.get(), std::move(indices), session_->job().batch_samples(), &reading_);
+  EvalResult total;
+  Batch batch;
+  while (batches.Next(&batch)) {
+    if (stop_.load() || session_->lost(held)) {
+      session_->Abandon(held);
+      return absl::OkStatus();
+    }
+    RECON_ASSIGN_OR_RETURN(const BatchResult result, backend_->Evaluate(batch, replica_.view()));
+    total.set_samples(total.samples() + result.samples);
+    total.set_correct(total.correct() + result.correct);
+    total.set_loss_sum(total.loss_sum() + result.loss_sum);
+  }
+  const absl::Status status = session_->Complete(held, total);
+  return absl::IsAborted(status) ? absl::OkStatus() : status;
+}
+
+absl::Status TrainLoop::SendInitialValues() {
+  backend_->InitialValues(session_->job().seed(), replica_.values());
+  const std::vector<float> values(replica_.values().begin(), replica_.values().end());
+  const WorkerIdentity identity = session_->identity();
+  const absl::Status status = pipeline_.SendInitialValues(values);
+  // Whatever happened, the next question for work tells whether the server still wants them.
+  Backoff backoff;
+  return status.ok() ? status : session_->Recover(status, identity, &backoff);
+}
+
+absl::Status TrainLoop::PullReplica() {
+  RECON_RETURN_IF_ERROR(AdoptReplies());
+  RECON_ASSIGN_OR_RETURN(const std::vector<Frame> replies, pipeline_.PullAll());
+  if (session_->identity().cluster_epoch() != replica_epoch_) replica_.Forget();
+  replica_epoch_ = session_->identity().cluster_epoch();
+  for (const Frame& reply : replies) RECON_RETURN_IF_ERROR(replica_.Adopt(reply));
+  return absl::OkStatus();
+}
+
+absl::Status TrainLoop::AdoptReplies() {
+  for (const Frame& reply : pipeline_.TakeReplies()) {
+    // A restarted server counts versions from its snapshot: lower numbers are the newer ones.
+    if (reply.header.cluster_epoch > replica_epoch_) replica_.Forget();
+    if (reply.header.cluster_epoch < replica_epoch_) continue;
+    replica_epoch_ = reply.header.cluster_epoch;
+    RECON_RETURN_IF_ERROR(replica_.Adopt(reply));
+  }
+  if (!replica_.complete()) return PullReplica();
+  return absl::OkStatus();
+}
+
+const std::vector<uint32_t>& TrainLoop::OrderOf(uint32_t data_epoch) {
+  if (order_epoch_ != data_epoch) {
+    order_ = ShuffledOrder(data_->train->size(), session_->job().seed(), data_epoch);
+    order_epoch_ = data_epoch;
+  }
+  return order_;
+}
+
+}  // namespace recon

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <atomic>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/base/lane.h"
+#include "common/metrics/metrics.h"
+#include "worker/data/dataset.h"
+#include "worker/model/model_backend.h"
+#include "worker/runtime/comm_pipeline.h"
+#include "worker/runtime/replica.h"
+#include "worker/runtime/session.h"
+
+namespace recon {
+
+// What a worker does: lease, read, compute, hand over to the pipeline, adopt what came back; until the
+// job is finished or a stop is asked for.
+//
+// Threads: Run() on one thread, RequestStop() on any. The pointers must outlive the loop.
+class TrainLoop {
+ public:
+  struct Options {
+    CommPipeline::Options pipeline;
+    // Simulated slowness: each step takes so many times its computing time. 1 = off.
+    double slow_factor = 1;
+  };
+
+  TrainLoop(const Options& options, const ParamLayout* layout, ModelBackend* backend, const TrainAndTest* data,
+            ParamClient* client, Session* session, Metrics* metrics);
+  ~TrainLoop();
+
+  // OK when the job is finished or a stop was asked for.
+  absl::Status Run();
+  void RequestStop() { stop_.store(true); }
+
+ private:
+  struct OpenSplit;
+
+  bool synchronous() const { return session_->job().bound() == 0; }
+  absl::Status TrainSplit(const Session::HeldLeasePtr& lease);
+  absl::Status TrainBatch(const Batch& batch, uint64_t order_key, const std::shared_ptr<OpenSplit>& split);
+  absl::Status EvaluateSplit(const Session::HeldLeasePtr& lease);
+  absl::Status SendInitialValues();
+  absl::Status PullReplica();
+  absl::Status AdoptReplies();
+  absl::Status CompleteFinishedSplits();
+  const std::vector<uint32_t>& OrderOf(uint32_t data_epoch);
+
+  // Set in the constructor.
+  const Options options_;
+  const ParamLayout* const layout_;
+  ModelBackend* const backend_;
+  const TrainAndTest* const data_;
+  Session* const session_;
+  prometheus::Counter& steps_;
+  prometheus::Counter& samples_;
+  prometheus::Gauge& loss_;
+  prometheus::Histogram& compute_seconds_;
+
+  // Run() only.
+  Replica replica_;
+  uint64_t replica_epoch_ = 0;  // Cluster epoch the replica's versions belong to.
+  std::list<std::shared_ptr<OpenSplit>> open_;
+  std::vector<uint32_t> order_;
+  uint32_t order_epoch_ = ~0u;
+
+  std::atomic<bool> stop_{false};
+  Lane reading_;
+  CommPipeline pipeline_;
+};
+
+}  // namespace recon

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/codec/codec.h"
+#include "common/rpc/credentials.h"
+#include "worker/data/dataset.h"
+#include "worker/model/model_backend.h"
+
+namespace recon {
+
+// What recon-worker was told, checked. Sources as for the server: flags, --config, RECON_<FLAG>.
+struct WorkerFlags {
+  std::string server = "127.0.0.1:7070";
+  std::string name;  // Default: <host>-<process>.
+  std::string data = kDefaultDataset;
+  ModelOptions model;
+  CodecId codec = CodecId::kFp16;
+  CodecId pull_codec = CodecId::kFp32;
+  int depth = 2;
+  double slow_factor = 1;
+  absl::Duration reconnect_for;
+  std::string metrics_address;
+  TlsFlags tls;
+  std::string log_level = "info";
+};
+
+absl::StatusOr<WorkerFlags> ParseWorkerFlags(int argc, char** argv, int* exit_code);
+
+}  // namespace recon
