@@ -405,7 +405,7 @@ void ParamServer::Gather(const OperationPtr& op) {
 }
 
 void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
-  absl::StatusOr<ByteChain> reply = status;
+  absl::StatusOr<ByteChain> reply = ByteChain();
   if (status.ok()) {
     Frame frame;
     frame.header = op->frame.header;
@@ -419,6 +419,7 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
       instruments_->latency.Observe(absl::ToDoubleSeconds(Now() - op->arrived));
     }
   } else {
+    reply = status;
     instruments_->refused.Increment();
   }
   op->done(std::move(reply));

@@ -18,7 +18,7 @@ namespace {
 
 // Flags that need more than CLI11's own conversion.
 struct RawFlags {
-  std::string optimizer = "momentum";
+  std::string optimizer = "adam";
   std::string schedule = "constant";
   std::string sync = "asp";
   std::vector<std::string> groups;

@@ -30,8 +30,8 @@ struct LearningRateSchedule {
 
 // One optimizer for the job. Definitions are PyTorch's (torch.optim.SGD, Adam, AdamW), dampening 0.
 struct OptimizerConfig {
-  OptimizerKind kind = OptimizerKind::kMomentum;
-  double learning_rate = 0.05;
+  OptimizerKind kind = OptimizerKind::kAdam;
+  double learning_rate = 0.001;
   double momentum = 0.9;
   double beta1 = 0.9;
   double beta2 = 0.999;

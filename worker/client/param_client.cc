@@ -27,6 +27,13 @@ std::string MethodOf(FrameKind kind) {
   return "/recon.Param/Init";
 }
 
+// Frames under way of one CallAll(). Shared with the callbacks: the last of them still holds the lock when
+// the caller may already return.
+struct Window {
+  absl::Mutex mu;
+  int in_flight ABSL_GUARDED_BY(mu) = 0;
+};
+
 // One frame under way; lives until its callback has run.
 struct Call {
   grpc::ClientContext context;
@@ -47,28 +54,28 @@ std::vector<absl::StatusOr<Frame>> ParamClient::CallAll(FrameKind kind, std::vec
                                                         absl::Duration deadline) {
   std::vector<absl::StatusOr<Frame>> replies(frames.size());
   const std::string method = MethodOf(kind);
-  absl::Mutex mu;
-  int in_flight = 0;  // Guarded by mu.
+  const auto window = std::make_shared<Window>();
   for (size_t i = 0; i < frames.size(); ++i) {
     {
-      absl::MutexLock lock(&mu);
-      mu.Await(absl::Condition(+[](int* calls) { return *calls < limits::kFramesInFlight; }, &in_flight));
-      ++in_flight;
+      absl::MutexLock lock(&window->mu);
+      window->mu.Await(
+          absl::Condition(+[](int* calls) { return *calls < limits::kFramesInFlight; }, &window->in_flight));
+      ++window->in_flight;
     }
     auto* call = new Call;
     call->context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
     frames[i].header.kind = static_cast<uint8_t>(kind);
     call->request = BufferOf(EncodeFrame(std::move(frames[i])));
     stub_.UnaryCall(&call->context, method, grpc::StubOptions(), &call->request, &call->response,
-                    [call, &mu, &in_flight, reply = &replies[i]](const grpc::Status& status) {
+                    [call, window, reply = &replies[i]](const grpc::Status& status) {
                       *reply = DecodeReply(status, call->response);
                       delete call;
-                      absl::MutexLock lock(&mu);
-                      --in_flight;
+                      absl::MutexLock lock(&window->mu);
+                      --window->in_flight;
                     });
   }
-  absl::MutexLock lock(&mu);
-  mu.Await(absl::Condition(+[](int* calls) { return *calls == 0; }, &in_flight));
+  absl::MutexLock lock(&window->mu);
+  window->mu.Await(absl::Condition(+[](int* calls) { return *calls == 0; }, &window->in_flight));
   return replies;
 }
 

@@ -1,5 +1,3 @@
-#include "worker/cuda/mlp_cuda_backend.h"
-
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 
@@ -8,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "worker/cuda/cuda_module.h"
 #include "worker/cuda/mlp_kernels.h"
 
 namespace recon {
@@ -54,6 +53,8 @@ class DeviceBuffer {
   size_t count_ = 0;
 };
 
+// The MLP on a CUDA device: matrix products by cuBLAS, the rest by our kernels. Parameters are uploaded when
+// their revision changes; the gradient comes back to host memory. Unavailable if the device fails.
 class MlpCudaBackend : public ModelBackend {
  public:
   MlpCudaBackend(MlpModel model, int device) : model_(std::move(model)), device_(device), outputs_(model_.layers()) {}
@@ -185,17 +186,21 @@ class MlpCudaBackend : public ModelBackend {
   std::vector<DeviceBuffer<float>> outputs_;
 };
 
-}  // namespace
-
-int CudaDeviceCount() {
+int DeviceCount() {
   int devices = 0;
   return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
 }
 
-absl::StatusOr<std::unique_ptr<ModelBackend>> MakeMlpCudaBackend(MlpModel model, int device) {
+absl::StatusOr<std::unique_ptr<ModelBackend>> MakeMlp(MlpModel model, int device) {
   auto backend = std::make_unique<MlpCudaBackend>(std::move(model), device);
   RECON_RETURN_IF_ERROR(backend->Open());
   return std::unique_ptr<ModelBackend>(std::move(backend));
 }
 
+}  // namespace
 }  // namespace recon
+
+extern "C" {
+extern const recon::CudaModule recon_cuda_module;
+const recon::CudaModule recon_cuda_module = {&recon::DeviceCount, &recon::MakeMlp};
+}

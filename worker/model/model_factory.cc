@@ -5,14 +5,12 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "common/base/status_macros.h"
+#include "worker/cuda/cuda_module.h"
 #include "worker/model/mlp_backend.h"
 #include "worker/model/mlp_model.h"
 #include "worker/model/model_backend.h"
 #include "worker/model/model_shapes.h"
 #include "worker/model/synthetic_backend.h"
-#if defined(RECON_HAVE_CUDA)
-#include "worker/cuda/mlp_cuda_backend.h"
-#endif
 
 namespace recon {
 namespace {
@@ -20,11 +18,8 @@ namespace {
 // Number of the CUDA device to use, -1 for the CPU.
 absl::StatusOr<int> ParseDevice(const std::string& text) {
   if (text == "cpu") return -1;
-#if defined(RECON_HAVE_CUDA)
-  const int devices = CudaDeviceCount();
-#else
-  const int devices = 0;
-#endif
+  const absl::StatusOr<const CudaModule*> cuda = LoadCudaModule();
+  const int devices = cuda.ok() ? (*cuda)->device_count() : 0;
   if (text == "auto") return devices > 0 ? 0 : -1;
   int device = -1;
   absl::string_view rest = text;
@@ -33,7 +28,8 @@ absl::StatusOr<int> ParseDevice(const std::string& text) {
   }
   if (device >= devices) {
     return absl::InvalidArgumentError(absl::StrCat("--device ", text, ": this machine has ", devices,
-                                                   " CUDA devices that recon can use"));
+                                                   " CUDA devices that recon can use",
+                                                   cuda.ok() ? "" : absl::StrCat(" (", cuda.status().message(), ")")));
   }
   return device;
 }
@@ -46,11 +42,7 @@ absl::StatusOr<std::unique_ptr<ModelBackend>> MakeMlp(const std::string& sizes, 
                                                    " features and ", model.sizes.back(), " classes, the data has ",
                                                    options.features, " and ", options.classes));
   }
-#if defined(RECON_HAVE_CUDA)
-  if (device >= 0) return MakeMlpCudaBackend(std::move(model), device);
-#else
-  static_cast<void>(device);
-#endif
+  if (device >= 0) return (*LoadCudaModule())->make_mlp(std::move(model), device);
   return std::make_unique<MlpBackend>(std::move(model), options.threads);
 }
 

@@ -197,7 +197,6 @@ absl::Status TrainLoop::SendInitialValues() {
 }
 
 absl::Status TrainLoop::PullReplica() {
-  RECON_RETURN_IF_ERROR(AdoptReplies());
   RECON_ASSIGN_OR_RETURN(const std::vector<Frame> replies, pipeline_.PullAll());
   if (session_->identity().cluster_epoch() != replica_epoch_) replica_.Forget();
   replica_epoch_ = session_->identity().cluster_epoch();

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "worker/model/mlp_model.h"
+#include "worker/model/model_backend.h"
+
+namespace recon {
+
+// The CUDA backend as a module that is loaded when it is wanted: loading cuBLAS takes half a second, which a
+// worker on the CPU, or one that replaces a dead one, should not pay; and the worker runs where there is no
+// CUDA at all.
+
+// What librecon_cuda.so offers, through the one symbol below. The module is never unloaded.
+struct CudaModule {
+  // Devices this process can use; 0 without a driver.
+  int (*device_count)();
+  absl::StatusOr<std::unique_ptr<ModelBackend>> (*make_mlp)(MlpModel model, int device);
+};
+inline constexpr char kCudaModuleSymbol[] = "recon_cuda_module";
+inline constexpr char kCudaModuleFile[] = "librecon_cuda.so";
+
+// Loads the module from beside the program. NotFound, with the reason, if there is no CUDA driver, the module
+// was not built, or it cannot be loaded. Thread-safe.
+absl::StatusOr<const CudaModule*> LoadCudaModule();
+
+}  // namespace recon
