@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds, and trains on real data while processes are killed. Options go to
+# tools/demo.py: see tools/demo.sh --help.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# Standard output is the demo's: set-up and build talk on standard error.
+tools/setup.sh >&2
+tools/build.sh release recon-server recon-worker reconctl >&2
+exec python3 tools/demo.py "$@"
