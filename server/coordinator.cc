@@ -23,12 +23,20 @@ Task TaskOf(const Completion& completion) {
 }
 
 absl::Status Differs(const char* what, uint64_t seen, uint64_t expected) {
-  return absl::FailedPreconditionError(absl::StrCat(what, " is ", seen, ", this job was started with ", expected));
+  return absl::FailedPreconditionError(
+      absl::StrCat(what, " is ", seen, ", this job was started with ", expected));
 }
+
+// After a restart no split is granted for so long: workers that were computing one register again first (they
+// try at least once a second) and go on with it.
+constexpr absl::Duration kReturnGrace = absl::Seconds(1);
+// Between two tries of a snapshot that the job cannot go on without.
+constexpr absl::Duration kSnapshotRetry = absl::Seconds(2);
 
 }  // namespace
 
-Coordinator::Coordinator(const Options& options, ParamServer* params, ControlDb* db, SnapshotService* snapshots)
+Coordinator::Coordinator(const Options& options, ParamServer* params, ControlDb* db,
+                         SnapshotService* snapshots)
     : options_(options),
       params_(params),
       db_(db),
@@ -48,6 +56,7 @@ absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
   if (record_->eval_split_samples() != options_.job.eval_split_samples()) {
     return Differs("--eval-split-samples", options_.job.eval_split_samples(), record_->eval_split_samples());
   }
+  if (record_->seed() != options_.job.seed()) return Differs("--seed", options_.job.seed(), record_->seed());
   RECON_RETURN_IF_ERROR(StartQueue(*record_));
   RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, db_->LoadCompletions());
   // Training before evaluations (their kinds sort so): a finished pass makes its evaluation's tasks.
@@ -61,8 +70,15 @@ absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
     queue_->Complete(TaskOf(completion), completion.eval());
     if (completion.kind() == LEASE_EVAL) NoteEvaluation(completion.data_epoch(), completion.unix_ms());
   }
+  if (!completions.empty() && !restored) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(completions.size(),
+                     " splits are completed, but there is no snapshot of their parameters: is "
+                     "--snapshot-dir another than before?"));
+  }
   started_ = !completions.empty();
-  if (!completions.empty()) {
+  if (started_) {
+    no_grants_before_ = Now() + kReturnGrace;
     spdlog::info("job resumed: {} of {} samples completed", queue_->samples_completed(),
                  record_->train_samples() * options_.job.data_epochs());
   }
@@ -88,8 +104,8 @@ JobPhase Coordinator::phase() const {
 
 absl::StatusOr<WorkerId> Coordinator::CheckIdentity(const WorkerIdentity& identity, absl::Time now) {
   if (identity.cluster_epoch() != options_.cluster_epoch) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("cluster epoch ", identity.cluster_epoch(), ", the server's is ", options_.cluster_epoch));
+    return absl::FailedPreconditionError(absl::StrCat("cluster epoch ", identity.cluster_epoch(),
+                                                      ", the server's is ", options_.cluster_epoch));
   }
   const WorkerId worker(identity.worker());
   RECON_RETURN_IF_ERROR(membership_.Hear(worker, Incarnation(identity.incarnation()), now));
@@ -114,7 +130,8 @@ absl::Status Coordinator::AdoptModel(const RegisterRequest& request) {
 absl::Status Coordinator::CheckDataset(const RegisterRequest& request) const {
   if (request.train_samples() != record_->train_samples()) {
     return absl::InvalidArgumentError(absl::StrCat("the worker has ", request.train_samples(),
-                                                   " training samples, the job has ", record_->train_samples()));
+                                                   " training samples, the job has ",
+                                                   record_->train_samples()));
   }
   if (request.test_samples() != record_->test_samples()) {
     return absl::InvalidArgumentError(absl::StrCat("the worker has ", request.test_samples(),
@@ -125,9 +142,20 @@ absl::Status Coordinator::CheckDataset(const RegisterRequest& request) const {
 
 absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& request, absl::Time now) {
   if (request.name().empty() || request.name().size() > limits::kNameBytesMax || request.incarnation() == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("worker name '", request.name(), "' of ", request.name().size(),
-                                                   " bytes (1 to ", limits::kNameBytesMax, " allowed), incarnation ",
-                                                   request.incarnation(), " (0 is not)"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("worker name '", request.name(), "' of ", request.name().size(), " bytes (1 to ",
+                     limits::kNameBytesMax, " allowed), incarnation ", request.incarnation(), " (0 is not)"));
+  }
+  if (request.device().size() > limits::kNameBytesMax || request.codec().size() > limits::kNameBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("device of ", request.device().size(), " and codec of ",
+                                                   request.codec().size(), " bytes, allowed are ",
+                                                   limits::kNameBytesMax));
+  }
+  if (request.next_step() > limits::kStepMax || request.train_samples() > limits::kSamplesMax ||
+      request.test_samples() > limits::kSamplesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "next step ", request.next_step(), ", training samples ", request.train_samples(), ", test samples ",
+        request.test_samples(), ": allowed are ", limits::kStepMax, " and ", limits::kSamplesMax));
   }
   RECON_RETURN_IF_ERROR(ParamLayout::Create(request.model()).status());
   if (!record_) {
@@ -137,6 +165,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
     record.set_test_samples(request.test_samples());
     record.set_split_samples(options_.job.split_samples());
     record.set_eval_split_samples(options_.job.eval_split_samples());
+    record.set_seed(options_.job.seed());
     RECON_RETURN_IF_ERROR(StartQueue(record));
     RECON_RETURN_IF_ERROR(AdoptModel(request));
     RECON_RETURN_IF_ERROR(db_->SaveJob(record));
@@ -160,7 +189,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
     ReturnTasks(leases_.TakeAllOf(worker));
     params_->Expel(worker);
   }
-  params_->Admit(worker, member.incarnation);
+  params_->Admit(worker, member.incarnation, request.next_step());
   next_steps_[worker] = request.next_step();
   if (!renews) {
     spdlog::info("worker {} {}: number {}, {}, codec {}, {} alive", request.name(),
@@ -182,12 +211,14 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   return reply;
 }
 
-void Coordinator::AdoptLeases(const RegisterRequest& request, WorkerId worker, absl::Time now, RegisterReply* reply) {
+void Coordinator::AdoptLeases(const RegisterRequest& request, WorkerId worker, absl::Time now,
+                              RegisterReply* reply) {
   ReturnTasks(leases_.TakeAllOf(worker));
   int adopted = 0;
   for (const Lease& held : request.held()) {
     const auto task = queue_->Find(held.kind(), held.data_epoch(), SplitId(held.split()));
-    if (!task.ok() || adopted == static_cast<int>(limits::kLeasesPerWorkerMax) || !queue_->TakeIfFree(*task)) continue;
+    if (!task.ok() || adopted == static_cast<int>(limits::kLeasesPerWorkerMax) || !queue_->TakeIfFree(*task))
+      continue;
     *reply->add_adopted() = ToLease(*task, leases_.Grant(*task, worker, now));
     ++adopted;
   }
@@ -207,10 +238,11 @@ Lease Coordinator::ToLease(const Task& task, LeaseId id) const {
 absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& request, absl::Time now) {
   RECON_ASSIGN_OR_RETURN(const WorkerId worker, CheckIdentity(request.identity(), now));
   membership_.Find(worker)->progress = request.progress();
-  leases_.Renew(worker, now);
+  params_->NoteAcknowledged(worker, request.next_step());
   HeartbeatReply reply;
   reply.set_phase(phase());
   for (const uint64_t lease : request.leases()) {
+    leases_.Renew(LeaseId(lease), worker, now);
     if (!leases_.Holds(LeaseId(lease), worker)) reply.add_lost(lease);
   }
   return reply;
@@ -228,9 +260,17 @@ bool Coordinator::AskForInitialValues(WorkerId worker) {
 
 void Coordinator::OnInitialValues() {
   spdlog::info("initial values are there");
+  TakeInitialSnapshot();
+}
+
+void Coordinator::TakeInitialSnapshot() {
   // Before any work: a job that has begun can always be restored.
-  snapshots_->Take("initial", [this](const absl::StatusOr<SnapshotReply>&) {
-    lane_.Post([this] { StartIfReady(); });
+  snapshot_retry_at_ = absl::InfiniteFuture();
+  snapshots_->Take("initial", [this](const absl::StatusOr<SnapshotReply>& reply) {
+    lane_.Post([this, ok = reply.ok()] {
+      if (!ok) snapshot_retry_at_ = Now() + kSnapshotRetry;
+      StartIfReady();
+    });
   });
 }
 
@@ -255,9 +295,14 @@ absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request,
   }
   StartIfReady();
   reply.set_phase(phase());
-  if (phase() != PHASE_RUNNING) return reply;
+  if (phase() != PHASE_RUNNING || now < no_grants_before_) return reply;
+  if (request.next_step() > limits::kStepMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("next step ", request.next_step(), ", allowed are ", limits::kStepMax));
+  }
   if (leases_.HeldBy(worker).size() >= limits::kLeasesPerWorkerMax) {
-    return absl::ResourceExhaustedError(absl::StrCat("the worker holds ", limits::kLeasesPerWorkerMax, " leases"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the worker holds ", limits::kLeasesPerWorkerMax, " leases"));
   }
   const std::optional<Task> task = queue_->Next();
   if (!task) {
@@ -277,7 +322,8 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
   RECON_ASSIGN_OR_RETURN(const WorkerId worker, CheckIdentity(request.identity(), now));
   const LeaseId lease(request.lease());
   if (!leases_.Holds(lease, worker)) {
-    return absl::AbortedError(absl::StrCat("lease ", request.lease(), " is not held by this worker any more"));
+    return absl::AbortedError(
+        absl::StrCat("lease ", request.lease(), " is not held by this worker any more"));
   }
   const Task task = *leases_.Take(lease, worker);
   if (request.abandon()) {
@@ -294,7 +340,8 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
   completion.set_incarnation(request.identity().incarnation());
   completion.set_unix_ms(absl::ToUnixMillis(now));
   if (task.kind == LEASE_EVAL) {
-    if (request.eval().samples() != task.end - task.begin || request.eval().correct() > request.eval().samples()) {
+    if (request.eval().samples() != task.end - task.begin ||
+        request.eval().correct() > request.eval().samples()) {
       queue_->Return(task);
       return absl::InvalidArgumentError(absl::StrCat("evaluation of ", request.eval().samples(), " samples, ",
                                                      request.eval().correct(), " correct; the lease has ",
@@ -323,19 +370,22 @@ void Coordinator::NoteEvaluation(uint32_t data_epochs, int64_t unix_ms) {
   entry.set_accuracy(static_cast<double>(result->correct()) / static_cast<double>(result->samples()));
   entry.set_loss(result->loss_sum() / static_cast<double>(result->samples()));
   entry.set_unix_ms(unix_ms);
-  spdlog::info("data epoch {} of {}: test accuracy {:.4f}, loss {:.4f}", data_epochs, options_.job.data_epochs(),
-               entry.accuracy(), entry.loss());
+  spdlog::info("data epoch {} of {}: test accuracy {:.4f}, loss {:.4f}", data_epochs,
+               options_.job.data_epochs(), entry.accuracy(), entry.loss());
   evaluations_.push_back(entry);
 }
 
 void Coordinator::FinishIfDone(absl::Time now) {
-  if (finishing_ || !queue_ || !queue_->finished()) return;
+  if (finishing_ || draining_ || !queue_ || !queue_->finished()) return;
+  if (now < final_retry_at_) return;
   finishing_ = true;
   spdlog::info("all {} data epochs are completed", options_.job.data_epochs());
-  snapshots_->Take("final", [this, now](const absl::StatusOr<SnapshotReply>&) {
-    lane_.Post([this, now] {
-      finished_ = true;
-      finished_at_ = now;
+  snapshots_->Take("final", [this](const absl::StatusOr<SnapshotReply>& reply) {
+    lane_.Post([this, ok = reply.ok()] {
+      finished_ = ok;
+      finishing_ = ok;
+      finished_at_ = Now();
+      if (!ok) final_retry_at_ = Now() + kSnapshotRetry;
     });
   });
 }
@@ -355,8 +405,8 @@ void Coordinator::Depart(WorkerId worker, const std::string& how) {
   const std::vector<Task> tasks = leases_.TakeAllOf(worker);
   ReturnTasks(tasks);
   params_->Expel(worker);
-  spdlog::info("worker {} {}: {} leases taken back, {} alive", membership_.Find(worker)->name, how, tasks.size(),
-               membership_.alive());
+  spdlog::info("worker {} {}: {} leases taken back, {} alive", membership_.Find(worker)->name, how,
+               tasks.size(), membership_.alive());
 }
 
 void Coordinator::ReturnTasks(const std::vector<Task>& tasks) {
@@ -372,6 +422,8 @@ void Coordinator::Tick(absl::Time now) {
   }
   params_->Tick(now);
   if (phase() == PHASE_RUNNING) snapshots_->Tick(now);
+  if (now >= snapshot_retry_at_) TakeInitialSnapshot();
+  FinishIfDone(now);
 }
 
 bool Coordinator::DoneAndQuiet(absl::Time now, absl::Duration grace) const {
@@ -431,10 +483,10 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
       out->set_staleness_max(found->second.staleness_max);
       out->set_pushes(found->second.pushes);
     }
-    out->set_state(member.gone                          ? MEMBER_GONE
+    out->set_state(member.gone                        ? MEMBER_GONE
                    : membership_.suspect(member, now) ? MEMBER_SUSPECT
-                   : active                             ? MEMBER_ACTIVE
-                                                        : MEMBER_IDLE);
+                   : active                           ? MEMBER_ACTIVE
+                                                      : MEMBER_IDLE);
     if (!member.gone) {
       reply.set_samples_per_second(reply.samples_per_second() + member.progress.samples_per_second());
     }

@@ -68,6 +68,7 @@ class Coordinator {
   void AdoptLeases(const RegisterRequest& request, WorkerId worker, absl::Time now, RegisterReply* reply);
   bool AskForInitialValues(WorkerId worker);
   void OnInitialValues();
+  void TakeInitialSnapshot();
   void StartIfReady();
   void ReturnTasks(const std::vector<Task>& tasks);
   void Depart(WorkerId worker, const std::string& how);
@@ -91,6 +92,9 @@ class Coordinator {
   bool draining_ = false;
   bool finishing_ = false;
   bool finished_ = false;
+  absl::Time no_grants_before_ = absl::InfinitePast();
+  absl::Time snapshot_retry_at_ = absl::InfiniteFuture();
+  absl::Time final_retry_at_ = absl::InfinitePast();
   absl::Time finished_at_ = absl::InfiniteFuture();
   uint64_t restored_generation_ = 0;
   std::map<WorkerId, uint64_t> next_steps_;  // As registered, for the common start.

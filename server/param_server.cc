@@ -37,6 +37,7 @@ struct ParamServer::Operation {
   std::atomic<int> parts_left{0};
   std::atomic<uint32_t> parts_taken{0};
   std::atomic<bool> late{false};
+  std::atomic<bool> uncounted{false};  // A part of it waits for the closing of its step.
   std::atomic<uint64_t> staleness_max{0};
   // Element i belongs to the lane of part i until parts_left is 0.
   std::vector<PartHeader> reply_parts;
@@ -56,13 +57,16 @@ struct ParamServer::Session {
 struct ParamServer::Instruments {
   explicit Instruments(Metrics* metrics)
       : pushes(metrics->Counter("recon_server_pushes_total", "Pushes applied or counted in a mean")),
-        duplicates(metrics->Counter("recon_server_duplicate_parts_total", "Parts that were sent again and dropped")),
+        duplicates(
+            metrics->Counter("recon_server_duplicate_parts_total", "Parts that were sent again and dropped")),
         bytes_in(metrics->Counter("recon_server_received_bytes_total", "Bytes of frames received")),
         bytes_out(metrics->Counter("recon_server_sent_bytes_total", "Bytes of frames sent")),
         refused(metrics->Counter("recon_server_refused_frames_total", "Frames answered with an error")),
-        staleness(metrics->Histogram("recon_server_staleness_updates", "Updates between a gradient's parameters and its apply",
+        staleness(metrics->Histogram("recon_server_staleness_updates",
+                                     "Updates between a gradient's parameters and its apply",
                                      {0, 1, 2, 4, 8, 16, 32, 64})),
-        latency(metrics->Histogram("recon_server_push_seconds", "From a push's arrival to its reply, waiting included",
+        latency(metrics->Histogram("recon_server_push_seconds",
+                                   "From a push's arrival to its reply, waiting included",
                                    {.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10})) {}
 
   prometheus::Counter& pushes;
@@ -95,18 +99,21 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
   return absl::OkStatus();
 }
 
-absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& manifest, bool parameters_only) {
+absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& manifest,
+                                  bool parameters_only) {
   const int planes = static_cast<int>(manifest.state_planes());
   if (!parameters_only && planes != state_planes()) {
-    return absl::FailedPreconditionError(absl::StrCat("the snapshot holds the state of ", manifest.optimizer(),
-                                                      ", --optimizer is ", OptimizerName(options_.optimizer.kind)));
+    return absl::FailedPreconditionError(absl::StrCat("the snapshot holds the state of ",
+                                                      manifest.optimizer(), ", --optimizer is ",
+                                                      OptimizerName(options_.optimizer.kind)));
   }
   std::vector<absl::Status> statuses(shards_.size());
   absl::BlockingCounter pending(static_cast<int>(shards_.size()));
   const auto restore_shard = [&](uint32_t shard) -> absl::Status {
     ShardCut cut = shards_[shard]->Cut();
     for (int role = 0; role <= (parameters_only ? 0 : planes); ++role) {
-      RECON_ASSIGN_OR_RETURN(cut.pages[role], reader.ReadChunk(manifest, static_cast<int>(shard) * (planes + 1) + role));
+      RECON_ASSIGN_OR_RETURN(cut.pages[role],
+                             reader.ReadChunk(manifest, static_cast<int>(shard) * (planes + 1) + role));
     }
     if (!parameters_only) {
       const ShardEntry& entry = manifest.shards(static_cast<int>(shard));
@@ -159,9 +166,10 @@ void ParamServer::Handle(FrameKind kind, const ByteChain& bytes, absl::Time now,
     // Before the lock: it reads the whole payload.
     for (size_t i = 0; i < op->frame.parts.size() && status.ok(); ++i) {
       const PartHeader& part = op->frame.parts[i];
-      if (!AllFinite({static_cast<CodecId>(part.codec), part.payload_bytes == 0 ? 0 : part.count, op->frame.payloads[i]})) {
-        status = absl::InvalidArgumentError(
-            absl::StrCat("step ", op->frame.header.step, " shard ", part.shard, ": a value is infinite or not a number"));
+      if (!AllFinite({static_cast<CodecId>(part.codec), part.payload_bytes == 0 ? 0 : part.count,
+                      op->frame.payloads[i]})) {
+        status = absl::InvalidArgumentError(absl::StrCat(
+            "step ", op->frame.header.step, " shard ", part.shard, ": a value is infinite or not a number"));
       }
     }
   }
@@ -196,8 +204,8 @@ absl::Status ParamServer::CheckSender(const Operation& op) const {
     return absl::UnavailableError("the server has no parameters yet");
   }
   if (bytes_in_flight_ > limits::kPushBytesInFlightMax) {
-    return absl::ResourceExhaustedError(absl::StrCat("bytes in flight: ", bytes_in_flight_, ", allowed are ",
-                                                     limits::kPushBytesInFlightMax));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("bytes in flight: ", bytes_in_flight_, ", allowed are ", limits::kPushBytesInFlightMax));
   }
   for (size_t i = 0; i < op.frame.parts.size(); ++i) {
     const PartHeader& part = op.frame.parts[i];
@@ -215,7 +223,8 @@ absl::Status ParamServer::CheckSender(const Operation& op) const {
           absl::StrCat("part ", i, ": ", part.count, " values, shard ", part.shard, " has ", size));
     }
     if ((part.payload_bytes != 0) != (op.kind != FrameKind::kPull)) {
-      return absl::InvalidArgumentError(absl::StrCat("part ", i, ": ", part.payload_bytes, " bytes of payload in a frame of kind ",
+      return absl::InvalidArgumentError(absl::StrCat("part ", i, ": ", part.payload_bytes,
+                                                     " bytes of payload in a frame of kind ",
                                                      op.frame.header.kind));
     }
   }
@@ -236,14 +245,15 @@ absl::Status ParamServer::CheckPush(const Operation& op) const {
     return absl::InvalidArgumentError(absl::StrCat("gradient norm is ", header.gradient_norm));
   }
   if (header.samples == 0) return absl::InvalidArgumentError("push of 0 samples");
-  if (gate_.active(op.worker) && header.step >= gate_.next_step(op.worker) + 2 * limits::kPipelineDepthMax) {
-    return absl::InvalidArgumentError(absl::StrCat("step ", header.step, ", the worker's next is ",
-                                                   gate_.next_step(op.worker), ", at most ",
-                                                   2 * limits::kPipelineDepthMax, " before it"));
+  const uint64_t known = std::max(gate_.next_step(op.worker), gate_.bound() < 0 ? 0 : gate_.frontier());
+  if (header.step >= known + limits::kStepsAheadMax) {
+    return absl::InvalidArgumentError(absl::StrCat("step ", header.step, ", the worker's next is ", known,
+                                                   ", allowed are ", limits::kStepsAheadMax, " beyond it"));
   }
   for (const PartHeader& part : op.frame.parts) {
     if (part.version == kNoVersion) {
-      return absl::InvalidArgumentError(absl::StrCat("shard ", part.shard, ": a push must name the version it was computed from"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("shard ", part.shard, ": a push must name the version it was computed from"));
     }
   }
   return absl::OkStatus();
@@ -261,7 +271,8 @@ void ParamServer::DeliverPart(const OperationPtr& op, size_t index) {
   const PartHeader& part = op->frame.parts[index];
   const FrameHeader& header = op->frame.header;
   Shard& shard = *shards_[part.shard];
-  EncodedGradient gradient{static_cast<CodecId>(part.codec), part.count, std::move(op->frame.payloads[index])};
+  EncodedGradient gradient{static_cast<CodecId>(part.codec), part.count,
+                           std::move(op->frame.payloads[index])};
   if (op->kind == FrameKind::kInit) {
     shard.SetInitialValues(gradient);
   } else if (CarriesGradient(op->kind)) {
@@ -281,6 +292,7 @@ void ParamServer::DeliverPart(const OperationPtr& op, size_t index) {
       outcome = shard.Apply(id, gradient, scale);
     }
     if (outcome == Shard::Outcome::kLate) op->late = true;
+    if (options_.bound == 0 && outcome != Shard::Outcome::kDuplicate) op->uncounted = true;
     if (outcome == Shard::Outcome::kTaken) {
       op->parts_taken.fetch_add(1, std::memory_order_relaxed);
       uint64_t seen = op->staleness_max.load(std::memory_order_relaxed);
@@ -307,9 +319,9 @@ void ParamServer::Delivered(const OperationPtr& op) {
         has_values_ = true;
         initialized = std::move(on_initialized_);
       }
-    } else if (op->late) {
-      status = absl::AbortedError(absl::StrCat("step ", op->frame.header.step, " was closed without this push; the next is ",
-                                               gate_.frontier()));
+    } else if (op->late || (op->uncounted && op->frame.header.step < gate_.frontier())) {
+      status = absl::AbortedError(absl::StrCat(
+          "step ", op->frame.header.step, " was closed without this push; the next is ", gate_.frontier()));
     } else {
       RecordDelivery(op);
     }
@@ -335,7 +347,8 @@ void ParamServer::Delivered(const OperationPtr& op) {
 void ParamServer::RecordDelivery(const OperationPtr& op) {
   const FrameHeader& header = op->frame.header;
   const auto found = sessions_.find(op->worker);
-  if (found == sessions_.end()) return;  // Expelled meanwhile: nobody waits for it.
+  // Expelled or replaced meanwhile: nobody waits for it.
+  if (found == sessions_.end() || found->second.incarnation != op->incarnation) return;
   Session& session = found->second;
   const size_t duplicates = op->frame.parts.size() - op->parts_taken;
   duplicates_ += duplicates;
@@ -344,7 +357,7 @@ void ParamServer::RecordDelivery(const OperationPtr& op) {
   for (const PartHeader& part : op->frame.parts) delivered.insert(part.shard);
   if (delivered.size() < shards_.size()) return;
   session.delivered.erase(header.step);
-  if (gate_.active(op->worker) && header.step < gate_.next_step(op->worker)) return;  // Was complete before.
+  if (header.step < gate_.next_step(op->worker)) return;  // Was complete before.
   if (op->parts_taken > 0) {
     ++pushes_;
     ++session.pushes;
@@ -353,7 +366,7 @@ void ParamServer::RecordDelivery(const OperationPtr& op) {
     instruments_->pushes.Increment();
     instruments_->staleness.Observe(static_cast<double>(op->staleness_max));
   }
-  if (gate_.bound() == 0) complete_[header.step].insert(op->worker);
+  if (gate_.bound() == 0) complete_[header.step].insert({op->worker, op->incarnation});
   gate_.Advance(op->worker, header.step);
   CloseSteps();
 }
@@ -361,7 +374,8 @@ void ParamServer::RecordDelivery(const OperationPtr& op) {
 void ParamServer::CloseSteps() {
   while (!complete_.empty() && complete_.begin()->first < gate_.frontier()) {
     const uint64_t step = complete_.begin()->first;
-    const auto workers = std::make_shared<const std::set<WorkerId>>(std::move(complete_.begin()->second));
+    const auto workers =
+        std::make_shared<const std::set<Shard::Contributor>>(std::move(complete_.begin()->second));
     complete_.erase(complete_.begin());
     ++sequence_;
     for (uint32_t i = 0; i < shards_.size(); ++i) {
@@ -433,19 +447,39 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
   }
 }
 
-void ParamServer::Admit(WorkerId worker, Incarnation incarnation) {
+void ParamServer::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) {
   absl::MutexLock lock(&mu_);
   Session& session = sessions_[worker];
   if (session.incarnation != incarnation) session.delivered.clear();
   session.incarnation = incarnation;
+  gate_.Know(worker, next_step);
 }
 
 void ParamServer::Expel(WorkerId worker) {
+  {
+    absl::MutexLock lock(&mu_);
+    // Before the steps that waited for it close: its splits are done again by others.
+    for (auto& [step, contributors] : complete_) {
+      const auto first = contributors.lower_bound({worker, Incarnation(0)});
+      const auto last = contributors.upper_bound({worker, Incarnation(UINT64_MAX)});
+      contributors.erase(first, last);
+    }
+  }
   Deactivate(worker);
   absl::MutexLock lock(&mu_);
-  const auto found = sessions_.find(worker);
-  if (found == sessions_.end()) return;
-  sessions_.erase(found);
+  gate_.Forget(worker);
+  sessions_.erase(worker);
+}
+
+void ParamServer::NoteAcknowledged(WorkerId worker, uint64_t next_step) {
+  std::vector<OperationPtr> released;
+  {
+    absl::MutexLock lock(&mu_);
+    gate_.Raise(worker, next_step);
+    CloseSteps();
+    released = TakeReleased();
+  }
+  AnswerAll(released);
 }
 
 uint64_t ParamServer::Activate(WorkerId worker, uint64_t next_step) {
@@ -501,7 +535,8 @@ void ParamServer::Cut(absl::AnyInvocable<void(StateCut)> done) {
   for (uint32_t i = 0; i < shards_.size(); ++i) {
     lanes_.Post(i, [this, i, collector] {
       collector->cut.shards[i] = shards_[i]->Cut();
-      if (collector->left.fetch_sub(1, std::memory_order_acq_rel) == 1) collector->done(std::move(collector->cut));
+      if (collector->left.fetch_sub(1, std::memory_order_acq_rel) == 1)
+        collector->done(std::move(collector->cut));
     });
   }
 }
@@ -535,8 +570,9 @@ void ParamServer::BeginDrain() {
 
 bool ParamServer::WaitUntilIdle(absl::Duration timeout) {
   absl::MutexLock lock(&mu_);
-  return mu_.AwaitWithTimeout(
-      absl::Condition(+[](int* operations) { return *operations == 0; }, &operations_), timeout);
+  return mu_.AwaitWithTimeout(absl::Condition(
+                                  +[](int* operations) { return *operations == 0; }, &operations_),
+                              timeout);
 }
 
 ParamServer::Stats ParamServer::GetStats() const {
@@ -552,7 +588,8 @@ ParamServer::Stats ParamServer::GetStats() const {
     out.pushes = session.pushes;
     out.active = gate_.active(worker);
     out.next_step = gate_.next_step(worker);
-    out.staleness_mean = session.pushes == 0 ? 0 : session.staleness_sum / static_cast<double>(session.pushes);
+    out.staleness_mean =
+        session.pushes == 0 ? 0 : session.staleness_sum / static_cast<double>(session.pushes);
     out.staleness_max = session.staleness_max;
   }
   return stats;

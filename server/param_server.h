@@ -83,11 +83,14 @@ class ParamServer {
   void Handle(FrameKind kind, const ByteChain& bytes, absl::Time now, Done done);
 
   // Membership, as the coordinator decides it. A worker must be admitted before its frames are taken.
-  void Admit(WorkerId worker, Incarnation incarnation);
+  // `next_step` is the first step it has no acknowledgement for.
+  void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step);
   void Expel(WorkerId worker);
   // Whether others wait for it. Activate() returns the first step it may push.
   uint64_t Activate(WorkerId worker, uint64_t next_step);
   void Deactivate(WorkerId worker);
+  // The worker has an acknowledgement of every step before `next_step`.
+  void NoteAcknowledged(WorkerId worker, uint64_t next_step);
 
   // Only `worker` may send Init frames from now on. `ready` runs once, when all values are there.
   void AwaitInitialValues(WorkerId worker, std::function<void()> ready);
@@ -144,7 +147,7 @@ class ParamServer {
   std::map<StalenessGate::Ticket, OperationPtr> waiting_ ABSL_GUARDED_BY(mu_);
   StalenessGate::Ticket next_ticket_ ABSL_GUARDED_BY(mu_) = 0;
   // BSP: workers whose push of a step is complete, for steps that are not closed.
-  std::map<uint64_t, std::set<WorkerId>> complete_ ABSL_GUARDED_BY(mu_);
+  std::map<uint64_t, std::set<Shard::Contributor>> complete_ ABSL_GUARDED_BY(mu_);
   uint64_t sequence_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t bytes_in_flight_ ABSL_GUARDED_BY(mu_) = 0;
   int operations_ ABSL_GUARDED_BY(mu_) = 0;

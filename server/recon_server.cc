@@ -36,7 +36,8 @@ absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const M
   const auto layout = params->layout();
   if (layout == nullptr) {
     RECON_RETURN_IF_ERROR(params->DefineModel(manifest.model()));
-  } else if (const std::string difference = ModelDifference(layout->model(), manifest.model()); !difference.empty()) {
+  } else if (const std::string difference = ModelDifference(layout->model(), manifest.model());
+             !difference.empty()) {
     return absl::DataLossError(absl::StrCat("another model: ", difference));
   }
   return params->Restore(reader, manifest, parameters_only);
@@ -61,7 +62,7 @@ struct ReconServer::Parts {
 
   absl::Status Open();
   absl::StatusOr<std::optional<Manifest>> Recover();
-  void Drain();
+  absl::Status Drain();
 };
 
 absl::Status ReconServer::Parts::Open() {
@@ -103,10 +104,11 @@ absl::Status ReconServer::Parts::Open() {
   param_service = std::make_unique<ParamService>(params.get());
   control_service = std::make_unique<ControlService>(coordinator.get(), snapshots.get(), &drain_requested);
   const TlsFlags tls{flags.tls_cert, flags.tls_key, flags.tls_ca, flags.insecure};
-  RECON_ASSIGN_OR_RETURN(rpc, RpcServer::Start(flags.listen, tls, {param_service.get(), control_service.get()}));
+  RECON_ASSIGN_OR_RETURN(rpc,
+                         RpcServer::Start(flags.listen, tls, {param_service.get(), control_service.get()}));
   std::ofstream(flags.data + "/ADDRESS") << rpc->address() << "\n";
-  spdlog::info("listening on {}, cluster epoch {}, sync bound {}, optimizer {}", rpc->address(), cluster_epoch,
-               flags.job.bound() < 0 ? "unlimited" : absl::StrCat(flags.job.bound()),
+  spdlog::info("listening on {}, cluster epoch {}, sync bound {}, optimizer {}", rpc->address(),
+               cluster_epoch, flags.job.bound() < 0 ? "unlimited" : absl::StrCat(flags.job.bound()),
                OptimizerName(flags.optimizer.kind));
   return absl::OkStatus();
 }
@@ -125,10 +127,12 @@ absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
   if (flags.from_snapshot.empty()) return std::nullopt;
   RECON_ASSIGN_OR_RETURN(const auto source, LocalStore::Open(flags.from_snapshot, /*writer=*/false));
   const SnapshotReader source_reader(source.get());
-  RECON_ASSIGN_OR_RETURN(const std::optional<Manifest> found, LoadNewest(source_reader, [&](const Manifest& manifest) {
+  RECON_ASSIGN_OR_RETURN(const std::optional<Manifest> found,
+                         LoadNewest(source_reader, [&](const Manifest& manifest) {
                            return LoadInto(params.get(), source_reader, manifest, /*parameters_only=*/true);
                          }));
-  if (!found) return absl::NotFoundError(absl::StrCat("--from-snapshot ", flags.from_snapshot, " holds no snapshot"));
+  if (!found)
+    return absl::NotFoundError(absl::StrCat("--from-snapshot ", flags.from_snapshot, " holds no snapshot"));
   spdlog::info("initial parameters from snapshot {} of {}", found->generation(), flags.from_snapshot);
   // The new job's own first snapshot: from here on it does not need the other directory.
   absl::Notification taken;
@@ -142,17 +146,23 @@ absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
   return std::nullopt;
 }
 
-void ReconServer::Parts::Drain() {
+absl::Status ReconServer::Parts::Drain() {
   spdlog::info("draining");
   coordinator->lane()->RunAndWait([this] { coordinator->BeginDrain(); });
   params->BeginDrain();
-  if (!params->WaitUntilIdle(kDrainTimeout)) spdlog::warn("some pushes were still running after {}", absl::FormatDuration(kDrainTimeout));
-  absl::Notification taken;
+  if (!params->WaitUntilIdle(kDrainTimeout))
+    spdlog::warn("some pushes were still running after {}", absl::FormatDuration(kDrainTimeout));
+  absl::Status status;
   if (params->has_values()) {
-    snapshots->Take("drain", [&](const absl::StatusOr<SnapshotReply>&) { taken.Notify(); });
+    absl::Notification taken;
+    snapshots->Take("drain", [&](const absl::StatusOr<SnapshotReply>& reply) {
+      status = reply.status();
+      taken.Notify();
+    });
     taken.WaitForNotification();
   }
   rpc->Shutdown(absl::Seconds(1));
+  return status;
 }
 
 ReconServer::ReconServer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
@@ -192,7 +202,7 @@ absl::Status ReconServer::RunUntilStopped() {
       return absl::OkStatus();
     }
   }
-  parts_->Drain();
+  RECON_RETURN_IF_ERROR(parts_->Drain());
   spdlog::info("drained");
   return absl::OkStatus();
 }

@@ -33,7 +33,8 @@ struct RawFlags {
 
 absl::StatusOr<absl::Duration> ParseInterval(const char* flag, const std::string& text) {
   absl::Duration duration;
-  if (!absl::ParseDuration(text, &duration) || duration < absl::Milliseconds(10) || duration > absl::Hours(24 * 30)) {
+  if (!absl::ParseDuration(text, &duration) || duration < absl::Milliseconds(10) ||
+      duration > absl::Hours(24 * 30)) {
     return absl::InvalidArgumentError(
         absl::StrCat(flag, " ", text, ": expected a duration of 10ms to 720h, such as 300ms, 30s or 5m"));
   }
@@ -45,15 +46,17 @@ absl::StatusOr<int> ParseSync(const std::string& text) {
   if (text == "bsp") return 0;
   int bound = 0;
   const std::vector<std::string> words = absl::StrSplit(text, ':');
-  if (words.size() == 2 && words[0] == "ssp" && absl::SimpleAtoi(words[1], &bound) && bound >= 1 && bound <= 1000) {
+  if (words.size() == 2 && words[0] == "ssp" && absl::SimpleAtoi(words[1], &bound) && bound >= 1 &&
+      bound <= 1000) {
     return bound;
   }
-  return absl::InvalidArgumentError(absl::StrCat("--sync ", text, ": expected asp, bsp or ssp:1 to ssp:1000"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--sync ", text, ": expected asp, bsp or ssp:1 to ssp:1000"));
 }
 
 absl::Status ParseGroup(const std::string& text, std::map<std::string, GroupPolicy>* groups) {
-  const absl::Status malformed = absl::InvalidArgumentError(
-      absl::StrCat("--group ", text, ": expected NAME:lr_scale=X or NAME:weight_decay_scale=X, comma-separated"));
+  const absl::Status malformed = absl::InvalidArgumentError(absl::StrCat(
+      "--group ", text, ": expected NAME:lr_scale=X or NAME:weight_decay_scale=X, comma-separated"));
   const std::pair<std::string, std::string> halves = absl::StrSplit(text, absl::MaxSplits(':', 1));
   if (halves.first.empty() || halves.second.empty()) return malformed;
   GroupPolicy& policy = (*groups)[halves.first];
@@ -75,46 +78,97 @@ absl::Status ParseGroup(const std::string& text, std::map<std::string, GroupPoli
 void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
   const auto env = [](CLI::Option* option, const char* name) { return option->envname(name); };
   app->set_config("--config", "", "TOML file with the same names as the flags");
-  env(app->add_option("--listen", flags->listen, "HOST:PORT; port 0 takes a free one (written to <data>/ADDRESS)"), "RECON_LISTEN");
-  env(app->add_option("--data", flags->data, "data directory: control database, lock, snapshots"), "RECON_DATA")->required();
-  env(app->add_option("--snapshot-dir", flags->snapshot_dir, "snapshots go here; default <data>/snapshots"), "RECON_SNAPSHOT_DIR");
-  env(app->add_option("--from-snapshot", flags->from_snapshot, "take the parameters of a new job from the newest snapshot of this directory"), "RECON_FROM_SNAPSHOT");
-  env(app->add_option("--metrics-address", flags->metrics_address, "HOST:PORT for Prometheus; off by default"), "RECON_METRICS_ADDRESS");
+  env(app->add_option("--listen", flags->listen,
+                      "HOST:PORT; port 0 takes a free one (written to <data>/ADDRESS)"),
+      "RECON_LISTEN");
+  env(app->add_option("--data", flags->data, "data directory: control database, lock, snapshots"),
+      "RECON_DATA")
+      ->required();
+  env(app->add_option("--snapshot-dir", flags->snapshot_dir, "snapshots go here; default <data>/snapshots"),
+      "RECON_SNAPSHOT_DIR");
+  env(app->add_option("--from-snapshot", flags->from_snapshot,
+                      "take the parameters of a new job from the newest snapshot of this directory"),
+      "RECON_FROM_SNAPSHOT");
+  env(app->add_option("--metrics-address", flags->metrics_address,
+                      "HOST:PORT for Prometheus; off by default"),
+      "RECON_METRICS_ADDRESS");
   env(app->add_option("--tls-cert", flags->tls_cert, "PEM certificate of this server"), "RECON_TLS_CERT");
   env(app->add_option("--tls-key", flags->tls_key, "PEM key of the certificate"), "RECON_TLS_KEY");
-  env(app->add_option("--tls-ca", flags->tls_ca, "PEM certificate of the CA that workers must have"), "RECON_TLS_CA");
-  env(app->add_flag("--insecure", flags->insecure, "plain text on an address other than loopback"), "RECON_INSECURE");
-  env(app->add_flag("--exit-when-done", flags->exit_when_done, "end when all data epochs are completed"), "RECON_EXIT_WHEN_DONE");
-  env(app->add_option("--log-level", flags->log_level, "debug, info, warn or error")->check(CLI::IsMember({"debug", "info", "warn", "error"})), "RECON_LOG_LEVEL");
-  env(app->add_option("--lanes", flags->lanes, "threads that apply updates; 0 = one per core, at most 16")->check(CLI::Range(0, 256)), "RECON_LANES");
+  env(app->add_option("--tls-ca", flags->tls_ca, "PEM certificate of the CA that workers must have"),
+      "RECON_TLS_CA");
+  env(app->add_flag("--insecure", flags->insecure, "plain text on an address other than loopback"),
+      "RECON_INSECURE");
+  env(app->add_flag("--exit-when-done", flags->exit_when_done, "end when all data epochs are completed"),
+      "RECON_EXIT_WHEN_DONE");
+  env(app->add_option("--log-level", flags->log_level, "debug, info, warn or error")
+          ->check(CLI::IsMember({"debug", "info", "warn", "error"})),
+      "RECON_LOG_LEVEL");
+  env(app->add_option("--lanes", flags->lanes, "threads that apply updates; 0 = one per core, at most 16")
+          ->check(CLI::Range(0, 256)),
+      "RECON_LANES");
 
-  env(app->add_option("--optimizer", raw->optimizer, "sgd, momentum, nesterov, adam or adamw"), "RECON_OPTIMIZER");
-  env(app->add_option("--learning-rate", flags->optimizer.learning_rate, "base learning rate"), "RECON_LEARNING_RATE");
-  env(app->add_option("--momentum", flags->optimizer.momentum, "momentum, nesterov: factor"), "RECON_MOMENTUM");
+  env(app->add_option("--optimizer", raw->optimizer, "sgd, momentum, nesterov, adam or adamw"),
+      "RECON_OPTIMIZER");
+  env(app->add_option("--learning-rate", flags->optimizer.learning_rate, "base learning rate"),
+      "RECON_LEARNING_RATE");
+  env(app->add_option("--momentum", flags->optimizer.momentum, "momentum, nesterov: factor"),
+      "RECON_MOMENTUM");
   env(app->add_option("--beta1", flags->optimizer.beta1, "adam, adamw"), "RECON_BETA1");
   env(app->add_option("--beta2", flags->optimizer.beta2, "adam, adamw"), "RECON_BETA2");
   env(app->add_option("--epsilon", flags->optimizer.epsilon, "adam, adamw"), "RECON_EPSILON");
-  env(app->add_option("--weight-decay", flags->optimizer.weight_decay, "L2; decoupled with adamw"), "RECON_WEIGHT_DECAY");
-  env(app->add_option("--clip-norm", flags->optimizer.clip_norm, "largest global L2 norm of a push; 0 = off"), "RECON_CLIP_NORM");
-  env(app->add_option("--schedule", raw->schedule, "constant, step:UPDATES[:GAMMA] or cosine:TOTAL_UPDATES[:FINAL_FRACTION]"), "RECON_SCHEDULE");
-  env(app->add_option("--warmup-updates", flags->optimizer.schedule.warmup_updates, "linear warm-up over so many updates"), "RECON_WARMUP_UPDATES");
-  env(app->add_option("--group", raw->groups, "policy of a tensor group, NAME:lr_scale=X,weight_decay_scale=Y"), "RECON_GROUP");
+  env(app->add_option("--weight-decay", flags->optimizer.weight_decay, "L2; decoupled with adamw"),
+      "RECON_WEIGHT_DECAY");
+  env(app->add_option("--clip-norm", flags->optimizer.clip_norm, "largest global L2 norm of a push; 0 = off"),
+      "RECON_CLIP_NORM");
+  env(app->add_option("--schedule", raw->schedule,
+                      "constant, step:UPDATES[:GAMMA] or cosine:TOTAL_UPDATES[:FINAL_FRACTION]"),
+      "RECON_SCHEDULE");
+  env(app->add_option("--warmup-updates", flags->optimizer.schedule.warmup_updates,
+                      "linear warm-up over so many updates"),
+      "RECON_WARMUP_UPDATES");
+  env(app->add_option("--group", raw->groups,
+                      "policy of a tensor group, NAME:lr_scale=X,weight_decay_scale=Y"),
+      "RECON_GROUP");
 
-  env(app->add_option("--sync", raw->sync, "asp (asynchronous), bsp (synchronous mean) or ssp:S (S steps apart at most)"), "RECON_SYNC");
-  env(app->add_option("--workers-min", raw->workers_min, "workers to wait for before the job starts")->check(CLI::Range(1, 4096)), "RECON_WORKERS_MIN");
-  env(app->add_option("--data-epochs", raw->data_epochs, "passes over the training data")->check(CLI::Range(1, 1000000)), "RECON_DATA_EPOCHS");
-  env(app->add_option("--batch", raw->batch, "samples per step of a worker")->check(CLI::Range(1, 1 << 20)), "RECON_BATCH");
-  env(app->add_option("--split-samples", raw->split_samples, "samples per lease")->check(CLI::Range(1, 1 << 30)), "RECON_SPLIT_SAMPLES");
-  env(app->add_option("--eval-split-samples", raw->eval_split_samples, "test samples per evaluation lease")->check(CLI::Range(1, 1 << 30)), "RECON_EVAL_SPLIT_SAMPLES");
+  env(app->add_option("--sync", raw->sync,
+                      "asp (asynchronous), bsp (synchronous mean) or ssp:S (S steps apart at most)"),
+      "RECON_SYNC");
+  env(app->add_option("--workers-min", raw->workers_min, "workers to wait for before the job starts")
+          ->check(CLI::Range(1, 4096)),
+      "RECON_WORKERS_MIN");
+  env(app->add_option("--data-epochs", raw->data_epochs, "passes over the training data")
+          ->check(CLI::Range(1, 1000000)),
+      "RECON_DATA_EPOCHS");
+  env(app->add_option("--batch", raw->batch, "samples per step of a worker")->check(CLI::Range(1, 1 << 20)),
+      "RECON_BATCH");
+  env(app->add_option("--split-samples", raw->split_samples, "samples per lease")
+          ->check(CLI::Range(1, 1 << 30)),
+      "RECON_SPLIT_SAMPLES");
+  env(app->add_option("--eval-split-samples", raw->eval_split_samples, "test samples per evaluation lease")
+          ->check(CLI::Range(1, 1 << 30)),
+      "RECON_EVAL_SPLIT_SAMPLES");
   env(app->add_option("--seed", raw->seed, "order of samples and initial values"), "RECON_SEED");
 
-  env(app->add_option("--snapshot-interval", raw->snapshot_interval, "time between periodic snapshots, such as 30s"), "RECON_SNAPSHOT_INTERVAL");
-  env(app->add_option("--snapshot-keep", flags->snapshot_keep, "snapshots to keep")->check(CLI::Range(1, 100000)), "RECON_SNAPSHOT_KEEP");
-  env(app->add_option("--zstd-level", flags->zstd_level, "compression of snapshots")->check(CLI::Range(-100, 19)), "RECON_ZSTD_LEVEL");
-  env(app->add_option("--heartbeat-interval", raw->heartbeat_interval, "time between a worker's heartbeats"), "RECON_HEARTBEAT_INTERVAL");
-  env(app->add_option("--suspect-after", raw->suspect_after, "silence after which a worker is shown as suspect"), "RECON_SUSPECT_AFTER");
-  env(app->add_option("--evict-after", raw->evict_after, "silence after which nobody waits for a worker and its leases go to others"), "RECON_EVICT_AFTER");
-  env(app->add_option("--lease-duration", raw->lease_duration, "a lease not renewed for so long is taken back"), "RECON_LEASE_DURATION");
+  env(app->add_option("--snapshot-interval", raw->snapshot_interval,
+                      "time between periodic snapshots, such as 30s"),
+      "RECON_SNAPSHOT_INTERVAL");
+  env(app->add_option("--snapshot-keep", flags->snapshot_keep, "snapshots to keep")
+          ->check(CLI::Range(1, 100000)),
+      "RECON_SNAPSHOT_KEEP");
+  env(app->add_option("--zstd-level", flags->zstd_level, "compression of snapshots")
+          ->check(CLI::Range(-100, 19)),
+      "RECON_ZSTD_LEVEL");
+  env(app->add_option("--heartbeat-interval", raw->heartbeat_interval, "time between a worker's heartbeats"),
+      "RECON_HEARTBEAT_INTERVAL");
+  env(app->add_option("--suspect-after", raw->suspect_after,
+                      "silence after which a worker is shown as suspect"),
+      "RECON_SUSPECT_AFTER");
+  env(app->add_option("--evict-after", raw->evict_after,
+                      "silence after which nobody waits for a worker and its leases go to others"),
+      "RECON_EVICT_AFTER");
+  env(app->add_option("--lease-duration", raw->lease_duration,
+                      "a lease not renewed for so long is taken back"),
+      "RECON_LEASE_DURATION");
   for (CLI::Option* option : app->get_options()) {
     if (option->get_name() != "--help" && option->get_name() != "--config") option->capture_default_str();
   }
@@ -129,8 +183,10 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
   // Biases and norms, by common practice; --group overrides it.
   flags->groups["no_decay"].weight_decay_scale = 0;
   for (const std::string& group : raw.groups) RECON_RETURN_IF_ERROR(ParseGroup(group, &flags->groups));
-  RECON_ASSIGN_OR_RETURN(flags->snapshot_interval, ParseInterval("--snapshot-interval", raw.snapshot_interval));
-  RECON_ASSIGN_OR_RETURN(const absl::Duration heartbeat, ParseInterval("--heartbeat-interval", raw.heartbeat_interval));
+  RECON_ASSIGN_OR_RETURN(flags->snapshot_interval,
+                         ParseInterval("--snapshot-interval", raw.snapshot_interval));
+  RECON_ASSIGN_OR_RETURN(const absl::Duration heartbeat,
+                         ParseInterval("--heartbeat-interval", raw.heartbeat_interval));
   RECON_ASSIGN_OR_RETURN(flags->suspect_after, ParseInterval("--suspect-after", raw.suspect_after));
   RECON_ASSIGN_OR_RETURN(flags->evict_after, ParseInterval("--evict-after", raw.evict_after));
   RECON_ASSIGN_OR_RETURN(const absl::Duration lease, ParseInterval("--lease-duration", raw.lease_duration));

@@ -23,7 +23,8 @@ uint64_t StoredBytes(const Manifest& manifest) {
   return bytes;
 }
 
-SnapshotService::SnapshotService(const Options& options, ParamServer* params, ObjectStore* store, Metrics* metrics)
+SnapshotService::SnapshotService(const Options& options, ParamServer* params, ObjectStore* store,
+                                 Metrics* metrics)
     : options_(options),
       params_(params),
       published_(metrics->Counter("recon_server_snapshots_total", "Snapshots published")),

@@ -4,6 +4,7 @@
 #include <iostream>
 #include <thread>
 
+#include "absl/time/clock.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/shutdown_signal.h"
@@ -27,7 +28,8 @@ int main(int argc, char** argv) {
     while (!ended.load()) {
       if (recon::ShutdownSignal::Wait(absl::Milliseconds(100))) {
         stop.store(true);
-        return;
+        // Stays, with signals unblocked: a second one ends the process at once.
+        while (!ended.load()) absl::SleepFor(absl::Milliseconds(50));
       }
     }
   });

@@ -41,7 +41,8 @@ std::map<std::string, Fault> ParseFaults() {
 absl::Status Act(const char* name, const std::string& action) {
   spdlog::warn("fault point {}: {}", name, action);
   if (action == "kill") kill(getpid(), SIGKILL);
-  if (action == "enospc") return absl::ResourceExhaustedError(absl::StrCat(name, ": No space left on device"));
+  if (action == "enospc")
+    return absl::ResourceExhaustedError(absl::StrCat(name, ": No space left on device"));
   return absl::DataLossError(absl::StrCat(name, ": Input/output error"));
 }
 

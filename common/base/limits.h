@@ -39,7 +39,14 @@ constexpr uint64_t kSplitsMax = 10'000'000;
 
 // Pushes a worker may have in flight; also bounds the memory of its slots.
 constexpr int kPipelineDepthMax = 16;
-// Frames of one push in flight together: enough to fill a connection at 1 MiB each.
+// A push this far beyond what the server knows of its worker is an error; below the 64 steps a shard's
+// ledger can tell apart.
+constexpr uint64_t kStepsAheadMax = 2 * kPipelineDepthMax;
+// No job gets there; keeps sums of steps from wrapping.
+constexpr uint64_t kStepMax = uint64_t{1} << 48;
+// Samples of a data set: numbers of samples are 32-bit in the workers' orders.
+constexpr uint64_t kSamplesMax = uint64_t{1} << 32;
+// Frames of one pull in flight together: enough to fill a connection at 1 MiB each.
 constexpr int kFramesInFlight = 8;
 
 // A snapshot's table of contents: 100 bytes for a chunk of 2 MiB; 2^36 parameters need 20 MB.

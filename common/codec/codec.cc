@@ -29,7 +29,9 @@ absl::StatusOr<CodecId> ParseCodec(absl::string_view name) {
   return absl::InvalidArgumentError(absl::StrCat("codec ", name, " is unknown; known are fp32, fp16, bf16"));
 }
 
-uint64_t EncodedBytes(CodecId codec, uint64_t count) { return codec == CodecId::kFp32 ? count * 4 : count * 2; }
+uint64_t EncodedBytes(CodecId codec, uint64_t count) {
+  return codec == CodecId::kFp32 ? count * 4 : count * 2;
+}
 
 EncodeStats Encode(CodecId codec, const float* values, size_t count, uint8_t* out) {
   switch (codec) {

@@ -32,7 +32,8 @@ absl::Status CheckHeader(const FrameHeader& header, size_t frame_bytes) {
   if (header.version != kFrameVersion) {
     return Malformed("format version", header.version, absl::StrCat(kFrameVersion, " at most"));
   }
-  if (header.kind < static_cast<uint8_t>(FrameKind::kPull) || header.kind > static_cast<uint8_t>(FrameKind::kReply)) {
+  if (header.kind < static_cast<uint8_t>(FrameKind::kPull) ||
+      header.kind > static_cast<uint8_t>(FrameKind::kReply)) {
     return Malformed("kind", header.kind, "1 to 5");
   }
   if (!KnownCodec(header.reply_codec)) return Malformed("reply codec", header.reply_codec, "0 to 2");
@@ -42,8 +43,9 @@ absl::Status CheckHeader(const FrameHeader& header, size_t frame_bytes) {
   }
   const uint64_t head_bytes = kFrameHeaderBytes + uint64_t{header.part_count} * kPartHeaderBytes;
   if (head_bytes > frame_bytes || header.payload_bytes != frame_bytes - head_bytes) {
-    return Malformed("length", frame_bytes,
-                     absl::StrCat(head_bytes, " of header and table + ", header.payload_bytes, " of payload"));
+    return Malformed(
+        "length", frame_bytes,
+        absl::StrCat(head_bytes, " of header and table + ", header.payload_bytes, " of payload"));
   }
   return absl::OkStatus();
 }

@@ -137,8 +137,12 @@ EncodeStats EncodeFp16(const float* values, size_t count, uint8_t* out) {
 EncodeStats EncodeBf16(const float* values, size_t count, uint8_t* out) {
   return EncodeHalf<Bf16Traits>(values, count, out);
 }
-void DecodeFp16(const uint8_t* bytes, size_t count, float* out) { DecodeHalf(bytes, count, out, BitsFromHalf); }
-void DecodeBf16(const uint8_t* bytes, size_t count, float* out) { DecodeHalf(bytes, count, out, BitsFromBf16); }
+void DecodeFp16(const uint8_t* bytes, size_t count, float* out) {
+  DecodeHalf(bytes, count, out, BitsFromHalf);
+}
+void DecodeBf16(const uint8_t* bytes, size_t count, float* out) {
+  DecodeHalf(bytes, count, out, BitsFromBf16);
+}
 
 // Numbers of `count` unsigned T whose bits under `mask` are all set.
 template <typename T>

@@ -12,7 +12,8 @@ namespace recon {
 Metrics::Metrics() : registry_(std::make_shared<prometheus::Registry>()) {}
 Metrics::~Metrics() = default;
 
-prometheus::Counter& Metrics::Counter(const std::string& name, const std::string& help, const Labels& labels) {
+prometheus::Counter& Metrics::Counter(const std::string& name, const std::string& help,
+                                      const Labels& labels) {
   return prometheus::BuildCounter().Name(name).Help(help).Register(*registry_).Add(labels);
 }
 

@@ -12,8 +12,8 @@ namespace recon {
 absl::Status CheckAddress(const std::string& flag, const std::string& address) {
   const size_t colon = address.rfind(':');
   int port = -1;
-  if (colon == std::string::npos || colon == 0 || !absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 0 ||
-      port > 65535) {
+  if (colon == std::string::npos || colon == 0 || !absl::SimpleAtoi(address.substr(colon + 1), &port) ||
+      port < 0 || port > 65535) {
     return absl::InvalidArgumentError(absl::StrCat(flag, " ", address, ": expected HOST:PORT"));
   }
   return absl::OkStatus();

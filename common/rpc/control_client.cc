@@ -49,8 +49,8 @@ absl::StatusOr<StatusReply> ControlClient::Status() {
 }
 
 absl::StatusOr<CompletionsReply> ControlClient::Completions() {
-  return Call<CompletionsRequest, CompletionsReply>(stub_.get(), &Control::Stub::Completions, CompletionsRequest(),
-                                                    deadline_);
+  return Call<CompletionsRequest, CompletionsReply>(stub_.get(), &Control::Stub::Completions,
+                                                    CompletionsRequest(), deadline_);
 }
 
 absl::StatusOr<SnapshotReply> ControlClient::Snapshot() {
@@ -59,7 +59,8 @@ absl::StatusOr<SnapshotReply> ControlClient::Snapshot() {
 }
 
 absl::Status ControlClient::Drain() {
-  return Call<DrainRequest, DrainReply>(stub_.get(), &Control::Stub::Drain, DrainRequest(), deadline_).status();
+  return Call<DrainRequest, DrainReply>(stub_.get(), &Control::Stub::Drain, DrainRequest(), deadline_)
+      .status();
 }
 
 }  // namespace recon

@@ -13,7 +13,8 @@ namespace recon {
 // Unavailable or DeadlineExceeded when it cannot be reached.
 class ControlClient {
  public:
-  explicit ControlClient(const std::shared_ptr<grpc::Channel>& channel, absl::Duration deadline = absl::Seconds(5));
+  explicit ControlClient(const std::shared_ptr<grpc::Channel>& channel,
+                         absl::Duration deadline = absl::Seconds(5));
 
   absl::StatusOr<RegisterReply> Register(const RegisterRequest& request);
   absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatRequest& request);

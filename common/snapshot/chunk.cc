@@ -58,7 +58,8 @@ void JoinPlanes(const std::string& planes, std::string* raw) {
   }
 }
 
-absl::StatusOr<std::string> DecodePayload(const Header& header, absl::string_view payload, const std::string& name) {
+absl::StatusOr<std::string> DecodePayload(const Header& header, absl::string_view payload,
+                                          const std::string& name) {
   if (header.encoding == kRaw) {
     if (payload.size() != header.raw_bytes) {
       return absl::DataLossError(
@@ -67,13 +68,14 @@ absl::StatusOr<std::string> DecodePayload(const Header& header, absl::string_vie
     return std::string(payload);
   }
   if (header.encoding != kPlanesZstd) {
-    return absl::DataLossError(absl::StrCat(name, ": encoding ", header.encoding, ", newest known is ", kPlanesZstd));
+    return absl::DataLossError(
+        absl::StrCat(name, ": encoding ", header.encoding, ", newest known is ", kPlanesZstd));
   }
   std::string planes(header.raw_bytes, '\0');
   const size_t size = ZSTD_decompress(planes.data(), planes.size(), payload.data(), payload.size());
   if (ZSTD_isError(size) != 0 || size != header.raw_bytes) {
-    return absl::DataLossError(absl::StrCat(name, ": zstd: ",
-                                            ZSTD_isError(size) != 0 ? ZSTD_getErrorName(size) : "wrong size"));
+    return absl::DataLossError(
+        absl::StrCat(name, ": zstd: ", ZSTD_isError(size) != 0 ? ZSTD_getErrorName(size) : "wrong size"));
   }
   std::string raw;
   JoinPlanes(planes, &raw);
@@ -82,7 +84,8 @@ absl::StatusOr<std::string> DecodePayload(const Header& header, absl::string_vie
 
 }  // namespace
 
-EncodedChunk EncodeChunk(const ChunkId& id, const std::vector<PageRef>& pages, uint32_t params, int zstd_level) {
+EncodedChunk EncodeChunk(const ChunkId& id, const std::vector<PageRef>& pages, uint32_t params,
+                         int zstd_level) {
   EncodedChunk chunk;
   chunk.raw_bytes = uint64_t{params} * sizeof(float);
   std::string raw;
@@ -120,7 +123,8 @@ absl::Status DecodeChunk(absl::string_view bytes, const ChunkId& expected, uint3
                          const std::vector<std::string>& page_hashes, std::vector<PageRef>* pages) {
   const std::string name = absl::StrCat("chunk of shard ", expected.shard, " role ", expected.role);
   if (bytes.size() < kHeaderBytes) {
-    return absl::DataLossError(absl::StrCat(name, ": ", bytes.size(), " bytes, its header has ", kHeaderBytes));
+    return absl::DataLossError(
+        absl::StrCat(name, ": ", bytes.size(), " bytes, its header has ", kHeaderBytes));
   }
   Header header;
   std::memcpy(&header, bytes.data(), kHeaderBytes);
@@ -129,15 +133,18 @@ absl::Status DecodeChunk(absl::string_view bytes, const ChunkId& expected, uint3
     return absl::DataLossError(absl::StrCat(name, ": no chunk starts here (bad magic)"));
   }
   if (header.version != kVersion) {
-    return absl::DataLossError(absl::StrCat(name, ": version ", header.version, ", newest known is ", kVersion));
+    return absl::DataLossError(
+        absl::StrCat(name, ": version ", header.version, ", newest known is ", kVersion));
   }
-  if (header.shard != expected.shard || header.role != expected.role || header.generation != expected.generation) {
-    return absl::DataLossError(absl::StrCat(name, " generation ", expected.generation, ": found shard ", header.shard,
-                                            " role ", header.role, " generation ", header.generation));
+  if (header.shard != expected.shard || header.role != expected.role ||
+      header.generation != expected.generation) {
+    return absl::DataLossError(absl::StrCat(name, " generation ", expected.generation, ": found shard ",
+                                            header.shard, " role ", header.role, " generation ",
+                                            header.generation));
   }
   if (header.stored_bytes != payload.size() || header.raw_bytes != uint64_t{params} * sizeof(float)) {
-    return absl::DataLossError(absl::StrCat(name, ": stored ", header.stored_bytes, " and raw ", header.raw_bytes,
-                                            " bytes, expected ", payload.size(), " and ",
+    return absl::DataLossError(absl::StrCat(name, ": stored ", header.stored_bytes, " and raw ",
+                                            header.raw_bytes, " bytes, expected ", payload.size(), " and ",
                                             uint64_t{params} * sizeof(float)));
   }
   const uint64_t checksum = Checksum(header, payload);

@@ -26,7 +26,8 @@ struct EncodedChunk {
 };
 
 // `params` is the number of values in the pages together. `zstd_level` as zstd's own levels.
-EncodedChunk EncodeChunk(const ChunkId& id, const std::vector<PageRef>& pages, uint32_t params, int zstd_level);
+EncodedChunk EncodeChunk(const ChunkId& id, const std::vector<PageRef>& pages, uint32_t params,
+                         int zstd_level);
 
 // Fills `pages` (enough of them for `params` values) from an encoded chunk. DataLoss, saying what differs,
 // unless magic, version, identity, lengths, checksum and every page's hash are as expected.

@@ -44,9 +44,9 @@ absl::Status CheckChunk(const Manifest& manifest, const ShardPlacement& shard, i
   }
   if (chunk.raw_bytes() != uint64_t{shard.size} * sizeof(float) ||
       chunk.page_hash_size() != static_cast<int>(shard.pages())) {
-    return absl::DataLossError(absl::StrCat("manifest: chunk ", index, " has ", chunk.raw_bytes(), " bytes and ",
-                                            chunk.page_hash_size(), " page hashes, its shard has ", shard.size,
-                                            " values in ", shard.pages(), " pages"));
+    return absl::DataLossError(absl::StrCat(
+        "manifest: chunk ", index, " has ", chunk.raw_bytes(), " bytes and ", chunk.page_hash_size(),
+        " page hashes, its shard has ", shard.size, " values in ", shard.pages(), " pages"));
   }
   if (chunk.pack() >= static_cast<uint32_t>(manifest.packs_size()) ||
       chunk.offset() > manifest.packs(chunk.pack()).bytes() ||
@@ -72,7 +72,8 @@ absl::Status CheckContent(const Manifest& manifest) {
   }
   for (int i = 0; i < manifest.shards_size(); ++i) {
     if (manifest.shards(i).shard() != static_cast<uint32_t>(i)) {
-      return absl::DataLossError(absl::StrCat("manifest: shard ", i, " is numbered ", manifest.shards(i).shard()));
+      return absl::DataLossError(
+          absl::StrCat("manifest: shard ", i, " is numbered ", manifest.shards(i).shard()));
     }
   }
   for (int i = 0; i < manifest.chunks_size(); ++i) {
@@ -104,7 +105,9 @@ absl::StatusOr<Generation> GenerationOfName(absl::string_view name) {
     const absl::string_view rest = name.substr(prefix.size() + digits.size());
     uint64_t value = 0;
     uint32_t pack = 0;
-    const bool rest_ok = prefix[0] == 'm' ? rest.empty() : absl::StartsWith(rest, "-") && absl::SimpleAtoi(rest.substr(1), &pack);
+    const bool rest_ok = prefix[0] == 'm'
+                             ? rest.empty()
+                             : absl::StartsWith(rest, "-") && absl::SimpleAtoi(rest.substr(1), &pack);
     if (digits.size() == kDigits && absl::SimpleHexAtoi(digits, &value) && rest_ok) return Generation(value);
   }
   return absl::InvalidArgumentError(absl::StrCat(name, " is the name of neither a manifest nor a pack"));
@@ -123,7 +126,8 @@ std::string EncodeManifest(const Manifest& manifest) {
 absl::StatusOr<Manifest> DecodeManifest(absl::string_view bytes) {
   if (bytes.size() < kHeaderBytes + kChecksumBytes || bytes.size() > limits::kManifestBytesMax) {
     return absl::DataLossError(absl::StrCat("manifest: ", bytes.size(), " bytes, allowed are ",
-                                            kHeaderBytes + kChecksumBytes, " to ", limits::kManifestBytesMax));
+                                            kHeaderBytes + kChecksumBytes, " to ",
+                                            limits::kManifestBytesMax));
   }
   if (bytes.substr(0, kMagicBytes) != kMagic) return absl::DataLossError("manifest: bad magic");
   const auto version = ReadNumber<uint32_t>(bytes, kMagicBytes);
@@ -152,7 +156,8 @@ std::string ComputeStateRoot(const Manifest& manifest) {
   std::string bytes;
   for (const ChunkEntry& chunk : manifest.chunks()) {
     for (int page = 0; page < chunk.page_hash_size(); ++page) {
-      AppendRootEntry(chunk.shard(), chunk.role(), static_cast<uint32_t>(page), chunk.page_hash(page), &bytes);
+      AppendRootEntry(chunk.shard(), chunk.role(), static_cast<uint32_t>(page), chunk.page_hash(page),
+                      &bytes);
     }
   }
   return Hash128(bytes.data(), bytes.size());

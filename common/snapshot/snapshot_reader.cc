@@ -57,7 +57,8 @@ absl::StatusOr<std::vector<PageRef>> SnapshotReader::ReadChunk(const Manifest& m
   return pages;
 }
 
-absl::Status SnapshotReader::Verify(Generation generation, const std::function<void(int, int)>& progress) const {
+absl::Status SnapshotReader::Verify(Generation generation,
+                                    const std::function<void(int, int)>& progress) const {
   RECON_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(generation));
   for (int i = 0; i < manifest.chunks_size(); ++i) {
     RECON_RETURN_IF_ERROR(ReadChunk(manifest, i).status());

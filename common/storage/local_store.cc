@@ -22,7 +22,8 @@ namespace fs = std::filesystem;
 constexpr char kTemporary[] = ".tmp";
 
 absl::Status Errno(int error, const std::string& what) {
-  const std::string text = absl::StrCat(what, ": ", std::error_code(error, std::generic_category()).message());
+  const std::string text =
+      absl::StrCat(what, ": ", std::error_code(error, std::generic_category()).message());
   if (error == ENOENT) return absl::NotFoundError(text);
   if (error == EEXIST) return absl::AlreadyExistsError(text);
   if (error == ENOSPC || error == EDQUOT || error == EFBIG) return absl::ResourceExhaustedError(text);
@@ -85,7 +86,9 @@ absl::Status SyncDirectory(const std::string& path) {
 class LocalWriter : public ObjectStore::Writer {
  public:
   explicit LocalWriter(std::string path)
-      : path_(std::move(path)), temporary_(path_ + kTemporary), file_(temporary_, O_WRONLY | O_CREAT | O_TRUNC) {}
+      : path_(std::move(path)),
+        temporary_(path_ + kTemporary),
+        file_(temporary_, O_WRONLY | O_CREAT | O_TRUNC) {}
   ~LocalWriter() override {
     if (!closed_) unlink(temporary_.c_str());
   }
@@ -102,7 +105,8 @@ class LocalWriter : public ObjectStore::Writer {
     RECON_FAULT_POINT("store.before_sync");
     RECON_RETURN_IF_ERROR(file_.Sync());
     RECON_FAULT_POINT("store.before_rename");
-    if (rename(temporary_.c_str(), path_.c_str()) != 0) return Errno(errno, absl::StrCat("rename ", temporary_));
+    if (rename(temporary_.c_str(), path_.c_str()) != 0)
+      return Errno(errno, absl::StrCat("rename ", temporary_));
     closed_ = true;
     RECON_FAULT_POINT("store.before_directory_sync");
     return SyncDirectory(fs::path(path_).parent_path());

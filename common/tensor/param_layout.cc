@@ -84,8 +84,8 @@ absl::StatusOr<ParamLayout> ParamLayout::Create(const ModelSpec& model) {
       tensor.offset = layout.params_;
       layout.params_ += tensor.size;
       if (layout.params_ > limits::kParametersMax) {
-        return absl::InvalidArgumentError(absl::StrCat("model ", model.name(), " has more than ",
-                                                       limits::kParametersMax, " parameters"));
+        return absl::InvalidArgumentError(
+            absl::StrCat("model ", model.name(), " has more than ", limits::kParametersMax, " parameters"));
       }
     }
     AppendShards(group, begin, layout.params_, &layout.shards_);
@@ -102,8 +102,8 @@ std::string ModelDifference(const ModelSpec& a, const ModelSpec& b) {
       return absl::StrCat("tensor ", i, " is ", y.name(), " instead of ", x.name());
     }
     if (!std::equal(x.shape().begin(), x.shape().end(), y.shape().begin(), y.shape().end())) {
-      return absl::StrCat("tensor ", x.name(), " has shape [", absl::StrJoin(y.shape(), ","), "] instead of [",
-                          absl::StrJoin(x.shape(), ","), "]");
+      return absl::StrCat("tensor ", x.name(), " has shape [", absl::StrJoin(y.shape(), ","),
+                          "] instead of [", absl::StrJoin(x.shape(), ","), "]");
     }
     if (GroupOf(x) != GroupOf(y)) {
       return absl::StrCat("tensor ", x.name(), " is in group ", GroupOf(y), " instead of ", GroupOf(x));

@@ -33,7 +33,8 @@ std::string DoneKey(const Completion& completion) {
 absl::StatusOr<uint64_t> ParseNumber(const std::string& key, const std::string& value) {
   uint64_t number = 0;
   if (!absl::SimpleAtoi(value, &number)) {
-    return absl::DataLossError(absl::StrCat("control database: key ", key, " holds '", value, "', not a number"));
+    return absl::DataLossError(
+        absl::StrCat("control database: key ", key, " holds '", value, "', not a number"));
   }
   return number;
 }
@@ -42,8 +43,8 @@ template <typename Message>
 absl::StatusOr<Message> ParseMessage(const std::string& key, const std::string& value) {
   Message message;
   if (!message.ParseFromString(value)) {
-    return absl::DataLossError(absl::StrCat("control database: key ", key, " does not hold a ",
-                                            message.GetTypeName()));
+    return absl::DataLossError(
+        absl::StrCat("control database: key ", key, " does not hold a ", message.GetTypeName()));
   }
   return message;
 }
@@ -58,7 +59,8 @@ absl::StatusOr<std::unique_ptr<ControlDb>> ControlDb::Open(const std::string& di
   options.write_buffer_size = 4 << 20;
   options.info_log_level = rocksdb::WARN_LEVEL;
   rocksdb::DB* db = nullptr;
-  RECON_RETURN_IF_ERROR(FromRocks(rocksdb::DB::Open(options, directory, &db), absl::StrCat("open ", directory)));
+  RECON_RETURN_IF_ERROR(
+      FromRocks(rocksdb::DB::Open(options, directory, &db), absl::StrCat("open ", directory)));
   return std::unique_ptr<ControlDb>(new ControlDb(std::unique_ptr<rocksdb::DB>(db)));
 }
 

@@ -17,7 +17,8 @@ absl::StatusOr<std::optional<Manifest>> LoadNewest(const SnapshotReader& reader,
     const absl::Status status = manifest.ok() ? load(*manifest) : manifest.status();
     if (status.ok()) return *std::move(manifest);
     if (absl::IsFailedPrecondition(status)) return status;
-    spdlog::error("SNAPSHOT {} IS DAMAGED: {}; falling back to the one before", it->value(), status.message());
+    spdlog::error("SNAPSHOT {} IS DAMAGED: {}; falling back to the one before", it->value(),
+                  status.message());
     failure = status;
   }
   if (generations.empty()) return std::nullopt;

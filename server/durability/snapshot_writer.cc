@@ -41,7 +41,8 @@ class PackSequence {
  private:
   absl::Status Start() {
     PackEntry* pack = manifest_->add_packs();
-    pack->set_name(PackName(Generation(manifest_->generation()), static_cast<uint32_t>(manifest_->packs_size() - 1)));
+    pack->set_name(
+        PackName(Generation(manifest_->generation()), static_cast<uint32_t>(manifest_->packs_size() - 1)));
     RECON_ASSIGN_OR_RETURN(writer_, store_->Create(pack->name()));
     return absl::OkStatus();
   }
@@ -95,10 +96,9 @@ absl::StatusOr<Manifest> SnapshotWriter::Write(const ParamLayout& layout, const 
     written = store_->PutIfAbsent(ManifestName(Generation(manifest.generation())), EncodeManifest(manifest));
   }
   if (written.ok()) return manifest;
-  for (const PackEntry& pack : manifest.packs()) {
-    const absl::Status removed = store_->Delete(pack.name());
-    if (!removed.ok()) spdlog::warn("snapshot {}: {}", manifest.generation(), removed.message());
-  }
+  // By what is published, not by what we tried: the manifest may be there though publishing it failed.
+  const absl::Status removed = RemoveOrphanPacks();
+  if (!removed.ok()) spdlog::warn("snapshot {}: {}", manifest.generation(), removed.message());
   return written;
 }
 
@@ -111,6 +111,11 @@ absl::Status SnapshotWriter::CollectGarbage() {
     RECON_FAULT_POINT("collect.after_manifest");
     generations.erase(generations.begin());
   }
+  return RemoveOrphanPacks();
+}
+
+absl::Status SnapshotWriter::RemoveOrphanPacks() {
+  RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, SnapshotReader(store_).List());
   RECON_ASSIGN_OR_RETURN(const std::vector<std::string> packs, store_->List("packs/"));
   for (const std::string& pack : packs) {
     const auto generation = GenerationOfName(pack);

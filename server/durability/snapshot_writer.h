@@ -44,6 +44,7 @@ class SnapshotWriter {
   absl::Status CollectGarbage();
 
  private:
+  absl::Status RemoveOrphanPacks();
   absl::Status WritePacks(const ParamLayout& layout, const std::vector<ShardCut>& shards, Manifest* manifest);
 
   ObjectStore* store_;

@@ -10,10 +10,12 @@ absl::Status Membership::Admit(WorkerId worker, const Member& member, absl::Time
     return absl::AlreadyExistsError(absl::StrCat("another process has taken over the name ", member.name));
   }
   const auto found = members_.find(worker);
+  if (found == members_.end() && members_.size() >= limits::kMembersMax) DropOldestGone();
   if (found == members_.end() && members_.size() >= limits::kMembersMax) {
-    return absl::ResourceExhaustedError(absl::StrCat(members_.size(), " members, allowed are ", limits::kMembersMax));
+    return absl::ResourceExhaustedError(
+        absl::StrCat(members_.size(), " members, allowed are ", limits::kMembersMax));
   }
-  if (found != members_.end() && found->second.incarnation != member.incarnation && !found->second.gone) {
+  if (found != members_.end() && found->second.incarnation != member.incarnation) {
     superseded_.insert(found->second.incarnation);
   }
   Member& mine = members_[worker];
@@ -28,8 +30,8 @@ absl::Status Membership::Admit(WorkerId worker, const Member& member, absl::Time
 absl::Status Membership::Hear(WorkerId worker, Incarnation incarnation, absl::Time now) {
   const auto found = members_.find(worker);
   if (superseded_.count(incarnation) != 0) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("another process has taken over the name ", found == members_.end() ? "" : found->second.name));
+    return absl::AlreadyExistsError(absl::StrCat("another process has taken over the name ",
+                                                 found == members_.end() ? "" : found->second.name));
   }
   if (found == members_.end()) {
     return absl::FailedPreconditionError(absl::StrCat("worker ", worker.value(), " is not registered"));
@@ -40,10 +42,20 @@ absl::Status Membership::Hear(WorkerId worker, Incarnation incarnation, absl::Ti
                                                       incarnation.value()));
   }
   if (found->second.gone) {
-    return absl::FailedPreconditionError(absl::StrCat("worker ", found->second.name, " was evicted; register again"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("worker ", found->second.name, " was evicted; register again"));
   }
   found->second.last_heard = now;
   return absl::OkStatus();
+}
+
+void Membership::DropOldestGone() {
+  auto oldest = members_.end();
+  for (auto it = members_.begin(); it != members_.end(); ++it) {
+    if (!it->second.gone) continue;
+    if (oldest == members_.end() || it->second.last_heard < oldest->second.last_heard) oldest = it;
+  }
+  if (oldest != members_.end()) members_.erase(oldest);
 }
 
 void Membership::Remove(WorkerId worker) {

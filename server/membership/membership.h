@@ -58,6 +58,9 @@ class Membership {
   }
 
  private:
+  // Makes room: those that are gone are only shown.
+  void DropOldestGone();
+
   Timeouts timeouts_;
   std::map<WorkerId, Member> members_;
   // Processes whose name another one took over.

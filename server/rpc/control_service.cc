@@ -51,8 +51,10 @@ ControlService::Reactor* ControlService::Complete(Context* context, const Comple
                 [this, request] { return coordinator_->Complete(*request, Now()); });
 }
 
-ControlService::Reactor* ControlService::Leave(Context* context, const LeaveRequest* request, LeaveReply* reply) {
-  return OnLane(coordinator_->lane(), context, reply, [this, request] { return coordinator_->Leave(*request); });
+ControlService::Reactor* ControlService::Leave(Context* context, const LeaveRequest* request,
+                                               LeaveReply* reply) {
+  return OnLane(coordinator_->lane(), context, reply,
+                [this, request] { return coordinator_->Leave(*request); });
 }
 
 ControlService::Reactor* ControlService::Status(Context* context, const StatusRequest*, StatusReply* reply) {
@@ -64,7 +66,8 @@ ControlService::Reactor* ControlService::Completions(Context* context, const Com
   return OnLane(coordinator_->lane(), context, reply, [this] { return coordinator_->Completions(); });
 }
 
-ControlService::Reactor* ControlService::Snapshot(Context* context, const SnapshotRequest*, SnapshotReply* reply) {
+ControlService::Reactor* ControlService::Snapshot(Context* context, const SnapshotRequest*,
+                                                  SnapshotReply* reply) {
   Reactor* reactor = context->DefaultReactor();
   snapshots_->Take("requested", [reactor, reply](const absl::StatusOr<SnapshotReply>& result) {
     if (result.ok()) *reply = *result;

@@ -23,13 +23,13 @@ grpc::ServerUnaryReactor* ParamService::Handle(FrameKind kind, grpc::CallbackSer
   return reactor;
 }
 
-grpc::ServerUnaryReactor* ParamService::Pull(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                             grpc::ByteBuffer* reply) {
+grpc::ServerUnaryReactor* ParamService::Pull(grpc::CallbackServerContext* context,
+                                             const grpc::ByteBuffer* request, grpc::ByteBuffer* reply) {
   return Handle(FrameKind::kPull, context, request, reply);
 }
 
-grpc::ServerUnaryReactor* ParamService::Push(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                             grpc::ByteBuffer* reply) {
+grpc::ServerUnaryReactor* ParamService::Push(grpc::CallbackServerContext* context,
+                                             const grpc::ByteBuffer* request, grpc::ByteBuffer* reply) {
   return Handle(FrameKind::kPush, context, request, reply);
 }
 
@@ -38,8 +38,8 @@ grpc::ServerUnaryReactor* ParamService::PushPull(grpc::CallbackServerContext* co
   return Handle(FrameKind::kPushPull, context, request, reply);
 }
 
-grpc::ServerUnaryReactor* ParamService::Init(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                             grpc::ByteBuffer* reply) {
+grpc::ServerUnaryReactor* ParamService::Init(grpc::CallbackServerContext* context,
+                                             const grpc::ByteBuffer* request, grpc::ByteBuffer* reply) {
   return Handle(FrameKind::kInit, context, request, reply);
 }
 

@@ -6,8 +6,9 @@
 namespace recon {
 
 // Param over gRPC's callback API with raw buffers: hands frames to the ParamServer, which must outlive it.
-class ParamService : public Param::WithRawCallbackMethod_Pull<Param::WithRawCallbackMethod_Push<
-                         Param::WithRawCallbackMethod_PushPull<Param::WithRawCallbackMethod_Init<Param::Service>>>> {
+class ParamService
+    : public Param::WithRawCallbackMethod_Pull<Param::WithRawCallbackMethod_Push<
+          Param::WithRawCallbackMethod_PushPull<Param::WithRawCallbackMethod_Init<Param::Service>>>> {
  public:
   explicit ParamService(ParamServer* server) : server_(server) {}
 

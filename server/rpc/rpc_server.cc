@@ -30,8 +30,8 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& a
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {
-    return absl::UnavailableError(
-        absl::StrCat("--listen ", address, ": cannot listen: the port is taken or the address is not of this host"));
+    return absl::UnavailableError(absl::StrCat(
+        "--listen ", address, ": cannot listen: the port is taken or the address is not of this host"));
   }
   const std::string bound = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
   return std::unique_ptr<RpcServer>(new RpcServer(std::move(server), bound));

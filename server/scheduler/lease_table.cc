@@ -20,10 +20,8 @@ std::optional<Task> LeaseTable::Take(LeaseId lease, WorkerId holder) {
   return task;
 }
 
-void LeaseTable::Renew(WorkerId holder, absl::Time now) {
-  for (auto& [id, lease] : leases_) {
-    if (lease.holder == holder) lease.expires = now + duration_;
-  }
+void LeaseTable::Renew(LeaseId lease, WorkerId holder, absl::Time now) {
+  if (Holds(lease, holder)) leases_[lease].expires = now + duration_;
 }
 
 std::vector<LeaseId> LeaseTable::HeldBy(WorkerId holder) const {

@@ -30,7 +30,8 @@ class LeaseTable {
   LeaseId Grant(const Task& task, WorkerId holder, absl::Time now);
   // Ends the lease and returns its task; nothing if the worker does not hold it.
   std::optional<Task> Take(LeaseId lease, WorkerId holder);
-  void Renew(WorkerId holder, absl::Time now);
+  // Renews a lease that the worker holds; a grant whose reply was lost is never renewed, and so expires.
+  void Renew(LeaseId lease, WorkerId holder, absl::Time now);
 
   bool Holds(LeaseId lease, WorkerId holder) const;
   std::vector<LeaseId> HeldBy(WorkerId holder) const;

@@ -8,17 +8,19 @@
 namespace recon {
 namespace {
 
-uint64_t Splits(uint64_t samples, uint32_t per_split) { return (samples + per_split - 1) / per_split; }
+uint64_t Splits(uint64_t samples, uint32_t per_split) {
+  return samples / per_split + (samples % per_split == 0 ? 0 : 1);
+}
 
 }  // namespace
 
 absl::StatusOr<SplitQueue> SplitQueue::Create(const Config& config) {
   if (config.train_samples == 0 || config.split_samples == 0 || config.eval_split_samples == 0 ||
       config.data_epochs == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("training samples ", config.train_samples, ", samples per split ",
-                                                   config.split_samples, ", per evaluation split ",
-                                                   config.eval_split_samples, ", data epochs ", config.data_epochs,
-                                                   ": none may be 0"));
+    return absl::InvalidArgumentError(absl::StrCat("training samples ", config.train_samples,
+                                                   ", samples per split ", config.split_samples,
+                                                   ", per evaluation split ", config.eval_split_samples,
+                                                   ", data epochs ", config.data_epochs, ": none may be 0"));
   }
   const uint64_t per_epoch = Splits(config.train_samples, config.split_samples);
   if (per_epoch > limits::kSplitsMax / config.data_epochs ||
@@ -105,7 +107,8 @@ bool SplitQueue::Complete(const Task& task, const EvalResult& eval) {
   }
   samples_completed_ += task.end - task.begin;
   if (round->complete() && config_.test_samples > 0) {
-    evals_[task.data_epoch + 1].states.assign(Splits(config_.test_samples, config_.eval_split_samples), kFree);
+    evals_[task.data_epoch + 1].states.assign(Splits(config_.test_samples, config_.eval_split_samples),
+                                              kFree);
   }
   return true;
 }
@@ -114,7 +117,9 @@ absl::StatusOr<Task> SplitQueue::Find(LeaseKind kind, uint32_t data_epoch, Split
   Task task;
   task.kind = kind;
   task.data_epoch = data_epoch;
-  const Round* round = kind == LEASE_NONE ? nullptr : const_cast<SplitQueue*>(this)->RoundOf(task);
+  // A proto3 enum may hold any number.
+  const Round* round =
+      kind != LEASE_TRAIN && kind != LEASE_EVAL ? nullptr : const_cast<SplitQueue*>(this)->RoundOf(task);
   if (round == nullptr || split.value() >= round->states.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("no split ", split.value(), " in data epoch ", data_epoch, " (kind ", kind, ")"));

@@ -72,9 +72,9 @@ class SplitQueue {
   Round* RoundOf(const Task& task);
 
   Config config_;
-  std::vector<Round> train_;            // By data epoch.
-  std::map<uint32_t, Round> evals_;     // By finished passes; made when the pass is complete.
-  uint32_t first_open_epoch_ = 0;       // No epoch before it has a free split.
+  std::vector<Round> train_;         // By data epoch.
+  std::map<uint32_t, Round> evals_;  // By finished passes; made when the pass is complete.
+  uint32_t first_open_epoch_ = 0;    // No epoch before it has a free split.
   uint64_t samples_completed_ = 0;
 };
 

@@ -44,7 +44,8 @@ bool AllFinite(const EncodedGradient& gradient) {
   ByteReader reader(gradient.payload);
   for (size_t at = 0; at < gradient.count; at += kTileParams) {
     const size_t count = std::min<size_t>(kTileParams, gradient.count - at);
-    if (!AllFinite(gradient.codec, reader.Read(EncodedBytes(gradient.codec, count), scratch), count)) return false;
+    if (!AllFinite(gradient.codec, reader.Read(EncodedBytes(gradient.codec, count), scratch), count))
+      return false;
   }
   return true;
 }

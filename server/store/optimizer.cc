@@ -64,8 +64,9 @@ absl::StatusOr<OptimizerKind> ParseOptimizer(absl::string_view name) {
 }
 
 absl::StatusOr<LearningRateSchedule> ParseSchedule(absl::string_view text) {
-  const absl::Status malformed = absl::InvalidArgumentError(absl::StrCat(
-      "--schedule ", text, ": expected constant, step:UPDATES[:GAMMA] or cosine:TOTAL_UPDATES[:FINAL_FRACTION]"));
+  const absl::Status malformed = absl::InvalidArgumentError(
+      absl::StrCat("--schedule ", text,
+                   ": expected constant, step:UPDATES[:GAMMA] or cosine:TOTAL_UPDATES[:FINAL_FRACTION]"));
   const std::vector<std::string> words = absl::StrSplit(text, ':');
   LearningRateSchedule schedule;
   if (words[0] == "constant") {

@@ -68,9 +68,9 @@ struct UpdateCoefficients {
   float beta1 = 0, one_minus_beta1 = 0;
   float beta2 = 0, one_minus_beta2 = 0;
   float epsilon = 0;
-  float weight_decay = 0;         // L2, added to the gradient.
-  float decay_factor = 1;         // AdamW: parameters are multiplied by it first.
-  float step_size = 0;            // Adam: learning rate / (1 - beta1^t).
+  float weight_decay = 0;              // L2, added to the gradient.
+  float decay_factor = 1;              // AdamW: parameters are multiplied by it first.
+  float step_size = 0;                 // Adam: learning rate / (1 - beta1^t).
   float inverse_sqrt_correction2 = 1;  // Adam: 1 / sqrt(1 - beta2^t).
 };
 

@@ -54,8 +54,8 @@ struct Adam {
   static HWY_INLINE void Update(F32 d, const UpdateCoefficients& c, const Pointers& at) {
     const V p = hn::LoadU(d, at.params);
     const V g = ScaledGradient(d, c, at, p);
-    const V m =
-        hn::Add(hn::Mul(hn::Set(d, c.beta1), hn::LoadU(d, at.state1)), hn::Mul(hn::Set(d, c.one_minus_beta1), g));
+    const V m = hn::Add(hn::Mul(hn::Set(d, c.beta1), hn::LoadU(d, at.state1)),
+                        hn::Mul(hn::Set(d, c.one_minus_beta1), g));
     const V v = hn::Add(hn::Mul(hn::Set(d, c.beta2), hn::LoadU(d, at.state2)),
                         hn::Mul(hn::Mul(hn::Set(d, c.one_minus_beta2), g), g));
     hn::StoreU(m, d, at.state1);
@@ -69,19 +69,20 @@ struct Adam {
 
 // `planes` = how many of state1 and state2 exist.
 template <typename Rule>
-HWY_INLINE void Run(const UpdateCoefficients& c, const float* gradient, size_t count, float* params, float* state1,
-                    float* state2) {
+HWY_INLINE void Run(const UpdateCoefficients& c, const float* gradient, size_t count, float* params,
+                    float* state1, float* state2) {
   const F32 d;
   const size_t lanes = hn::Lanes(d);
   size_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    Rule::Update(d, c, {gradient + i, params + i, state1 ? state1 + i : nullptr, state2 ? state2 + i : nullptr});
+    Rule::Update(d, c,
+                 {gradient + i, params + i, state1 ? state1 + i : nullptr, state2 ? state2 + i : nullptr});
   }
   if (i == count) return;
   // The tail goes through padded copies, so that it is computed as every other value.
   const size_t bytes = (count - i) * sizeof(float);
   HWY_ALIGN float g[HWY_MAX_BYTES / 4] = {}, p[HWY_MAX_BYTES / 4] = {}, s1[HWY_MAX_BYTES / 4] = {},
-                  s2[HWY_MAX_BYTES / 4] = {};
+                                    s2[HWY_MAX_BYTES / 4] = {};
   std::memcpy(g, gradient + i, bytes);
   std::memcpy(p, params + i, bytes);
   if (state1 != nullptr) std::memcpy(s1, state1 + i, bytes);
@@ -92,8 +93,8 @@ HWY_INLINE void Run(const UpdateCoefficients& c, const float* gradient, size_t c
   if (state2 != nullptr) std::memcpy(state2 + i, s2, bytes);
 }
 
-void ApplyUpdate(const UpdateCoefficients& c, const float* gradient, size_t count, float* params, float* state1,
-                 float* state2) {
+void ApplyUpdate(const UpdateCoefficients& c, const float* gradient, size_t count, float* params,
+                 float* state1, float* state2) {
   switch (c.kind) {
     case OptimizerKind::kSgd:
       return Run<Sgd>(c, gradient, count, params, nullptr, nullptr);
@@ -128,8 +129,8 @@ namespace recon {
 HWY_EXPORT(ApplyUpdate);
 HWY_EXPORT(AddWeighted);
 
-void ApplyUpdate(const UpdateCoefficients& c, const float* gradient, size_t count, float* params, float* state1,
-                 float* state2) {
+void ApplyUpdate(const UpdateCoefficients& c, const float* gradient, size_t count, float* params,
+                 float* state1, float* state2) {
   HWY_DYNAMIC_DISPATCH(ApplyUpdate)(c, gradient, count, params, state1, state2);
 }
 

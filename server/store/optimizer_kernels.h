@@ -19,8 +19,8 @@ namespace recon {
 //
 // Sources: Sutskever et al., ICML 2013 (momentum, Nesterov); Kingma and Ba, ICLR 2015 (Adam);
 // Loshchilov and Hutter, ICLR 2019 (AdamW).
-void ApplyUpdate(const UpdateCoefficients& c, const float* gradient, size_t count, float* params, float* state1,
-                 float* state2);
+void ApplyUpdate(const UpdateCoefficients& c, const float* gradient, size_t count, float* params,
+                 float* state1, float* state2);
 
 // The same by plain scalar code; what the kernels are tested against.
 void ApplyUpdateReference(const UpdateCoefficients& c, const float* gradient, size_t count, float* params,

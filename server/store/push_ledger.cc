@@ -50,7 +50,8 @@ std::vector<LedgerEntry> PushLedger::Entries() const {
 void PushLedger::Restore(const std::vector<LedgerEntry>& entries) {
   workers_.clear();
   for (const LedgerEntry& entry : entries) {
-    workers_[WorkerId(entry.worker())] = {Incarnation(entry.incarnation()), entry.last_step(), entry.window()};
+    workers_[WorkerId(entry.worker())] = {Incarnation(entry.incarnation()), entry.last_step(),
+                                          entry.window()};
   }
 }
 

@@ -12,7 +12,8 @@ namespace recon {
 
 static_assert(kPageParams % kTileParams == 0, "a tile never spans two pages");
 
-Shard::Shard(ShardId id, const ShardPlacement& placement, const OptimizerConfig* config, const GroupPolicy& policy)
+Shard::Shard(ShardId id, const ShardPlacement& placement, const OptimizerConfig* config,
+             const GroupPolicy& policy)
     : id_(id), placement_(placement), config_(config), policy_(policy) {
   pages_.resize(1 + StatePlanes(config->kind));
   for (Pages& role : pages_) {
@@ -53,7 +54,7 @@ Shard::Outcome Shard::Contribute(const PushId& id, Contribution contribution) {
   if (id.step < first_open_step_) return Outcome::kLate;
   auto& contributions = contributions_[id.step];
   for (const Contribution& other : contributions) {
-    if (other.worker == id.worker && other.incarnation == id.incarnation) return Outcome::kDuplicate;
+    if (other.worker == id.worker && other.incarnation == id.incarnation) return Outcome::kPending;
   }
   contribution.worker = id.worker;
   contribution.incarnation = id.incarnation;
@@ -61,14 +62,16 @@ Shard::Outcome Shard::Contribute(const PushId& id, Contribution contribution) {
   return Outcome::kTaken;
 }
 
-void Shard::CloseStep(uint64_t step, const std::set<WorkerId>& workers) {
+void Shard::CloseStep(uint64_t step, const std::set<Contributor>& contributors) {
   first_open_step_ = std::max(first_open_step_, step + 1);
   std::vector<Contribution> counted;
   const auto found = contributions_.find(step);
   if (found != contributions_.end()) counted = std::move(found->second);
   contributions_.erase(contributions_.begin(), contributions_.upper_bound(step));
   counted.erase(std::remove_if(counted.begin(), counted.end(),
-                               [&](const Contribution& c) { return workers.count(c.worker) == 0; }),
+                               [&](const Contribution& c) {
+                                 return contributors.count({c.worker, c.incarnation}) == 0;
+                               }),
                 counted.end());
   if (counted.empty()) return;
   // By what was computed, not by who came first: the sum must not depend on timing.

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "common/base/byte_chain.h"
@@ -31,7 +32,8 @@ struct ShardCut {
 class Shard {
  public:
   // Parameters and state are zero, version 0. `config` must outlive the shard.
-  Shard(ShardId id, const ShardPlacement& placement, const OptimizerConfig* config, const GroupPolicy& policy);
+  Shard(ShardId id, const ShardPlacement& placement, const OptimizerConfig* config,
+        const GroupPolicy& policy);
 
   ShardId id() const { return id_; }
   uint64_t version() const { return version_; }
@@ -44,9 +46,11 @@ class Shard {
     Incarnation incarnation;
     uint64_t step = 0;
   };
+  using Contributor = std::pair<WorkerId, Incarnation>;
   enum class Outcome {
     kTaken,
-    kDuplicate,  // This push id has been taken before: nothing changed.
+    kDuplicate,  // This push id is in the ledger: nothing changed.
+    kPending,    // This contribution is kept already: nothing changed.
     kLate,       // Its step was closed without it: nothing changed, and never will.
   };
 
@@ -59,9 +63,9 @@ class Shard {
   // Synchronous mean: keeps a contribution until its step is closed. It enters the ledger only then,
   // so that a cut never says it has a gradient whose update it lacks.
   Outcome Contribute(const PushId& id, Contribution contribution);
-  // One update with the mean over the contributions of `workers` to `step`; drops what others sent
+  // One update with the mean over what `contributors` sent for `step`; drops what others sent
   // for it and for earlier steps. No update if there is none.
-  void CloseStep(uint64_t step, const std::set<WorkerId>& workers);
+  void CloseStep(uint64_t step, const std::set<Contributor>& contributors);
 
   // The parameters as a payload of `codec`. FP32 refers to the pages; 16-bit codecs are encoded once
   // per version and shared by all that ask.

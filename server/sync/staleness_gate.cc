@@ -4,47 +4,77 @@
 
 namespace recon {
 
+void StalenessGate::RaiseTo(uint64_t next_step, Progress* progress) {
+  progress->next_step = std::max(progress->next_step, next_step);
+  auto& ahead = progress->ahead;
+  ahead.erase(ahead.begin(), ahead.lower_bound(progress->next_step));
+  while (!ahead.empty() && *ahead.begin() == progress->next_step) {
+    ahead.erase(ahead.begin());
+    ++progress->next_step;
+  }
+}
+
+void StalenessGate::Know(WorkerId worker, uint64_t next_step) { RaiseTo(next_step, &workers_[worker]); }
+
+void StalenessGate::Forget(WorkerId worker) {
+  Leave(worker);
+  workers_.erase(worker);
+}
+
 uint64_t StalenessGate::Join(WorkerId worker, uint64_t next_step) {
-  Progress& mine = active_[worker];
-  mine.next_step = std::max({mine.next_step, frontier_, next_step});
-  mine.ahead.erase(mine.ahead.begin(), mine.ahead.lower_bound(mine.next_step));
+  Progress& mine = workers_[worker];
+  mine.active = true;
+  RaiseTo(bound_ == kUnlimited ? next_step : std::max(frontier_, next_step), &mine);
   MoveFrontier();
-  return active_[worker].next_step;
+  return mine.next_step;
 }
 
 void StalenessGate::Leave(WorkerId worker) {
-  const auto found = active_.find(worker);
-  if (found == active_.end()) return;
-  const uint64_t reached = found->second.next_step;
-  active_.erase(found);
+  const auto found = workers_.find(worker);
+  if (found == workers_.end() || !found->second.active) return;
+  found->second.active = false;
   // The last one to leave takes the frontier along, so that steps keep growing for whoever joins next.
-  if (active_.empty()) frontier_ = std::max(frontier_, reached);
+  if (!any_active()) frontier_ = std::max(frontier_, found->second.next_step);
   MoveFrontier();
+}
+
+bool StalenessGate::active(WorkerId worker) const {
+  const auto found = workers_.find(worker);
+  return found != workers_.end() && found->second.active;
 }
 
 uint64_t StalenessGate::next_step(WorkerId worker) const {
-  const auto found = active_.find(worker);
-  return found == active_.end() ? 0 : found->second.next_step;
+  const auto found = workers_.find(worker);
+  return found == workers_.end() ? 0 : found->second.next_step;
 }
 
-void StalenessGate::Advance(WorkerId worker, uint64_t step) {
-  const auto found = active_.find(worker);
-  if (found == active_.end() || step < found->second.next_step) return;
-  Progress& mine = found->second;
-  mine.ahead.insert(step);
-  while (!mine.ahead.empty() && *mine.ahead.begin() == mine.next_step) {
-    mine.ahead.erase(mine.ahead.begin());
-    ++mine.next_step;
-  }
+void StalenessGate::Raise(WorkerId worker, uint64_t next_step) {
+  const auto found = workers_.find(worker);
+  if (found == workers_.end()) return;
+  RaiseTo(next_step, &found->second);
   MoveFrontier();
 }
 
+void StalenessGate::Advance(WorkerId worker, uint64_t step) {
+  const auto found = workers_.find(worker);
+  if (found == workers_.end() || step < found->second.next_step) return;
+  found->second.ahead.insert(step);
+  RaiseTo(0, &found->second);
+  MoveFrontier();
+}
+
+bool StalenessGate::any_active() const {
+  return std::any_of(workers_.begin(), workers_.end(), [](const auto& entry) { return entry.second.active; });
+}
+
 bool StalenessGate::Open(uint64_t step) const {
-  if (bound_ == kUnlimited || active_.empty()) return true;
+  if (bound_ == kUnlimited || !any_active()) return true;
   return frontier_ + static_cast<uint64_t>(bound_) > step;
 }
 
-void StalenessGate::Wait(Ticket ticket, uint64_t step, absl::Time deadline) { waiting_[ticket] = {step, deadline}; }
+void StalenessGate::Wait(Ticket ticket, uint64_t step, absl::Time deadline) {
+  waiting_[ticket] = {step, deadline};
+}
 
 std::vector<StalenessGate::Ticket> StalenessGate::TakeReleased() {
   std::vector<Ticket> released;
@@ -73,9 +103,11 @@ std::vector<StalenessGate::Ticket> StalenessGate::TakeExpired(absl::Time now) {
 }
 
 void StalenessGate::MoveFrontier() {
-  if (active_.empty()) return;
-  uint64_t lowest = active_.begin()->second.next_step;
-  for (const auto& [worker, progress] : active_) lowest = std::min(lowest, progress.next_step);
+  if (!any_active()) return;
+  uint64_t lowest = UINT64_MAX;
+  for (const auto& [worker, progress] : workers_) {
+    if (progress.active) lowest = std::min(lowest, progress.next_step);
+  }
   frontier_ = std::max(frontier_, lowest);
 }
 

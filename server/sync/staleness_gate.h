@@ -30,14 +30,20 @@ class StalenessGate {
   // First step that some active worker has not pushed; the highest such step ever, if none is active.
   uint64_t frontier() const { return frontier_; }
 
-  // The worker takes part from max(frontier, next_step), which is returned. If it is active already it
-  // moves up to that step, never back.
+  // A worker and the first step it has no acknowledgement for; it takes no part yet. What is known of a
+  // worker stays when it leaves, so that pushes that are complete meanwhile count.
+  void Know(WorkerId worker, uint64_t next_step);
+  void Forget(WorkerId worker);
+  // The worker takes part, from the step that is returned: `next_step`, or the frontier if that is later
+  // (unlimited workers have steps of their own). It never moves back.
   uint64_t Join(WorkerId worker, uint64_t next_step);
   // It takes no part: nobody waits for it.
   void Leave(WorkerId worker);
-  bool active(WorkerId worker) const { return active_.count(worker) != 0; }
-  // First step the worker has not pushed; 0 if it is not active.
+  bool active(WorkerId worker) const;
+  // First step the worker has not pushed; 0 if it is unknown.
   uint64_t next_step(WorkerId worker) const;
+  // The worker has an acknowledgement of every step before `next_step`.
+  void Raise(WorkerId worker, uint64_t next_step);
 
   // The worker's push of `step` is complete; steps may complete out of order.
   void Advance(WorkerId worker, uint64_t step);
@@ -58,15 +64,18 @@ class StalenessGate {
   };
 
   struct Progress {
+    bool active = false;
     uint64_t next_step = 0;
     std::set<uint64_t> ahead;  // Pushed, but beyond a step that is not.
   };
 
+  static void RaiseTo(uint64_t next_step, Progress* progress);
+  bool any_active() const;
   void MoveFrontier();
 
   int bound_;
   uint64_t frontier_;
-  std::map<WorkerId, Progress> active_;
+  std::map<WorkerId, Progress> workers_;
   std::map<Ticket, Waiting> waiting_;
 };
 

@@ -35,17 +35,23 @@ int ExitCode(const absl::Status& status) {
 }
 
 void AddServerFlags(CLI::App* verb, recon::ServerTarget* target) {
-  verb->add_option("--server", target->address, "HOST:PORT of recon-server")->envname("RECON_SERVER")->capture_default_str();
-  verb->add_option("--tls-cert", target->tls.cert, "PEM certificate of this client")->envname("RECON_TLS_CERT");
+  verb->add_option("--server", target->address, "HOST:PORT of recon-server")
+      ->envname("RECON_SERVER")
+      ->capture_default_str();
+  verb->add_option("--tls-cert", target->tls.cert, "PEM certificate of this client")
+      ->envname("RECON_TLS_CERT");
   verb->add_option("--tls-key", target->tls.key, "PEM key of the certificate")->envname("RECON_TLS_KEY");
   verb->add_option("--tls-ca", target->tls.ca, "PEM certificate of the CA")->envname("RECON_TLS_CA");
-  verb->add_flag("--insecure", target->tls.insecure, "plain text to an address other than loopback")->envname("RECON_INSECURE");
+  verb->add_flag("--insecure", target->tls.insecure, "plain text to an address other than loopback")
+      ->envname("RECON_INSECURE");
   verb->add_flag("--json", target->json, "one JSON value instead of a table");
 }
 
 void AddSnapshotFlags(CLI::App* verb, recon::SnapshotTarget* target, bool generation) {
-  verb->add_option("directory", target->directory, "snapshot directory: <data>/snapshots of a server")->required();
-  if (generation) verb->add_option("generation", target->generation, "number of the snapshot; default see above");
+  verb->add_option("directory", target->directory, "snapshot directory: <data>/snapshots of a server")
+      ->required();
+  if (generation)
+    verb->add_option("generation", target->generation, "number of the snapshot; default see above");
   verb->add_flag("--json", target->json, "one JSON value instead of a table");
 }
 
@@ -61,13 +67,21 @@ int main(int argc, char** argv) {
   double patience_seconds = 60;
   std::function<absl::Status()> run;
 
-  CLI::App* status = app.add_subcommand("status", "members, staleness, rates, progress and the last snapshot");
+  CLI::App* status =
+      app.add_subcommand("status", "members, staleness, rates, progress and the last snapshot");
   AddServerFlags(status, &server);
   status->add_flag("--follow", follow, "progress until the job is finished");
-  status->add_option("--patience", patience_seconds, "with --follow: seconds to wait for a server that does not answer")->check(CLI::Range(0.0, 1e6))->capture_default_str();
-  status->callback([&] { run = [&] { return follow ? recon::FollowStatus(server, patience_seconds) : recon::ShowStatus(server); }; });
+  status
+      ->add_option("--patience", patience_seconds,
+                   "with --follow: seconds to wait for a server that does not answer")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  status->callback([&] {
+    run = [&] { return follow ? recon::FollowStatus(server, patience_seconds) : recon::ShowStatus(server); };
+  });
 
-  CLI::App* completions = app.add_subcommand("completions", "every completed split: what was processed, by whom, when");
+  CLI::App* completions =
+      app.add_subcommand("completions", "every completed split: what was processed, by whom, when");
   AddServerFlags(completions, &server);
   completions->callback([&] { run = [&] { return recon::ShowCompletions(server); }; });
 
@@ -83,7 +97,8 @@ int main(int argc, char** argv) {
   CLI::App* show = snapshot->add_subcommand("show", "one snapshot (default: the newest): tensors and shards");
   AddSnapshotFlags(show, &snapshots, true);
   show->callback([&] { run = [&] { return recon::ShowSnapshot(snapshots); }; });
-  CLI::App* verify = snapshot->add_subcommand("verify", "read everything back and check it (default: all snapshots)");
+  CLI::App* verify =
+      snapshot->add_subcommand("verify", "read everything back and check it (default: all snapshots)");
   AddSnapshotFlags(verify, &snapshots, true);
   verify->callback([&] { run = [&] { return recon::VerifySnapshots(snapshots); }; });
   CLI::App* take = snapshot->add_subcommand("take", "ask the server for a snapshot now");

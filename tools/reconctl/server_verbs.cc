@@ -76,19 +76,23 @@ std::string SecondsLeft(const StatusReply& status) {
 }
 
 void PrintMembers(const StatusReply& status) {
-  std::vector<std::vector<std::string>> rows = {
-      {"WORKER", "STATE", "STEP", "PUSHES", "STALENESS", "SAMPLES/S", "SAMPLES", "LOSS", "DEVICE", "CODEC", "RECONSTRUCTED", "HEARD"}};
+  std::vector<std::vector<std::string>> rows = {{"WORKER", "STATE", "STEP", "PUSHES", "STALENESS",
+                                                 "SAMPLES/S", "SAMPLES", "LOSS", "DEVICE", "CODEC",
+                                                 "RECONSTRUCTED", "HEARD"}};
   for (const MemberStatus& member : status.members()) {
     const WorkerProgress& progress = member.progress();
     const bool gone = member.state() == MEMBER_GONE;
-    rows.push_back({member.name(), StateName(member.state()), absl::StrCat(member.next_step()),
-                    absl::StrCat(member.pushes()),
-                    absl::StrFormat("%.1f (max %d)", member.staleness_mean(), member.staleness_max()),
-                    gone ? "-" : absl::StrCat(HumanCount(progress.samples_per_second()), member.simulated() ? " simulated" : ""),
-                    HumanCount(static_cast<double>(progress.samples())), absl::StrFormat("%.4f", progress.last_loss()),
-                    member.device(), member.codec(),
-                    progress.reconstruct_ms() > 0 ? absl::StrFormat("%.0f ms", progress.reconstruct_ms()) : "-",
-                    absl::StrFormat("%.1f s ago", member.heartbeat_age_ms() / 1000)});
+    rows.push_back(
+        {member.name(), StateName(member.state()), absl::StrCat(member.next_step()),
+         absl::StrCat(member.pushes()),
+         absl::StrFormat("%.1f (max %d)", member.staleness_mean(), member.staleness_max()),
+         gone ? "-"
+              : absl::StrCat(HumanCount(progress.samples_per_second()),
+                             member.simulated() ? " simulated" : ""),
+         HumanCount(static_cast<double>(progress.samples())), absl::StrFormat("%.4f", progress.last_loss()),
+         member.device(), member.codec(),
+         progress.reconstruct_ms() > 0 ? absl::StrFormat("%.0f ms", progress.reconstruct_ms()) : "-",
+         absl::StrFormat("%.1f s ago", member.heartbeat_age_ms() / 1000)});
   }
   std::cout << Table(rows);
 }
@@ -103,27 +107,32 @@ void PrintStatus(const StatusReply& status) {
             << HumanCount(static_cast<double>(status.pushes())) << " pushes (" << status.duplicate_pushes()
             << " duplicate parts dropped)\n"
             << "progress   " << Bar(Fraction(status), 30)
-            << absl::StrFormat(" %.2f of %d data epochs, ", status.data_epochs_completed(), status.job().data_epochs())
+            << absl::StrFormat(" %.2f of %d data epochs, ", status.data_epochs_completed(),
+                               status.job().data_epochs())
             << HumanCount(status.samples_per_second()) << " samples/s"
-            << (AnySimulated(status) ? " (simulated computing)" : "") << ", " << SecondsLeft(status) << " left\n"
+            << (AnySimulated(status) ? " (simulated computing)" : "") << ", " << SecondsLeft(status)
+            << " left\n"
             << "snapshot   ";
   if (snapshot.generation() == 0) {
     std::cout << "none yet";
   } else {
     std::cout << snapshot.generation() << " of " << HumanTime(snapshot.unix_ms()) << ", "
-              << HumanBytes(snapshot.stored_bytes()) << " of " << HumanBytes(snapshot.raw_bytes()) << ", root "
-              << snapshot.state_root();
+              << HumanBytes(snapshot.stored_bytes()) << " of " << HumanBytes(snapshot.raw_bytes())
+              << ", root " << snapshot.state_root();
   }
-  if (snapshot.failed() > 0) std::cout << "; " << snapshot.failed() << " failed, last: " << snapshot.last_error();
+  if (snapshot.failed() > 0)
+    std::cout << "; " << snapshot.failed() << " failed, last: " << snapshot.last_error();
   std::cout << "\nserver     cluster epoch " << status.cluster_epoch() << ", up "
             << HumanSeconds(status.uptime_seconds());
-  if (status.restored_generation() > 0) std::cout << ", restored from snapshot " << status.restored_generation();
-  if (status.recover_ms() > 0) std::cout << absl::StrFormat(", first push after %.0f ms", status.recover_ms());
+  if (status.restored_generation() > 0)
+    std::cout << ", restored from snapshot " << status.restored_generation();
+  if (status.recover_ms() > 0)
+    std::cout << absl::StrFormat(", first push after %.0f ms", status.recover_ms());
   std::cout << "\n";
   if (status.evaluations_size() > 0) {
     const EvalEntry& last = status.evaluations(status.evaluations_size() - 1);
-    std::cout << absl::StrFormat("accuracy   %.4f, loss %.4f after data epoch %d\n", last.accuracy(), last.loss(),
-                                 last.data_epochs());
+    std::cout << absl::StrFormat("accuracy   %.4f, loss %.4f after data epoch %d\n", last.accuracy(),
+                                 last.loss(), last.data_epochs());
   }
   std::cout << "\n";
   PrintMembers(status);
@@ -133,9 +142,10 @@ std::string ProgressLine(const StatusReply& status) {
   int alive = 0;
   for (const MemberStatus& member : status.members()) alive += member.state() == MEMBER_GONE ? 0 : 1;
   std::string line = absl::StrCat(
-      Bar(Fraction(status), 30), absl::StrFormat(" epoch %.2f/%d  ", status.data_epochs_completed(), status.job().data_epochs()),
-      HumanCount(status.samples_per_second()), " samples/s", AnySimulated(status) ? " (simulated)" : "", "  ", alive,
-      " workers  snapshot ", status.snapshot().generation(), "  ", SecondsLeft(status), " left");
+      Bar(Fraction(status), 30),
+      absl::StrFormat(" epoch %.2f/%d  ", status.data_epochs_completed(), status.job().data_epochs()),
+      HumanCount(status.samples_per_second()), " samples/s", AnySimulated(status) ? " (simulated)" : "", "  ",
+      alive, " workers  snapshot ", status.snapshot().generation(), "  ", SecondsLeft(status), " left");
   if (status.evaluations_size() > 0) {
     const EvalEntry& last = status.evaluations(status.evaluations_size() - 1);
     absl::StrAppend(&line, absl::StrFormat("  accuracy %.4f", last.accuracy()));
@@ -197,9 +207,10 @@ absl::Status ShowCompletions(const ServerTarget& target) {
   }
   std::vector<std::vector<std::string>> rows = {{"KIND", "DATA EPOCH", "SPLIT", "SAMPLES", "WORKER", "WHEN"}};
   for (const Completion& completion : reply.completions()) {
-    rows.push_back({completion.kind() == LEASE_EVAL ? "evaluation" : "training", absl::StrCat(completion.data_epoch()),
-                    absl::StrCat(completion.split()), absl::StrCat(completion.begin(), "-", completion.end()),
-                    completion.worker(), HumanTime(completion.unix_ms())});
+    rows.push_back({completion.kind() == LEASE_EVAL ? "evaluation" : "training",
+                    absl::StrCat(completion.data_epoch()), absl::StrCat(completion.split()),
+                    absl::StrCat(completion.begin(), "-", completion.end()), completion.worker(),
+                    HumanTime(completion.unix_ms())});
   }
   std::cout << Table(rows);
   return absl::OkStatus();
@@ -220,7 +231,9 @@ absl::Status TakeSnapshot(const ServerTarget& target) {
 absl::Status DrainServer(const ServerTarget& target) {
   RECON_ASSIGN_OR_RETURN(const auto client, Connect(target));
   RECON_RETURN_IF_ERROR(client->Drain());
-  std::cout << (target.json ? "{\"draining\":true}" : "draining: the server finishes what runs, takes a snapshot and ends") << "\n";
+  std::cout << (target.json ? "{\"draining\":true}"
+                            : "draining: the server finishes what runs, takes a snapshot and ends")
+            << "\n";
   return absl::OkStatus();
 }
 

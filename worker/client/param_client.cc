@@ -55,11 +55,15 @@ std::vector<absl::StatusOr<Frame>> ParamClient::CallAll(FrameKind kind, std::vec
   std::vector<absl::StatusOr<Frame>> replies(frames.size());
   const std::string method = MethodOf(kind);
   const auto window = std::make_shared<Window>();
+  const bool gradient = kind == FrameKind::kPush || kind == FrameKind::kPushPull;
+  const int in_flight_max = gradient ? static_cast<int>(frames.size()) : limits::kFramesInFlight;
   for (size_t i = 0; i < frames.size(); ++i) {
     {
       absl::MutexLock lock(&window->mu);
-      window->mu.Await(
-          absl::Condition(+[](int* calls) { return *calls < limits::kFramesInFlight; }, &window->in_flight));
+      const auto room = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(window->mu) {
+        return window->in_flight < in_flight_max;
+      };
+      window->mu.Await(absl::Condition(&room));
       ++window->in_flight;
     }
     auto* call = new Call;
@@ -75,7 +79,8 @@ std::vector<absl::StatusOr<Frame>> ParamClient::CallAll(FrameKind kind, std::vec
                     });
   }
   absl::MutexLock lock(&window->mu);
-  window->mu.Await(absl::Condition(+[](int* calls) { return *calls == 0; }, &window->in_flight));
+  window->mu.Await(absl::Condition(
+      +[](int* calls) { return *calls == 0; }, &window->in_flight));
   return replies;
 }
 

@@ -36,7 +36,8 @@ class DeviceBuffer {
     cudaFree(data_);
     data_ = nullptr;
     count_ = 0;
-    RECON_RETURN_IF_ERROR(Check(cudaMalloc(reinterpret_cast<void**>(&data_), count * sizeof(T)), "cudaMalloc"));
+    RECON_RETURN_IF_ERROR(
+        Check(cudaMalloc(reinterpret_cast<void**>(&data_), count * sizeof(T)), "cudaMalloc"));
     count_ = count;
     return absl::OkStatus();
   }
@@ -57,7 +58,8 @@ class DeviceBuffer {
 // their revision changes; the gradient comes back to host memory. Unavailable if the device fails.
 class MlpCudaBackend : public ModelBackend {
  public:
-  MlpCudaBackend(MlpModel model, int device) : model_(std::move(model)), device_(device), outputs_(model_.layers()) {}
+  MlpCudaBackend(MlpModel model, int device)
+      : model_(std::move(model)), device_(device), outputs_(model_.layers()) {}
   ~MlpCudaBackend() override {
     if (cublas_ != nullptr) cublasDestroy(cublas_);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
@@ -74,7 +76,9 @@ class MlpCudaBackend : public ModelBackend {
   std::string device() const override { return absl::StrCat("cuda:", device_); }
   bool simulated() const override { return false; }
   void Bind(const ParamLayout* layout) override { layout_ = layout; }
-  void InitialValues(uint64_t seed, absl::Span<float> values) const override { InitMlp(*layout_, seed, values); }
+  void InitialValues(uint64_t seed, absl::Span<float> values) const override {
+    InitMlp(*layout_, seed, values);
+  }
 
   absl::StatusOr<BatchResult> Gradient(const Batch& batch, const ParameterView& parameters,
                                        absl::Span<float> gradient) override {
@@ -84,9 +88,10 @@ class MlpCudaBackend : public ModelBackend {
     RECON_ASSIGN_OR_RETURN(const BatchResult result, Loss(batch, delta_.get()));
     RECON_RETURN_IF_ERROR(gradient_.Reserve(gradient.size()));
     RECON_RETURN_IF_ERROR(Backward(batch));
-    RECON_RETURN_IF_ERROR(Check(cudaMemcpyAsync(gradient.data(), gradient_.get(), gradient.size() * sizeof(float),
-                                                cudaMemcpyDeviceToHost, stream_),
-                                "download of the gradient"));
+    RECON_RETURN_IF_ERROR(
+        Check(cudaMemcpyAsync(gradient.data(), gradient_.get(), gradient.size() * sizeof(float),
+                              cudaMemcpyDeviceToHost, stream_),
+              "download of the gradient"));
     RECON_RETURN_IF_ERROR(Check(cudaStreamSynchronize(stream_), "gradient"));
     return result;
   }
@@ -103,9 +108,10 @@ class MlpCudaBackend : public ModelBackend {
   absl::Status Gemm(bool transpose_a, bool transpose_b, int m, int n, int k, const float* a, const float* b,
                     float beta, float* c) {
     const float one = 1.0f;
-    return Check(cublasSgemm(cublas_, transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N,
-                             n, m, k, &one, b, transpose_b ? k : n, a, transpose_a ? m : k, &beta, c, n),
-                 "cublasSgemm");
+    return Check(
+        cublasSgemm(cublas_, transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N,
+                    n, m, k, &one, b, transpose_b ? k : n, a, transpose_a ? m : k, &beta, c, n),
+        "cublasSgemm");
   }
 
   absl::Status Forward(const Batch& batch, const ParameterView& parameters) {
@@ -135,14 +141,17 @@ class MlpCudaBackend : public ModelBackend {
     RECON_RETURN_IF_ERROR(losses_.Reserve(batch.samples));
     RECON_RETURN_IF_ERROR(hits_.Reserve(batch.samples));
     cuda::SoftmaxCrossEntropy(outputs_.back().get(), labels_.get(), static_cast<int>(batch.samples),
-                              static_cast<int>(model_.sizes.back()), losses_.get(), hits_.get(), delta, stream_);
+                              static_cast<int>(model_.sizes.back()), losses_.get(), hits_.get(), delta,
+                              stream_);
     RECON_RETURN_IF_ERROR(Check(cudaGetLastError(), "loss kernel"));
     std::vector<float> losses(batch.samples);
     std::vector<uint32_t> hits(batch.samples);
     RECON_RETURN_IF_ERROR(Check(cudaMemcpyAsync(losses.data(), losses_.get(), losses.size() * sizeof(float),
-                                                cudaMemcpyDeviceToHost, stream_), "download of the losses"));
+                                                cudaMemcpyDeviceToHost, stream_),
+                                "download of the losses"));
     RECON_RETURN_IF_ERROR(Check(cudaMemcpyAsync(hits.data(), hits_.get(), hits.size() * sizeof(uint32_t),
-                                                cudaMemcpyDeviceToHost, stream_), "download of the hits"));
+                                                cudaMemcpyDeviceToHost, stream_),
+                                "download of the hits"));
     RECON_RETURN_IF_ERROR(Check(cudaStreamSynchronize(stream_), "loss"));
     BatchResult result;
     result.samples = batch.samples;

@@ -32,8 +32,8 @@ __device__ void TakeLarger(float value, int index, float* best, int* best_index)
   }
 }
 
-__global__ void SoftmaxKernel(const float* logits, const uint32_t* labels, int samples, int classes, float* loss,
-                              uint32_t* correct, float* delta) {
+__global__ void SoftmaxKernel(const float* logits, const uint32_t* labels, int samples, int classes,
+                              float* loss, uint32_t* correct, float* delta) {
   __shared__ float values[kThreads];
   __shared__ int indices[kThreads];
   const int sample = blockIdx.x;
@@ -46,7 +46,8 @@ __global__ void SoftmaxKernel(const float* logits, const uint32_t* labels, int s
   __syncthreads();
   for (int half = kThreads / 2; half > 0; half /= 2) {
     if (threadIdx.x < half) {
-      TakeLarger(values[threadIdx.x + half], indices[threadIdx.x + half], &values[threadIdx.x], &indices[threadIdx.x]);
+      TakeLarger(values[threadIdx.x + half], indices[threadIdx.x + half], &values[threadIdx.x],
+                 &indices[threadIdx.x]);
     }
     __syncthreads();
   }

@@ -40,7 +40,8 @@ absl::StatusOr<std::string> ReadFileOrGz(const std::string& path) {
   return bytes;
 }
 
-ByteImages::ByteImages(std::vector<uint8_t> pixels, std::vector<uint8_t> labels, uint32_t features, uint32_t classes)
+ByteImages::ByteImages(std::vector<uint8_t> pixels, std::vector<uint8_t> labels, uint32_t features,
+                       uint32_t classes)
     : pixels_(std::move(pixels)), labels_(std::move(labels)), features_(features), classes_(classes) {}
 
 ByteImages::Scale ByteImages::MeasuredScale() const {

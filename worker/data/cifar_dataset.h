@@ -15,6 +15,7 @@ absl::StatusOr<TrainAndTest> OpenCifar10(const std::string& directory);
 
 // Decodes records of one label and 3072 pixels. DataLoss, with `name`, if the length is no multiple of a
 // record, there is none, or a label is above 9.
-absl::StatusOr<std::unique_ptr<ByteImages>> DecodeCifar10(const std::string& name, const std::vector<std::string>& files);
+absl::StatusOr<std::unique_ptr<ByteImages>> DecodeCifar10(const std::string& name,
+                                                          const std::vector<std::string>& files);
 
 }  // namespace recon

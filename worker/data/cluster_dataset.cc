@@ -17,7 +17,11 @@ float NearlyNormal(uint64_t* state) {
 class Clusters : public Dataset {
  public:
   Clusters(uint64_t first, uint64_t size, uint32_t features, uint32_t classes)
-      : first_(first), size_(size), features_(features), classes_(classes), centres_(size_t{features} * classes) {
+      : first_(first),
+        size_(size),
+        features_(features),
+        classes_(classes),
+        centres_(size_t{features} * classes) {
     uint64_t state = 0x5EED;
     for (float& value : centres_) value = NearlyNormal(&state);
   }

@@ -19,13 +19,15 @@ absl::StatusOr<TrainAndTest> OpenClusters(const std::string& text) {
   const std::vector<std::string> words = absl::StrSplit(text, ',');
   const bool count_ok = words.size() == 2 || words.size() == 4;
   for (size_t i = 0; i < words.size() && i < 4; ++i) {
-    if (!count_ok || !absl::SimpleAtoi(words[i], &numbers[i]) || numbers[i] == 0 || numbers[i] > 100'000'000) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--data clusters:", text, ": expected clusters:TRAIN,TEST[,FEATURES,CLASSES], none of them 0"));
+    if (!count_ok || !absl::SimpleAtoi(words[i], &numbers[i]) || numbers[i] == 0 ||
+        numbers[i] > 100'000'000) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--data clusters:", text, ": expected clusters:TRAIN,TEST[,FEATURES,CLASSES], none of them 0"));
     }
   }
   if (!count_ok) {
-    return absl::InvalidArgumentError(absl::StrCat("--data clusters:", text, ": expected two or four numbers"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--data clusters:", text, ": expected two or four numbers"));
   }
   return MakeClusters(numbers[0], numbers[1], numbers[2], numbers[3]);
 }
@@ -53,8 +55,8 @@ absl::StatusOr<TrainAndTest> OpenDataset(const std::string& name) {
   if (halves.first == "idx" && !halves.second.empty()) return OpenIdx(halves.second);
   if (halves.first == "cifar10" && !halves.second.empty()) return OpenCifar10(halves.second);
   if (halves.first == "clusters") return OpenClusters(halves.second);
-  return absl::InvalidArgumentError(
-      absl::StrCat("--data ", name, ": expected idx:DIR, cifar10:DIR or clusters:TRAIN,TEST[,FEATURES,CLASSES]"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--data ", name, ": expected idx:DIR, cifar10:DIR or clusters:TRAIN,TEST[,FEATURES,CLASSES]"));
 }
 
 }  // namespace recon

@@ -36,7 +36,8 @@ absl::Status CheckMagic(const std::string& name, absl::string_view bytes, size_t
 absl::StatusOr<std::unique_ptr<ByteImages>> OpenPair(const std::string& directory, const std::string& stem) {
   const std::string images_path = absl::StrCat(directory, "/", stem, "-images-idx3-ubyte");
   RECON_ASSIGN_OR_RETURN(const std::string images, ReadFileOrGz(images_path));
-  RECON_ASSIGN_OR_RETURN(const std::string labels, ReadFileOrGz(absl::StrCat(directory, "/", stem, "-labels-idx1-ubyte")));
+  RECON_ASSIGN_OR_RETURN(const std::string labels,
+                         ReadFileOrGz(absl::StrCat(directory, "/", stem, "-labels-idx1-ubyte")));
   return DecodeIdx(images_path, images, labels);
 }
 
@@ -50,19 +51,22 @@ absl::StatusOr<std::unique_ptr<ByteImages>> DecodeIdx(const std::string& name, a
   const uint64_t rows = BigEndian(images, 8);
   const uint64_t columns = BigEndian(images, 12);
   if (samples == 0 || rows == 0 || columns == 0 || rows > 65536 || columns > 65536 ||
-      rows * columns > limits::kDatasetBytesMax / samples || images.size() - kImagesHeader != samples * rows * columns) {
-    return absl::DataLossError(absl::StrCat(name, ": ", images.size() - kImagesHeader, " bytes of pixels for ", samples,
-                                            " images of ", rows, " x ", columns));
+      rows * columns > limits::kDatasetBytesMax / samples ||
+      images.size() - kImagesHeader != samples * rows * columns) {
+    return absl::DataLossError(absl::StrCat(name, ": ", images.size() - kImagesHeader,
+                                            " bytes of pixels for ", samples, " images of ", rows, " x ",
+                                            columns));
   }
   if (BigEndian(labels, 4) != samples || labels.size() - kLabelsHeader != samples) {
-    return absl::DataLossError(absl::StrCat(name, " (labels): ", labels.size() - kLabelsHeader, " labels, header says ",
-                                            BigEndian(labels, 4), ", there are ", samples, " images"));
+    return absl::DataLossError(absl::StrCat(name, " (labels): ", labels.size() - kLabelsHeader,
+                                            " labels, header says ", BigEndian(labels, 4), ", there are ",
+                                            samples, " images"));
   }
   std::vector<uint8_t> pixels(images.begin() + kImagesHeader, images.end());
   std::vector<uint8_t> classes(labels.begin() + kLabelsHeader, labels.end());
   const uint32_t highest = *std::max_element(classes.begin(), classes.end());
-  return std::make_unique<ByteImages>(std::move(pixels), std::move(classes), static_cast<uint32_t>(rows * columns),
-                                      highest + 1);
+  return std::make_unique<ByteImages>(std::move(pixels), std::move(classes),
+                                      static_cast<uint32_t>(rows * columns), highest + 1);
 }
 
 absl::StatusOr<TrainAndTest> OpenIdx(const std::string& directory) {
@@ -70,8 +74,8 @@ absl::StatusOr<TrainAndTest> OpenIdx(const std::string& directory) {
   RECON_ASSIGN_OR_RETURN(auto test, OpenPair(directory, "t10k"));
   if (train->features() != test->features() || test->classes() > train->classes()) {
     return absl::DataLossError(absl::StrCat(directory, ": test images of ", test->features(), " pixels and ",
-                                            test->classes(), " classes, training images of ", train->features(),
-                                            " and ", train->classes()));
+                                            test->classes(), " classes, training images of ",
+                                            train->features(), " and ", train->classes()));
   }
   return WithTrainingScale(std::move(train), std::move(test));
 }

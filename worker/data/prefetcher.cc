@@ -5,14 +5,16 @@
 
 namespace recon {
 
-Prefetcher::Prefetcher(const Dataset* dataset, std::vector<uint32_t> indices, size_t batch_samples, Lane* lane)
+Prefetcher::Prefetcher(const Dataset* dataset, std::vector<uint32_t> indices, size_t batch_samples,
+                       Lane* lane)
     : dataset_(dataset), indices_(std::move(indices)), batch_samples_(batch_samples), lane_(lane) {
   ReadNext();
 }
 
 Prefetcher::~Prefetcher() {
   absl::MutexLock lock(&mu_);
-  mu_.Await(absl::Condition(+[](bool* reading) { return !*reading; }, &reading_));
+  mu_.Await(absl::Condition(
+      +[](bool* reading) { return !*reading; }, &reading_));
 }
 
 void Prefetcher::ReadNext() {
@@ -37,7 +39,8 @@ void Prefetcher::ReadNext() {
 bool Prefetcher::Next(Batch* batch) {
   {
     absl::MutexLock lock(&mu_);
-    mu_.Await(absl::Condition(+[](bool* reading) { return !*reading; }, &reading_));
+    mu_.Await(absl::Condition(
+        +[](bool* reading) { return !*reading; }, &reading_));
     if (!ready_) return false;
     *batch = std::move(next_);
     ready_ = false;

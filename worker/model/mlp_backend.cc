@@ -21,7 +21,8 @@ void MlpBackend::Forward(const Batch& batch, const float* parameters) {
     const float* bias = Tensor(parameters, 2 * layer + 1);
     std::vector<float>& output = outputs_[layer];
     output.resize(batch.samples * model_.sizes[layer + 1]);
-    for (int i = 0; i < samples; ++i) std::copy(bias, bias + out, output.begin() + static_cast<ptrdiff_t>(i) * out);
+    for (int i = 0; i < samples; ++i)
+      std::copy(bias, bias + out, output.begin() + static_cast<ptrdiff_t>(i) * out);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, samples, out, in, 1.0f, input, in,
                 Tensor(parameters, 2 * layer), in, 1.0f, output.data(), out);
     if (layer + 1 < model_.layers()) {
@@ -61,8 +62,8 @@ void MlpBackend::Backward(const Batch& batch, const float* parameters, float* gr
     const float* input = layer == 0 ? batch.features.data() : outputs_[layer - 1].data();
     float* weight_gradient = gradient + layout_->tensors()[2 * layer].offset;
     float* bias_gradient = gradient + layout_->tensors()[2 * layer + 1].offset;
-    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, out, in, samples, 1.0f, delta_.data(), out, input, in, 0.0f,
-                weight_gradient, in);
+    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, out, in, samples, 1.0f, delta_.data(), out, input,
+                in, 0.0f, weight_gradient, in);
     std::fill(bias_gradient, bias_gradient + out, 0.0f);
     for (int i = 0; i < samples; ++i) {
       for (int j = 0; j < out; ++j) bias_gradient[j] += delta_[static_cast<size_t>(i) * out + j];

@@ -17,13 +17,17 @@ class MlpBackend : public ModelBackend {
   std::string device() const override { return "cpu"; }
   bool simulated() const override { return false; }
   void Bind(const ParamLayout* layout) override { layout_ = layout; }
-  void InitialValues(uint64_t seed, absl::Span<float> values) const override { InitMlp(*layout_, seed, values); }
+  void InitialValues(uint64_t seed, absl::Span<float> values) const override {
+    InitMlp(*layout_, seed, values);
+  }
   absl::StatusOr<BatchResult> Gradient(const Batch& batch, const ParameterView& parameters,
                                        absl::Span<float> gradient) override;
   absl::StatusOr<BatchResult> Evaluate(const Batch& batch, const ParameterView& parameters) override;
 
  private:
-  const float* Tensor(const float* values, size_t index) const { return values + layout_->tensors()[index].offset; }
+  const float* Tensor(const float* values, size_t index) const {
+    return values + layout_->tensors()[index].offset;
+  }
   void Forward(const Batch& batch, const float* parameters);
   // Softmax in place of the last layer's outputs; with `delta`, what backpropagation starts from.
   BatchResult SoftmaxLoss(const Batch& batch, bool delta);

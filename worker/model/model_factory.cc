@@ -27,9 +27,9 @@ absl::StatusOr<int> ParseDevice(const std::string& text) {
     return absl::InvalidArgumentError(absl::StrCat("--device ", text, ": expected auto, cpu or cuda:N"));
   }
   if (device >= devices) {
-    return absl::InvalidArgumentError(absl::StrCat("--device ", text, ": this machine has ", devices,
-                                                   " CUDA devices that recon can use",
-                                                   cuda.ok() ? "" : absl::StrCat(" (", cuda.status().message(), ")")));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device ", text, ": this machine has ", devices, " CUDA devices that recon can use",
+                     cuda.ok() ? "" : absl::StrCat(" (", cuda.status().message(), ")")));
   }
   return device;
 }
@@ -38,9 +38,9 @@ absl::StatusOr<std::unique_ptr<ModelBackend>> MakeMlp(const std::string& sizes, 
                                                       const ModelOptions& options) {
   RECON_ASSIGN_OR_RETURN(MlpModel model, ParseMlp(sizes));
   if (model.sizes.front() != options.features || model.sizes.back() < options.classes) {
-    return absl::InvalidArgumentError(absl::StrCat("--model ", options.model, " takes ", model.sizes.front(),
-                                                   " features and ", model.sizes.back(), " classes, the data has ",
-                                                   options.features, " and ", options.classes));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--model ", options.model, " takes ", model.sizes.front(), " features and ", model.sizes.back(),
+        " classes, the data has ", options.features, " and ", options.classes));
   }
   if (device >= 0) return (*LoadCudaModule())->make_mlp(std::move(model), device);
   return std::make_unique<MlpBackend>(std::move(model), options.threads);

@@ -98,14 +98,16 @@ absl::StatusOr<ModelSpec> ReadShapesFile(const std::string& path) {
   std::string line;
   for (int number = 1; std::getline(file, line); ++number) {
     const std::string content = line.substr(0, line.find('#'));
-    const std::vector<std::string> words = absl::StrSplit(content, absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
+    const std::vector<std::string> words =
+        absl::StrSplit(content, absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
     if (words.empty()) continue;
     TensorSpec* tensor = spec.add_tensors();
     tensor->set_name(words[0]);
     for (size_t i = 1; i < words.size(); ++i) {
       uint64_t dimension = 0;
       if (!absl::SimpleAtoi(words[i], &dimension) || dimension == 0) {
-        return absl::InvalidArgumentError(absl::StrCat(path, ":", number, ": '", words[i], "' is not a dimension"));
+        return absl::InvalidArgumentError(
+            absl::StrCat(path, ":", number, ": '", words[i], "' is not a dimension"));
       }
       tensor->add_shape(dimension);
     }

@@ -33,7 +33,8 @@ absl::StatusOr<BatchResult> SyntheticBackend::Gradient(const Batch& batch, const
   size_t from = SplitMix64(&state_) % noise_.size();
   for (size_t at = 0; at < gradient.size();) {
     const size_t count = std::min(gradient.size() - at, noise_.size() - from);
-    std::copy_n(noise_.begin() + static_cast<ptrdiff_t>(from), count, gradient.begin() + static_cast<ptrdiff_t>(at));
+    std::copy_n(noise_.begin() + static_cast<ptrdiff_t>(from), count,
+                gradient.begin() + static_cast<ptrdiff_t>(at));
     at += count;
     from = 0;
   }

@@ -37,16 +37,18 @@ absl::Status Worst(const std::vector<absl::StatusOr<Frame>>& replies) {
 
 }  // namespace
 
-CommPipeline::CommPipeline(const Options& options, const ParamLayout* layout, ParamClient* client, Session* session,
-                           Metrics* metrics)
+CommPipeline::CommPipeline(const Options& options, const ParamLayout* layout, ParamClient* client,
+                           Session* session, Metrics* metrics)
     : options_(options),
       layout_(layout),
       client_(client),
       session_(session),
       bytes_(metrics->Counter("recon_worker_pushed_bytes_total", "Payload bytes of gradients sent")),
       resent_(metrics->Counter("recon_worker_resent_pushes_total", "Pushes sent again after an error")),
-      dropped_(metrics->Counter("recon_worker_dropped_pushes_total", "Pushes whose step was closed without them")),
-      saturated_(metrics->Counter("recon_worker_saturated_values_total", "Values cut to the codec's largest")),
+      dropped_(
+          metrics->Counter("recon_worker_dropped_pushes_total", "Pushes whose step was closed without them")),
+      saturated_(
+          metrics->Counter("recon_worker_saturated_values_total", "Values cut to the codec's largest")),
       seconds_(metrics->Histogram("recon_worker_push_seconds", "From a push's start to its reply",
                                   {.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10})) {
   for (int i = 0; i < options_.depth; ++i) threads_.emplace_back([this] { Run(); });
@@ -114,8 +116,9 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, std::vector<F
   std::vector<EncodedShard> shards;
   const EncodeStats stats = EncodeShards(*layout_, options_.push_codec, push.gradient.data(), &shards);
   if (stats.non_finite > 0) {
-    return absl::InvalidArgumentError(absl::StrCat("step ", push.step, ": ", stats.non_finite,
-                                                   " gradient values are infinite or not a number; is the learning rate too high?"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("step ", push.step, ": ", stats.non_finite,
+                     " gradient values are infinite or not a number; is the learning rate too high?"));
   }
   session_->counters()->saturated += stats.saturated;
   saturated_.Increment(static_cast<double>(stats.saturated));
@@ -131,9 +134,9 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, std::vector<F
   header.gradient_norm = static_cast<float>(Norm(push.gradient));
   Backoff backoff;
   while (true) {
-    const WorkerIdentity identity = session_->identity();
-    std::vector<absl::StatusOr<Frame>> results =
-        client_->CallAll(FrameKind::kPushPull, FramesFor(*layout_, header, identity, shards), kFrameDeadline);
+    const Session::Standing standing = session_->standing();
+    std::vector<absl::StatusOr<Frame>> results = client_->CallAll(
+        FrameKind::kPushPull, FramesFor(*layout_, header, standing.identity, shards), kFrameDeadline);
     const absl::Status worst = Worst(results);
     if (worst.ok()) {
       for (auto& result : results) replies->push_back(*std::move(result));
@@ -145,7 +148,7 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, std::vector<F
       return false;
     }
     resent_.Increment();
-    RECON_RETURN_IF_ERROR(session_->Recover(worst, identity, &backoff));
+    RECON_RETURN_IF_ERROR(session_->Recover(worst, standing, &backoff));
   }
 }
 
@@ -154,13 +157,14 @@ absl::StatusOr<std::vector<Frame>> CommPipeline::PullAll() {
   header.reply_codec = static_cast<uint8_t>(CodecId::kFp32);
   Backoff backoff;
   while (true) {
-    const WorkerIdentity identity = session_->identity();
-    std::vector<absl::StatusOr<Frame>> results =
-        client_->CallAll(FrameKind::kPull, FramesFor(*layout_, header, identity, std::vector<EncodedShard>(layout_->shard_count())),
-                         kFrameDeadline);
+    const Session::Standing standing = session_->standing();
+    std::vector<absl::StatusOr<Frame>> results = client_->CallAll(
+        FrameKind::kPull,
+        FramesFor(*layout_, header, standing.identity, std::vector<EncodedShard>(layout_->shard_count())),
+        kFrameDeadline);
     const absl::Status worst = Worst(results);
     if (!worst.ok()) {
-      RECON_RETURN_IF_ERROR(session_->Recover(worst, identity, &backoff));
+      RECON_RETURN_IF_ERROR(session_->Recover(worst, standing, &backoff));
       continue;
     }
     std::vector<Frame> replies;
@@ -174,8 +178,9 @@ absl::Status CommPipeline::SendInitialValues(const std::vector<float>& values) {
   if (EncodeShards(*layout_, CodecId::kFp32, values.data(), &shards).non_finite > 0) {
     return absl::InvalidArgumentError("an initial value is infinite or not a number");
   }
-  const WorkerIdentity identity = session_->identity();
-  return Worst(client_->CallAll(FrameKind::kInit, FramesFor(*layout_, FrameHeader(), identity, shards), kFrameDeadline));
+  const WorkerIdentity identity = session_->standing().identity;
+  return Worst(client_->CallAll(FrameKind::kInit, FramesFor(*layout_, FrameHeader(), identity, shards),
+                                kFrameDeadline));
 }
 
 }  // namespace recon

@@ -4,8 +4,8 @@
 
 namespace recon {
 
-std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& header, const WorkerIdentity& identity,
-                             const std::vector<EncodedShard>& shards) {
+std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& header,
+                             const WorkerIdentity& identity, const std::vector<EncodedShard>& shards) {
   std::vector<Frame> frames;
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < shards.size(); ++i) {

@@ -22,8 +22,8 @@ struct EncodedShard {
 
 // `header` is copied into each frame; who is speaking is filled in from `identity`. `shards` has one element
 // for each shard of the layout.
-std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& header, const WorkerIdentity& identity,
-                             const std::vector<EncodedShard>& shards);
+std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& header,
+                             const WorkerIdentity& identity, const std::vector<EncodedShard>& shards);
 
 // Encodes flat values shard by shard into one buffer.
 EncodeStats EncodeShards(const ParamLayout& layout, CodecId codec, const float* values,

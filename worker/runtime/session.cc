@@ -21,11 +21,12 @@ bool ServerGone(const absl::Status& status) {
 
 }  // namespace
 
-Session::Session(const Options& options, ControlClient* client)
-    : options_(options), client_(client), incarnation_(RandomNonZero()) {}
+Session::Session(const Options& options, ControlClient* client, const std::atomic<bool>* stop)
+    : options_(options), client_(client), stop_(stop), incarnation_(RandomNonZero()) {}
 
-absl::StatusOr<std::unique_ptr<Session>> Session::Join(const Options& options, ControlClient* client) {
-  std::unique_ptr<Session> session(new Session(options, client));
+absl::StatusOr<std::unique_ptr<Session>> Session::Join(const Options& options, ControlClient* client,
+                                                       const std::atomic<bool>* stop) {
+  std::unique_ptr<Session> session(new Session(options, client, stop));
   RECON_RETURN_IF_ERROR(session->RegisterUntilOk());
   session->heartbeats_ = std::thread([raw = session.get()] { raw->HeartbeatLoop(); });
   return session;
@@ -39,9 +40,9 @@ Session::~Session() {
   if (heartbeats_.joinable()) heartbeats_.join();
 }
 
-WorkerIdentity Session::identity() const {
+Session::Standing Session::standing() const {
   absl::MutexLock lock(&mu_);
-  return identity_;
+  return {identity_, registrations_};
 }
 
 JobPhase Session::phase() const {
@@ -62,11 +63,13 @@ void Session::Fail(const absl::Status& status) {
 bool Session::Pause(absl::Duration duration) {
   absl::MutexLock lock(&mu_);
   return !mu_.AwaitWithTimeout(
-      absl::Condition(+[](Session* session) { return session->stopping_ || !session->fatal_.ok(); }, this), duration);
+      absl::Condition(
+          +[](Session* session) { return session->stopping_ || !session->fatal_.ok(); }, this),
+      duration);
 }
 
 uint64_t Session::FirstUnacknowledged() const {
-  return unacknowledged_.empty() ? next_step_ : *unacknowledged_.begin();
+  return unacknowledged_.empty() ? std::max(next_step_, first_allowed_step_) : *unacknowledged_.begin();
 }
 
 RegisterRequest Session::MakeRequest() const {
@@ -78,7 +81,7 @@ RegisterRequest Session::MakeRequest() const {
   request.set_test_samples(options_.test_samples);
   request.set_next_step(FirstUnacknowledged());
   for (const HeldLeasePtr& held : held_) {
-    if (!held->lost) *request.add_held() = held->lease;
+    if (!held->lost) *request.add_held() = held->task;
   }
   request.set_device(options_.device);
   request.set_codec(options_.codec);
@@ -95,23 +98,23 @@ void Session::AdoptReply(const RegisterReply& reply) {
     job_ = reply.job();
     server_has_values_ = reply.has_values();
   }
-  next_step_ = std::max(next_step_, reply.start_step());
+  first_allowed_step_ = std::max(first_allowed_step_, reply.start_step());
   int lost = 0;
   for (const HeldLeasePtr& held : held_) {
     const auto same = std::find_if(reply.adopted().begin(), reply.adopted().end(), [&](const Lease& lease) {
-      return lease.kind() == held->lease.kind() && lease.data_epoch() == held->lease.data_epoch() &&
-             lease.split() == held->lease.split();
+      return lease.kind() == held->task.kind() && lease.data_epoch() == held->task.data_epoch() &&
+             lease.split() == held->task.split();
     });
     held->lost = held->lost || same == reply.adopted().end();
     if (held->lost) {
       ++lost;
     } else {
-      held->lease = *same;
+      held->number = same->lease();
     }
   }
   spdlog::info("{} as worker {} of cluster epoch {}: first step {}, {} leases kept, {} lost",
-               again ? "registered again" : "registered", reply.worker(), reply.cluster_epoch(), next_step_,
-               held_.size() - static_cast<size_t>(lost), lost);
+               again ? "registered again" : "registered", reply.worker(), reply.cluster_epoch(),
+               std::max(next_step_, first_allowed_step_), held_.size() - static_cast<size_t>(lost), lost);
 }
 
 absl::Status Session::RegisterOnce() {
@@ -137,15 +140,16 @@ absl::Status Session::RegisterUntilOk() {
     if (!ServerGone(status)) return status;
     if (Now() >= give_up) {
       return absl::UnavailableError(absl::StrCat("the server has not answered for ",
-                                                 absl::FormatDuration(options_.reconnect_for), ": ", status.message()));
+                                                 absl::FormatDuration(options_.reconnect_for), ": ",
+                                                 status.message()));
     }
     if (!said) spdlog::warn("the server cannot be reached, trying again: {}", status.message());
     said = true;
-    if (!Pause(backoff.Next())) return absl::CancelledError("the worker is stopping");
+    if (stop_->load() || !Pause(backoff.Next())) return absl::CancelledError("the worker is stopping");
   }
 }
 
-absl::Status Session::Recover(const absl::Status& error, const WorkerIdentity& used, Backoff* backoff) {
+absl::Status Session::Recover(const absl::Status& error, const Standing& used, Backoff* backoff) {
   RECON_RETURN_IF_ERROR(fatal());
   if (ServerGone(error) || absl::IsResourceExhausted(error)) {
     {
@@ -157,8 +161,7 @@ absl::Status Session::Recover(const absl::Status& error, const WorkerIdentity& u
   }
   if (!absl::IsFailedPrecondition(error)) return error;
   absl::MutexLock only_one(&registering_);
-  const WorkerIdentity now = identity();
-  if (now.cluster_epoch() != used.cluster_epoch()) return absl::OkStatus();  // Another thread did it.
+  if (standing().registration != used.registration) return absl::OkStatus();  // Another thread did it.
   {
     absl::MutexLock lock(&mu_);
     if (stopping_) return absl::CancelledError("the worker is stopping");
@@ -184,7 +187,8 @@ void Session::HeartbeatLoop() {
 
 void Session::HeartbeatOnce(double samples_per_second) {
   HeartbeatRequest request;
-  *request.mutable_identity() = identity();
+  const Standing used = standing();
+  *request.mutable_identity() = used.identity;
   WorkerProgress* progress = request.mutable_progress();
   progress->set_steps(counters_.steps);
   progress->set_samples(counters_.samples);
@@ -194,12 +198,13 @@ void Session::HeartbeatOnce(double samples_per_second) {
   progress->set_last_loss(counters_.last_loss);
   {
     absl::MutexLock lock(&mu_);
-    for (const HeldLeasePtr& held : held_) request.add_leases(held->lease.lease());
+    request.set_next_step(FirstUnacknowledged());
+    for (const HeldLeasePtr& held : held_) request.add_leases(held->number);
   }
   const absl::StatusOr<HeartbeatReply> reply = client_->Heartbeat(request);
   if (!reply.ok()) {
     Backoff backoff;  // The loop's interval is the pause that matters here.
-    const absl::Status recovered = Recover(reply.status(), request.identity(), &backoff);
+    const absl::Status recovered = Recover(reply.status(), used, &backoff);
     if (!recovered.ok() && !absl::IsCancelled(recovered)) Fail(recovered);
     return;
   }
@@ -207,7 +212,7 @@ void Session::HeartbeatOnce(double samples_per_second) {
   phase_ = reply->phase();
   unreachable_since_ = absl::InfiniteFuture();
   for (const HeldLeasePtr& held : held_) {
-    if (std::find(reply->lost().begin(), reply->lost().end(), held->lease.lease()) != reply->lost().end()) {
+    if (std::find(reply->lost().begin(), reply->lost().end(), held->number) != reply->lost().end()) {
       held->lost = true;
     }
   }
@@ -217,14 +222,15 @@ absl::StatusOr<Session::Acquired> Session::Acquire() {
   Backoff backoff;
   while (true) {
     AcquireRequest request;
+    const Standing used = standing();
+    *request.mutable_identity() = used.identity;
     {
       absl::MutexLock lock(&mu_);
-      *request.mutable_identity() = identity_;
       request.set_next_step(FirstUnacknowledged());
     }
     const absl::StatusOr<AcquireReply> reply = client_->Acquire(request);
     if (!reply.ok()) {
-      RECON_RETURN_IF_ERROR(Recover(reply.status(), request.identity(), &backoff));
+      RECON_RETURN_IF_ERROR(Recover(reply.status(), used, &backoff));
       continue;
     }
     Acquired acquired;
@@ -234,9 +240,10 @@ absl::StatusOr<Session::Acquired> Session::Acquire() {
     phase_ = reply->phase();
     if (reply->lease().kind() != LEASE_NONE) {
       acquired.lease = std::make_shared<HeldLease>();
-      acquired.lease->lease = reply->lease();
+      acquired.lease->task = reply->lease();
+      acquired.lease->number = reply->lease().lease();
       held_.insert(acquired.lease);
-      next_step_ = std::max(next_step_, reply->start_step());
+      first_allowed_step_ = std::max(first_allowed_step_, reply->start_step());
     }
     return acquired;
   }
@@ -249,16 +256,19 @@ absl::Status Session::FinishLease(const HeldLeasePtr& held, const EvalResult& ev
     CompleteRequest request;
     *request.mutable_eval() = eval;
     request.set_abandon(abandon);
+    const Standing used = standing();
+    *request.mutable_identity() = used.identity;
     {
       absl::MutexLock lock(&mu_);
-      *request.mutable_identity() = identity_;
-      request.set_lease(held->lease.lease());
+      request.set_lease(held->number);
       if (held->lost) status = absl::AbortedError("the lease was lost");
     }
     if (!status.ok()) break;
     status = client_->Complete(request).status();
+    // A registration meanwhile has given the lease another number.
+    if (absl::IsAborted(status) && standing().registration != used.registration) continue;
     if (status.ok() || absl::IsAborted(status)) break;
-    const absl::Status recovered = Recover(status, request.identity(), &backoff);
+    const absl::Status recovered = Recover(status, used, &backoff);
     status = recovered;
     if (!recovered.ok()) break;
   }
@@ -288,14 +298,20 @@ void Session::Leave(const std::string& reason) {
   }
   if (heartbeats_.joinable()) heartbeats_.join();
   LeaveRequest request;
-  *request.mutable_identity() = identity();
+  *request.mutable_identity() = standing().identity;
   request.set_reason(reason);
   const absl::Status status = client_->Leave(request).status();
   if (!status.ok()) spdlog::debug("leaving: {}", status.message());
 }
 
+bool Session::must_drain() const {
+  absl::MutexLock lock(&mu_);
+  return first_allowed_step_ > next_step_ && !unacknowledged_.empty();
+}
+
 uint64_t Session::TakeStep() {
   absl::MutexLock lock(&mu_);
+  next_step_ = std::max(next_step_, first_allowed_step_);
   unacknowledged_.insert(next_step_);
   return next_step_++;
 }

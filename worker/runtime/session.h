@@ -48,16 +48,25 @@ class Session {
   };
   // A lease this worker works on. The number changes when the server restarts.
   struct HeldLease {
-    Lease lease;
-    bool lost = false;
+    Lease task;           // As it was granted; never changes.
+    uint64_t number = 0;  // Guarded by the session's lock.
+    bool lost = false;    // Likewise.
   };
   using HeldLeasePtr = std::shared_ptr<HeldLease>;
 
-  // Registers, trying again while the server cannot be reached. `client` must outlive the session.
-  static absl::StatusOr<std::unique_ptr<Session>> Join(const Options& options, ControlClient* client);
+  // Who this worker is to the server, by its how-manieth registration.
+  struct Standing {
+    WorkerIdentity identity;
+    uint64_t registration = 0;
+  };
+
+  // Registers, trying again while the server cannot be reached, until `stop`. `client` and `stop` must
+  // outlive the session.
+  static absl::StatusOr<std::unique_ptr<Session>> Join(const Options& options, ControlClient* client,
+                                                       const std::atomic<bool>* stop);
   ~Session();
 
-  WorkerIdentity identity() const;
+  Standing standing() const;
   const JobConfig& job() const { return job_; }
   bool server_has_values() const { return server_has_values_; }
   Counters* counters() { return &counters_; }
@@ -66,10 +75,10 @@ class Session {
   absl::Status fatal() const;
   void Fail(const absl::Status& status);
 
-  // Handles an error of a call that was made as `used`: registers again if that is the cure, waits and
-  // returns OK if trying again makes sense, or returns the error. Any thread.
-  // `backoff` is the caller's, one for each operation it tries.
-  absl::Status Recover(const absl::Status& error, const WorkerIdentity& used, Backoff* backoff);
+  // Handles an error of a call that was made with the standing `used`: registers again if that is the cure,
+  // waits and returns OK if trying again makes sense, or returns the error. Any thread. `backoff` is the
+  // caller's, one for each operation it tries.
+  absl::Status Recover(const absl::Status& error, const Standing& used, Backoff* backoff);
 
   // The next lease, or none; `initial_values_wanted` if the server has none and asks this worker.
   struct Acquired {
@@ -84,12 +93,15 @@ class Session {
   bool lost(const HeldLeasePtr& held) const;
   void Leave(const std::string& reason);
 
-  // Steps: the next one to push, and which are not acknowledged.
+  // Steps: the next one to push, and which are not acknowledged. While must_drain(), steps are about to jump
+  // to where the others are: a ledger tells apart only so many, so what is under way has to be acknowledged
+  // first.
+  bool must_drain() const;
   uint64_t TakeStep();
   void Acknowledge(uint64_t step);
 
  private:
-  Session(const Options& options, ControlClient* client);
+  Session(const Options& options, ControlClient* client, const std::atomic<bool>* stop);
 
   absl::Status RegisterOnce() ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status RegisterUntilOk();
@@ -105,6 +117,7 @@ class Session {
   // Set in the constructor and by the first registration.
   const Options options_;
   ControlClient* const client_;
+  const std::atomic<bool>* const stop_;
   const Incarnation incarnation_;
   JobConfig job_;
   bool server_has_values_ = false;
@@ -115,10 +128,11 @@ class Session {
 
   mutable absl::Mutex mu_;
   WorkerIdentity identity_ ABSL_GUARDED_BY(mu_);
-  // Number of registrations: tells a caller that another thread has registered meanwhile.
+  // Tells a caller that another thread has registered meanwhile.
   uint64_t registrations_ ABSL_GUARDED_BY(mu_) = 0;
   std::set<HeldLeasePtr> held_ ABSL_GUARDED_BY(mu_);
   uint64_t next_step_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t first_allowed_step_ ABSL_GUARDED_BY(mu_) = 0;
   std::set<uint64_t> unacknowledged_ ABSL_GUARDED_BY(mu_);
   JobPhase phase_ ABSL_GUARDED_BY(mu_) = PHASE_WAITING;
   absl::Status fatal_ ABSL_GUARDED_BY(mu_);

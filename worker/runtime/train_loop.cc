@@ -63,7 +63,7 @@ absl::Status TrainLoop::Run() {
       break;
     } else if (acquired.lease == nullptr) {
       absl::SleepFor(kIdlePoll);
-    } else if (acquired.lease->lease.kind() == LEASE_TRAIN) {
+    } else if (acquired.lease->task.kind() == LEASE_TRAIN) {
       RECON_RETURN_IF_ERROR(TrainSplit(acquired.lease));
     } else {
       RECON_RETURN_IF_ERROR(EvaluateSplit(acquired.lease));
@@ -79,10 +79,11 @@ absl::Status TrainLoop::TrainSplit(const Session::HeldLeasePtr& held) {
   auto split = std::make_shared<OpenSplit>();
   split->lease = held;
   open_.push_back(split);
-  const Lease lease = held->lease;
+  const Lease& lease = held->task;
   const std::vector<uint32_t>& order = OrderOf(lease.data_epoch());
   Prefetcher batches(data_->train.get(),
-                     {order.begin() + static_cast<ptrdiff_t>(lease.begin()), order.begin() + static_cast<ptrdiff_t>(lease.end())},
+                     {order.begin() + static_cast<ptrdiff_t>(lease.begin()),
+                      order.begin() + static_cast<ptrdiff_t>(lease.end())},
                      session_->job().batch_samples(), &reading_);
   uint64_t order_key = lease.data_epoch() * data_->train->size() + lease.begin();
   Batch batch;
@@ -96,8 +97,9 @@ absl::Status TrainLoop::TrainSplit(const Session::HeldLeasePtr& held) {
   return absl::OkStatus();
 }
 
-absl::Status TrainLoop::TrainBatch(const Batch& batch, uint64_t order_key, const std::shared_ptr<OpenSplit>& split) {
-  pipeline_.WaitUntilBelow(options_.pipeline.depth);
+absl::Status TrainLoop::TrainBatch(const Batch& batch, uint64_t order_key,
+                                   const std::shared_ptr<OpenSplit>& split) {
+  pipeline_.WaitUntilBelow(session_->must_drain() ? 1 : options_.pipeline.depth);
   RECON_RETURN_IF_ERROR(session_->fatal());
   RECON_RETURN_IF_ERROR(AdoptReplies());
   RECON_RETURN_IF_ERROR(CompleteFinishedSplits());
@@ -153,8 +155,8 @@ absl::Status TrainLoop::CompleteFinishedSplits() {
     }
     const absl::Status status = session_->Complete(split->lease, EvalResult());
     if (absl::IsAborted(status)) {
-      spdlog::warn("split {} of data epoch {} was lost: {}", split->lease->lease.split(),
-                   split->lease->lease.data_epoch(), status.message());
+      spdlog::warn("split {} of data epoch {} was lost: {}", split->lease->task.split(),
+                   split->lease->task.data_epoch(), status.message());
     } else if (!status.ok()) {
       return status;
     }
@@ -166,7 +168,7 @@ absl::Status TrainLoop::EvaluateSplit(const Session::HeldLeasePtr& held) {
   // With what the server has now, not with what this worker last computed from.
   pipeline_.WaitUntilBelow(1);
   RECON_RETURN_IF_ERROR(PullReplica());
-  const Lease lease = held->lease;
+  const Lease& lease = held->task;
   std::vector<uint32_t> indices(lease.end() - lease.begin());
   std::iota(indices.begin(), indices.end(), static_cast<uint32_t>(lease.begin()));
   Prefetcher batches(data_->test.get(), std::move(indices), session_->job().batch_samples(), &reading_);
@@ -189,30 +191,31 @@ absl::Status TrainLoop::EvaluateSplit(const Session::HeldLeasePtr& held) {
 absl::Status TrainLoop::SendInitialValues() {
   backend_->InitialValues(session_->job().seed(), replica_.values());
   const std::vector<float> values(replica_.values().begin(), replica_.values().end());
-  const WorkerIdentity identity = session_->identity();
+  const Session::Standing standing = session_->standing();
   const absl::Status status = pipeline_.SendInitialValues(values);
   // Whatever happened, the next question for work tells whether the server still wants them.
   Backoff backoff;
-  return status.ok() ? status : session_->Recover(status, identity, &backoff);
+  return status.ok() ? status : session_->Recover(status, standing, &backoff);
 }
 
 absl::Status TrainLoop::PullReplica() {
   RECON_ASSIGN_OR_RETURN(const std::vector<Frame> replies, pipeline_.PullAll());
-  if (session_->identity().cluster_epoch() != replica_epoch_) replica_.Forget();
-  replica_epoch_ = session_->identity().cluster_epoch();
-  for (const Frame& reply : replies) RECON_RETURN_IF_ERROR(replica_.Adopt(reply));
-  return absl::OkStatus();
+  return Adopt(replies);
 }
 
 absl::Status TrainLoop::AdoptReplies() {
-  for (const Frame& reply : pipeline_.TakeReplies()) {
+  RECON_RETURN_IF_ERROR(Adopt(pipeline_.TakeReplies()));
+  return replica_.complete() ? absl::OkStatus() : PullReplica();
+}
+
+absl::Status TrainLoop::Adopt(const std::vector<Frame>& replies) {
+  for (const Frame& reply : replies) {
     // A restarted server counts versions from its snapshot: lower numbers are the newer ones.
     if (reply.header.cluster_epoch > replica_epoch_) replica_.Forget();
     if (reply.header.cluster_epoch < replica_epoch_) continue;
     replica_epoch_ = reply.header.cluster_epoch;
     RECON_RETURN_IF_ERROR(replica_.Adopt(reply));
   }
-  if (!replica_.complete()) return PullReplica();
   return absl::OkStatus();
 }
 

@@ -29,8 +29,8 @@ class TrainLoop {
     double slow_factor = 1;
   };
 
-  TrainLoop(const Options& options, const ParamLayout* layout, ModelBackend* backend, const TrainAndTest* data,
-            ParamClient* client, Session* session, Metrics* metrics);
+  TrainLoop(const Options& options, const ParamLayout* layout, ModelBackend* backend,
+            const TrainAndTest* data, ParamClient* client, Session* session, Metrics* metrics);
   ~TrainLoop();
 
   // OK when the job is finished or a stop was asked for.
@@ -47,6 +47,7 @@ class TrainLoop {
   absl::Status SendInitialValues();
   absl::Status PullReplica();
   absl::Status AdoptReplies();
+  absl::Status Adopt(const std::vector<Frame>& replies);
   absl::Status CompleteFinishedSplits();
   const std::vector<uint32_t>& OrderOf(uint32_t data_epoch);
 

@@ -46,7 +46,8 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   session_options.simulated = backend->simulated() || flags.slow_factor > 1;
   session_options.reconnect_for = flags.reconnect_for;
   ControlClient control(channel);
-  RECON_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, Session::Join(session_options, &control));
+  RECON_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
+                         Session::Join(session_options, &control, stop));
   spdlog::info("{} on {}{}, {} parameters, codec {}", flags.name, backend->device(),
                session_options.simulated ? " (simulated)" : "", layout.params(), CodecName(flags.codec));
 
@@ -76,8 +77,8 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
     if (!status.ok()) session->Fail(status);
   }
   const bool finished = status.ok() && !stop->load();
-  spdlog::info("{}: {} steps, {} samples", finished ? "job finished" : "stopping", session->counters()->steps.load(),
-               session->counters()->samples.load());
+  spdlog::info("{}: {} steps, {} samples", finished ? "job finished" : "stopping",
+               session->counters()->steps.load(), session->counters()->samples.load());
   session->Leave(finished ? "finished" : status.ok() ? "stopped" : "failed");
   return status;
 }

@@ -1,0 +1,51 @@
+#include "common/base/byte_chain.h"
+
+#include "catch2/catch.hpp"
+
+namespace recon {
+namespace {
+
+// "abcdefghij" cut into pieces of the given sizes.
+ByteChain Pieces(const std::vector<size_t>& sizes) {
+  ByteChain chain;
+  char next = 'a';
+  for (const size_t size : sizes) {
+    std::string piece;
+    for (size_t i = 0; i < size; ++i) piece += next++;
+    chain.Append(ByteChain::FromString(piece));
+  }
+  return chain;
+}
+
+}  // namespace
+
+TEST_CASE("a chain reads the same however it is cut", "[byte_chain]") {
+  for (const auto& sizes :
+       std::vector<std::vector<size_t>>{{10}, {1, 9}, {3, 3, 4}, {1, 1, 1, 1, 1, 1, 1, 1, 1, 1}}) {
+    const ByteChain chain = Pieces(sizes);
+    REQUIRE(chain.ToString() == "abcdefghij");
+    for (size_t step = 1; step <= 10; ++step) {
+      ByteReader reader(chain);
+      std::string read;
+      uint8_t scratch[10];
+      while (reader.remaining() > 0) {
+        const size_t size = std::min(step, reader.remaining());
+        read.append(reinterpret_cast<const char*>(reader.Read(size, scratch)), size);
+      }
+      REQUIRE(read == "abcdefghij");
+    }
+  }
+}
+
+TEST_CASE("a range of a chain has its bytes and keeps its owners alive", "[byte_chain]") {
+  ByteChain range;
+  for (size_t begin = 0; begin <= 10; ++begin) {
+    for (size_t size = 0; begin + size <= 10; ++size) {
+      range = Pieces({2, 5, 3}).Range(begin, size);  // The chain itself is gone afterwards.
+      REQUIRE(range.ToString() == std::string("abcdefghij").substr(begin, size));
+      REQUIRE(range.size() == size);
+    }
+  }
+}
+
+}  // namespace recon

@@ -1,0 +1,55 @@
+#include "common/base/lane.h"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "catch2/catch.hpp"
+
+namespace recon {
+
+TEST_CASE("a lane runs tasks in the order each thread posted them", "[lane]") {
+  constexpr int kThreads = 4;
+  constexpr int kTasks = 500;
+  std::vector<std::vector<int>> seen(kThreads);
+  {
+    Lane lane("test");
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&, t] {
+        for (int i = 0; i < kTasks; ++i) lane.Post([&, t, i] { seen[t].push_back(i); });
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  for (const auto& numbers : seen) {
+    REQUIRE(numbers.size() == kTasks);
+    CHECK(std::is_sorted(numbers.begin(), numbers.end()));
+  }
+}
+
+TEST_CASE("RunAndWait returns after the task and all before it", "[lane]") {
+  Lane lane("test");
+  int count = 0;
+  for (int i = 0; i < 10; ++i) lane.Post([&] { ++count; });
+  lane.RunAndWait([&] { ++count; });
+  CHECK(count == 11);
+}
+
+TEST_CASE("a pool runs one item always on one lane", "[lane]") {
+  LanePool pool("test", 3);
+  std::vector<std::vector<std::thread::id>> ids(7);
+  std::atomic<int> left{70};
+  for (int i = 0; i < 70; ++i) {
+    pool.Post(static_cast<uint32_t>(i % 7), [&, i] {
+      ids[i % 7].push_back(std::this_thread::get_id());
+      --left;
+    });
+  }
+  while (left > 0) std::this_thread::yield();
+  for (const auto& item : ids) {
+    for (const auto& id : item) CHECK(id == item.front());
+  }
+}
+
+}  // namespace recon

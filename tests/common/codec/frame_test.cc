@@ -1,0 +1,137 @@
+#include "common/codec/frame.h"
+
+#include <cstring>
+
+#include "absl/strings/match.h"
+#include "catch2/catch.hpp"
+#include "common/base/hash.h"
+#include "common/base/limits.h"
+#include "common/codec/codec.h"
+#include "tests/support/temp_dir.h"
+
+namespace recon {
+namespace {
+
+// Two shards: three FP16 values and two FP32 values.
+Frame SampleFrame() {
+  Frame frame;
+  frame.header.kind = static_cast<uint8_t>(FrameKind::kPushPull);
+  frame.header.reply_codec = static_cast<uint8_t>(CodecId::kBf16);
+  frame.header.worker = 3;
+  frame.header.cluster_epoch = 5;
+  frame.header.incarnation = 0x1122334455667788;
+  frame.header.step = 41;
+  frame.header.order_key = 4096;
+  frame.header.samples = 64;
+  frame.header.gradient_norm = 1.5f;
+  frame.header.push_parts = 2;
+  PartHeader half;
+  half.shard = 0;
+  half.codec = static_cast<uint8_t>(CodecId::kFp16);
+  half.count = 3;
+  half.version = 40;
+  PartHeader full;
+  full.shard = 7;
+  full.count = 2;
+  full.version = 39;
+  frame.parts = {half, full};
+  frame.payloads = {ByteChain::FromString(std::string("\x00\x3c\x00\x40\x00\xbc", 6)),
+                    ByteChain::FromString(std::string("\x00\x00\x80\x3f\x00\x00\x00\xc0", 8))};
+  return frame;
+}
+
+// Sets the checksum of altered bytes, so that the check behind it is the one that is tested.
+void FixChecksum(std::string* bytes, size_t parts = 2) {
+  const size_t head = std::min(bytes->size(), kFrameHeaderBytes + parts * kPartHeaderBytes);
+  const uint64_t zero = 0;
+  std::memcpy(bytes->data() + offsetof(FrameHeader, checksum), &zero, 8);
+  const uint64_t checksum = Hash64(bytes->data(), head);
+  std::memcpy(bytes->data() + offsetof(FrameHeader, checksum), &checksum, 8);
+}
+
+absl::Status DecodeStatus(const std::string& bytes) {
+  return DecodeFrame(ByteChain::FromString(bytes)).status();
+}
+
+template <typename T>
+std::string With(size_t offset, T value) {
+  std::string bytes = EncodeFrame(SampleFrame()).ToString();
+  std::memcpy(bytes.data() + offset, &value, sizeof(value));
+  FixChecksum(&bytes);
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("a frame comes back as it was, however the network cut it", "[frame]") {
+  const std::string bytes = EncodeFrame(SampleFrame()).ToString();
+  for (size_t cut = 0; cut <= bytes.size(); ++cut) {
+    ByteChain chain = ByteChain::FromString(bytes.substr(0, cut));
+    chain.Append(ByteChain::FromString(bytes.substr(cut)));
+    const absl::StatusOr<Frame> frame = DecodeFrame(chain);
+    REQUIRE(frame.ok());
+    CHECK(frame->header.step == 41);
+    CHECK(frame->header.incarnation == 0x1122334455667788);
+    REQUIRE(frame->parts.size() == 2);
+    CHECK(frame->parts[1].shard == 7);
+    CHECK(frame->parts[1].version == 39);
+    CHECK(frame->payloads[0].ToString() == SampleFrame().payloads[0].ToString());
+    CHECK(frame->payloads[1].ToString() == SampleFrame().payloads[1].ToString());
+  }
+}
+
+TEST_CASE("the wire format is what it was: golden bytes of version 1", "[frame]") {
+  CHECK(ToHex(EncodeFrame(SampleFrame()).ToString()) + "\n" ==
+        ReadWholeFile(RECON_SOURCE_DIR "/tests/golden/frame_v1.hex"));
+}
+
+TEST_CASE("a frame of any other length is refused", "[frame]") {
+  const std::string bytes = EncodeFrame(SampleFrame()).ToString();
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    std::string shorter = bytes.substr(0, size);
+    CHECK(absl::IsInvalidArgument(DecodeStatus(shorter)));
+    if (size >= kFrameHeaderBytes) {
+      FixChecksum(&shorter);
+      CHECK(absl::IsInvalidArgument(DecodeStatus(shorter)));
+    }
+  }
+  CHECK(absl::IsInvalidArgument(DecodeStatus(bytes + "x")));
+  CHECK(absl::IsInvalidArgument(DecodeStatus(std::string(limits::kFrameBytesMax + 1, 'x'))));
+}
+
+TEST_CASE("a changed byte of header or table never gets through", "[frame]") {
+  const std::string bytes = EncodeFrame(SampleFrame()).ToString();
+  for (size_t at = 0; at < kFrameHeaderBytes + 2 * kPartHeaderBytes; ++at) {
+    for (const int mask : {0x01, 0x80, 0xFF}) {
+      std::string altered = bytes;
+      altered[at] = static_cast<char>(altered[at] ^ mask);
+      INFO("byte " << at);
+      CHECK(absl::IsInvalidArgument(DecodeStatus(altered)));
+    }
+  }
+}
+
+TEST_CASE("fields out of range are refused by name, even under a right checksum", "[frame]") {
+  const auto expect = [](const std::string& bytes, const std::string& word) {
+    const absl::Status status = DecodeStatus(bytes);
+    INFO(status.message());
+    CHECK(absl::IsInvalidArgument(status));
+    CHECK(absl::StrContains(status.message(), word));
+  };
+  const size_t part = kFrameHeaderBytes;
+  expect(With<uint32_t>(offsetof(FrameHeader, magic), 1), "magic");
+  expect(With<uint16_t>(offsetof(FrameHeader, version), 2), "version is 2, expected 1");
+  expect(With<uint8_t>(offsetof(FrameHeader, kind), 0), "kind is 0");
+  expect(With<uint8_t>(offsetof(FrameHeader, kind), 6), "kind is 6");
+  expect(With<uint8_t>(offsetof(FrameHeader, reply_codec), 9), "reply codec is 9");
+  expect(With<uint32_t>(offsetof(FrameHeader, part_count), 0), "part count is 0");
+  expect(With<uint32_t>(offsetof(FrameHeader, part_count), 0xFFFFFFFF), "part count");
+  expect(With<uint32_t>(offsetof(FrameHeader, reserved), 1), "reserved");
+  expect(With<uint64_t>(offsetof(FrameHeader, payload_bytes), 15), "length");
+  expect(With<uint8_t>(part + offsetof(PartHeader, codec), 77), "codec is 77");
+  expect(With<uint8_t>(part + offsetof(PartHeader, reserved), 1), "reserved");
+  expect(With<uint32_t>(part + offsetof(PartHeader, count), 4), "payload bytes is 6, expected 8");
+  expect(With<uint32_t>(part + offsetof(PartHeader, payload_bytes), 0), "payload bytes");
+}
+
+}  // namespace recon

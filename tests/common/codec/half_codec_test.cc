@@ -1,0 +1,208 @@
+#include "common/codec/half_codec.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "catch2/catch.hpp"
+#include "common/codec/codec.h"
+#include "hwy/targets.h"
+
+namespace recon {
+namespace {
+
+float FromBits(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+uint32_t ToBits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+// FP16 by definition, in double precision.
+double HalfValue(uint16_t half) {
+  const int exponent = half >> 10 & 31;
+  const int mantissa = half & 1023;
+  const double magnitude =
+      exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+  return half & 0x8000 ? -magnitude : magnitude;
+}
+
+// The nearest finite half, ties to even, by looking at both neighbours: shares nothing with the kernel.
+uint16_t NearestHalf(float value) {
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  const double magnitude = std::fabs(static_cast<double>(value));
+  uint16_t low = 0;
+  uint16_t high = 0x7BFF;
+  if (magnitude >= HalfValue(high)) return sign | high;
+  while (high - low > 1) {
+    const auto middle = static_cast<uint16_t>((low + high) / 2);
+    (HalfValue(middle) <= magnitude ? low : high) = middle;
+  }
+  const double below = magnitude - HalfValue(low);
+  const double above = HalfValue(high) - magnitude;
+  const bool up = above < below || (above == below && (high & 1) == 0);
+  return sign | (up ? high : low);
+}
+
+uint16_t NearestBf16(float value) {
+  const uint32_t bits = ToBits(value);
+  const uint32_t low = bits >> 16;
+  const uint32_t rest = bits & 0xFFFF;
+  const bool up = rest > 0x8000 || (rest == 0x8000 && (low & 1) == 1);
+  const auto rounded = static_cast<uint16_t>(low + (up ? 1 : 0));
+  return (rounded & 0x7FFF) >= 0x7F80 ? static_cast<uint16_t>((rounded & 0x8000) | 0x7F7F) : rounded;
+}
+
+// Every interesting neighbourhood: around each half, ties included, and a walk through all exponents.
+std::vector<float> InterestingValues() {
+  std::vector<float> values;
+  for (uint32_t half = 0; half < 0x7C00; ++half) {
+    const auto exact = static_cast<float>(HalfValue(static_cast<uint16_t>(half)));
+    const auto tie =
+        static_cast<float>((HalfValue(static_cast<uint16_t>(half)) +
+                            (half < 0x7BFF ? HalfValue(static_cast<uint16_t>(half + 1)) : 65536.0)) /
+                           2);
+    for (const float value : {exact, tie}) {
+      for (const int delta : {-1, 0, 1}) {
+        const uint32_t bits = ToBits(value);
+        if (bits == 0 && delta < 0) continue;
+        values.push_back(FromBits(bits + static_cast<uint32_t>(delta)));
+        values.push_back(-values.back());
+      }
+    }
+  }
+  for (uint64_t bits = 0; bits < 0x7F800000; bits += 65521)
+    values.push_back(FromBits(static_cast<uint32_t>(bits)));
+  for (uint32_t exponent = 0; exponent < 255; ++exponent) {
+    for (const uint32_t mantissa :
+         {0x0000u, 0x7FFFu, 0x8000u, 0x8001u, 0x18000u, 0x7F7FFFu, 0x7F8000u, 0x7FFFFFu}) {
+      values.push_back(FromBits(exponent << 23 | mantissa));
+      values.push_back(-values.back());
+    }
+  }
+  return values;
+}
+
+template <typename Check>
+void OnEveryTarget(Check check) {
+  const int64_t supported = hwy::SupportedTargets();
+  for (int64_t targets = supported; targets != 0; targets &= targets - 1) {
+    const int64_t target = targets & -targets;
+    hwy::SetSupportedTargetsForTest(target);
+    INFO("SIMD target " << hwy::TargetName(target));
+    check();
+  }
+  hwy::SetSupportedTargetsForTest(0);
+}
+
+}  // namespace
+
+TEST_CASE("fp16 and bf16 round to nearest even on every SIMD target", "[codec]") {
+  const std::vector<float> values = InterestingValues();
+  OnEveryTarget([&] {
+    std::vector<uint16_t> half(values.size());
+    std::vector<uint16_t> bf16(values.size());
+    const EncodeStats half_stats =
+        EncodeFp16(values.data(), values.size(), reinterpret_cast<uint8_t*>(half.data()));
+    const EncodeStats bf16_stats =
+        EncodeBf16(values.data(), values.size(), reinterpret_cast<uint8_t*>(bf16.data()));
+    uint64_t half_wrong = 0;
+    uint64_t bf16_wrong = 0;
+    uint64_t half_saturated = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      half_wrong += half[i] != NearestHalf(values[i]);
+      bf16_wrong += bf16[i] != NearestBf16(values[i]);
+      half_saturated += std::fabs(values[i]) >= 65520.0f;
+    }
+    CHECK(half_wrong == 0);
+    CHECK(bf16_wrong == 0);
+    CHECK(half_stats.saturated == half_saturated);
+    CHECK(half_stats.non_finite == 0);
+    CHECK(bf16_stats.saturated > 0);
+  });
+}
+
+TEST_CASE("every 16-bit value decodes to its exact value and encodes back", "[codec]") {
+  std::vector<uint16_t> finite_halves;
+  std::vector<uint16_t> finite_bf16;
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    if ((bits & 0x7C00) != 0x7C00) finite_halves.push_back(static_cast<uint16_t>(bits));
+    if ((bits & 0x7F80) != 0x7F80) finite_bf16.push_back(static_cast<uint16_t>(bits));
+  }
+  OnEveryTarget([&] {
+    std::vector<float> values(finite_halves.size());
+    DecodeFp16(reinterpret_cast<const uint8_t*>(finite_halves.data()), values.size(), values.data());
+    uint64_t wrong = 0;
+    for (size_t i = 0; i < values.size(); ++i) wrong += values[i] != HalfValue(finite_halves[i]);
+    CHECK(wrong == 0);
+    std::vector<uint16_t> again(values.size());
+    EncodeFp16(values.data(), values.size(), reinterpret_cast<uint8_t*>(again.data()));
+    CHECK(again == finite_halves);
+
+    values.resize(finite_bf16.size());
+    again.resize(finite_bf16.size());
+    DecodeBf16(reinterpret_cast<const uint8_t*>(finite_bf16.data()), values.size(), values.data());
+    for (size_t i = 0; i < values.size(); ++i) wrong += ToBits(values[i]) != uint32_t{finite_bf16[i]} << 16;
+    CHECK(wrong == 0);
+    EncodeBf16(values.data(), values.size(), reinterpret_cast<uint8_t*>(again.data()));
+    CHECK(again == finite_bf16);
+  });
+}
+
+TEST_CASE("codecs handle every length and alignment", "[codec]") {
+  OnEveryTarget([] {
+    for (const CodecId codec : {CodecId::kFp32, CodecId::kFp16, CodecId::kBf16}) {
+      for (size_t count = 0; count < 70; ++count) {
+        std::vector<float> values(count);
+        for (size_t i = 0; i < count; ++i) values[i] = static_cast<float>(i) - 30.5f;
+        std::vector<uint8_t> bytes(EncodedBytes(codec, count) + 2, 0xEE);
+        uint8_t* unaligned = bytes.data() + 1;
+        CHECK(Encode(codec, values.data(), count, unaligned).saturated == 0);
+        CHECK(bytes.front() == 0xEE);
+        CHECK(bytes.back() == 0xEE);
+        CHECK(AllFinite(codec, unaligned, count));
+        std::vector<float> decoded(count);
+        Decode(codec, unaligned, count, decoded.data());
+        CHECK(decoded == values);  // All of them are exact in 16 bits.
+      }
+    }
+  });
+}
+
+TEST_CASE("what is not finite is counted by encoders and found in payloads, wherever it lies", "[codec]") {
+  OnEveryTarget([] {
+    for (const float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+                            std::numeric_limits<float>::quiet_NaN()}) {
+      for (size_t at = 0; at < 40; ++at) {
+        std::vector<float> values(40, 1.0f);
+        values[at] = bad;
+        std::vector<uint8_t> bytes(160);
+        for (const CodecId codec : {CodecId::kFp32, CodecId::kFp16, CodecId::kBf16}) {
+          CHECK(Encode(codec, values.data(), values.size(), bytes.data()).non_finite == 1);
+        }
+        CHECK_FALSE(AllFinite32(reinterpret_cast<const uint8_t*>(values.data()), values.size()));
+        std::vector<uint16_t> halves(40, 0x3C00);
+        halves[at] = static_cast<uint16_t>(std::isnan(bad) ? 0x7E00 : 0x7C00);
+        CHECK_FALSE(AllFinite(CodecId::kFp16, reinterpret_cast<const uint8_t*>(halves.data()), 40));
+        halves[at] = static_cast<uint16_t>(std::isnan(bad) ? 0x7FC0 : 0xFF80);
+        CHECK_FALSE(AllFinite(CodecId::kBf16, reinterpret_cast<const uint8_t*>(halves.data()), 40));
+      }
+    }
+  });
+}
+
+TEST_CASE("codec names are parsed, and unknown ones refused", "[codec]") {
+  CHECK(*ParseCodec("fp32") == CodecId::kFp32);
+  CHECK(*ParseCodec("fp16") == CodecId::kFp16);
+  CHECK(*ParseCodec("bf16") == CodecId::kBf16);
+  CHECK(absl::IsInvalidArgument(ParseCodec("fp8").status()));
+  CHECK_FALSE(KnownCodec(3));
+}
+
+}  // namespace recon

@@ -1,0 +1,165 @@
+#include <sys/mount.h>
+#include <sys/stat.h>
+
+#include "absl/strings/match.h"
+#include "catch2/catch.hpp"
+#include "tests/integration/cluster.h"
+#include "tests/support/listening_socket.h"
+
+namespace recon {
+namespace {
+
+struct Outcome {
+  int code;
+  std::string output;
+};
+
+Outcome Run(const std::vector<std::string>& arguments) {
+  Outcome outcome;
+  outcome.code = RunProgram(arguments, &outcome.output);
+  return outcome;
+}
+
+void Refused(const std::vector<std::string>& arguments, int code, const std::string& word) {
+  const Outcome outcome = Run(arguments);
+  INFO(outcome.output);
+  CHECK(outcome.code == code);
+  CHECK(absl::StrContains(outcome.output, word));
+}
+
+}  // namespace
+
+TEST_CASE("wrong flags end each program with code 2 and the flag's name", "[bad_input]") {
+  const TempDir directory;
+  const std::string data = directory / "data";
+  const auto server = [&](std::vector<std::string> more, const std::string& word) {
+    std::vector<std::string> arguments = {"recon-server", "--data", data};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    Refused(arguments, 2, word);
+  };
+  Refused({"recon-server"}, 2, "--data");
+  server({"--nonsense"}, "--nonsense");
+  server({"--batch", "0"}, "--batch");
+  server({"--batch", "many"}, "--batch");
+  server({"--sync", "ssp"}, "--sync ssp");
+  server({"--sync", "ssp:0"}, "--sync ssp:0");
+  server({"--optimizer", "lion"}, "--optimizer lion");
+  server({"--learning-rate", "-1"}, "--learning-rate");
+  server({"--schedule", "cosine"}, "--schedule cosine");
+  server({"--snapshot-interval", "soon"}, "--snapshot-interval soon");
+  server({"--evict-after", "100ms"}, "--evict-after");
+  server({"--group", "g:lr=1"}, "--group g:lr=1");
+  server({"--listen", "nowhere"}, "--listen nowhere");
+  server({"--listen", "0.0.0.0:0"}, "is not loopback");
+  server({"--tls-cert", "x.pem"}, "--tls-cert, --tls-key and --tls-ca go together");
+  server({"--config", directory / "absent.toml"}, "absent.toml");
+  WriteWholeFile(directory / "bad.toml", "batch = \"many\"\n");
+  server({"--config", directory / "bad.toml"}, "batch");
+  WriteWholeFile(directory / "unknown.toml", "bacth = 4\n");
+  server({"--config", directory / "unknown.toml"}, "bacth");
+
+  Refused({"recon-worker", "--codec", "fp8"}, 2, "codec fp8 is unknown");
+  Refused({"recon-worker", "--server", "somewhere"}, 2, "--server somewhere");
+  Refused({"recon-worker", "--depth", "99"}, 2, "--depth");
+  Refused({"recon-worker", "--data", "idx:/nonexistent"}, 2, "/nonexistent/train-images-idx3-ubyte");
+  Refused({"recon-worker", "--data", "clusters:5"}, 2, "clusters:5");
+  Refused({"recon-worker", "--data", "clusters:50,5", "--model", "cnn"}, 2, "--model cnn");
+  Refused({"recon-worker", "--data", "clusters:50,5", "--model", "mlp:3-4"}, 2, "takes 3 features");
+  Refused({"recon-worker", "--data", "clusters:50,5", "--model", "mlp:32-4", "--device", "tpu"}, 2,
+          "--device tpu");
+
+  Refused({"reconctl"}, 2, "subcommand");
+  Refused({"reconctl", "status", "--server", "x"}, 2, "--server x");
+  Refused({"reconctl", "snapshot", "list"}, 2, "directory");
+  Refused({"reconctl", "snapshot", "list", directory / "absent"}, 5, "absent");
+  Refused({"reconctl", "snapshot", "verify", directory.path()}, 5, "no snapshot");
+  Refused({"reconctl", "snapshot", "show", directory.path(), "7"}, 5, "MANIFEST-0000000000000007");
+  Refused({"reconctl", "status", "--server", "127.0.0.1:1"}, 3, "reconctl: ");
+}
+
+TEST_CASE("settings come from file and environment, flags first", "[bad_input]") {
+  const TempDir directory;
+  WriteWholeFile(directory / "job.toml", "batch = 7\ndata-epochs = 3\nsync = \"ssp:4\"\n");
+  Process server({"recon-server", "--data", directory / "data", "--listen", "127.0.0.1:0", "--config",
+                  directory / "job.toml", "--data-epochs", "5"},
+                 directory / "log", {"RECON_BATCH=9", "RECON_SEED=77"});
+  REQUIRE(Eventually([&] { return !ReadWholeFile(directory / "data/ADDRESS").empty(); }));
+  const std::string address(absl::StripSuffix(ReadWholeFile(directory / "data/ADDRESS"), "\n"));
+  const JobConfig job = ControlClient(*ConnectTo(address, {})).Status()->job();
+  CHECK(job.data_epochs() == 5);
+  CHECK(job.bound() == 4);
+  CHECK(job.seed() == 77);
+  CHECK((job.batch_samples() == 7 || job.batch_samples() == 9));
+}
+
+TEST_CASE("a data directory in use and a port that is taken are named", "[bad_input]") {
+  Cluster cluster({});
+  REQUIRE(cluster.StartServer());
+  Refused({"recon-server", "--data", cluster.data(), "--listen", "127.0.0.1:0"}, 1,
+          absl::StrCat("in use by process ", cluster.server().pid()));
+  const TempDir other;
+  Refused({"recon-server", "--data", other / "data", "--listen", cluster.address()}, 1, cluster.address());
+  const ListeningSocket taken;
+  Refused({"recon-server", "--data", other / "data", "--listen", "127.0.0.1:0", "--metrics-address",
+           taken.address()},
+          1, "--metrics-address " + taken.address());
+  CHECK(cluster.Status().ok());
+}
+
+TEST_CASE("reconctl shows a job, takes snapshots and drains, for people and for programs", "[bad_input]") {
+  Cluster cluster({"--data-epochs", "1000", "--split-samples", "200"});
+  REQUIRE(cluster.StartServer());
+  Refused({"reconctl", "snapshot", "take", "--server", cluster.address()}, 1, "no parameters yet");
+  auto worker = cluster.StartWorker("one");
+  REQUIRE(cluster.SamplesReach(400));
+  const Outcome status = Run({"reconctl", "status", "--server", cluster.address()});
+  CHECK(status.code == 0);
+  for (const char* word : {"mlp:16-24-4", "running", "data epochs", "one", "active"}) {
+    CHECK(absl::StrContains(status.output, word));
+  }
+  const Outcome json = Run({"reconctl", "status", "--server", cluster.address(), "--json"});
+  CHECK(json.code == 0);
+  CHECK(absl::StrContains(json.output, "\"phase\":\"PHASE_RUNNING\""));
+  CHECK(Run({"reconctl", "completions", "--server", cluster.address()}).code == 0);
+  CHECK(Run({"reconctl", "snapshot", "take", "--server", cluster.address()}).code == 0);
+  for (const char* verb : {"list", "show", "verify"}) {
+    CHECK(Run({"reconctl", "snapshot", verb, cluster.snapshots()}).code == 0);
+    CHECK(Run({"reconctl", "snapshot", verb, cluster.snapshots(), "--json"}).code == 0);
+  }
+  CHECK(Run({"reconctl", "drain", "--server", cluster.address()}).code == 0);
+  CHECK(cluster.server().Wait(absl::Seconds(30)) == 0);
+  // A flipped byte in a pack: verify names it, with the code for damage.
+  const Outcome list = Run({"find", cluster.snapshots() + "/packs", "-type", "f"});
+  const std::string pack = list.output.substr(0, list.output.find('\n'));
+  std::string bytes = ReadWholeFile(pack);
+  bytes[100] = static_cast<char>(bytes[100] ^ 1);
+  WriteWholeFile(pack, bytes);
+  Refused({"reconctl", "snapshot", "verify", cluster.snapshots()}, 4, "PACK-");
+}
+
+TEST_CASE("a full disk fails the snapshot, says so, and training goes on", "[bad_input]") {
+  const TempDir mount_point;
+  if (mount("tmpfs", mount_point.path().c_str(), "tmpfs", 0, "size=64k") != 0) {
+    WARN("SKIP: a small file system cannot be mounted here (needs root)");
+    return;
+  }
+  {
+    Cluster cluster({"--data-epochs", "1000", "--split-samples", "200", "--snapshot-dir",
+                     mount_point / "snapshots", "--snapshot-interval", "50ms", "--snapshot-keep", "1000"});
+    REQUIRE(cluster.StartServer());
+    auto worker = cluster.StartWorker("one");
+    REQUIRE(Eventually([&] {
+      const auto status = cluster.Status();
+      return status.ok() && status->snapshot().failed() >= 2;
+    }));
+    const StatusReply status = *cluster.Status();
+    CHECK(absl::StrContains(status.snapshot().last_error(), "No space left on device"));
+    CHECK(status.snapshot().generation() > 0);
+    CHECK(cluster.SamplesReach(status.samples_completed() + 1000));
+    CHECK(Run({"reconctl", "snapshot", "verify", mount_point / "snapshots"}).code == 0);
+    Refused({"reconctl", "snapshot", "take", "--server", cluster.address()}, 1, "No space left on device");
+  }
+  umount2(mount_point.path().c_str(), MNT_DETACH);
+}
+
+}  // namespace recon

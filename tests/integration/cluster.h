@@ -1,0 +1,77 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "common/rpc/client_channel.h"
+#include "common/rpc/control_client.h"
+#include "tests/support/process.h"
+#include "tests/support/temp_dir.h"
+
+namespace recon {
+
+// A server and workers as processes, on loopback.
+class Cluster {
+ public:
+  explicit Cluster(std::vector<std::string> server_flags) : server_flags_(std::move(server_flags)) {}
+
+  const std::string& address() const { return address_; }
+  std::string data() const { return directory_ / "data"; }
+  std::string snapshots() const { return directory_ / "data/snapshots"; }
+  const TempDir& directory() const { return directory_; }
+  Process& server() { return *server_; }
+  std::string ServerLog() const { return ReadWholeFile(directory_ / "server.log"); }
+
+  // Starts (or restarts, on the same port) the server and waits until it listens.
+  bool StartServer(std::vector<std::string> environment = {}) {
+    unlink((data() + "/ADDRESS").c_str());
+    std::vector<std::string> arguments = {"recon-server", "--data", data(), "--listen", address_};
+    arguments.insert(arguments.end(), server_flags_.begin(), server_flags_.end());
+    server_ = std::make_unique<Process>(arguments, directory_ / "server.log", std::move(environment));
+    if (!Eventually([&] { return !ReadWholeFile(data() + "/ADDRESS").empty() || !server_->running(); }))
+      return false;
+    address_ = std::string(absl::StripSuffix(ReadWholeFile(data() + "/ADDRESS"), "\n"));
+    return server_->running();
+  }
+
+  std::unique_ptr<Process> StartWorker(const std::string& name, std::vector<std::string> flags = {}) {
+    std::vector<std::string> arguments = {
+        "recon-worker",           "--server", address_,      "--name",   name, "--data",
+        "clusters:4000,500,16,4", "--model",  "mlp:16-24-4", "--device", "cpu"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    return std::make_unique<Process>(arguments, absl::StrCat(directory_.path(), "/", name, ".log"));
+  }
+
+  absl::StatusOr<StatusReply> Status() const { return ControlClient(*ConnectTo(address_, {})).Status(); }
+  absl::StatusOr<CompletionsReply> Completions() const {
+    return ControlClient(*ConnectTo(address_, {})).Completions();
+  }
+  bool SamplesReach(uint64_t samples, absl::Duration timeout = absl::Seconds(60)) const {
+    return Eventually(
+        [&] {
+          const auto status = Status();
+          return status.ok() && status->samples_completed() >= samples;
+        },
+        timeout);
+  }
+  bool Finished(absl::Duration timeout = absl::Seconds(120)) const {
+    return Eventually(
+        [&] {
+          const auto status = Status();
+          return status.ok() && status->phase() == PHASE_FINISHED;
+        },
+        timeout);
+  }
+
+ private:
+  TempDir directory_;
+  std::vector<std::string> server_flags_;
+  std::string address_ = "127.0.0.1:0";
+  std::unique_ptr<Process> server_;
+};
+
+}  // namespace recon

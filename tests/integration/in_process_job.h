@@ -1,0 +1,106 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/rpc/client_channel.h"
+#include "common/rpc/control_client.h"
+#include "server/recon_server.h"
+#include "tests/support/temp_dir.h"
+#include "worker/runtime/worker.h"
+
+namespace recon {
+
+// A real server and real workers as threads of the test, over loopback: what sanitizers see whole.
+class InProcessJob {
+ public:
+  explicit InProcessJob(int bound, int workers_min = 1) {
+    flags.listen = "127.0.0.1:0";
+    flags.data = directory / "data";
+    flags.snapshot_dir = directory / "data/snapshots";
+    flags.lanes = 2;
+    flags.optimizer.kind = OptimizerKind::kMomentum;
+    flags.optimizer.learning_rate = 0.05;
+    flags.job.set_bound(bound);
+    flags.job.set_seed(1);
+    flags.job.set_batch_samples(32);
+    flags.job.set_data_epochs(2);
+    flags.job.set_split_samples(100);
+    flags.job.set_eval_split_samples(60);
+    flags.job.set_workers_min(static_cast<uint32_t>(workers_min));
+    flags.job.set_heartbeat_interval_ms(50);
+    flags.job.set_lease_duration_ms(10'000);
+    flags.snapshot_interval = absl::Milliseconds(200);
+    flags.suspect_after = absl::Seconds(1);
+    flags.evict_after = absl::Seconds(5);
+  }
+  ~InProcessJob() { StopServer(); }
+
+  void StartServer() {
+    auto started = ReconServer::Start(flags);
+    if (!started.ok()) throw std::runtime_error(std::string(started.status().message()));
+    server_ = *std::move(started);
+    flags.listen = server_->address();  // The same port after a restart.
+    serving_ = std::thread([this] { server_status_ = server_->RunUntilStopped(); });
+  }
+  void StopServer() {
+    if (server_ == nullptr) return;
+    server_->RequestDrain();
+    serving_.join();
+    server_ = nullptr;
+  }
+
+  WorkerFlags MakeWorker(const std::string& name) const {
+    WorkerFlags worker;
+    worker.server = flags.listen;
+    worker.name = name;
+    worker.data = "clusters:1050,150,16,4";
+    worker.model.model = "mlp:16-24-4";
+    worker.model.device = "cpu";
+    worker.codec = CodecId::kFp32;
+    worker.reconnect_for = absl::Seconds(60);
+    return worker;
+  }
+  // Runs one worker per set of flags to the end of the job; their statuses.
+  std::vector<absl::Status> RunWorkers(const std::vector<WorkerFlags>& workers) {
+    std::vector<absl::Status> statuses(workers.size());
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < workers.size(); ++i) {
+      threads.emplace_back([&, i] { statuses[i] = RunWorker(workers[i], &stop); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return statuses;
+  }
+
+  ControlClient Control() const { return ControlClient(*ConnectTo(flags.listen, {})); }
+
+  TempDir directory;
+  ServerFlags flags;
+  std::atomic<bool> stop{false};
+
+ private:
+  std::unique_ptr<ReconServer> server_;
+  std::thread serving_;
+  absl::Status server_status_;
+};
+
+// Whether the completed splits of each data epoch tile [0, samples).
+inline bool CompletedOnce(const CompletionsReply& reply, uint32_t data_epochs, uint64_t samples) {
+  std::vector<uint64_t> next(data_epochs, 0);
+  for (const Completion& completion : reply.completions()) {  // In the order of epoch and split.
+    if (completion.kind() != LEASE_TRAIN) continue;
+    if (completion.data_epoch() >= data_epochs || completion.begin() != next[completion.data_epoch()])
+      return false;
+    next[completion.data_epoch()] = completion.end();
+  }
+  for (const uint64_t end : next) {
+    if (end != samples) return false;
+  }
+  return true;
+}
+
+}  // namespace recon

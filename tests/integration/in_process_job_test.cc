@@ -1,0 +1,179 @@
+#include "tests/integration/in_process_job.h"
+
+#include "absl/strings/match.h"
+#include "absl/time/clock.h"
+#include "catch2/catch.hpp"
+#include "common/snapshot/snapshot_reader.h"
+#include "common/storage/local_store.h"
+#include "tests/support/process.h"
+
+namespace recon {
+namespace {
+
+constexpr uint64_t kSamples = 1050;
+
+void CheckAllOk(const std::vector<absl::Status>& statuses) {
+  for (const absl::Status& status : statuses) {
+    INFO(status);
+    CHECK(status.ok());
+  }
+}
+
+std::string FinalStateRoot(InProcessJob* job) {
+  const auto store = *LocalStore::Open(job->flags.snapshot_dir, /*writer=*/false);
+  const SnapshotReader reader(store.get());
+  const std::vector<Generation> generations = *reader.List();
+  for (const Generation generation : generations) {
+    const Manifest manifest = *reader.ReadManifest(generation);
+    if (manifest.reason() == "final") return manifest.state_root();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("a job learns and completes every sample once, under every bound and codec", "[job]") {
+  struct Case {
+    int bound;
+    CodecId codec;
+  };
+  for (const Case& c : {Case{-1, CodecId::kFp16}, Case{2, CodecId::kBf16}, Case{0, CodecId::kFp32}}) {
+    INFO("bound " << c.bound << ", codec " << CodecName(c.codec));
+    InProcessJob job(c.bound, 2);
+    job.StartServer();
+    std::vector<WorkerFlags> workers = {job.MakeWorker("a"), job.MakeWorker("b"), job.MakeWorker("c")};
+    for (WorkerFlags& worker : workers) {
+      worker.codec = c.codec;
+      worker.pull_codec = c.codec;
+    }
+    CheckAllOk(job.RunWorkers(workers));
+    const StatusReply status = *job.Control().Status();
+    CHECK(status.phase() == PHASE_FINISHED);
+    CHECK(status.samples_completed() == 2 * kSamples);
+    REQUIRE(status.evaluations_size() == 2);
+    CHECK(status.evaluations(1).samples() == 150);
+    CHECK(status.evaluations(1).accuracy() > 0.9);
+    CHECK(CompletedOnce(*job.Control().Completions(), 2, kSamples));
+    CHECK(status.pushes() >= 2 * 44);
+  }
+}
+
+TEST_CASE("two BSP runs with one seed end in bit-equal parameters", "[job]") {
+  std::string roots[2];
+  for (std::string& root : roots) {
+    InProcessJob job(0, 3);
+    job.StartServer();
+    CheckAllOk(job.RunWorkers({job.MakeWorker("a"), job.MakeWorker("b"), job.MakeWorker("c")}));
+    root = FinalStateRoot(&job);
+  }
+  CHECK(roots[0].size() == 16);
+  CHECK(roots[0] == roots[1]);
+  InProcessJob other(0, 3);
+  other.flags.job.set_seed(2);
+  other.StartServer();
+  CheckAllOk(other.RunWorkers({other.MakeWorker("a"), other.MakeWorker("b"), other.MakeWorker("c")}));
+  CHECK(FinalStateRoot(&other) != roots[0]);
+}
+
+TEST_CASE("a worker with another model or data set is refused by name", "[job]") {
+  InProcessJob job(-1, 3);
+  job.StartServer();
+  absl::Status first_status;
+  std::thread first([&] { first_status = RunWorker(job.MakeWorker("a"), &job.stop); });
+  ControlClient control = job.Control();
+  REQUIRE(Eventually([&] { return control.Status()->members_size() == 1; }));
+  WorkerFlags other = job.MakeWorker("b");
+  other.model.model = "mlp:16-25-4";
+  absl::Status status = RunWorker(other, &job.stop);
+  CHECK(absl::IsInvalidArgument(status));
+  CHECK(absl::StrContains(status.message(), "mlp:16-25-4 instead of mlp:16-24-4"));
+  other = job.MakeWorker("b");
+  other.data = "clusters:1000,150,16,4";
+  status = RunWorker(other, &job.stop);
+  CHECK(absl::IsInvalidArgument(status));
+  CHECK(absl::StrContains(status.message(), "1000 training samples, the job has 1050"));
+  job.stop = true;
+  first.join();
+  CHECK(first_status.ok());
+}
+
+TEST_CASE("a worker whose name is taken over ends and says why", "[job]") {
+  InProcessJob job(-1, 3);
+  job.StartServer();
+  absl::Status first_status;
+  std::thread first([&] { first_status = RunWorker(job.MakeWorker("a"), &job.stop); });
+  ControlClient control = job.Control();
+  REQUIRE(Eventually([&] { return control.Status()->members_size() == 1; }));
+  absl::Status second_status;
+  std::thread second([&] { second_status = RunWorker(job.MakeWorker("a"), &job.stop); });
+  first.join();
+  CHECK(absl::IsAlreadyExists(first_status));
+  CHECK(absl::StrContains(first_status.message(), "taken over the name a"));
+  job.stop = true;
+  second.join();
+  CHECK(second_status.ok());
+}
+
+TEST_CASE("a drained server starts again where it was, and the workers go on by themselves", "[job]") {
+  for (const int bound : {-1, 0}) {
+    INFO("bound " << bound);
+    InProcessJob job(bound, 2);
+    job.flags.job.set_data_epochs(4);
+    job.StartServer();
+    std::thread workers([&] { CheckAllOk(job.RunWorkers({job.MakeWorker("a"), job.MakeWorker("b")})); });
+    for (int restart = 1; restart <= 2; ++restart) {
+      const uint64_t goal = static_cast<uint64_t>(restart) * kSamples;
+      CHECK(Eventually([&] {
+        const auto status = job.Control().Status();
+        return status.ok() && status->samples_completed() >= goal;
+      }));
+      job.StopServer();
+      job.StartServer();
+    }
+    workers.join();
+    const StatusReply status = *job.Control().Status();
+    CHECK(status.cluster_epoch() == 3);
+    CHECK(status.restored_generation() > 0);
+    CHECK(status.evaluations_size() == 4);
+    CHECK(CompletedOnce(*job.Control().Completions(), 4, kSamples));
+  }
+}
+
+TEST_CASE("settings that would change what splits mean are refused at restart", "[job]") {
+  InProcessJob job(-1);
+  job.StartServer();
+  CheckAllOk(job.RunWorkers({job.MakeWorker("a")}));
+  job.StopServer();
+  const auto refused = [&](auto change, const std::string& word) {
+    ServerFlags flags = job.flags;
+    flags.listen = "127.0.0.1:0";
+    change(&flags);
+    const absl::Status status = ReconServer::Start(flags).status();
+    INFO(status);
+    CHECK(absl::IsFailedPrecondition(status));
+    CHECK(absl::StrContains(status.message(), word));
+  };
+  refused([](ServerFlags* f) { f->job.set_split_samples(50); },
+          "--split-samples is 50, this job was started with 100");
+  refused([](ServerFlags* f) { f->job.set_seed(9); }, "--seed");
+  refused([](ServerFlags* f) { f->job.set_data_epochs(1); }, "--data-epochs");
+  refused([](ServerFlags* f) { f->optimizer.kind = OptimizerKind::kAdam; }, "--optimizer is adam");
+  refused([&](ServerFlags* f) { f->snapshot_dir = job.directory / "elsewhere"; }, "--snapshot-dir");
+}
+
+TEST_CASE("a new job starts from another job's parameters", "[job]") {
+  InProcessJob first(-1);
+  first.StartServer();
+  CheckAllOk(first.RunWorkers({first.MakeWorker("a")}));
+  const double reached = first.Control().Status()->evaluations(1).loss();
+  first.StopServer();
+  InProcessJob second(-1);
+  second.flags.from_snapshot = first.flags.snapshot_dir;
+  second.flags.optimizer.kind = OptimizerKind::kSgd;
+  second.flags.optimizer.learning_rate = 0;
+  second.StartServer();
+  CheckAllOk(second.RunWorkers({second.MakeWorker("a")}));
+  CHECK(second.Control().Status()->evaluations(0).loss() == Approx(reached));
+}
+
+}  // namespace recon

@@ -1,0 +1,197 @@
+#include <signal.h>
+
+#include "absl/strings/match.h"
+#include "catch2/catch.hpp"
+#include "common/snapshot/snapshot_reader.h"
+#include "common/storage/local_store.h"
+#include "tests/integration/cluster.h"
+
+namespace recon {
+namespace {
+
+constexpr uint64_t kSamples = 4000;
+
+std::vector<std::string> JobFlags(const std::string& sync, int epochs) {
+  return {"--sync",
+          sync,
+          "--data-epochs",
+          absl::StrCat(epochs),
+          "--split-samples",
+          "200",
+          "--batch",
+          "20",
+          "--snapshot-interval",
+          "200ms",
+          "--evict-after",
+          "1500ms",
+          "--optimizer",
+          "momentum",
+          "--learning-rate",
+          "0.02",
+          "--workers-min",
+          "2"};
+}
+
+void CheckCompletedOnce(const Cluster& cluster, uint32_t epochs) {
+  const CompletionsReply reply = *cluster.Completions();
+  std::vector<uint64_t> next(epochs, 0);
+  for (const Completion& completion : reply.completions()) {
+    if (completion.kind() != LEASE_TRAIN) continue;
+    REQUIRE(completion.data_epoch() < epochs);
+    CHECK(completion.begin() == next[completion.data_epoch()]);
+    next[completion.data_epoch()] = completion.end();
+  }
+  for (const uint64_t end : next) CHECK(end == kSamples);
+}
+
+}  // namespace
+
+TEST_CASE("a worker killed and replaced, a server killed and restarted: every sample once, and it learns",
+          "[kill]") {
+  for (const std::string sync : {"asp", "ssp:2", "bsp"}) {
+    INFO(sync);
+    Cluster cluster(JobFlags(sync, 8));
+    REQUIRE(cluster.StartServer());
+    auto one = cluster.StartWorker("one");
+    auto two = cluster.StartWorker("two");
+    REQUIRE(cluster.SamplesReach(kSamples));
+    two->Kill();
+    two = cluster.StartWorker("two");
+    REQUIRE(cluster.SamplesReach(3 * kSamples));
+    cluster.server().Kill();
+    REQUIRE(cluster.StartServer());
+    REQUIRE(cluster.Finished());
+    CHECK(one->Wait(absl::Seconds(30)) == 0);
+    CHECK(two->Wait(absl::Seconds(30)) == 0);
+    CheckCompletedOnce(cluster, 8);
+    const StatusReply status = *cluster.Status();
+    CHECK(status.evaluations_size() == 8);
+    CHECK(status.evaluations(7).accuracy() > 0.9);
+    CHECK(status.restored_generation() > 0);
+    CHECK(status.recover_ms() > 0);
+    cluster.server().Signal(SIGTERM);
+    CHECK(cluster.server().Wait(absl::Seconds(30)) == 0);
+  }
+}
+
+TEST_CASE("BSP goes on when a worker is killed for good", "[kill]") {
+  Cluster cluster(JobFlags("bsp", 4));
+  REQUIRE(cluster.StartServer());
+  auto one = cluster.StartWorker("one");
+  auto two = cluster.StartWorker("two");
+  REQUIRE(cluster.SamplesReach(kSamples));
+  two->Kill();
+  REQUIRE(cluster.Finished());
+  CHECK(one->Wait(absl::Seconds(30)) == 0);
+  CheckCompletedOnce(cluster, 4);
+}
+
+TEST_CASE("a worker that was stopped for longer than the eviction comes back and goes on", "[kill]") {
+  for (const std::string sync : {"asp", "bsp"}) {
+    INFO(sync);
+    Cluster cluster(JobFlags(sync, 12));
+    REQUIRE(cluster.StartServer());
+    auto one = cluster.StartWorker("one");
+    auto two = cluster.StartWorker("two");
+    REQUIRE(cluster.SamplesReach(kSamples));
+    two->Signal(SIGSTOP);
+    REQUIRE(Eventually([&] {
+      const auto status = cluster.Status();
+      for (const MemberStatus& member : status->members()) {
+        if (member.name() == "two" && member.state() == MEMBER_GONE) return true;
+      }
+      return false;
+    }));
+    two->Signal(SIGCONT);
+    REQUIRE(cluster.Finished());
+    CHECK(one->Wait(absl::Seconds(30)) == 0);
+    CHECK(two->Wait(absl::Seconds(30)) == 0);
+    CheckCompletedOnce(cluster, 12);
+  }
+}
+
+TEST_CASE("the server is killed again and again under load, and nothing completed is lost or doubled",
+          "[kill]") {
+  Cluster cluster(JobFlags("asp", 30));
+  REQUIRE(cluster.StartServer());
+  auto one = cluster.StartWorker("one");
+  auto two = cluster.StartWorker("two");
+  uint64_t completed = 0;
+  for (int round = 1; round <= 5; ++round) {
+    REQUIRE(cluster.SamplesReach(completed + 3000));
+    completed = cluster.Status()->samples_completed();
+    cluster.server().Kill();
+    REQUIRE(cluster.StartServer());
+    CHECK(cluster.Status()->samples_completed() >= completed);
+  }
+  REQUIRE(cluster.Finished());
+  CHECK(one->Wait(absl::Seconds(30)) == 0);
+  CHECK(two->Wait(absl::Seconds(30)) == 0);
+  CheckCompletedOnce(cluster, 30);
+}
+
+TEST_CASE("SIGTERM: a worker leaves in good order, a server drains with a snapshot", "[kill]") {
+  Cluster cluster(JobFlags("asp", 1000));
+  REQUIRE(cluster.StartServer());
+  auto one = cluster.StartWorker("one");
+  auto two = cluster.StartWorker("two");
+  REQUIRE(cluster.SamplesReach(1000));
+  two->Signal(SIGTERM);
+  CHECK(two->Wait(absl::Seconds(30)) == 0);
+  CHECK(Eventually([&] { return absl::StrContains(cluster.ServerLog(), "worker two left (stopped)"); }));
+  cluster.server().Signal(SIGTERM);
+  CHECK(cluster.server().Wait(absl::Seconds(30)) == 0);
+  CHECK(absl::StrContains(cluster.ServerLog(), "published (drain)"));
+  one->Signal(SIGTERM);  // While the server is away.
+  CHECK(one->Wait(absl::Seconds(30)) <= 1);
+}
+
+TEST_CASE("a damaged newest snapshot is passed over, loudly", "[kill]") {
+  Cluster cluster(JobFlags("asp", 1000));
+  REQUIRE(cluster.StartServer());
+  auto one = cluster.StartWorker("one");
+  auto two = cluster.StartWorker("two");
+  REQUIRE(Eventually([&] {
+    const auto status = cluster.Status();
+    return status.ok() && status->snapshot().generation() >= 3;
+  }));
+  cluster.server().Kill();
+  const auto store = *LocalStore::Open(cluster.snapshots(), /*writer=*/false);
+  const uint64_t newest = SnapshotReader(store.get()).List()->back().value();
+  const Manifest manifest = *SnapshotReader(store.get()).ReadManifest(Generation(newest));
+  const std::string pack = cluster.snapshots() + "/" + manifest.packs(0).name();
+  std::string bytes = ReadWholeFile(pack);
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
+  WriteWholeFile(pack, bytes);
+  REQUIRE(cluster.StartServer());
+  CHECK(cluster.Status()->restored_generation() == newest - 1);
+  CHECK(absl::StrContains(cluster.ServerLog(), absl::StrCat("SNAPSHOT ", newest, " IS DAMAGED")));
+}
+
+#if defined(RECON_FAULT_POINTS)
+TEST_CASE("dying between any two steps of a snapshot loses none that was published", "[kill]") {
+  for (const char* point :
+       {"store.append", "store.before_sync", "store.before_rename", "store.before_directory_sync",
+        "publish.before_manifest", "publish.before_link", "publish.after_link", "collect.after_manifest"}) {
+    for (const int occurrence : {1, 2, 7}) {
+      INFO(point << ", occurrence " << occurrence);
+      Cluster cluster({"--data-epochs", "1000", "--snapshot-interval", "50ms", "--snapshot-keep", "2",
+                       "--split-samples", "200", "--batch", "20"});
+      REQUIRE(cluster.StartServer({absl::StrCat("RECON_FAULT=", point, ":", occurrence, "=kill")}));
+      auto worker = cluster.StartWorker("one");
+      REQUIRE(cluster.server().Wait(absl::Seconds(60)) == 128 + SIGKILL);
+      REQUIRE(cluster.StartServer());
+      REQUIRE(cluster.SamplesReach(400));
+      CHECK_FALSE(absl::StrContains(cluster.ServerLog(), "DAMAGED"));
+      worker->Kill();
+      cluster.server().Signal(SIGTERM);
+      CHECK(cluster.server().Wait(absl::Seconds(30)) == 0);
+      // No leftovers: each pack has its manifest.
+      const auto store = *LocalStore::Open(cluster.snapshots(), /*writer=*/false);
+      CHECK(store->List("manifests/")->size() == store->List("packs/")->size());
+    }
+  }
+}
+#endif
+
+}  // namespace recon

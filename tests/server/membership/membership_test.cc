@@ -1,0 +1,66 @@
+#include "server/membership/membership.h"
+
+#include "catch2/catch.hpp"
+
+namespace recon {
+namespace {
+
+const absl::Time kStart = absl::FromUnixSeconds(1000);
+const WorkerId kOne(1);
+
+Membership::Member Process(uint64_t incarnation) {
+  Membership::Member member;
+  member.name = "w";
+  member.incarnation = Incarnation(incarnation);
+  return member;
+}
+
+Membership Fresh() { return Membership({absl::Seconds(1), absl::Seconds(3)}); }
+
+}  // namespace
+
+TEST_CASE("a silent member is suspect, then gone, and may come back", "[membership]") {
+  Membership members = Fresh();
+  REQUIRE(members.Admit(kOne, Process(7), kStart).ok());
+  CHECK(members.Hear(kOne, Incarnation(7), kStart).ok());
+  CHECK_FALSE(members.suspect(*members.Find(kOne), kStart + absl::Seconds(1)));
+  CHECK(members.suspect(*members.Find(kOne), kStart + absl::Seconds(2)));
+  CHECK(members.Expire(kStart + absl::Seconds(3)).empty());
+  CHECK(members.Expire(kStart + absl::Milliseconds(3001)) == std::vector<WorkerId>{kOne});
+  CHECK(members.Expire(kStart + absl::Seconds(9)).empty());
+  CHECK(members.alive() == 0);
+  CHECK(absl::IsFailedPrecondition(members.Hear(kOne, Incarnation(7), kStart)));
+  REQUIRE(members.Admit(kOne, Process(7), kStart + absl::Seconds(10)).ok());
+  CHECK(members.Hear(kOne, Incarnation(7), kStart + absl::Seconds(10)).ok());
+  CHECK(members.alive() == 1);
+}
+
+TEST_CASE("heartbeats keep a member", "[membership]") {
+  Membership members = Fresh();
+  REQUIRE(members.Admit(kOne, Process(7), kStart).ok());
+  for (int s = 1; s < 20; ++s) {
+    CHECK(members.Hear(kOne, Incarnation(7), kStart + absl::Seconds(s)).ok());
+    CHECK(members.Expire(kStart + absl::Seconds(s)).empty());
+  }
+}
+
+TEST_CASE("a new process takes the name over, and its ghost is told so for good", "[membership]") {
+  Membership members = Fresh();
+  REQUIRE(members.Admit(kOne, Process(7), kStart).ok());
+  members.Find(kOne)->progress.set_samples(5);
+  REQUIRE(members.Admit(kOne, Process(8), kStart).ok());
+  CHECK(members.Find(kOne)->progress.samples() == 0);
+  CHECK(absl::IsAlreadyExists(members.Hear(kOne, Incarnation(7), kStart)));
+  CHECK(absl::IsAlreadyExists(members.Admit(kOne, Process(7), kStart)));
+  CHECK(members.Hear(kOne, Incarnation(8), kStart).ok());
+}
+
+TEST_CASE("unknown workers and wrong incarnations are to register", "[membership]") {
+  Membership members = Fresh();
+  CHECK(absl::IsFailedPrecondition(members.Hear(kOne, Incarnation(7), kStart)));
+  REQUIRE(members.Admit(kOne, Process(7), kStart).ok());
+  CHECK(absl::IsFailedPrecondition(members.Hear(kOne, Incarnation(9), kStart)));
+  CHECK(absl::IsFailedPrecondition(members.Hear(WorkerId(2), Incarnation(7), kStart)));
+}
+
+}  // namespace recon

@@ -1,0 +1,283 @@
+#include "server/param_server.h"
+
+#include <limits>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "catch2/catch.hpp"
+#include "tests/server/durability/sample_state.h"
+#include "tests/server/push_frames.h"
+
+namespace recon {
+namespace {
+
+constexpr int kAsp = StalenessGate::kUnlimited;
+constexpr size_t kParams = 300 * 300 + 30;
+
+struct Fixture : ParamServerHarness {
+  explicit Fixture(int bound, int workers = 2) : ParamServerHarness(bound) {
+    Define(SampleModel(), std::vector<float>(kParams, 0));
+    for (int i = 1; i <= workers; ++i) Join(static_cast<uint32_t>(i));
+  }
+  // After everything the lanes were given.
+  void Settle() { Values(1); }
+};
+
+bool Done(const std::shared_ptr<ParamServerHarness::Pending>& pending) {
+  return pending->done.HasBeenNotified();
+}
+
+absl::Status Await(const std::shared_ptr<ParamServerHarness::Pending>& pending) {
+  pending->done.WaitForNotification();
+  return pending->reply.status();
+}
+
+}  // namespace
+
+TEST_CASE("an asynchronous push is applied at once and answered with the parameters", "[param_server]") {
+  Fixture f(kAsp);
+  const auto push = f.Push(1, 0, 0.5f);
+  REQUIRE(Await(push).ok());
+  const Frame reply = *DecodeFrame(*push->reply);
+  CHECK(reply.parts[0].version == 1);
+  CHECK(reply.payloads[0].size() == 300 * 300 * 4);
+  CHECK(f.Values(2) == std::vector<float>(kParams, -0.5f));
+}
+
+TEST_CASE("a push sent twice is applied once and acknowledged twice", "[param_server]") {
+  Fixture f(kAsp);
+  CHECK(Await(f.Push(1, 0, 1)).ok());
+  CHECK(Await(f.Push(1, 0, 1)).ok());
+  CHECK(f.Values(1)[0] == -1);
+  CHECK(f.server().GetStats().duplicates == 2);
+  CHECK(f.server().GetStats().pushes == 1);
+}
+
+TEST_CASE("a pull names the version it has, and unchanged shards are not sent", "[param_server]") {
+  Fixture f(kAsp);
+  CHECK(Await(f.Push(1, 0, 1)).ok());
+  Frame pull = f.MakeFrame(FrameKind::kPull, WorkerId(1), f.IncarnationOf(1), 0, {});
+  pull.parts[1].version = 1;
+  const auto pending = f.Send(FrameKind::kPull, pull);
+  REQUIRE(Await(pending).ok());
+  const Frame reply = *DecodeFrame(*pending->reply);
+  CHECK(reply.payloads[0].size() > 0);
+  CHECK(reply.payloads[1].size() == 0);
+  CHECK(reply.parts[1].version == 1);
+}
+
+TEST_CASE("BSP answers when all have pushed, with the mean applied", "[param_server]") {
+  Fixture f(0, 3);
+  const auto one = f.Push(1, 0, 3);
+  const auto two = f.Push(2, 0, 6);
+  f.Settle();
+  CHECK_FALSE(Done(one));
+  CHECK(f.Values(1)[0] == 0);
+  const auto three = f.Push(3, 0, 0);
+  CHECK(Await(one).ok());
+  CHECK(Await(two).ok());
+  CHECK(Await(three).ok());
+  CHECK(f.Values(1) == std::vector<float>(kParams, -3));
+}
+
+TEST_CASE("BSP goes on without a worker that is expelled, and drops its unfinished push", "[param_server]") {
+  Fixture f(0);
+  Frame half = f.PushFrame(2, 0, 100);
+  half.parts.pop_back();
+  half.payloads.pop_back();
+  const auto unfinished = f.Send(FrameKind::kPushPull, half);
+  const auto one = f.Push(1, 0, 3);
+  f.Settle();
+  CHECK_FALSE(Done(one));
+  f.server().Expel(WorkerId(2));
+  CHECK(Await(one).ok());
+  CHECK(f.Values(1) == std::vector<float>(kParams, -3));
+  // Back again, it is told that its push came too late, and takes part from the next step.
+  f.server().Admit(WorkerId(2), f.IncarnationOf(2), 0);
+  CHECK(absl::IsAborted(Await(f.Push(2, 0, 100))));
+  CHECK(f.server().Activate(WorkerId(2), 0) == 1);
+  const auto next = f.Push(1, 1, 1);
+  CHECK(Await(f.Push(2, 1, 1)).ok());
+  CHECK(Await(next).ok());
+  CHECK(f.Values(1)[0] == -4);
+}
+
+TEST_CASE("BSP: a reply that was lost is given again; the push had counted", "[param_server]") {
+  Fixture f(0);
+  const auto one = f.Push(1, 0, 2);
+  CHECK(Await(f.Push(2, 0, 4)).ok());
+  CHECK(Await(one).ok());
+  CHECK(Await(f.Push(1, 0, 2)).ok());
+  CHECK(f.Values(1)[0] == -3);
+}
+
+TEST_CASE("BSP: a dead process' push is not mixed with its replacement's", "[param_server]") {
+  Fixture f(0);
+  f.Push(2, 0, 100);
+  f.Settle();
+  f.server().Expel(WorkerId(2));
+  f.server().Admit(WorkerId(2), Incarnation(5555), 0);
+  f.server().Activate(WorkerId(2), 0);
+  const auto one = f.Push(1, 0, 2);
+  const auto replacement = f.Send(
+      FrameKind::kPushPull,
+      f.MakeFrame(FrameKind::kPushPull, WorkerId(2), Incarnation(5555), 0, std::vector<float>(kParams, 4)));
+  CHECK(Await(replacement).ok());
+  CHECK(Await(one).ok());
+  CHECK(f.Values(1)[0] == -3);
+}
+
+TEST_CASE("SSP lets a worker be so many steps ahead", "[param_server]") {
+  Fixture f(2);
+  CHECK(Await(f.Push(1, 0, 1)).ok());
+  CHECK(Await(f.Push(1, 1, 1)).ok());
+  const auto waits = f.Push(1, 2, 1);
+  f.Settle();
+  CHECK_FALSE(Done(waits));
+  CHECK(f.Values(1)[0] == -3);  // Only the reply waits.
+  CHECK(Await(f.Push(2, 0, 1)).ok());
+  CHECK(Await(waits).ok());
+}
+
+TEST_CASE("what a worker pushed while it took no part is not waited for again", "[param_server]") {
+  Fixture f(1);
+  f.server().Deactivate(WorkerId(2));
+  CHECK(Await(f.Push(2, 0, 1)).ok());
+  CHECK(Await(f.Push(1, 0, 1)).ok());
+  CHECK(f.server().Activate(WorkerId(2), 0) == 1);
+  CHECK(Await(f.Push(2, 1, 1)).ok());
+}
+
+TEST_CASE("a waiting reply expires, and asking again goes on waiting", "[param_server]") {
+  Fixture f(0);
+  const auto first = f.Push(1, 0, 2);
+  f.Settle();
+  f.server().Tick(Now() + absl::Minutes(1));
+  CHECK(absl::IsDeadlineExceeded(Await(first)));
+  const auto again = f.Push(1, 0, 2);
+  CHECK(Await(f.Push(2, 0, 4)).ok());
+  CHECK(Await(again).ok());
+  CHECK(f.Values(1)[0] == -3);
+}
+
+TEST_CASE("draining answers what waits and refuses what comes", "[param_server]") {
+  Fixture f(0);
+  const auto waiting = f.Push(1, 0, 2);
+  f.Settle();
+  f.server().BeginDrain();
+  CHECK(absl::IsUnavailable(Await(waiting)));
+  CHECK(absl::IsUnavailable(Await(f.Push(2, 0, 2))));
+  CHECK(f.server().WaitUntilIdle(absl::Seconds(10)));
+}
+
+TEST_CASE("malformed pushes get the right code and change nothing", "[param_server]") {
+  Fixture f(kAsp);
+  const auto refused = [&](auto change, absl::StatusCode code, const std::string& word) {
+    Frame frame = f.PushFrame(1, 0, 1);
+    change(&frame);
+    const auto pending = f.Send(FrameKind::kPushPull, frame);
+    const absl::Status status = Await(pending);
+    INFO(status);
+    CHECK(status.code() == code);
+    CHECK(absl::StrContains(status.message(), word));
+  };
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  refused([&](Frame* x) { *x = f.PushFrame(1, 0, nan); }, kInvalid, "not a number");
+  refused([&](Frame* x) { *x = f.PushFrame(1, 0, infinity); }, kInvalid, "infinite");
+  refused([](Frame* x) { x->parts[1].shard = 7; }, kInvalid, "shard 7, the model has 2");
+  refused([](Frame* x) { x->parts[1].shard = 0; }, kInvalid, "ascend");
+  refused(
+      [](Frame* x) {
+        x->parts[1].count = 29;
+        x->payloads[1] = x->payloads[1].Range(0, 29 * 4);
+      },
+      kInvalid, "29 values, shard 1 has 30");
+  refused([](Frame* x) { x->payloads[1] = ByteChain(); }, kInvalid, "0 bytes of payload");
+  refused([](Frame* x) { x->header.push_parts = 1; }, kInvalid, "push has 1 shards");
+  refused([&](Frame* x) { x->header.gradient_norm = nan; }, kInvalid, "norm");
+  refused([](Frame* x) { x->header.gradient_norm = -1; }, kInvalid, "norm");
+  refused([](Frame* x) { x->header.samples = 0; }, kInvalid, "0 samples");
+  refused([](Frame* x) { x->header.step = 1000; }, kInvalid, "step 1000");
+  refused([](Frame* x) { x->header.step = ~uint64_t{0}; }, kInvalid, "step");
+  refused([](Frame* x) { x->parts[0].version = kNoVersion; }, kInvalid, "version");
+  refused([](Frame* x) { x->header.worker = 77; }, kPrecondition, "worker 77 is not registered");
+  refused([](Frame* x) { x->header.incarnation = 5; }, kPrecondition, "incarnation");
+  refused([](Frame* x) { x->header.cluster_epoch = 3; }, kPrecondition, "cluster epoch 3, the server's is 4");
+  refused([](Frame* x) { x->header.kind = static_cast<uint8_t>(FrameKind::kPull); }, kInvalid, "kind");
+  CHECK(absl::IsInvalidArgument(Await(f.SendBytes(FrameKind::kPushPull, ByteChain::FromString("nonsense")))));
+  CHECK(absl::IsInvalidArgument(Await(f.SendBytes(FrameKind::kPushPull, ByteChain()))));
+  CHECK(absl::IsFailedPrecondition(Await(f.Send(FrameKind::kInit, [&] {
+    Frame init = f.PushFrame(1, 0, 9);
+    init.header.kind = static_cast<uint8_t>(FrameKind::kInit);
+    return init;
+  }()))));
+  CHECK(f.Values(1) == std::vector<float>(kParams, 0));
+  CHECK(f.server().GetStats().pushes == 0);
+}
+
+TEST_CASE("clipping scales a push down to its norm", "[param_server]") {
+  Metrics metrics;
+  ParamServer::Options options = ParamServerHarness::MakeOptions(kAsp, OptimizerKind::kSgd, 1, 1);
+  options.optimizer.clip_norm = 2;
+  // The norm is what the worker measured before it encoded.
+  Shard shard(ShardId(0), {0, 0, 4}, &options.optimizer, {});
+  EncodedGradient gradient{CodecId::kFp32, 4,
+                           ByteChain::FromString(std::string("\x00\x00\x80\x3f", 4) + std::string(12, '\0'))};
+  shard.Apply({WorkerId(1), Incarnation(1), 0}, gradient, 2.0 / 8.0);
+  float value = 0;
+  std::memcpy(&value, shard.Encoded(CodecId::kFp32).pieces()[0].data, 4);
+  CHECK(value == -0.25f);
+}
+
+TEST_CASE("many workers at once: every push counts once, in all shards", "[param_server]") {
+  Fixture f(kAsp, 4);
+  std::atomic<int> refused{0};  // Assertions are for the main thread.
+  std::vector<std::thread> threads;
+  for (uint32_t worker = 1; worker <= 4; ++worker) {
+    threads.emplace_back([&, worker] {
+      for (uint64_t step = 0; step < 50; ++step) {
+        const auto first = f.Push(worker, step, 1);
+        const auto again = f.Push(worker, step, 1);  // Both may be under way at once.
+        refused += Await(first).ok() && Await(again).ok() ? 0 : 1;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(refused == 0);
+  CHECK(f.Values(1) == std::vector<float>(kParams, -200));
+  CHECK(f.server().GetStats().pushes == 200);
+}
+
+TEST_CASE("a cut has all or nothing of every frame, while pushes go on", "[param_server]") {
+  Fixture f(kAsp, 2);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (uint32_t worker = 1; worker <= 2; ++worker) {
+    threads.emplace_back([&, worker] {
+      for (uint64_t step = 0; !stop && Await(f.Push(worker, step, 1)).ok(); ++step) {
+      }
+    });
+  }
+  for (int i = 0; i < 50; ++i) {
+    absl::Notification taken;
+    StateCut cut;
+    f.server().Cut([&](StateCut state) {
+      cut = std::move(state);
+      taken.Notify();
+    });
+    taken.WaitForNotification();
+    // Every push adds -1 to every parameter of both shards: twin counters.
+    const float first = cut.shards[0].pages[0][0].data()[0];
+    CHECK(cut.shards[0].pages[0][1].data()[300 * 300 - kPageParams - 1] == first);
+    CHECK(cut.shards[1].pages[0][0].data()[29] == first);
+    CHECK(cut.shards[0].version == cut.shards[1].version);
+    CHECK(static_cast<float>(cut.shards[0].version) == -first);
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace recon

@@ -1,0 +1,130 @@
+#pragma once
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "common/base/clock.h"
+#include "common/codec/codec.h"
+#include "common/codec/frame.h"
+#include "server/param_server.h"
+
+namespace recon {
+
+// A ParamServer and frames for it, without a network.
+class ParamServerHarness {
+ public:
+  static constexpr uint64_t kEpoch = 4;
+
+  explicit ParamServerHarness(int bound, OptimizerKind kind = OptimizerKind::kSgd, double rate = 1,
+                              int lanes = 2)
+      : server_(MakeOptions(bound, kind, rate, lanes), &metrics_) {}
+
+  static ParamServer::Options MakeOptions(int bound, OptimizerKind kind, double rate, int lanes) {
+    ParamServer::Options options;
+    options.optimizer.kind = kind;
+    options.optimizer.learning_rate = rate;
+    options.bound = bound;
+    options.lanes = lanes;
+    options.cluster_epoch = kEpoch;
+    return options;
+  }
+
+  ParamServer& server() { return server_; }
+
+  void Define(const ModelSpec& model, const std::vector<float>& values) {
+    if (!server_.DefineModel(model).ok()) throw std::runtime_error("DefineModel");
+    server_.Admit(WorkerId(999), Incarnation(1), 0);
+    server_.AwaitInitialValues(WorkerId(999), [] {});
+    Frame frame = MakeFrame(FrameKind::kInit, WorkerId(999), Incarnation(1), 0, values);
+    if (!Call(FrameKind::kInit, frame).ok()) throw std::runtime_error("Init");
+    server_.Expel(WorkerId(999));
+  }
+
+  void Join(uint32_t worker, uint64_t next_step = 0) {
+    server_.Admit(WorkerId(worker), IncarnationOf(worker), next_step);
+    server_.Activate(WorkerId(worker), next_step);
+  }
+  static Incarnation IncarnationOf(uint32_t worker) { return Incarnation(1000 + worker); }
+
+  // A frame with all shards; no values for a pull.
+  Frame MakeFrame(FrameKind kind, WorkerId worker, Incarnation incarnation, uint64_t step,
+                  const std::vector<float>& values) {
+    const auto layout = server_.layout();
+    Frame frame;
+    frame.header.kind = static_cast<uint8_t>(kind);
+    frame.header.worker = worker.value();
+    frame.header.incarnation = incarnation.value();
+    frame.header.cluster_epoch = kEpoch;
+    frame.header.step = step;
+    frame.header.order_key = worker.value();
+    frame.header.samples = 1;
+    frame.header.push_parts = layout->shard_count();
+    for (uint32_t i = 0; i < layout->shard_count(); ++i) {
+      PartHeader part;
+      part.shard = i;
+      part.count = layout->shards()[i].size;
+      part.version = kind == FrameKind::kPull ? kNoVersion : 0;
+      frame.parts.push_back(part);
+      std::string bytes;
+      if (!values.empty()) {
+        bytes.resize(part.count * sizeof(float));
+        std::memcpy(bytes.data(), values.data() + layout->shards()[i].offset, bytes.size());
+      }
+      frame.payloads.push_back(ByteChain::FromString(bytes));
+    }
+    return frame;
+  }
+  Frame PushFrame(uint32_t worker, uint64_t step, float value) {
+    return MakeFrame(FrameKind::kPushPull, WorkerId(worker), IncarnationOf(worker), step,
+                     std::vector<float>(server_.layout()->params(), value));
+  }
+
+  // A call under way.
+  struct Pending {
+    absl::Notification done;
+    absl::StatusOr<ByteChain> reply = ByteChain();
+  };
+  std::shared_ptr<Pending> Send(FrameKind kind, const Frame& frame) {
+    return SendBytes(kind, EncodeFrame(frame));
+  }
+  std::shared_ptr<Pending> SendBytes(FrameKind kind, const ByteChain& bytes) {
+    auto pending = std::make_shared<Pending>();
+    server_.Handle(kind, bytes, Now(), [pending](absl::StatusOr<ByteChain> reply) {
+      pending->reply = std::move(reply);
+      pending->done.Notify();
+    });
+    return pending;
+  }
+  absl::Status Call(FrameKind kind, const Frame& frame) {
+    const auto pending = Send(kind, frame);
+    pending->done.WaitForNotification();
+    return pending->reply.status();
+  }
+  std::shared_ptr<Pending> Push(uint32_t worker, uint64_t step, float value) {
+    return Send(FrameKind::kPushPull, PushFrame(worker, step, value));
+  }
+
+  // All parameters as they are now.
+  std::vector<float> Values(uint32_t worker) {
+    const auto pending =
+        Send(FrameKind::kPull, MakeFrame(FrameKind::kPull, WorkerId(worker), IncarnationOf(worker), 0, {}));
+    pending->done.WaitForNotification();
+    if (!pending->reply.ok()) throw std::runtime_error(std::string(pending->reply.status().message()));
+    std::vector<float> values(server_.layout()->params());
+    const Frame reply = *DecodeFrame(*pending->reply);
+    for (size_t i = 0; i < reply.parts.size(); ++i) {
+      const std::string bytes = reply.payloads[i].ToString();
+      std::memcpy(values.data() + server_.layout()->shards()[reply.parts[i].shard].offset, bytes.data(),
+                  bytes.size());
+    }
+    return values;
+  }
+
+ private:
+  Metrics metrics_;
+  ParamServer server_;
+};
+
+}  // namespace recon

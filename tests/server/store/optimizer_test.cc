@@ -1,0 +1,179 @@
+#include "server/store/optimizer.h"
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <sstream>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "catch2/catch.hpp"
+#include "hwy/targets.h"
+#include "server/store/optimizer_kernels.h"
+
+namespace recon {
+namespace {
+
+constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd, OptimizerKind::kMomentum, OptimizerKind::kNesterov,
+                                    OptimizerKind::kAdam, OptimizerKind::kAdamW};
+
+std::vector<float> RandomValues(size_t count, uint32_t seed, float low, float high) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<float> distribution(low, high);
+  std::vector<float> values(count);
+  for (float& value : values) value = distribution(random);
+  return values;
+}
+
+OptimizerConfig Config(OptimizerKind kind) {
+  OptimizerConfig config;
+  config.kind = kind;
+  config.learning_rate = 0.013;
+  config.weight_decay = 0.003;
+  return config;
+}
+
+struct State {
+  std::vector<float> params, state1, state2;
+  bool operator==(const State& other) const {
+    const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
+      return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+    };
+    return same(params, other.params) && same(state1, other.state1) && same(state2, other.state2);
+  }
+};
+
+State SampleState(size_t count) {
+  return {RandomValues(count, 1, -2, 2), RandomValues(count, 2, -1, 1), RandomValues(count, 3, 0, 1)};
+}
+
+std::vector<float> ParseFloats(const std::string& text) {
+  std::vector<float> values;
+  std::istringstream in(text);
+  for (std::string word; in >> word;) values.push_back(std::strtof(word.c_str(), nullptr));
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("kernels give the scalar reference's bits on every SIMD target and at every length",
+          "[optimizer]") {
+  const int64_t supported = hwy::SupportedTargets();
+  for (int64_t targets = supported; targets != 0; targets &= targets - 1) {
+    hwy::SetSupportedTargetsForTest(targets & -targets);
+    INFO("SIMD target " << hwy::TargetName(targets & -targets));
+    for (const OptimizerKind kind : kKinds) {
+      for (size_t count = 0; count < 70; ++count) {
+        const std::vector<float> gradient = RandomValues(count, 9, -3, 3);
+        State kernel = SampleState(count);
+        State reference = kernel;
+        for (uint64_t update = 0; update < 3; ++update) {
+          const UpdateCoefficients c = CoefficientsFor(Config(kind), GroupPolicy{}, update, 0.37);
+          ApplyUpdate(c, gradient.data(), count, kernel.params.data(), kernel.state1.data(),
+                      kernel.state2.data());
+          ApplyUpdateReference(c, gradient.data(), count, reference.params.data(), reference.state1.data(),
+                               reference.state2.data());
+        }
+        INFO(OptimizerName(kind) << ", " << count << " values");
+        REQUIRE((kernel == reference));
+      }
+    }
+  }
+  hwy::SetSupportedTargetsForTest(0);
+}
+
+TEST_CASE("a weighted sum has the same bits on every SIMD target", "[optimizer]") {
+  const std::vector<float> values = RandomValues(1001, 4, -1, 1);
+  std::vector<float> expected = RandomValues(1001, 5, -1, 1);
+  const std::vector<float> start = expected;
+  for (size_t i = 0; i < expected.size(); ++i) expected[i] += 63.0f * values[i];
+  const int64_t supported = hwy::SupportedTargets();
+  for (int64_t targets = supported; targets != 0; targets &= targets - 1) {
+    hwy::SetSupportedTargetsForTest(targets & -targets);
+    std::vector<float> sum = start;
+    AddWeighted(values.data(), 63.0f, sum.size(), sum.data());
+    CHECK(sum == expected);
+  }
+  hwy::SetSupportedTargetsForTest(0);
+}
+
+TEST_CASE("the optimizers are PyTorch's", "[optimizer]") {
+  std::ifstream golden(RECON_SOURCE_DIR "/tests/golden/optimizer_golden.txt");
+  int cases = 0;
+  for (std::string line; std::getline(golden, line); ++cases) {
+    const std::vector<std::string> parts = absl::StrSplit(line, " | ");
+    std::istringstream head(parts[0]);
+    std::string name;
+    OptimizerConfig config;
+    size_t steps = 0;
+    head >> name >> config.learning_rate >> config.momentum >> config.beta1 >> config.beta2 >>
+        config.epsilon >> config.weight_decay >> steps;
+    config.kind = *ParseOptimizer(name);
+    REQUIRE(parts.size() == steps + 3);
+    std::vector<float> params = ParseFloats(parts[1]);
+    std::vector<float> state1(params.size());
+    std::vector<float> state2(params.size());
+    for (size_t step = 0; step < steps; ++step) {
+      const std::vector<float> gradient = ParseFloats(parts[2 + step]);
+      ApplyUpdate(CoefficientsFor(config, GroupPolicy{}, step, 1), gradient.data(), params.size(),
+                  params.data(), state1.data(), state2.data());
+    }
+    const std::vector<float> expected = ParseFloats(parts.back());
+    for (size_t i = 0; i < params.size(); ++i) {
+      INFO(name << ", weight decay " << config.weight_decay << ", value " << i);
+      // Few roundings a step, in another order than PyTorch's: 4 ulp of the larger of value and change.
+      CHECK(std::fabs(params[i] - expected[i]) <=
+            4 * steps * 1.2e-7f * std::max(1.0f, std::fabs(expected[i])) * 0.25f);
+    }
+  }
+  CHECK(cases == 7);
+}
+
+TEST_CASE("schedules: warm-up, steps, cosine", "[optimizer]") {
+  LearningRateSchedule constant;
+  constant.warmup_updates = 4;
+  CHECK(constant.Factor(0) == Approx(0.2));
+  CHECK(constant.Factor(3) == Approx(0.8));
+  CHECK(constant.Factor(4) == 1);
+
+  LearningRateSchedule step = *ParseSchedule("step:10:0.5");
+  step.warmup_updates = 2;
+  CHECK(step.Factor(11) == 1);
+  CHECK(step.Factor(12) == 0.5);
+  CHECK(step.Factor(22) == 0.25);
+
+  const LearningRateSchedule cosine = *ParseSchedule("cosine:100:0.1");
+  CHECK(cosine.Factor(0) == 1);
+  CHECK(cosine.Factor(50) == Approx(0.55));
+  CHECK(cosine.Factor(100) == Approx(0.1));
+  CHECK(cosine.Factor(100'000) == Approx(0.1));
+  double before = 2;
+  for (uint64_t update = 0; update <= 100; ++update) {
+    CHECK(cosine.Factor(update) < before);
+    before = cosine.Factor(update);
+  }
+}
+
+TEST_CASE("malformed optimizer flags are refused by name", "[optimizer]") {
+  for (const char* text : {"", "linear", "step", "step:0", "step:x", "step:5:2", "step:5:0.5:1", "cosine",
+                           "cosine:-1", "constant:1", "cosine:10:nan"}) {
+    INFO(text);
+    CHECK(absl::IsInvalidArgument(ParseSchedule(text).status()));
+  }
+  CHECK(absl::IsInvalidArgument(ParseOptimizer("lion").status()));
+  OptimizerConfig config;
+  CHECK(CheckOptimizer(config).ok());
+  config.learning_rate = -1;
+  CHECK(absl::IsInvalidArgument(CheckOptimizer(config)));
+  config.learning_rate = std::nan("");
+  CHECK(absl::IsInvalidArgument(CheckOptimizer(config)));
+}
+
+TEST_CASE("a group's policy scales rate and decay", "[optimizer]") {
+  const UpdateCoefficients c = CoefficientsFor(Config(OptimizerKind::kSgd), GroupPolicy{0.5, 0}, 0, 1);
+  CHECK(c.learning_rate == Approx(0.0065));
+  CHECK(c.weight_decay == 0);
+}
+
+}  // namespace recon

@@ -1,0 +1,13 @@
+#define CATCH_CONFIG_RUNNER
+#include <cstdlib>
+#include <string>
+
+#include "catch2/catch.hpp"
+#include "common/base/log.h"
+
+// Log lines of the code under test would hide the tests' own; RECON_TEST_LOG=info shows them.
+int main(int argc, char** argv) {
+  const char* level = std::getenv("RECON_TEST_LOG");
+  recon::InitLog(level == nullptr ? "off" : level);
+  return Catch::Session().run(argc, argv);
+}

@@ -1,0 +1,34 @@
+#include "worker/model/model_shapes.h"
+
+#include "absl/strings/match.h"
+#include "catch2/catch.hpp"
+#include "common/tensor/param_layout.h"
+#include "tests/support/temp_dir.h"
+
+namespace recon {
+namespace {
+
+uint64_t Params(const std::string& name) { return ParamLayout::Create(*ShapesOf(name))->params(); }
+
+}  // namespace
+
+TEST_CASE("the well-known models have their published numbers of parameters", "[shapes]") {
+  CHECK(Params("resnet50") == 25'557'032);
+  CHECK(Params("vgg16") == 138'357'544);
+  CHECK(Params("bert-base") == 109'482'240);
+}
+
+TEST_CASE("a shapes file is read, and its mistakes are named by line", "[shapes]") {
+  const TempDir directory;
+  WriteWholeFile(directory / "good", "# a comment\nw 3 4  # trailing\n\nb 3\nscale\n");
+  const auto spec = ShapesOf(directory / "good");
+  REQUIRE(spec.ok());
+  CHECK(ParamLayout::Create(*spec)->params() == 16);
+  WriteWholeFile(directory / "bad", "w 3 4\nb 0\n");
+  CHECK(absl::StrContains(ShapesOf(directory / "bad").status().message(), "bad:2: '0'"));
+  WriteWholeFile(directory / "empty", "# nothing\n");
+  CHECK(absl::IsInvalidArgument(ShapesOf(directory / "empty").status()));
+  CHECK(absl::IsNotFound(ShapesOf(directory / "absent").status()));
+}
+
+}  // namespace recon

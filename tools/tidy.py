@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""Checks what a compiler does not: include directions between layers, dead files, switched-off tests,
+formatting. Prints one line a finding; exits 1 if there is any."""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SOURCE = {".h", ".cc", ".cu", ".cuh"}
+
+# What each folder may include, besides itself, proto/ and libraries. The longest prefix of a file counts.
+ALLOWED = {
+    "common/base": [],
+    "common/metrics": ["common/base"],
+    "common/tensor": ["common/base"],
+    "common/codec": ["common/base", "common/tensor"],
+    "common/storage": ["common/base"],
+    "common/snapshot": ["common/base", "common/tensor", "common/storage"],
+    "common/rpc": ["common/base", "common/tensor", "common/codec"],
+    "server/store": ["common/base", "common/tensor", "common/codec"],
+    "server/sync": ["common/base"],
+    "server/scheduler": ["common/base"],
+    "server/membership": ["common/base"],
+    "server/durability": ["common/base", "common/tensor", "common/storage", "common/snapshot", "server/store"],
+    "server/rpc": ["common", "server"],
+    "server": ["common", "server"],
+    "worker/data": ["common/base"],
+    "worker/model": ["common/base", "common/tensor", "worker/data", "worker/cuda"],
+    "worker/cuda": ["common/base", "common/tensor", "common/codec", "worker/model", "worker/data"],
+    "worker/client": ["common"],
+    "worker/runtime": ["common", "worker/client", "worker/model", "worker/data"],
+    "worker": ["common", "worker"],
+    "tools": ["common", "tools"],
+    "tests": ["common", "server", "worker", "tools", "tests"],
+}
+# Pure code: no threads, clock, I/O or gRPC.
+PURE = ["server/store", "server/sync", "server/scheduler", "server/membership"]
+IMPURE_INCLUDES = ["<thread>", "<mutex>", "<atomic>", "<fstream>", "<unistd.h>", "absl/synchronization", "absl/time/clock.h",
+                   "common/base/clock.h", "grpc", "rocksdb"]
+GRPC_ONLY = ["common/rpc", "server/rpc", "worker/client", "worker/runtime", "tests", "tools"]
+OFF = re.compile(r"\[\.\]|\[!hide\]|\[!mayfail\]|DISABLED_|#if 0\b")
+
+
+def files():
+    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
+                            capture_output=True, text=True, check=True).stdout.split()
+    return [pathlib.Path(name) for name in listed if (ROOT / name).exists()]
+
+
+def layer_of(path):
+    name = path.as_posix()
+    matches = [layer for layer in ALLOWED if name.startswith(layer + "/")]
+    return max(matches, key=len) if matches else None
+
+
+def includes(text):
+    for number, line in enumerate(text.splitlines(), 1):
+        match = re.match(r'\s*#include\s+(["<][^">]+[">])', line)
+        if match:
+            yield number, match.group(1)
+
+
+def check_includes(path, text, report):
+    layer = layer_of(path)
+    if layer is None:
+        return
+    for number, include in includes(text):
+        where = f"{path}:{number}"
+        name = include.strip('"<>')
+        if include.startswith('"') and name.split("/")[0] in ("common", "server", "worker", "tools", "tests"):
+            allowed = [layer, *ALLOWED[layer]]
+            if not any(name.startswith(prefix + "/") for prefix in allowed):
+                report(f"{where}: {layer} must not include {name}")
+        if layer in PURE and any(word in include for word in IMPURE_INCLUDES):
+            report(f"{where}: {layer} is pure and must not include {name}")
+        if name.startswith("grpc") and not any(path.as_posix().startswith(prefix + "/") for prefix in GRPC_ONLY):
+            report(f"{where}: gRPC stays in {', '.join(GRPC_ONLY)}")
+    if path.suffix == ".h" and "#pragma once" not in text:
+        report(f"{path}:1: no #pragma once")
+
+
+def check_dead(paths, texts, report):
+    cmake = "".join(text for path, text in texts.items() if path.name == "CMakeLists.txt")
+    everything = {path: text for path, text in texts.items() if path.suffix in SOURCE}
+    for path in paths:
+        if path.suffix in (".cc", ".cu") and path.name not in cmake:
+            report(f"{path}: is built by no CMakeLists.txt")
+        if path.suffix == ".h" and not any(f'"{path.as_posix()}"' in text for other, text in everything.items()
+                                           if other != path):
+            report(f"{path}: is included by nothing")
+
+
+def check_switched_off(path, text, report):
+    if path.parts[0] != "tests" or path.suffix not in SOURCE:
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if OFF.search(line):
+            report(f"{path}:{number}: a switched-off test")
+        if re.search(r"\bTEST_CASE\(", line) and not re.search(r'\[\w+', line):
+            report(f"{path}:{number}: a test without a tag")
+
+
+def check_format(paths, report):
+    formatter = shutil.which("clang-format")
+    if formatter is None:
+        return
+    sources = [str(path) for path in paths if path.suffix in SOURCE]
+    done = subprocess.run([formatter, "--dry-run", "--Werror", "-ferror-limit=1", *sources], cwd=ROOT,
+                          capture_output=True, text=True)
+    for line in done.stderr.splitlines():
+        if "error:" in line:
+            report(line.split("error:")[0] + "is not formatted: run clang-format -i")
+
+
+def main():
+    findings = []
+    paths = files()
+    texts = {path: (ROOT / path).read_text(errors="replace") for path in paths
+             if path.suffix in SOURCE or path.name == "CMakeLists.txt"}
+    for path, text in texts.items():
+        if path.suffix in SOURCE:
+            check_includes(path, text, findings.append)
+            check_switched_off(path, text, findings.append)
+    check_dead(paths, texts, findings.append)
+    check_format(paths, findings.append)
+    for finding in sorted(set(findings)):
+        print(finding)
+    print(f"tidy: {len(texts)} files, {len(set(findings))} findings")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
