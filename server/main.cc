@@ -18,7 +18,7 @@ int main(int argc, char** argv) {
   const auto flags = recon::ParseServerFlags(argc, argv, &exit_code);
   if (!flags.ok()) return exit_code;
   recon::InitLog(flags->log_level);
-  recon::ShutdownSignal::Block();
+  recon::ShutdownSignal::Install();
   auto server = recon::ReconServer::Start(*flags);
   if (!server.ok()) {
     std::cerr << "recon-server: " << server.status().message() << "\n";

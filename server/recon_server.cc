@@ -12,6 +12,7 @@
 #include "common/base/log.h"
 #include "common/base/shutdown_signal.h"
 #include "common/base/status_macros.h"
+#include "common/rpc/client_channel.h"
 #include "common/storage/local_store.h"
 #include "server/coordinator.h"
 #include "server/durability/control_db.h"
@@ -66,6 +67,10 @@ struct ReconServer::Parts {
 };
 
 absl::Status ReconServer::Parts::Open() {
+  // Flags first: a wrong one must not touch the data directory.
+  const TlsFlags tls{flags.tls_cert, flags.tls_key, flags.tls_ca, flags.insecure};
+  RECON_RETURN_IF_ERROR(CheckAddress("--listen", flags.listen));
+  RECON_RETURN_IF_ERROR(ServerCredentialsFor(flags.listen, tls).status());
   RECON_ASSIGN_OR_RETURN(DataLock held, DataLock::Acquire(flags.data));
   lock.emplace(std::move(held));
   RECON_ASSIGN_OR_RETURN(store, LocalStore::Open(flags.snapshot_dir, /*writer=*/true));
@@ -103,7 +108,6 @@ absl::Status ReconServer::Parts::Open() {
   if (!flags.metrics_address.empty()) RECON_RETURN_IF_ERROR(metrics.Serve(flags.metrics_address));
   param_service = std::make_unique<ParamService>(params.get());
   control_service = std::make_unique<ControlService>(coordinator.get(), snapshots.get(), &drain_requested);
-  const TlsFlags tls{flags.tls_cert, flags.tls_key, flags.tls_ca, flags.insecure};
   RECON_ASSIGN_OR_RETURN(rpc,
                          RpcServer::Start(flags.listen, tls, {param_service.get(), control_service.get()}));
   std::ofstream(flags.data + "/ADDRESS") << rpc->address() << "\n";

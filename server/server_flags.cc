@@ -218,6 +218,7 @@ absl::StatusOr<ServerFlags> ParseServerFlags(int argc, char** argv, int* exit_co
   ServerFlags flags;
   RawFlags raw;
   CLI::App app{"recon-server: holds the model, applies gradients, hands out data, publishes snapshots"};
+  app.allow_config_extras(CLI::config_extras_mode::error);
   DefineFlags(&app, &flags, &raw);
   try {
     app.parse(argc, argv);

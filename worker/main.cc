@@ -4,7 +4,6 @@
 #include <iostream>
 #include <thread>
 
-#include "absl/time/clock.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/shutdown_signal.h"
@@ -21,22 +20,16 @@ int main(int argc, char** argv) {
   const auto flags = recon::ParseWorkerFlags(argc, argv, &exit_code);
   if (!flags.ok()) return exit_code;
   recon::InitLog(flags->log_level);
-  recon::ShutdownSignal::Block();
+  recon::ShutdownSignal::Install();
   std::atomic<bool> stop{false};
   std::atomic<bool> ended{false};
   std::thread signals([&] {
-    while (!ended.load()) {
-      if (recon::ShutdownSignal::Wait(absl::Milliseconds(100))) {
-        stop.store(true);
-        // Stays, with signals unblocked: a second one ends the process at once.
-        while (!ended.load()) absl::SleepFor(absl::Milliseconds(50));
-      }
-    }
+    while (!ended.load() && !stop.load()) stop.store(recon::ShutdownSignal::Wait(absl::Milliseconds(100)));
   });
   const absl::Status status = recon::RunWorker(*flags, &stop);
   ended.store(true);
   signals.join();
-  if (status.ok()) return 0;
+  if (status.ok() || (absl::IsCancelled(status) && stop.load())) return 0;
   std::cerr << "recon-worker: " << status.message() << "\n";
   return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ? 2 : 1;
 }

@@ -4,11 +4,13 @@
 
 namespace recon {
 
-// SIGTERM and SIGINT as something to wait for. Block() must be called in main before any thread
-// starts; then one thread asks Wait(). A second signal ends the process at once.
+// SIGTERM and SIGINT as something to wait for. A second signal ends the process at once.
+//
+// A handler, not a blocked signal: libraries start threads before main() that block nothing.
+// Threads: Install() once, in main; Wait() on any thread.
 class ShutdownSignal {
  public:
-  static void Block();
+  static void Install();
 
   // Waits until a signal came or `timeout` passed; true if one came (now or earlier).
   static bool Wait(absl::Duration timeout);

@@ -129,7 +129,7 @@ TEST_CASE("reconctl shows a job, takes snapshots and drains, for people and for 
   CHECK(Run({"reconctl", "drain", "--server", cluster.address()}).code == 0);
   CHECK(cluster.server().Wait(absl::Seconds(30)) == 0);
   // A flipped byte in a pack: verify names it, with the code for damage.
-  const Outcome list = Run({"find", cluster.snapshots() + "/packs", "-type", "f"});
+  const Outcome list = Run({"/usr/bin/find", cluster.snapshots() + "/packs", "-type", "f"});
   const std::string pack = list.output.substr(0, list.output.find('\n'));
   std::string bytes = ReadWholeFile(pack);
   bytes[100] = static_cast<char>(bytes[100] ^ 1);

@@ -102,6 +102,7 @@ absl::StatusOr<WorkerFlags> ParseWorkerFlags(int argc, char** argv, int* exit_co
   flags.model.device = "auto";
   RawFlags raw;
   CLI::App app{"recon-worker: leases data, computes gradients, pushes and pulls"};
+  app.allow_config_extras(CLI::config_extras_mode::error);
   DefineFlags(&app, &flags, &raw);
   try {
     app.parse(argc, argv);
