@@ -29,6 +29,10 @@ set(recon_warning_flags -Wall -Wextra -Wshadow -Wno-missing-field-initializers)
 if(RECON_WARNINGS_AS_ERRORS)
   list(APPEND recon_warning_flags -Werror)
 endif()
+# GCC sees uninitialized values in its own library where sanitizers change the code.
+if(RECON_SANITIZE)
+  list(APPEND recon_warning_flags -Wno-error=maybe-uninitialized)
+endif()
 # ThreadSanitizer cannot see atomic_thread_fence; Abseil and gRPC headers use it.
 if(RECON_SANITIZE MATCHES "thread")
   list(APPEND recon_warning_flags -Wno-error=tsan)

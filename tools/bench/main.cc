@@ -1,0 +1,43 @@
+#include <iostream>
+
+#include "CLI/CLI.hpp"
+#include "nlohmann/json.hpp"
+#include "tools/bench/straggler.h"
+
+// Exit codes: 0 measured, 1 failed, 2 wrong flags.
+int main(int argc, char** argv) {
+  CLI::App app{"recon-bench: measurements; each is a ratio against a baseline in the same run"};
+  app.require_subcommand(1);
+  bool json = false;
+  recon::StragglerOptions straggler;
+  CLI::App* verb =
+      app.add_subcommand("straggler", "throughput with one slow worker more (simulated computing)");
+  verb->add_option("--workers", straggler.workers, "of ordinary speed")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  verb->add_option("--slow-factor", straggler.slow_factor, "of the slow one")
+      ->check(CLI::Range(1.0, 1e3))
+      ->capture_default_str();
+  verb->add_option("--step-ms", straggler.step_ms, "simulated computing time of a step")
+      ->check(CLI::Range(1.0, 1e4))
+      ->capture_default_str();
+  verb->add_option("--rounds", straggler.rounds, "medians are over these")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
+  verb->add_option("--seconds", straggler.seconds, "measured in each run")
+      ->check(CLI::Range(0.5, 600.0))
+      ->capture_default_str();
+  verb->add_flag("--json", json, "one JSON object");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  const auto result = recon::RunStraggler(straggler);
+  if (!result.ok()) {
+    std::cerr << "recon-bench: " << result.status().message() << "\n";
+    return 1;
+  }
+  std::cout << (json ? result->dump() : result->dump(2)) << "\n";
+  return 0;
+}

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds, and runs every test: optimized, under AddressSanitizer and
+# UndefinedBehaviorSanitizer (with fault points), the concurrent ones under ThreadSanitizer, and the fuzzers for
+# a short time. tools/test.sh release|dev|tsan|fuzz runs one of the parts.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+parts=("$@")
+[ $# -gt 0 ] || parts=(release dev tsan fuzz)
+tools/setup.sh
+
+run_fuzzers() {
+  for fuzzer in build/fuzz/bin/fuzz_*; do
+    name=$(basename "$fuzzer")
+    corpus=$(mktemp -d)
+    cp "tests/fuzz/corpus/$name/"* "$corpus/" 2>/dev/null || true
+    if ! "$fuzzer" -max_total_time="${RECON_FUZZ_SECONDS:-15}" -rss_limit_mb=2048 -print_final_stats=1 "$corpus" \
+        >"$corpus.log" 2>&1; then
+      tail -n 40 "$corpus.log"
+      echo "fuzz: $name failed" >&2
+      return 1
+    fi
+    echo "fuzz: $name: $(grep -o 'number_of_executed_units: [0-9]*' "$corpus.log")"
+    rm -rf "$corpus" "$corpus.log"
+  done
+}
+
+for part in "${parts[@]}"; do
+  tools/build.sh "$part"
+  case "$part" in
+    release | dev) ctest --preset "$part" --timeout 900 ;;
+    tsan) ctest --preset tsan -L 'unit|concurrent' --timeout 900 ;;
+    fuzz) run_fuzzers ;;
+    *)
+      echo "test: no part $part; there are release, dev, tsan and fuzz" >&2
+      exit 2
+      ;;
+  esac
+done
+echo "test: all parts passed: ${parts[*]}"
