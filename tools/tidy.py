@@ -99,8 +99,9 @@ def check_switched_off(path, text, report):
     for number, line in enumerate(text.splitlines(), 1):
         if OFF.search(line):
             report(f"{path}:{number}: a switched-off test")
-        if re.search(r"\bTEST_CASE\(", line) and not re.search(r'\[\w+', line):
-            report(f"{path}:{number}: a test without a tag")
+    for match in re.finditer(r"\bTEST_CASE\((.*?)\)\s*\{", text, re.DOTALL):
+        if not re.search(r'"\[\w+', match.group(1)):
+            report(f"{path}:{text.count(chr(10), 0, match.start()) + 1}: a test without a tag")
 
 
 def check_format(paths, report):

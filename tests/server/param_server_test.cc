@@ -218,18 +218,22 @@ TEST_CASE("malformed pushes get the right code and change nothing", "[param_serv
   CHECK(f.server().GetStats().pushes == 0);
 }
 
-TEST_CASE("clipping scales a push down to its norm", "[param_server]") {
-  Metrics metrics;
-  ParamServer::Options options = ParamServerHarness::MakeOptions(kAsp, OptimizerKind::kSgd, 1, 1);
-  options.optimizer.clip_norm = 2;
-  // The norm is what the worker measured before it encoded.
-  Shard shard(ShardId(0), {0, 0, 4}, &options.optimizer, {});
-  EncodedGradient gradient{CodecId::kFp32, 4,
-                           ByteChain::FromString(std::string("\x00\x00\x80\x3f", 4) + std::string(12, '\0'))};
-  shard.Apply({WorkerId(1), Incarnation(1), 0}, gradient, 2.0 / 8.0);
-  float value = 0;
-  std::memcpy(&value, shard.Encoded(CodecId::kFp32).pieces()[0].data, 4);
-  CHECK(value == -0.25f);
+TEST_CASE("clipping scales a push down to its norm, and leaves a smaller one alone", "[param_server]") {
+  for (const int bound : {kAsp, 0}) {
+    ParamServer::Options options = ParamServerHarness::MakeOptions(bound, OptimizerKind::kSgd, 1, 1);
+    options.optimizer.clip_norm = 2;
+    ParamServerHarness harness(options);
+    harness.Define(SampleModel(), std::vector<float>(kParams, 0));
+    harness.Join(1);
+    Frame large = harness.PushFrame(1, 0, 1);
+    large.header.gradient_norm = 8;  // What the worker measured before it encoded.
+    REQUIRE(harness.Call(FrameKind::kPushPull, large).ok());
+    CHECK(harness.Values(1)[0] == -0.25f);
+    Frame small = harness.PushFrame(1, 1, 1);
+    small.header.gradient_norm = 2;
+    REQUIRE(harness.Call(FrameKind::kPushPull, small).ok());
+    CHECK(harness.Values(1)[0] == -1.25f);
+  }
 }
 
 TEST_CASE("many workers at once: every push counts once, in all shards", "[param_server]") {

@@ -19,7 +19,8 @@ class ParamServerHarness {
 
   explicit ParamServerHarness(int bound, OptimizerKind kind = OptimizerKind::kSgd, double rate = 1,
                               int lanes = 2)
-      : server_(MakeOptions(bound, kind, rate, lanes), &metrics_) {}
+      : ParamServerHarness(MakeOptions(bound, kind, rate, lanes)) {}
+  explicit ParamServerHarness(const ParamServer::Options& options) : server_(options, &metrics_) {}
 
   static ParamServer::Options MakeOptions(int bound, OptimizerKind kind, double rate, int lanes) {
     ParamServer::Options options;

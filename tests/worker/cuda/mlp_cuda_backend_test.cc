@@ -1,0 +1,50 @@
+#include <cmath>
+#include <iostream>
+
+#include "catch2/catch.hpp"
+#include "worker/cuda/cuda_module.h"
+#include "worker/data/cluster_dataset.h"
+#include "worker/model/mlp_backend.h"
+
+namespace recon {
+
+TEST_CASE("the CUDA backend computes what the CPU backend computes", "[gpu]") {
+  const auto module = LoadCudaModule();
+  if (!module.ok() || (*module)->device_count() == 0) {
+    WARN("SKIP: no CUDA device (" << (module.ok() ? "none found" : module.status().message()) << ")");
+    return;
+  }
+  const MlpModel model = *ParseMlp("33-65-17-5");
+  const ParamLayout layout = *ParamLayout::Create(model.spec);
+  MlpBackend cpu(model, 1);
+  cpu.Bind(&layout);
+  const auto cuda = (*module)->make_mlp(model, 0);
+  REQUIRE(cuda.ok());
+  (*cuda)->Bind(&layout);
+  const TrainAndTest data = MakeClusters(1000, 1, 33, 5);
+  std::vector<float> parameters(layout.params());
+  cpu.InitialValues(7, absl::MakeSpan(parameters));
+  for (const uint32_t samples : {1u, 2u, 31u, 64u, 257u}) {
+    INFO(samples << " samples");
+    std::vector<uint32_t> indices;
+    for (uint32_t i = 0; i < samples; ++i) indices.push_back(i * 3);
+    Batch batch;
+    data.train->Read(indices, &batch);
+    std::vector<float> expected(layout.params());
+    std::vector<float> gradient(layout.params());
+    const auto on_cpu = cpu.Gradient(batch, {parameters, samples}, absl::MakeSpan(expected));
+    const auto on_gpu = (*cuda)->Gradient(batch, {parameters, samples}, absl::MakeSpan(gradient));
+    REQUIRE(on_gpu.ok());
+    CHECK(on_gpu->correct == on_cpu->correct);
+    CHECK(on_gpu->loss_sum == Approx(on_cpu->loss_sum).epsilon(1e-4));
+    double difference = 0;
+    double norm = 0;
+    for (size_t i = 0; i < gradient.size(); ++i) {
+      difference += std::pow(gradient[i] - expected[i], 2);
+      norm += std::pow(expected[i], 2);
+    }
+    CHECK(std::sqrt(difference) <= 1e-4 * std::sqrt(norm));
+  }
+}
+
+}  // namespace recon
