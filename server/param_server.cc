@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/blocking_counter.h"
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
@@ -88,7 +87,7 @@ ParamServer::~ParamServer() = default;
 
 absl::Status ParamServer::DefineModel(const ModelSpec& model) {
   RECON_ASSIGN_OR_RETURN(ParamLayout layout, ParamLayout::Create(model));
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   if (layout_ != nullptr) return absl::FailedPreconditionError("the model is defined already");
   for (uint32_t i = 0; i < layout.shard_count(); ++i) {
     const ShardPlacement& placement = layout.shards()[i];
@@ -108,7 +107,8 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
                                                       OptimizerName(options_.optimizer.kind)));
   }
   std::vector<absl::Status> statuses(shards_.size());
-  absl::BlockingCounter pending(static_cast<int>(shards_.size()));
+  std::atomic<size_t> pending{shards_.size()};
+  Notification restored;
   const auto restore_shard = [&](uint32_t shard) -> absl::Status {
     ShardCut cut = shards_[shard]->Cut();
     for (int role = 0; role <= (parameters_only ? 0 : planes); ++role) {
@@ -126,12 +126,12 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
   for (uint32_t i = 0; i < shards_.size(); ++i) {
     lanes_.Post(i, [&, i] {
       statuses[i] = restore_shard(i);
-      pending.DecrementCount();
+      if (pending.fetch_sub(1) == 1) restored.Notify();
     });
   }
-  pending.Wait();
+  restored.WaitForNotification();
   for (const absl::Status& status : statuses) RECON_RETURN_IF_ERROR(status);
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   sequence_ = parameters_only ? 0 : manifest.sequence();
   gate_ = StalenessGate(options_.bound, parameters_only ? 0 : manifest.frontier_step());
   has_values_ = true;
@@ -174,7 +174,7 @@ void ParamServer::Handle(FrameKind kind, const ByteChain& bytes, absl::Time now,
     }
   }
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     ++operations_;
     bytes_in_flight_ += op->bytes;
     status.Update(CheckSender(*op));
@@ -312,7 +312,7 @@ void ParamServer::Delivered(const OperationPtr& op) {
   std::function<void()> initialized;
   absl::Status status;
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     if (op->kind == FrameKind::kInit) {
       for (const PartHeader& part : op->frame.parts) shards_to_init_.erase(part.shard);
       if (shards_to_init_.empty() && !has_values_ && op->worker == initializer_) {
@@ -437,7 +437,7 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
     instruments_->refused.Increment();
   }
   op->done(std::move(reply));
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   --operations_;
   bytes_in_flight_ -= op->bytes;
   const auto kind = static_cast<FrameKind>(op->frame.header.kind);
@@ -448,7 +448,7 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
 }
 
 void ParamServer::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   Session& session = sessions_[worker];
   if (session.incarnation != incarnation) session.delivered.clear();
   session.incarnation = incarnation;
@@ -457,7 +457,7 @@ void ParamServer::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_
 
 void ParamServer::Expel(WorkerId worker) {
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     // Before the steps that waited for it close: its splits are done again by others.
     for (auto& [step, contributors] : complete_) {
       const auto first = contributors.lower_bound({worker, Incarnation(0)});
@@ -466,7 +466,7 @@ void ParamServer::Expel(WorkerId worker) {
     }
   }
   Deactivate(worker);
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   gate_.Forget(worker);
   sessions_.erase(worker);
 }
@@ -474,7 +474,7 @@ void ParamServer::Expel(WorkerId worker) {
 void ParamServer::NoteAcknowledged(WorkerId worker, uint64_t next_step) {
   std::vector<OperationPtr> released;
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     gate_.Raise(worker, next_step);
     CloseSteps();
     released = TakeReleased();
@@ -486,7 +486,7 @@ uint64_t ParamServer::Activate(WorkerId worker, uint64_t next_step) {
   uint64_t step;
   std::vector<OperationPtr> released;
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     step = gate_.Join(worker, next_step);
     CloseSteps();
     released = TakeReleased();
@@ -498,7 +498,7 @@ uint64_t ParamServer::Activate(WorkerId worker, uint64_t next_step) {
 void ParamServer::Deactivate(WorkerId worker) {
   std::vector<OperationPtr> released;
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     gate_.Leave(worker);
     CloseSteps();
     released = TakeReleased();
@@ -507,7 +507,7 @@ void ParamServer::Deactivate(WorkerId worker) {
 }
 
 void ParamServer::AwaitInitialValues(WorkerId worker, std::function<void()> ready) {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   initializer_ = worker;
   on_initialized_ = std::move(ready);
   shards_to_init_.clear();
@@ -515,7 +515,7 @@ void ParamServer::AwaitInitialValues(WorkerId worker, std::function<void()> read
 }
 
 bool ParamServer::has_values() const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   return has_values_;
 }
 
@@ -527,7 +527,7 @@ void ParamServer::Cut(absl::AnyInvocable<void(StateCut)> done) {
   };
   auto collector = std::make_shared<Collector>();
   collector->done = std::move(done);
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   collector->left = shards_.size();
   collector->cut.shards.resize(shards_.size());
   collector->cut.sequence = sequence_;
@@ -544,7 +544,7 @@ void ParamServer::Cut(absl::AnyInvocable<void(StateCut)> done) {
 void ParamServer::Tick(absl::Time now) {
   std::vector<OperationPtr> expired;
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     for (const StalenessGate::Ticket ticket : gate_.TakeExpired(now)) {
       expired.push_back(std::move(waiting_[ticket]));
       waiting_.erase(ticket);
@@ -560,7 +560,7 @@ void ParamServer::Tick(absl::Time now) {
 void ParamServer::BeginDrain() {
   std::map<StalenessGate::Ticket, OperationPtr> waiting;
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     draining_ = true;
     waiting.swap(waiting_);
     gate_.TakeExpired(absl::InfiniteFuture());
@@ -569,14 +569,12 @@ void ParamServer::BeginDrain() {
 }
 
 bool ParamServer::WaitUntilIdle(absl::Duration timeout) {
-  absl::MutexLock lock(&mu_);
-  return mu_.AwaitWithTimeout(absl::Condition(
-                                  +[](int* operations) { return *operations == 0; }, &operations_),
-                              timeout);
+  MutexLock lock(&mu_);
+  return mu_.AwaitFor(timeout, [this] { return operations_ == 0; });
 }
 
 ParamServer::Stats ParamServer::GetStats() const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   Stats stats;
   stats.pushes = pushes_;
   stats.duplicates = duplicates_;
@@ -596,12 +594,12 @@ ParamServer::Stats ParamServer::GetStats() const {
 }
 
 uint64_t ParamServer::sequence() const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   return sequence_;
 }
 
 std::shared_ptr<const ParamLayout> ParamServer::layout() const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   return layout_;
 }
 

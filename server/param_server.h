@@ -12,10 +12,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "common/base/byte_chain.h"
 #include "common/base/ids.h"
 #include "common/base/lane.h"
+#include "common/base/mutex.h"
 #include "common/codec/frame.h"
 #include "common/metrics/metrics.h"
 #include "common/snapshot/snapshot_reader.h"
@@ -138,7 +138,7 @@ class ParamServer {
   struct Instruments;
   std::unique_ptr<Instruments> instruments_;
 
-  mutable absl::Mutex mu_;
+  mutable Mutex mu_;
   std::shared_ptr<const ParamLayout> layout_ ABSL_GUARDED_BY(mu_);
   // Filled by DefineModel() and not resized again; the shards themselves are lane only.
   std::vector<std::unique_ptr<Shard>> shards_;

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "common/base/clock.h"
 #include "common/base/data_lock.h"
 #include "common/base/log.h"
+#include "common/base/mutex.h"
 #include "common/base/shutdown_signal.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
@@ -139,7 +139,7 @@ absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
     return absl::NotFoundError(absl::StrCat("--from-snapshot ", flags.from_snapshot, " holds no snapshot"));
   spdlog::info("initial parameters from snapshot {} of {}", found->generation(), flags.from_snapshot);
   // The new job's own first snapshot: from here on it does not need the other directory.
-  absl::Notification taken;
+  Notification taken;
   absl::Status status;
   snapshots->Take("initial", [&](const absl::StatusOr<SnapshotReply>& reply) {
     status = reply.status();
@@ -158,7 +158,7 @@ absl::Status ReconServer::Parts::Drain() {
     spdlog::warn("some pushes were still running after {}", absl::FormatDuration(kDrainTimeout));
   absl::Status status;
   if (params->has_values()) {
-    absl::Notification taken;
+    Notification taken;
     snapshots->Take("drain", [&](const absl::StatusOr<SnapshotReply>& reply) {
       status = reply.status();
       taken.Notify();

@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
+#include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 
 namespace recon {
@@ -41,7 +41,7 @@ void SnapshotService::Take(const std::string& reason, Done done) {
     if (!reply.ok()) {
       failed_.Increment();
       spdlog::error("snapshot ({}) failed, the one before stays: {}", reason, reply.status().message());
-      absl::MutexLock lock(&mu_);
+      MutexLock lock(&mu_);
       status_.set_failed(status_.failed() + 1);
       status_.set_last_error(std::string(reply.status().message()));
     }
@@ -56,7 +56,7 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   }
   const absl::Time start = Now();
   StateCut cut;
-  absl::Notification ready;
+  Notification ready;
   params_->Cut([&](StateCut taken) {
     cut = std::move(taken);
     ready.Notify();
@@ -90,7 +90,7 @@ void SnapshotService::NotePublished(const Manifest& manifest, double seconds) {
                manifest.reason(), static_cast<double>(StoredBytes(manifest)) / 1e6,
                static_cast<double>(RawBytes(manifest)) / 1e6, seconds, ToHex(manifest.state_root()));
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     status_.set_published(status_.published() + 1);
     status_.set_seconds(seconds);
   }
@@ -99,7 +99,7 @@ void SnapshotService::NotePublished(const Manifest& manifest, double seconds) {
 
 void SnapshotService::NoteRestored(const Manifest& manifest) {
   generation_.Set(static_cast<double>(manifest.generation()));
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   status_.set_generation(manifest.generation());
   status_.set_unix_ms(manifest.created_unix_ms());
   status_.set_stored_bytes(StoredBytes(manifest));
@@ -110,14 +110,14 @@ void SnapshotService::NoteRestored(const Manifest& manifest) {
 
 void SnapshotService::Tick(absl::Time now) {
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     if (periodic_running_ || now - last_periodic_ < options_.interval) return;
     if (params_->sequence() == last_sequence_ || !params_->has_values()) return;
     periodic_running_ = true;
     last_periodic_ = now;
   }
   Take("periodic", [this](const absl::StatusOr<SnapshotReply>&) {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     periodic_running_ = false;
   });
 }
@@ -127,7 +127,7 @@ void SnapshotService::Flush() {
 }
 
 SnapshotStatus SnapshotService::status() const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   return status_;
 }
 

@@ -5,9 +5,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "common/base/lane.h"
+#include "common/base/mutex.h"
 #include "common/metrics/metrics.h"
 #include "common/storage/object_store.h"
 #include "proto/control.pb.h"
@@ -62,7 +62,7 @@ class SnapshotService {
   // The service's thread only.
   SnapshotWriter writer_;
 
-  mutable absl::Mutex mu_;
+  mutable Mutex mu_;
   SnapshotStatus status_ ABSL_GUARDED_BY(mu_);
   absl::Time last_periodic_ ABSL_GUARDED_BY(mu_);
   uint64_t last_sequence_ ABSL_GUARDED_BY(mu_) = 0;

@@ -12,8 +12,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/synchronization/mutex.h"
 #include "common/base/log.h"
+#include "common/base/mutex.h"
 
 namespace recon {
 namespace {
@@ -50,13 +50,13 @@ absl::Status Act(const char* name, const std::string& action) {
 
 absl::Status FaultPoint(const char* name) {
   static const auto& faults = *new std::map<std::string, Fault>(ParseFaults());
-  static absl::Mutex mu;
+  static Mutex mu;
   static auto& counts ABSL_GUARDED_BY(mu) = *new std::map<std::string, int>();
   const auto fault = faults.find(name);
   if (fault == faults.end()) return absl::OkStatus();
   int count;
   {
-    absl::MutexLock lock(&mu);
+    MutexLock lock(&mu);
     count = ++counts[name];
   }
   if (fault->second.only_at != 0 && fault->second.only_at != count) return absl::OkStatus();

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
+#include "common/base/mutex.h"
 
 namespace recon {
 
@@ -13,19 +13,19 @@ Lane::Lane(std::string name) : name_(std::move(name)), thread_([this] { Run(); }
 
 Lane::~Lane() {
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     stopping_ = true;
   }
   thread_.join();
 }
 
 void Lane::Post(Task task) {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   if (!stopping_) tasks_.push_back(std::move(task));
 }
 
 void Lane::RunAndWait(Task task) {
-  absl::Notification ran;
+  Notification ran;
   Post([&] {
     task();
     ran.Notify();
@@ -38,9 +38,8 @@ void Lane::Run() {
   while (true) {
     Task task;
     {
-      absl::MutexLock lock(&mu_);
-      mu_.Await(absl::Condition(
-          +[](Lane* lane) { return lane->stopping_ || !lane->tasks_.empty(); }, this));
+      MutexLock lock(&mu_);
+      mu_.Await([this] { return stopping_ || !tasks_.empty(); });
       if (tasks_.empty()) return;
       task = std::move(tasks_.front());
       tasks_.pop_front();

@@ -42,8 +42,9 @@ EncodeStats Encode(CodecId codec, const float* values, size_t count, uint8_t* ou
     case CodecId::kFp32:
       break;
   }
-  std::memcpy(out, values, count * sizeof(float));
   EncodeStats stats;
+  if (count == 0) return stats;  // Pointers may be null.
+  std::memcpy(out, values, count * sizeof(float));
   stats.non_finite = CountNonFinite(values, count);
   return stats;
 }
@@ -55,7 +56,7 @@ void Decode(CodecId codec, const uint8_t* bytes, size_t count, float* out) {
     case CodecId::kBf16:
       return DecodeBf16(bytes, count, out);
     case CodecId::kFp32:
-      std::memcpy(out, bytes, count * sizeof(float));
+      if (count > 0) std::memcpy(out, bytes, count * sizeof(float));
   }
 }
 

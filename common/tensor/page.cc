@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "common/base/mutex.h"
 
 namespace recon {
 namespace {
@@ -25,7 +25,7 @@ class PagePool {
   }
 
   float* Take() {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     if (free_.empty()) AddSlab();
     float* values = free_.back();
     free_.pop_back();
@@ -33,12 +33,12 @@ class PagePool {
   }
 
   void Give(float* values) {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     free_.push_back(values);
   }
 
   size_t bytes() {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     return bytes_;
   }
 
@@ -54,7 +54,7 @@ class PagePool {
     bytes_ += kSlabBytes;
   }
 
-  absl::Mutex mu_;
+  Mutex mu_;
   std::vector<float*> free_ ABSL_GUARDED_BY(mu_);
   std::vector<void*> slabs_ ABSL_GUARDED_BY(mu_);  // Keeps them reachable for leak checkers.
   size_t bytes_ ABSL_GUARDED_BY(mu_) = 0;

@@ -266,7 +266,7 @@ TEST_CASE("a cut has all or nothing of every frame, while pushes go on", "[param
     });
   }
   for (int i = 0; i < 50; ++i) {
-    absl::Notification taken;
+    Notification taken;
     StateCut cut;
     f.server().Cut([&](StateCut state) {
       cut = std::move(state);

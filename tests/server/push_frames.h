@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "absl/synchronization/notification.h"
 #include "common/base/clock.h"
+#include "common/base/mutex.h"
 #include "common/codec/codec.h"
 #include "common/codec/frame.h"
 #include "server/param_server.h"
@@ -84,7 +84,7 @@ class ParamServerHarness {
 
   // A call under way.
   struct Pending {
-    absl::Notification done;
+    Notification done;
     absl::StatusOr<ByteChain> reply = ByteChain();
   };
   std::shared_ptr<Pending> Send(FrameKind kind, const Frame& frame) {

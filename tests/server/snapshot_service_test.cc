@@ -1,7 +1,7 @@
 #include "server/snapshot_service.h"
 
-#include "absl/synchronization/notification.h"
 #include "catch2/catch.hpp"
+#include "common/base/mutex.h"
 #include "common/storage/local_store.h"
 #include "server/durability/recovery.h"
 #include "tests/server/durability/sample_state.h"
@@ -13,7 +13,7 @@ namespace {
 
 absl::StatusOr<SnapshotReply> TakeOne(SnapshotService* service) {
   absl::StatusOr<SnapshotReply> result = absl::UnknownError("not taken");
-  absl::Notification taken;
+  Notification taken;
   service->Take("requested", [&](const absl::StatusOr<SnapshotReply>& reply) {
     result = reply;
     taken.Notify();

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "common/base/limits.h"
+#include "common/base/mutex.h"
 #include "common/rpc/payload.h"
 #include "common/rpc/status_codes.h"
 
@@ -30,7 +30,7 @@ std::string MethodOf(FrameKind kind) {
 // Frames under way of one CallAll(). Shared with the callbacks: the last of them still holds the lock when
 // the caller may already return.
 struct Window {
-  absl::Mutex mu;
+  Mutex mu;
   int in_flight ABSL_GUARDED_BY(mu) = 0;
 };
 
@@ -59,11 +59,8 @@ std::vector<absl::StatusOr<Frame>> ParamClient::CallAll(FrameKind kind, std::vec
   const int in_flight_max = gradient ? static_cast<int>(frames.size()) : limits::kFramesInFlight;
   for (size_t i = 0; i < frames.size(); ++i) {
     {
-      absl::MutexLock lock(&window->mu);
-      const auto room = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(window->mu) {
-        return window->in_flight < in_flight_max;
-      };
-      window->mu.Await(absl::Condition(&room));
+      MutexLock lock(&window->mu);
+      window->mu.Await([&] { return window->in_flight < in_flight_max; });
       ++window->in_flight;
     }
     auto* call = new Call;
@@ -74,13 +71,12 @@ std::vector<absl::StatusOr<Frame>> ParamClient::CallAll(FrameKind kind, std::vec
                     [call, window, reply = &replies[i]](const grpc::Status& status) {
                       *reply = DecodeReply(status, call->response);
                       delete call;
-                      absl::MutexLock lock(&window->mu);
+                      MutexLock lock(&window->mu);
                       --window->in_flight;
                     });
   }
-  absl::MutexLock lock(&window->mu);
-  window->mu.Await(absl::Condition(
-      +[](int* calls) { return *calls == 0; }, &window->in_flight));
+  MutexLock lock(&window->mu);
+  window->mu.Await([&] { return window->in_flight == 0; });
   return replies;
 }
 

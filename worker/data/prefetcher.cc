@@ -12,9 +12,8 @@ Prefetcher::Prefetcher(const Dataset* dataset, std::vector<uint32_t> indices, si
 }
 
 Prefetcher::~Prefetcher() {
-  absl::MutexLock lock(&mu_);
-  mu_.Await(absl::Condition(
-      +[](bool* reading) { return !*reading; }, &reading_));
+  MutexLock lock(&mu_);
+  mu_.Await([this] { return !reading_; });
 }
 
 void Prefetcher::ReadNext() {
@@ -23,13 +22,13 @@ void Prefetcher::ReadNext() {
   const absl::Span<const uint32_t> part = absl::MakeConstSpan(indices_).subspan(position_, count);
   position_ += count;
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     reading_ = true;
   }
   lane_->Post([this, part] {
     Batch batch;
     dataset_->Read(part, &batch);
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     next_ = std::move(batch);
     ready_ = true;
     reading_ = false;
@@ -38,9 +37,8 @@ void Prefetcher::ReadNext() {
 
 bool Prefetcher::Next(Batch* batch) {
   {
-    absl::MutexLock lock(&mu_);
-    mu_.Await(absl::Condition(
-        +[](bool* reading) { return !*reading; }, &reading_));
+    MutexLock lock(&mu_);
+    mu_.Await([this] { return !reading_; });
     if (!ready_) return false;
     *batch = std::move(next_);
     ready_ = false;

@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "common/base/lane.h"
+#include "common/base/mutex.h"
 #include "worker/data/dataset.h"
 
 namespace recon {
@@ -31,7 +31,7 @@ class Prefetcher {
   Lane* lane_;
   size_t position_ = 0;  // Of the next batch to read; caller's thread only.
 
-  absl::Mutex mu_;
+  Mutex mu_;
   bool reading_ ABSL_GUARDED_BY(mu_) = false;
   bool ready_ ABSL_GUARDED_BY(mu_) = false;
   Batch next_ ABSL_GUARDED_BY(mu_);

@@ -56,14 +56,14 @@ CommPipeline::CommPipeline(const Options& options, const ParamLayout* layout, Pa
 
 CommPipeline::~CommPipeline() {
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     stopping_ = true;
   }
   for (std::thread& thread : threads_) thread.join();
 }
 
 std::vector<float> CommPipeline::TakeBuffer() {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   if (buffers_.empty()) return std::vector<float>(layout_->params());
   std::vector<float> buffer = std::move(buffers_.back());
   buffers_.pop_back();
@@ -71,19 +71,18 @@ std::vector<float> CommPipeline::TakeBuffer() {
 }
 
 void CommPipeline::Submit(Push push) {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   ++under_way_;
   queue_.push_back(std::move(push));
 }
 
 void CommPipeline::WaitUntilBelow(int pushes) {
-  absl::MutexLock lock(&mu_);
-  const auto below = [this, pushes]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return under_way_ < pushes; };
-  mu_.Await(absl::Condition(&below));
+  MutexLock lock(&mu_);
+  mu_.Await([this, pushes] { return under_way_ < pushes; });
 }
 
 std::vector<Frame> CommPipeline::TakeReplies() {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   return std::exchange(replies_, {});
 }
 
@@ -91,9 +90,8 @@ void CommPipeline::Run() {
   while (true) {
     Push push;
     {
-      absl::MutexLock lock(&mu_);
-      mu_.Await(absl::Condition(
-          +[](CommPipeline* pipeline) { return pipeline->stopping_ || !pipeline->queue_.empty(); }, this));
+      MutexLock lock(&mu_);
+      mu_.Await([this] { return stopping_ || !queue_.empty(); });
       if (queue_.empty()) return;
       push = std::move(queue_.front());
       queue_.pop_front();
@@ -105,7 +103,7 @@ void CommPipeline::Run() {
     session_->Acknowledge(push.step);
     seconds_.Observe(absl::ToDoubleSeconds(Now() - start));
     push.done(applied.ok() && *applied);
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     for (Frame& reply : replies) replies_.push_back(std::move(reply));
     buffers_.push_back(std::move(push.gradient));
     --under_way_;

@@ -8,7 +8,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+#include "common/base/mutex.h"
 #include "common/codec/codec.h"
 #include "common/codec/frame.h"
 #include "common/metrics/metrics.h"
@@ -73,7 +73,7 @@ class CommPipeline {
   prometheus::Counter& saturated_;
   prometheus::Histogram& seconds_;
 
-  absl::Mutex mu_;
+  Mutex mu_;
   std::deque<Push> queue_ ABSL_GUARDED_BY(mu_);
   int under_way_ ABSL_GUARDED_BY(mu_) = 0;  // Queued ones included.
   std::vector<Frame> replies_ ABSL_GUARDED_BY(mu_);

@@ -34,38 +34,35 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Join(const Options& options, C
 
 Session::~Session() {
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     stopping_ = true;
   }
   if (heartbeats_.joinable()) heartbeats_.join();
 }
 
 Session::Standing Session::standing() const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   return {identity_, registrations_};
 }
 
 JobPhase Session::phase() const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   return phase_;
 }
 
 absl::Status Session::fatal() const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   return fatal_;
 }
 
 void Session::Fail(const absl::Status& status) {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   fatal_.Update(status);
 }
 
 bool Session::Pause(absl::Duration duration) {
-  absl::MutexLock lock(&mu_);
-  return !mu_.AwaitWithTimeout(
-      absl::Condition(
-          +[](Session* session) { return session->stopping_ || !session->fatal_.ok(); }, this),
-      duration);
+  MutexLock lock(&mu_);
+  return !mu_.AwaitFor(duration, [this] { return stopping_ || !fatal_.ok(); });
 }
 
 uint64_t Session::FirstUnacknowledged() const {
@@ -120,11 +117,11 @@ void Session::AdoptReply(const RegisterReply& reply) {
 absl::Status Session::RegisterOnce() {
   RegisterRequest request;
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     request = MakeRequest();
   }
   RECON_ASSIGN_OR_RETURN(const RegisterReply reply, client_->Register(request));
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   AdoptReply(reply);
   unreachable_since_ = absl::InfiniteFuture();
   return absl::OkStatus();
@@ -153,17 +150,17 @@ absl::Status Session::Recover(const absl::Status& error, const Standing& used, B
   RECON_RETURN_IF_ERROR(fatal());
   if (ServerGone(error) || absl::IsResourceExhausted(error)) {
     {
-      absl::MutexLock lock(&mu_);
+      MutexLock lock(&mu_);
       unreachable_since_ = std::min(unreachable_since_, Now());
       if (Now() - unreachable_since_ > options_.reconnect_for) return error;
     }
     return Pause(backoff->Next()) ? absl::OkStatus() : absl::CancelledError("the worker is stopping");
   }
   if (!absl::IsFailedPrecondition(error)) return error;
-  absl::MutexLock only_one(&registering_);
+  MutexLock only_one(&registering_);
   if (standing().registration != used.registration) return absl::OkStatus();  // Another thread did it.
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     if (stopping_) return absl::CancelledError("the worker is stopping");
   }
   spdlog::warn("registering again: {}", error.message());
@@ -197,7 +194,7 @@ void Session::HeartbeatOnce(double samples_per_second) {
   progress->set_saturated_values(counters_.saturated);
   progress->set_last_loss(counters_.last_loss);
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     request.set_next_step(FirstUnacknowledged());
     for (const HeldLeasePtr& held : held_) request.add_leases(held->number);
   }
@@ -208,7 +205,7 @@ void Session::HeartbeatOnce(double samples_per_second) {
     if (!recovered.ok() && !absl::IsCancelled(recovered)) Fail(recovered);
     return;
   }
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   phase_ = reply->phase();
   unreachable_since_ = absl::InfiniteFuture();
   for (const HeldLeasePtr& held : held_) {
@@ -225,7 +222,7 @@ absl::StatusOr<Session::Acquired> Session::Acquire() {
     const Standing used = standing();
     *request.mutable_identity() = used.identity;
     {
-      absl::MutexLock lock(&mu_);
+      MutexLock lock(&mu_);
       request.set_next_step(FirstUnacknowledged());
     }
     const absl::StatusOr<AcquireReply> reply = client_->Acquire(request);
@@ -236,7 +233,7 @@ absl::StatusOr<Session::Acquired> Session::Acquire() {
     Acquired acquired;
     acquired.phase = reply->phase();
     acquired.initial_values_wanted = reply->needs_initial_values();
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     phase_ = reply->phase();
     if (reply->lease().kind() != LEASE_NONE) {
       acquired.lease = std::make_shared<HeldLease>();
@@ -259,7 +256,7 @@ absl::Status Session::FinishLease(const HeldLeasePtr& held, const EvalResult& ev
     const Standing used = standing();
     *request.mutable_identity() = used.identity;
     {
-      absl::MutexLock lock(&mu_);
+      MutexLock lock(&mu_);
       request.set_lease(held->number);
       if (held->lost) status = absl::AbortedError("the lease was lost");
     }
@@ -272,7 +269,7 @@ absl::Status Session::FinishLease(const HeldLeasePtr& held, const EvalResult& ev
     status = recovered;
     if (!recovered.ok()) break;
   }
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   held_.erase(held);
   return status;
 }
@@ -287,13 +284,13 @@ void Session::Abandon(const HeldLeasePtr& held) {
 }
 
 bool Session::lost(const HeldLeasePtr& held) const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   return held->lost;
 }
 
 void Session::Leave(const std::string& reason) {
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     stopping_ = true;
   }
   if (heartbeats_.joinable()) heartbeats_.join();
@@ -305,19 +302,19 @@ void Session::Leave(const std::string& reason) {
 }
 
 bool Session::must_drain() const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   return first_allowed_step_ > next_step_ && !unacknowledged_.empty();
 }
 
 uint64_t Session::TakeStep() {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   next_step_ = std::max(next_step_, first_allowed_step_);
   unacknowledged_.insert(next_step_);
   return next_step_++;
 }
 
 void Session::Acknowledge(uint64_t step) {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   unacknowledged_.erase(step);
   unreachable_since_ = absl::InfiniteFuture();
 }

@@ -12,9 +12,9 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "common/base/ids.h"
+#include "common/base/mutex.h"
 #include "common/rpc/control_client.h"
 #include "worker/runtime/backoff.h"
 
@@ -124,9 +124,9 @@ class Session {
 
   Counters counters_;
 
-  absl::Mutex registering_;  // Held by the one thread that registers.
+  Mutex registering_;  // Held by the one thread that registers.
 
-  mutable absl::Mutex mu_;
+  mutable Mutex mu_;
   WorkerIdentity identity_ ABSL_GUARDED_BY(mu_);
   // Tells a caller that another thread has registered meanwhile.
   uint64_t registrations_ ABSL_GUARDED_BY(mu_) = 0;

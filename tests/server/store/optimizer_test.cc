@@ -38,7 +38,8 @@ struct State {
   std::vector<float> params, state1, state2;
   bool operator==(const State& other) const {
     const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
-      return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+      return a.size() == b.size() &&
+             (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
     };
     return same(params, other.params) && same(state1, other.state1) && same(state2, other.state2);
   }
