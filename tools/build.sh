@@ -12,7 +12,7 @@ echo "build: $preset"
 start=$SECONDS
 if ! { cmake --preset "$preset" && cmake --build --preset "$preset" "${targets[@]}"; } >"$log" 2>&1; then
   grep -E 'error|FAILED|warning:' "$log" | head -n 50 || true
-  tail -n 30 "$log"
+  tail -n 15 "$log"
   echo "build: $preset failed" >&2
   exit 1
 fi

@@ -31,7 +31,7 @@ if(RECON_WARNINGS_AS_ERRORS)
   list(APPEND recon_warning_flags -Werror)
 endif()
 # GCC sees uninitialized values in its own library where sanitizers change the code.
-if(RECON_SANITIZE)
+if(RECON_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND recon_warning_flags -Wno-error=maybe-uninitialized)
 endif()
 # ThreadSanitizer cannot see atomic_thread_fence; Abseil and gRPC headers use it.
