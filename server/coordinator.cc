@@ -36,11 +36,15 @@ constexpr absl::Duration kSnapshotRetry = absl::Seconds(2);
 }  // namespace
 
 Coordinator::Coordinator(const Options& options, ParamServer* params, ControlDb* db,
-                         SnapshotService* snapshots)
+                         SnapshotService* snapshots, Metrics* metrics)
     : options_(options),
       params_(params),
       db_(db),
       snapshots_(snapshots),
+      members_(metrics->Gauge("recon_server_members", "Workers alive")),
+      samples_completed_(metrics->Gauge("recon_server_samples_completed", "Training samples completed")),
+      accuracy_(metrics->Gauge("recon_server_test_accuracy", "Accuracy of the last evaluation")),
+      departures_(metrics->Counter("recon_server_departures_total", "Workers that left or were evicted")),
       membership_(options.timeouts),
       // 2^40 grants per cluster epoch: numbers never meet those of another.
       leases_(absl::Milliseconds(options.job.lease_duration_ms()), options.cluster_epoch << 40),
@@ -57,6 +61,12 @@ absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
     return Differs("--eval-split-samples", options_.job.eval_split_samples(), record_->eval_split_samples());
   }
   if (record_->seed() != options_.job.seed()) return Differs("--seed", options_.job.seed(), record_->seed());
+  if (params_->layout() == nullptr) RECON_RETURN_IF_ERROR(params_->DefineModel(record_->model()));
+  const std::string difference = ModelDifference(record_->model(), params_->layout()->model());
+  if (!difference.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the snapshots are not of this data directory's job: ", difference));
+  }
   RECON_RETURN_IF_ERROR(StartQueue(*record_));
   RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, db_->LoadCompletions());
   // Training before evaluations (their kinds sort so): a finished pass makes its evaluation's tasks.
@@ -237,6 +247,10 @@ Lease Coordinator::ToLease(const Task& task, LeaseId id) const {
 
 absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& request, absl::Time now) {
   RECON_ASSIGN_OR_RETURN(const WorkerId worker, CheckIdentity(request.identity(), now));
+  if (request.next_step() > limits::kStepMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("next step ", request.next_step(), ", allowed are ", limits::kStepMax));
+  }
   membership_.Find(worker)->progress = request.progress();
   params_->NoteAcknowledged(worker, request.next_step());
   HeartbeatReply reply;
@@ -351,6 +365,10 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
   }
   // Durable before it is acknowledged.
   const absl::Status saved = db_->SaveCompletion(completion);
+  if (absl::IsAlreadyExists(saved)) {
+    spdlog::error("{}", saved.message());
+    return absl::AbortedError(saved.message());
+  }
   if (!saved.ok()) {
     queue_->Return(task);
     return saved;
@@ -401,6 +419,7 @@ absl::StatusOr<LeaveReply> Coordinator::Leave(const LeaveRequest& request) {
 }
 
 void Coordinator::Depart(WorkerId worker, const std::string& how) {
+  departures_.Increment();
   membership_.Remove(worker);
   const std::vector<Task> tasks = leases_.TakeAllOf(worker);
   ReturnTasks(tasks);
@@ -420,6 +439,9 @@ void Coordinator::Tick(absl::Time now) {
                  lease.task.data_epoch, lease.holder.value());
     queue_->Return(lease.task);
   }
+  members_.Set(membership_.alive());
+  if (queue_) samples_completed_.Set(static_cast<double>(queue_->samples_completed()));
+  if (!evaluations_.empty()) accuracy_.Set(evaluations_.back().accuracy());
   params_->Tick(now);
   if (phase() == PHASE_RUNNING) snapshots_->Tick(now);
   if (now >= snapshot_retry_at_) TakeInitialSnapshot();
@@ -427,6 +449,8 @@ void Coordinator::Tick(absl::Time now) {
 }
 
 bool Coordinator::DoneAndQuiet(absl::Time now, absl::Duration grace) const {
+  // Not before whoever follows the job has seen its end.
+  if (now - finished_at_ < grace / 3) return false;
   return finished_ && (membership_.alive() == 0 || now - finished_at_ > grace);
 }
 

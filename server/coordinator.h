@@ -34,7 +34,8 @@ class Coordinator {
   };
 
   // The pointers must outlive the coordinator.
-  Coordinator(const Options& options, ParamServer* params, ControlDb* db, SnapshotService* snapshots);
+  Coordinator(const Options& options, ParamServer* params, ControlDb* db, SnapshotService* snapshots,
+              Metrics* metrics);
 
   // Takes up the job a data directory holds. FailedPrecondition, naming the flag, if the job's settings
   // differ from what it was started with. `restored` is the snapshot it continues from, if any.
@@ -80,6 +81,10 @@ class Coordinator {
   ParamServer* const params_;
   ControlDb* const db_;
   SnapshotService* const snapshots_;
+  prometheus::Gauge& members_;
+  prometheus::Gauge& samples_completed_;
+  prometheus::Gauge& accuracy_;
+  prometheus::Counter& departures_;
 
   // Control lane only.
   Membership membership_;

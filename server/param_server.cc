@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -37,6 +38,7 @@ struct ParamServer::Operation {
   std::atomic<uint32_t> parts_taken{0};
   std::atomic<bool> late{false};
   std::atomic<bool> uncounted{false};  // A part of it waits for the closing of its step.
+  std::atomic<bool> pending{false};    // Such a part had been delivered before.
   std::atomic<uint64_t> staleness_max{0};
   // Element i belongs to the lane of part i until parts_left is 0.
   std::vector<PartHeader> reply_parts;
@@ -89,10 +91,24 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
   RECON_ASSIGN_OR_RETURN(ParamLayout layout, ParamLayout::Create(model));
   MutexLock lock(&mu_);
   if (layout_ != nullptr) return absl::FailedPreconditionError("the model is defined already");
-  for (uint32_t i = 0; i < layout.shard_count(); ++i) {
-    const ShardPlacement& placement = layout.shards()[i];
-    shards_.push_back(std::make_unique<Shard>(ShardId(i), placement, &options_.optimizer,
-                                              PolicyOf(options_.groups, layout.groups()[placement.group])));
+  uint64_t pages = 0;
+  for (const ShardPlacement& shard : layout.shards()) pages += shard.pages();
+  const uint64_t bytes = pages * kPageBytes * (1 + static_cast<uint64_t>(state_planes()));
+  if (bytes > options_.state_bytes_max) {
+    return absl::ResourceExhaustedError(absl::StrCat("model ", model.name(), " needs ", bytes,
+                                                     " bytes with its optimizer state, the server has ",
+                                                     options_.state_bytes_max));
+  }
+  try {
+    for (uint32_t i = 0; i < layout.shard_count(); ++i) {
+      const ShardPlacement& placement = layout.shards()[i];
+      shards_.push_back(std::make_unique<Shard>(ShardId(i), placement, &options_.optimizer,
+                                                PolicyOf(options_.groups, layout.groups()[placement.group])));
+    }
+  } catch (const std::bad_alloc&) {  // A limit of the process or its container is lower.
+    shards_.clear();
+    return absl::ResourceExhaustedError(absl::StrCat("model ", model.name(), " needs ", bytes,
+                                                     " bytes with its optimizer state: out of memory"));
   }
   layout_ = std::make_shared<const ParamLayout>(std::move(layout));
   return absl::OkStatus();
@@ -292,6 +308,7 @@ void ParamServer::DeliverPart(const OperationPtr& op, size_t index) {
       outcome = shard.Apply(id, gradient, scale);
     }
     if (outcome == Shard::Outcome::kLate) op->late = true;
+    if (outcome == Shard::Outcome::kPending) op->pending = true;
     if (options_.bound == 0 && outcome != Shard::Outcome::kDuplicate) op->uncounted = true;
     if (outcome == Shard::Outcome::kTaken) {
       op->parts_taken.fetch_add(1, std::memory_order_relaxed);
@@ -319,6 +336,11 @@ void ParamServer::Delivered(const OperationPtr& op) {
         has_values_ = true;
         initialized = std::move(on_initialized_);
       }
+    } else if (sessions_.count(op->worker) == 0 || sessions_[op->worker].incarnation != op->incarnation) {
+      status = absl::FailedPreconditionError("the worker was evicted");
+    } else if (op->pending && op->frame.header.step < gate_.frontier()) {
+      // The step was closing meanwhile: by the next try the ledger knows whether the push counted.
+      status = absl::UnavailableError("the step is being closed; ask again");
     } else if (op->late || (op->uncounted && op->frame.header.step < gate_.frontier())) {
       status = absl::AbortedError(absl::StrCat(
           "step ", op->frame.header.step, " was closed without this push; the next is ", gate_.frontier()));
@@ -346,10 +368,7 @@ void ParamServer::Delivered(const OperationPtr& op) {
 
 void ParamServer::RecordDelivery(const OperationPtr& op) {
   const FrameHeader& header = op->frame.header;
-  const auto found = sessions_.find(op->worker);
-  // Expelled or replaced meanwhile: nobody waits for it.
-  if (found == sessions_.end() || found->second.incarnation != op->incarnation) return;
-  Session& session = found->second;
+  Session& session = sessions_[op->worker];
   const size_t duplicates = op->frame.parts.size() - op->parts_taken;
   duplicates_ += duplicates;
   instruments_->duplicates.Increment(static_cast<double>(duplicates));
@@ -456,6 +475,8 @@ void ParamServer::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_
 }
 
 void ParamServer::Expel(WorkerId worker) {
+  std::vector<OperationPtr> released;
+  std::vector<OperationPtr> expelled;
   {
     MutexLock lock(&mu_);
     // Before the steps that waited for it close: its splits are done again by others.
@@ -464,11 +485,22 @@ void ParamServer::Expel(WorkerId worker) {
       const auto last = contributors.upper_bound({worker, Incarnation(UINT64_MAX)});
       contributors.erase(first, last);
     }
+    for (auto it = waiting_.begin(); it != waiting_.end();) {
+      if (it->second->worker != worker) {
+        ++it;
+        continue;
+      }
+      gate_.Cancel(it->first);
+      expelled.push_back(std::move(it->second));
+      it = waiting_.erase(it);
+    }
+    gate_.Forget(worker);
+    sessions_.erase(worker);
+    CloseSteps();
+    released = TakeReleased();
   }
-  Deactivate(worker);
-  MutexLock lock(&mu_);
-  gate_.Forget(worker);
-  sessions_.erase(worker);
+  for (const OperationPtr& op : expelled) Finish(op, absl::FailedPreconditionError("the worker was evicted"));
+  AnswerAll(released);
 }
 
 void ParamServer::NoteAcknowledged(WorkerId worker, uint64_t next_step) {

@@ -50,6 +50,8 @@ class ParamServer {
     int bound = StalenessGate::kUnlimited;
     int lanes = 1;
     uint64_t cluster_epoch = 1;
+    // Parameters and optimizer state may take so many bytes.
+    uint64_t state_bytes_max = UINT64_MAX;
   };
   using Done = absl::AnyInvocable<void(absl::StatusOr<ByteChain> reply)>;
 
@@ -73,7 +75,8 @@ class ParamServer {
   ParamServer(const Options& options, Metrics* metrics);
   ~ParamServer();
 
-  // Lays out the model; once. The values are undefined until Restore() or Init frames bring them.
+  // Lays out the model; once. ResourceExhausted if it needs more memory than there is. The values are
+  // undefined until Restore() or Init frames bring them.
   absl::Status DefineModel(const ModelSpec& model);
   // Loads values, versions and ledgers, in parallel on the lanes. Blocks. On failure the state is
   // undefined and Restore() may be called again with another manifest.

@@ -1,5 +1,7 @@
 #include "server/recon_server.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <fstream>
 #include <optional>
@@ -31,6 +33,10 @@ constexpr absl::Duration kDrainTimeout = absl::Seconds(10);
 // How long after the end of a job workers may still ask for its outcome.
 constexpr absl::Duration kFarewell = absl::Seconds(5);
 
+uint64_t PhysicalMemoryBytes() {
+  return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE));
+}
+
 // A model is defined by a snapshot as it is by the first worker.
 absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const Manifest& manifest,
                       bool parameters_only) {
@@ -49,7 +55,8 @@ absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const M
 // In the order of their construction; destroyed in reverse.
 struct ReconServer::Parts {
   ServerFlags flags;
-  std::optional<DataLock> lock;
+  std::optional<DataLock> data_lock;
+  std::optional<DataLock> snapshot_lock;
   Metrics metrics;
   std::unique_ptr<LocalStore> store;
   std::unique_ptr<ControlDb> db;
@@ -71,8 +78,11 @@ absl::Status ReconServer::Parts::Open() {
   const TlsFlags tls{flags.tls_cert, flags.tls_key, flags.tls_ca, flags.insecure};
   RECON_RETURN_IF_ERROR(CheckAddress("--listen", flags.listen));
   RECON_RETURN_IF_ERROR(ServerCredentialsFor(flags.listen, tls).status());
-  RECON_ASSIGN_OR_RETURN(DataLock held, DataLock::Acquire(flags.data));
-  lock.emplace(std::move(held));
+  RECON_ASSIGN_OR_RETURN(DataLock data_held, DataLock::Acquire(flags.data));
+  data_lock.emplace(std::move(data_held));
+  // Of its own: two jobs must not collect each other's packs.
+  RECON_ASSIGN_OR_RETURN(DataLock snapshots_held, DataLock::Acquire(flags.snapshot_dir));
+  snapshot_lock.emplace(std::move(snapshots_held));
   RECON_ASSIGN_OR_RETURN(store, LocalStore::Open(flags.snapshot_dir, /*writer=*/true));
   RECON_ASSIGN_OR_RETURN(db, ControlDb::Open(flags.data + "/control"));
   RECON_ASSIGN_OR_RETURN(const uint64_t cluster_epoch, db->NextClusterEpoch());
@@ -83,6 +93,7 @@ absl::Status ReconServer::Parts::Open() {
   options.bound = flags.job.bound();
   options.lanes = flags.lanes;
   options.cluster_epoch = cluster_epoch;
+  options.state_bytes_max = PhysicalMemoryBytes();
   params = std::make_unique<ParamServer>(options, &metrics);
 
   SnapshotService::Options snapshot_options;
@@ -98,7 +109,8 @@ absl::Status ReconServer::Parts::Open() {
   coordinator_options.timeouts = {flags.suspect_after, flags.evict_after};
   coordinator_options.cluster_epoch = cluster_epoch;
   coordinator_options.optimizer = OptimizerName(flags.optimizer.kind);
-  coordinator = std::make_unique<Coordinator>(coordinator_options, params.get(), db.get(), snapshots.get());
+  coordinator =
+      std::make_unique<Coordinator>(coordinator_options, params.get(), db.get(), snapshots.get(), &metrics);
 
   RECON_ASSIGN_OR_RETURN(const std::optional<Manifest> restored, Recover());
   absl::Status recovered;

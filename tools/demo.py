@@ -14,7 +14,6 @@ import json
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ class Job:
     def __init__(self, options, directory):
         self.options = options
         self.directory = pathlib.Path(directory)
-        self.bin = ROOT / "build" / options.preset / "bin"
+        self.bin = options.bin
         self.server = None
         self.workers = {}
         self.address = "127.0.0.1:0"
@@ -58,7 +57,8 @@ class Job:
     def updates(self):
         """Updates of the whole job, for the schedule: one a push, or one a step of all workers (bsp)."""
         pushes = self.options.data_epochs * 60000 // self.options.batch
-        return pushes // self.options.workers if self.options.sync == "bsp" else pushes
+        steady = self.options.workers - (1 if self.options.scenario == "lose-one" else 0)
+        return pushes // steady if self.options.sync == "bsp" else pushes
 
     def start_worker(self, name, *extra):
         self.workers[name] = self.spawn(name, [
@@ -71,14 +71,20 @@ class Job:
                               capture_output=True, text=True, timeout=30)
         return json.loads(done.stdout) if done.returncode == 0 else None
 
-    def wait(self, condition, seconds, what):
+    def check_alive(self):
+        """Nothing ends by itself before the job is finished."""
+        for name, process in [("the server", self.server), *self.workers.items()]:
+            if process is not None and process.poll() not in (None, 0):
+                self.fail(f"{name} ended with code {process.returncode}")
+
+    def wait(self, condition, seconds, what, ending=False):
         deadline = time.monotonic() + seconds
         while True:
             value = condition()
             if value:
                 return value
-            if self.server is not None and self.server.poll() not in (None, 0, -signal.SIGKILL):
-                self.fail(f"the server ended with code {self.server.returncode}")
+            if not ending:
+                self.check_alive()
             if time.monotonic() > deadline:
                 self.fail(f"waited {seconds} s for {what}")
             time.sleep(0.05)
@@ -153,6 +159,7 @@ def run_faults(job, screen, result, state):
         victim = job.workers["worker-2"]
         victim.kill()
         victim.wait()
+        del job.workers["worker-2"]
         state["killed"] = True
         screen.event("killed worker-2 with SIGKILL")
         if options.scenario == "crash":
@@ -209,14 +216,15 @@ def train(job, result):
             run_faults(job, screen, result, state)
         if status["phase"] != "PHASE_FINISHED":
             return False
-        state["completions"] = job.ctl("completions")["completions"]
-        return True
+        completions = job.ctl("completions")
+        state["completions"] = completions["completions"] if completions else None
+        return completions is not None
 
     job.wait(step, options.timeout, "the job to finish")
     result["train_seconds"] = round(time.monotonic() - start, 1)
-    job.wait(lambda: job.server.poll() is not None, 30, "the server to end")
-    for name, worker in job.workers.items():
-        job.wait(lambda w=worker: w.poll() is not None, 30, f"{name} to end")
+    for name, process in [*job.workers.items(), ("the server", job.server)]:
+        job.wait(lambda p=process: p.poll() is not None, 30, f"{name} to end", ending=True)
+    job.check_alive()
     if TERMINAL:
         print()
     status = state["status"]
@@ -263,6 +271,22 @@ def summarize(job, result, status, verified):
     print()
 
 
+def check(options, result, snapshots_ok):
+    """What is not as it should be."""
+    complaints = []
+    if not snapshots_ok:
+        complaints.append("a snapshot does not verify")
+    if not result["samples_completed_once"]:
+        complaints.append("not every sample was completed exactly once")
+    if result["test_accuracy"] < options.expect_accuracy:
+        complaints.append(f"test accuracy {result['test_accuracy']}, expected at least {options.expect_accuracy}")
+    if options.scenario == "crash":
+        for key in ("worker_reconstruct_ms", "server_recover_ms"):
+            if key not in result:
+                complaints.append(f"{key} was not measured: the job ended too early")
+    return complaints
+
+
 def main():
     parser = argparse.ArgumentParser(prog="tools/demo.sh", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -274,8 +298,9 @@ def main():
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--learning-rate", default="0.001")
     parser.add_argument("--split-samples", type=int, default=2000)
-    parser.add_argument("--preset", default="release")
+    parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build" / "release" / "bin", help="where the programs are")
     parser.add_argument("--timeout", type=float, default=600, help="seconds")
+    parser.add_argument("--expect-accuracy", type=float, default=0, metavar="X", help="fail if it ends with less")
     parser.add_argument("--keep", metavar="DIR", help="keep logs and data in DIR")
     options = parser.parse_args()
     if options.workers is None:
@@ -295,12 +320,14 @@ def main():
         order = ["test_accuracy", "data_epochs", "samples_completed_once", "worker_reconstruct_ms",
                  "server_recover_ms", "train_seconds", "snapshots", "samples_per_second"]
         print(json.dumps({key: result[key] for key in order if key in result}))
-        ok = verified[0] and result["samples_completed_once"]
+        complaints = check(options, result, verified[0])
     finally:
         job.stop()
         if not options.keep:
             shutil.rmtree(directory, ignore_errors=True)
-    return 0 if ok else 1
+    for complaint in complaints:
+        print(f"demo: {complaint}", file=sys.stderr)
+    return 1 if complaints else 0
 
 
 if __name__ == "__main__":

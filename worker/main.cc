@@ -10,7 +10,8 @@
 #include "worker/runtime/worker.h"
 #include "worker/runtime/worker_flags.h"
 
-// Exit codes: 0 job finished or stopped by a signal, 1 failed, 2 wrong flags or data that does not fit.
+// Exit codes: 0 job finished or stopped by a signal, 1 failed, 2 wrong flags, or data or a model that does
+// not fit.
 int main(int argc, char** argv) {
   recon::ProcessUptime();
   // Trimming the heap after each 1 MiB message costs more than half of the throughput.
@@ -31,5 +32,5 @@ int main(int argc, char** argv) {
   signals.join();
   if (status.ok() || (absl::IsCancelled(status) && stop.load())) return 0;
   std::cerr << "recon-worker: " << status.message() << "\n";
-  return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ? 2 : 1;
+  return absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsDataLoss(status) ? 2 : 1;
 }

@@ -32,8 +32,11 @@ constexpr size_t kWaitingRepliesMax = 65'536;
 constexpr absl::Duration kReplyWaitMax = absl::Seconds(10);
 
 constexpr size_t kMembersMax = 4096;
-// A worker holds the split it computes, the one it finishes sending, and one task of evaluation.
-constexpr size_t kLeasesPerWorkerMax = 16;
+// Splits whose pushes are under way, as many as a pipeline has places; then the worker waits before it asks
+// for more.
+constexpr size_t kOpenSplitsMax = 16;
+// Those, and the leases of replies that were lost, until they expire.
+constexpr size_t kLeasesPerWorkerMax = 4 * kOpenSplitsMax;
 // The job's whole list of splits is kept in memory, one bit and a few words each.
 constexpr uint64_t kSplitsMax = 10'000'000;
 

@@ -68,7 +68,9 @@ ControlDb::ControlDb(std::unique_ptr<rocksdb::DB> db) : db_(std::move(db)) {}
 ControlDb::~ControlDb() = default;
 
 absl::Status ControlDb::Put(const std::string& key, const std::string& value) {
-  return FromRocks(db_->Put(rocksdb::WriteOptions(), key, value), absl::StrCat("write ", key));
+  rocksdb::WriteOptions options;
+  options.sync = true;
+  return FromRocks(db_->Put(options, key, value), absl::StrCat("write ", key));
 }
 
 absl::StatusOr<std::optional<std::string>> ControlDb::Get(const std::string& key) const {
@@ -119,7 +121,11 @@ absl::StatusOr<WorkerId> ControlDb::WorkerIdFor(const std::string& name) {
 }
 
 absl::Status ControlDb::SaveCompletion(const Completion& completion) {
-  return Put(DoneKey(completion), completion.SerializeAsString());
+  const std::string key = DoneKey(completion);
+  RECON_ASSIGN_OR_RETURN(const auto before, Get(key));
+  if (before)
+    return absl::AlreadyExistsError(absl::StrCat("control database: ", key, " is completed already"));
+  return Put(key, completion.SerializeAsString());
 }
 
 absl::StatusOr<std::vector<Completion>> ControlDb::LoadCompletions() const {

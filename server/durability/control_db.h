@@ -16,8 +16,8 @@ class DB;
 namespace recon {
 
 // The control state that must outlive the server, in RocksDB: cluster epoch, job, workers' numbers and
-// completed splits. Every write is in the database's log before it returns, so that nothing is lost
-// when the process dies.
+// completed splits. Every write is synced before it returns, so that nothing is lost when the process or the
+// machine dies.
 //
 // Threads: thread-safe, as RocksDB is. Blocks on the disk: never call it on a gRPC thread.
 // Keys: "epoch", "job", "worker/<name>", "done/<kind>/<data epoch>/<split>" (numbers as 8 hex digits).
@@ -35,6 +35,7 @@ class ControlDb {
   // The number of the worker of that name, given out when the name is new.
   absl::StatusOr<WorkerId> WorkerIdFor(const std::string& name);
 
+  // AlreadyExists if this split was completed before: the first record stays.
   absl::Status SaveCompletion(const Completion& completion);
   // In the order of kind, data epoch and split.
   absl::StatusOr<std::vector<Completion>> LoadCompletions() const;

@@ -53,6 +53,7 @@ class StalenessGate {
 
   // Queues a reply; it comes back from TakeReleased() or TakeExpired() once.
   void Wait(Ticket ticket, uint64_t step, absl::Time deadline);
+  void Cancel(Ticket ticket) { waiting_.erase(ticket); }
   std::vector<Ticket> TakeReleased();
   std::vector<Ticket> TakeExpired(absl::Time now);
   size_t waiting() const { return waiting_.size(); }

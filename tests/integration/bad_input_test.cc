@@ -1,8 +1,12 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 
+#include <random>
+
 #include "absl/strings/match.h"
 #include "catch2/catch.hpp"
+#include "common/base/mutex.h"
+#include "grpcpp/generic/generic_stub.h"
 #include "tests/integration/cluster.h"
 #include "tests/support/listening_socket.h"
 
@@ -135,6 +139,62 @@ TEST_CASE("reconctl shows a job, takes snapshots and drains, for people and for 
   bytes[100] = static_cast<char>(bytes[100] ^ 1);
   WriteWholeFile(pack, bytes);
   Refused({"reconctl", "snapshot", "verify", cluster.snapshots()}, 4, "PACK-");
+}
+
+TEST_CASE("no bytes on the wire end the server", "[bad_input]") {
+  Cluster cluster({"--data-epochs", "1000", "--split-samples", "200"});
+  REQUIRE(cluster.StartServer());
+  auto worker = cluster.StartWorker("one");
+  REQUIRE(cluster.SamplesReach(400));
+  grpc::GenericStub stub(*ConnectTo(cluster.address(), {}));
+  std::mt19937 random(1);
+  const auto send = [&](const std::string& method, const std::string& bytes) {
+    const grpc::Slice slice(bytes);
+    const grpc::ByteBuffer request(&slice, 1);
+    grpc::ByteBuffer reply;
+    grpc::ClientContext context;
+    Notification answered;
+    grpc::Status status;
+    stub.UnaryCall(&context, method, grpc::StubOptions(), &request, &reply, [&](const grpc::Status& result) {
+      status = result;
+      answered.Notify();
+    });
+    answered.WaitForNotification();
+    return status;
+  };
+  for (const char* rpc :
+       {"/recon.Param/Push", "/recon.Param/Pull", "/recon.Param/PushPull", "/recon.Param/Init",
+        "/recon.Control/Register", "/recon.Control/Heartbeat", "/recon.Control/Acquire",
+        "/recon.Control/Complete", "/recon.Control/Leave", "/recon.Control/Nonsense"}) {
+    for (int i = 0; i < 40; ++i) {
+      std::string bytes(random() % 300, '\0');
+      for (char& byte : bytes) byte = static_cast<char>(random());
+      CHECK_FALSE(send(rpc, bytes).ok());
+    }
+  }
+  CHECK(send("/recon.Param/PushPull", std::string(9 << 20, 'x')).error_code() ==
+        grpc::StatusCode::INVALID_ARGUMENT);
+  CHECK(cluster.SamplesReach(cluster.Status()->samples_completed() + 400));
+  CHECK(worker->running());
+}
+
+TEST_CASE("a model larger than any machine is refused, and the server goes on", "[bad_input]") {
+  Cluster cluster({});
+  REQUIRE(cluster.StartServer());
+  WriteWholeFile(cluster.directory() / "shapes", "w 65536 1048576\n");
+  auto worker = cluster.StartWorker("one", {"--model", "synthetic:" + (cluster.directory() / "shapes")});
+  CHECK(worker->Wait(absl::Seconds(30)) == 1);
+  CHECK(absl::StrContains(worker->output(), "bytes with its optimizer state, the server has"));
+  CHECK(cluster.Status().ok());
+}
+
+TEST_CASE("two jobs cannot share a snapshot directory", "[bad_input]") {
+  Cluster cluster({});
+  REQUIRE(cluster.StartServer());
+  const TempDir other;
+  Refused({"recon-server", "--data", other / "data", "--listen", "127.0.0.1:0", "--snapshot-dir",
+           cluster.snapshots()},
+          1, absl::StrCat("in use by process ", cluster.server().pid()));
 }
 
 TEST_CASE("a full disk fails the snapshot, says so, and training goes on", "[bad_input]") {

@@ -40,8 +40,9 @@ class Cluster {
 
   std::unique_ptr<Process> StartWorker(const std::string& name, std::vector<std::string> flags = {}) {
     std::vector<std::string> arguments = {
-        "recon-worker",           "--server", address_,      "--name",   name, "--data",
-        "clusters:4000,500,16,4", "--model",  "mlp:16-24-4", "--device", "cpu"};
+        "recon-worker",           "--server", address_, "--name", name, "--data",
+        "clusters:4000,500,16,4", "--device", "cpu"};
+    if (flags.empty() || flags[0] != "--model") arguments.insert(arguments.end(), {"--model", "mlp:16-24-4"});
     arguments.insert(arguments.end(), flags.begin(), flags.end());
     return std::make_unique<Process>(arguments, absl::StrCat(directory_.path(), "/", name, ".log"));
   }

@@ -102,6 +102,31 @@ TEST_CASE("BSP goes on without a worker that is expelled, and drops its unfinish
   CHECK(f.Values(1)[0] == -4);
 }
 
+TEST_CASE("BSP: a worker that is expelled while its reply waits is told so, and its push does not count",
+          "[param_server]") {
+  Fixture f(0);
+  const auto waiting = f.Push(2, 0, 100);
+  f.Settle();
+  f.server().Expel(WorkerId(2));
+  CHECK(absl::IsFailedPrecondition(Await(waiting)));
+  CHECK(Await(f.Push(1, 0, 3)).ok());
+  CHECK(f.Values(1)[0] == -3);
+}
+
+TEST_CASE("a model larger than the memory is refused with both numbers, and a smaller one then taken",
+          "[param_server]") {
+  Metrics metrics;
+  ParamServer::Options options = ParamServerHarness::MakeOptions(kAsp, OptimizerKind::kAdam, 1, 1);
+  options.state_bytes_max = 8 << 20;
+  ParamServer server(options, &metrics);
+  ModelSpec large = SampleModel();
+  large.mutable_tensors(0)->set_shape(0, 300'000);
+  const absl::Status status = server.DefineModel(large);
+  CHECK(absl::IsResourceExhausted(status));
+  CHECK(absl::StrContains(status.message(), "the server has 8388608"));
+  CHECK(server.DefineModel(SampleModel()).ok());
+}
+
 TEST_CASE("BSP: a reply that was lost is given again; the push had counted", "[param_server]") {
   Fixture f(0);
   const auto one = f.Push(1, 0, 2);

@@ -4,6 +4,7 @@
 
 #include "absl/time/clock.h"
 #include "common/base/clock.h"
+#include "common/base/hash.h"
 
 namespace recon {
 namespace {
@@ -18,8 +19,9 @@ float SmallUniform(uint64_t* state) {
 }  // namespace
 
 SyntheticBackend::SyntheticBackend(ModelSpec spec, absl::Duration step_time, uint64_t seed)
-    : spec_(std::move(spec)), step_time_(step_time), noise_(kNoise), state_(seed) {
-  for (float& value : noise_) value = SmallUniform(&state_);
+    : spec_(std::move(spec)), step_time_(step_time), noise_(kNoise), seed_(seed) {
+  uint64_t state = seed;
+  for (float& value : noise_) value = SmallUniform(&state);
 }
 
 void SyntheticBackend::InitialValues(uint64_t seed, absl::Span<float> values) const {
@@ -30,7 +32,9 @@ void SyntheticBackend::InitialValues(uint64_t seed, absl::Span<float> values) co
 absl::StatusOr<BatchResult> SyntheticBackend::Gradient(const Batch& batch, const ParameterView&,
                                                        absl::Span<float> gradient) {
   const int64_t start = MonotonicNanos();
-  size_t from = SplitMix64(&state_) % noise_.size();
+  // By what is in the batch: whoever computes it, and however often, gets the same gradient.
+  uint64_t state = seed_ ^ Hash64(batch.features.data(), batch.features.size() * sizeof(float));
+  size_t from = SplitMix64(&state) % noise_.size();
   for (size_t at = 0; at < gradient.size();) {
     const size_t count = std::min(gradient.size() - at, noise_.size() - from);
     std::copy_n(noise_.begin() + static_cast<ptrdiff_t>(from), count,

@@ -29,7 +29,7 @@ class SyntheticBackend : public ModelBackend {
   absl::Duration step_time_;
   const ParamLayout* layout_ = nullptr;
   std::vector<float> noise_;
-  uint64_t state_;
+  uint64_t seed_;
 };
 
 }  // namespace recon

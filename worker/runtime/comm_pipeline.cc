@@ -114,7 +114,7 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, std::vector<F
   std::vector<EncodedShard> shards;
   const EncodeStats stats = EncodeShards(*layout_, options_.push_codec, push.gradient.data(), &shards);
   if (stats.non_finite > 0) {
-    return absl::InvalidArgumentError(
+    return absl::OutOfRangeError(
         absl::StrCat("step ", push.step, ": ", stats.non_finite,
                      " gradient values are infinite or not a number; is the learning rate too high?"));
   }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
+#include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 
@@ -16,7 +17,9 @@ namespace {
 constexpr absl::Duration kRateWindow = absl::Seconds(3);
 
 bool ServerGone(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
+  // gRPC says Unknown or Internal of a stream that breaks at the wrong moment; the server itself never does.
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status) ||
+         absl::IsUnknown(status) || absl::IsInternal(status);
 }
 
 }  // namespace
@@ -303,7 +306,8 @@ void Session::Leave(const std::string& reason) {
 
 bool Session::must_drain() const {
   MutexLock lock(&mu_);
-  return first_allowed_step_ > next_step_ && !unacknowledged_.empty();
+  if (unacknowledged_.empty()) return false;
+  return std::max(next_step_, first_allowed_step_) - *unacknowledged_.begin() >= limits::kPipelineDepthMax;
 }
 
 uint64_t Session::TakeStep() {

@@ -93,9 +93,9 @@ class Session {
   bool lost(const HeldLeasePtr& held) const;
   void Leave(const std::string& reason);
 
-  // Steps: the next one to push, and which are not acknowledged. While must_drain(), steps are about to jump
-  // to where the others are: a ledger tells apart only so many, so what is under way has to be acknowledged
-  // first.
+  // // Steps: the next one to push, and which are not acknowledged. While must_drain(), the next step would
+  // be so far from one that is still under way (it tries again, or steps jump to where the others are) that a
+  // ledger might not tell it from an old one: what is under way has to be acknowledged first.
   bool must_drain() const;
   uint64_t TakeStep();
   void Acknowledge(uint64_t step);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/base/clock.h"
+#include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "worker/data/prefetcher.h"
@@ -54,7 +55,7 @@ absl::Status TrainLoop::Run() {
     RECON_RETURN_IF_ERROR(session_->fatal());
     RECON_RETURN_IF_ERROR(CompleteFinishedSplits());
     // A synchronous step is closed by who takes part in it: no asking for work with a push under way.
-    if (synchronous()) pipeline_.WaitUntilBelow(1);
+    if (synchronous() || open_.size() >= limits::kOpenSplitsMax) pipeline_.WaitUntilBelow(1);
     RECON_RETURN_IF_ERROR(CompleteFinishedSplits());
     RECON_ASSIGN_OR_RETURN(const Session::Acquired acquired, session_->Acquire());
     if (acquired.initial_values_wanted) {
@@ -113,7 +114,7 @@ absl::Status TrainLoop::TrainBatch(const Batch& batch, uint64_t order_key,
   compute_seconds_.Observe(absl::ToDoubleSeconds(Now() - start));
   const double loss = result.loss_sum / static_cast<double>(result.samples);
   if (!std::isfinite(loss)) {
-    return absl::InvalidArgumentError(absl::StrCat("the loss is ", loss, "; is the learning rate too high?"));
+    return absl::OutOfRangeError(absl::StrCat("the loss is ", loss, "; is the learning rate too high?"));
   }
   loss_.Set(loss);
   session_->counters()->last_loss = loss;

@@ -73,8 +73,13 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
     status = loop.Run();
     ended.store(true);
     watcher.join();
+    if (absl::IsCancelled(status) && !session->fatal().ok()) status = session->fatal();
     // Pushes under way end now: nobody would wait for them.
     if (!status.ok()) session->Fail(status);
+  }
+  if (!status.ok() && stop->load() && (absl::IsCancelled(status) || absl::IsDeadlineExceeded(status))) {
+    spdlog::warn("{}", status.message());
+    status = absl::OkStatus();
   }
   const bool finished = status.ok() && !stop->load();
   spdlog::info("{}: {} steps, {} samples", finished ? "job finished" : "stopping",
