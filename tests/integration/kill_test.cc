@@ -13,13 +13,13 @@ namespace {
 
 constexpr uint64_t kSamples = 4000;
 
-std::vector<std::string> JobFlags(const std::string& sync, int epochs) {
+std::vector<std::string> JobFlags(const std::string& sync, int epochs, int split_samples = 200) {
   return {"--sync",
           sync,
           "--data-epochs",
           absl::StrCat(epochs),
           "--split-samples",
-          "200",
+          absl::StrCat(split_samples),
           "--batch",
           "20",
           "--snapshot-interval",
@@ -114,7 +114,8 @@ TEST_CASE("a worker that was stopped for longer than the eviction comes back and
 
 TEST_CASE("the server is killed again and again under load, and nothing completed is lost or doubled",
           "[kill]") {
-  Cluster cluster(JobFlags("asp", 30));
+  // Splits of 100 batches: a worker could get far ahead of a push that is trying again.
+  Cluster cluster(JobFlags("asp", 40, /*split_samples=*/2000));
   REQUIRE(cluster.StartServer());
   auto one = cluster.StartWorker("one");
   auto two = cluster.StartWorker("two");
@@ -129,7 +130,7 @@ TEST_CASE("the server is killed again and again under load, and nothing complete
   REQUIRE(cluster.Finished());
   CHECK(one->Wait(absl::Seconds(30)) == 0);
   CHECK(two->Wait(absl::Seconds(30)) == 0);
-  CheckCompletedOnce(cluster, 30);
+  CheckCompletedOnce(cluster, 40);
 }
 
 TEST_CASE("SIGTERM: a worker leaves in good order, a server drains with a snapshot", "[kill]") {
