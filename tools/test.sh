@@ -6,6 +6,15 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 parts=("$@")
 [ $# -gt 0 ] || parts=(release dev tsan fuzz)
+for part in "${parts[@]}"; do
+  case "$part" in
+    release | dev | tsan | fuzz) ;;
+    *)
+      echo "test: no part $part; there are release, dev, tsan and fuzz" >&2
+      exit 2
+      ;;
+  esac
+done
 tools/setup.sh
 
 run_fuzzers() {
@@ -30,10 +39,6 @@ for part in "${parts[@]}"; do
     release | dev) ctest --preset "$part" --timeout 900 ;;
     tsan) ctest --preset tsan -L 'unit|concurrent' --timeout 900 ;;
     fuzz) run_fuzzers ;;
-    *)
-      echo "test: no part $part; there are release, dev, tsan and fuzz" >&2
-      exit 2
-      ;;
   esac
 done
 echo "test: all parts passed: ${parts[*]}"

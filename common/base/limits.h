@@ -44,7 +44,7 @@ constexpr uint64_t kSplitsMax = 10'000'000;
 constexpr int kPipelineDepthMax = 16;
 // A push this far beyond what the server knows of its worker is an error; below the 64 steps a shard's
 // ledger can tell apart.
-constexpr uint64_t kStepsAheadMax = 2 * kPipelineDepthMax;
+constexpr uint64_t kStepsAheadMax = uint64_t{2} * kPipelineDepthMax;
 // No job gets there; keeps sums of steps from wrapping.
 constexpr uint64_t kStepMax = uint64_t{1} << 48;
 // Samples of a data set: numbers of samples are 32-bit in the workers' orders.

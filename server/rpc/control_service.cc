@@ -16,8 +16,9 @@ grpc::ServerUnaryReactor* OnLane(Lane* lane, grpc::CallbackServerContext* contex
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   lane->Post([reactor, reply, call = std::move(call)] {
     absl::StatusOr<Reply> result = call();
-    if (result.ok()) *reply = *std::move(result);
-    reactor->Finish(ToGrpc(result.status()));
+    const absl::Status status = result.status();
+    if (status.ok()) *reply = *std::move(result);
+    reactor->Finish(ToGrpc(status));
   });
   return reactor;
 }

@@ -23,8 +23,8 @@ class InProcessJob {
     flags.data = directory / "data";
     flags.snapshot_dir = directory / "data/snapshots";
     flags.lanes = 2;
-    flags.optimizer.kind = OptimizerKind::kMomentum;
-    flags.optimizer.learning_rate = 0.05;
+    flags.optimizer.kind = OptimizerKind::kSgd;  // Stands staleness: what it learns does not hang on timing.
+    flags.optimizer.learning_rate = 0.1;
     flags.job.set_bound(bound);
     flags.job.set_seed(1);
     flags.job.set_batch_samples(32);

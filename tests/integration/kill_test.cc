@@ -27,9 +27,9 @@ std::vector<std::string> JobFlags(const std::string& sync, int epochs, int split
           "--evict-after",
           "1500ms",
           "--optimizer",
-          "momentum",
+          "sgd",
           "--learning-rate",
-          "0.02",
+          "0.1",
           "--workers-min",
           "2"};
 }

@@ -33,7 +33,6 @@ struct TrainLoop::OpenSplit {
 TrainLoop::TrainLoop(const Options& options, const ParamLayout* layout, ModelBackend* backend,
                      const TrainAndTest* data, ParamClient* client, Session* session, Metrics* metrics)
     : options_(options),
-      layout_(layout),
       backend_(backend),
       data_(data),
       session_(session),

@@ -53,7 +53,6 @@ class TrainLoop {
 
   // Set in the constructor.
   const Options options_;
-  const ParamLayout* const layout_;
   ModelBackend* const backend_;
   const TrainAndTest* const data_;
   Session* const session_;
