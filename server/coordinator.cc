@@ -213,7 +213,8 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   reply.set_has_values(params_->has_values());
   *reply.mutable_job() = options_.job;
   AdoptLeases(request, worker, now, &reply);
-  reply.set_start_step(params_->GetStats().frontier_step);
+  // Asynchronous workers count steps of their own: a jump to where others are would look like an error.
+  reply.set_start_step(options_.job.bound() < 0 ? request.next_step() : params_->GetStats().frontier_step);
   const bool trains = std::any_of(reply.adopted().begin(), reply.adopted().end(),
                                   [](const Lease& lease) { return lease.kind() == LEASE_TRAIN; });
   if (trains) reply.set_start_step(params_->Activate(worker, request.next_step()));
