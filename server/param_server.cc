@@ -261,7 +261,9 @@ absl::Status ParamServer::CheckPush(const Operation& op) const {
     return absl::InvalidArgumentError(absl::StrCat("gradient norm is ", header.gradient_norm));
   }
   if (header.samples == 0) return absl::InvalidArgumentError("push of 0 samples");
-  const uint64_t known = std::max(gate_.next_step(op.worker), gate_.bound() < 0 ? 0 : gate_.frontier());
+  // An asynchronous worker may know of acknowledgements that this process does not, until its next heartbeat.
+  const uint64_t known =
+      gate_.bound() < 0 ? limits::kStepMax : std::max(gate_.next_step(op.worker), gate_.frontier());
   if (header.step >= known + limits::kStepsAheadMax) {
     return absl::InvalidArgumentError(absl::StrCat("step ", header.step, ", the worker's next is ", known,
                                                    ", allowed are ", limits::kStepsAheadMax, " beyond it"));

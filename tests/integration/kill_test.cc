@@ -128,6 +128,9 @@ TEST_CASE("the server is killed again and again under load, and nothing complete
     CHECK(cluster.Status()->samples_completed() >= completed);
   }
   REQUIRE(cluster.Finished());
+  one->Wait(absl::Seconds(30));
+  two->Wait(absl::Seconds(30));
+  INFO(one->output() << two->output());
   CHECK(one->Wait(absl::Seconds(30)) == 0);
   CHECK(two->Wait(absl::Seconds(30)) == 0);
   CheckCompletedOnce(cluster, 40);
