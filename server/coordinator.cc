@@ -45,6 +45,8 @@ Coordinator::Coordinator(const Options& options, ParamServer* params, ControlDb*
       samples_completed_(metrics->Gauge("recon_server_samples_completed", "Training samples completed")),
       accuracy_(metrics->Gauge("recon_server_test_accuracy", "Accuracy of the last evaluation")),
       departures_(metrics->Counter("recon_server_departures_total", "Workers that left or were evicted")),
+      residuals_lost_(metrics->Counter("recon_server_residuals_lost_total",
+                                       "Workers that died with gradient values kept back by their encoder")),
       membership_(options.timeouts),
       // 2^40 grants per cluster epoch: numbers never meet those of another.
       leases_(absl::Milliseconds(options.job.lease_duration_ms()), options.cluster_epoch << 40),
@@ -192,10 +194,12 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   member.codec = request.codec();
   member.simulated = request.simulated();
   const Membership::Member* before = membership_.Find(worker);
+  const WorkerProgress progress_before = before == nullptr ? WorkerProgress() : before->progress;
   const bool replaces = before != nullptr && !before->gone && before->incarnation != member.incarnation;
   const bool renews = before != nullptr && !before->gone && before->incarnation == member.incarnation;
   RECON_RETURN_IF_ERROR(membership_.Admit(worker, member, now));
   if (replaces) {
+    NoteResidualLost(request.name(), progress_before);
     ReturnTasks(leases_.TakeAllOf(worker));
     params_->Expel(worker);
   }
@@ -429,12 +433,22 @@ void Coordinator::Depart(WorkerId worker, const std::string& how) {
                tasks.size(), membership_.alive());
 }
 
+void Coordinator::NoteResidualLost(const std::string& name, const WorkerProgress& progress) {
+  if (progress.residual_norm() == 0) return;
+  residuals_lost_.Increment();
+  spdlog::warn("worker {}: what its encoder had kept back for {:.0f} s is lost, L2 norm {:.3g}", name,
+               progress.residual_age_seconds(), progress.residual_norm());
+}
+
 void Coordinator::ReturnTasks(const std::vector<Task>& tasks) {
   for (const Task& task : tasks) queue_->Return(task);
 }
 
 void Coordinator::Tick(absl::Time now) {
-  for (const WorkerId worker : membership_.Expire(now)) Depart(worker, "evicted, no heartbeat");
+  for (const WorkerId worker : membership_.Expire(now)) {
+    NoteResidualLost(membership_.Find(worker)->name, membership_.Find(worker)->progress);
+    Depart(worker, "evicted, no heartbeat");
+  }
   for (const LeaseTable::Lease& lease : leases_.TakeExpired(now)) {
     spdlog::warn("lease of split {} (data epoch {}) by worker {} expired", lease.task.split.value(),
                  lease.task.data_epoch, lease.holder.value());

@@ -71,6 +71,8 @@ class Coordinator {
   void OnInitialValues();
   void TakeInitialSnapshot();
   void StartIfReady();
+  // Counts what a worker that did not leave in good order took with it.
+  void NoteResidualLost(const std::string& name, const WorkerProgress& progress);
   void ReturnTasks(const std::vector<Task>& tasks);
   void Depart(WorkerId worker, const std::string& how);
   void NoteEvaluation(uint32_t data_epochs, int64_t unix_ms);
@@ -85,6 +87,7 @@ class Coordinator {
   prometheus::Gauge& samples_completed_;
   prometheus::Gauge& accuracy_;
   prometheus::Counter& departures_;
+  prometheus::Counter& residuals_lost_;
 
   // Control lane only.
   Membership membership_;

@@ -181,12 +181,7 @@ void ParamServer::Handle(FrameKind kind, const ByteChain& bytes, absl::Time now,
   if (kind != FrameKind::kPull) {
     // Before the lock: it reads the whole payload.
     for (size_t i = 0; i < op->frame.parts.size() && status.ok(); ++i) {
-      const PartHeader& part = op->frame.parts[i];
-      if (!AllFinite({static_cast<CodecId>(part.codec), part.payload_bytes == 0 ? 0 : part.count,
-                      op->frame.payloads[i]})) {
-        status = absl::InvalidArgumentError(absl::StrCat(
-            "step ", op->frame.header.step, " shard ", part.shard, ": a value is infinite or not a number"));
-      }
+      status = CheckContent(*op, i);
     }
   }
   {
@@ -198,6 +193,25 @@ void ParamServer::Handle(FrameKind kind, const ByteChain& bytes, absl::Time now,
     if (status.ok()) SequenceFrame(op);
   }
   if (!status.ok()) Finish(op, status);
+}
+
+absl::Status ParamServer::CheckContent(const Operation& op, size_t index) const {
+  const PartHeader& part = op.frame.parts[index];
+  if (part.payload_bytes == 0) return absl::OkStatus();  // Refused later, unless the shard needs none.
+  const auto codec = static_cast<CodecId>(part.codec);
+  absl::Status status;
+  if ((options_.accepted_codecs >> part.codec & 1) == 0) {
+    status = absl::InvalidArgumentError(
+        absl::StrCat("codec ", CodecName(codec), " is not among those the server accepts"));
+  } else if (op.kind == FrameKind::kInit && !IsValueCodec(codec)) {
+    status = absl::InvalidArgumentError(
+        absl::StrCat("codec ", CodecName(codec), ": initial values must be fp32, fp16 or bf16"));
+  } else {
+    status = CheckPayload(codec, part.count, op.frame.payloads[index]);
+  }
+  if (status.ok()) return status;
+  return absl::InvalidArgumentError(
+      absl::StrCat("step ", op.frame.header.step, " shard ", part.shard, ": ", status.message()));
 }
 
 absl::Status ParamServer::CheckSender(const Operation& op) const {
@@ -321,6 +335,7 @@ void ParamServer::DeliverPart(const OperationPtr& op, size_t index) {
   }
   op->reply_parts[index].shard = part.shard;
   op->reply_parts[index].count = part.count;
+  op->reply_parts[index].codec = header.reply_codec;
   op->reply_parts[index].version = shard.version();
   if (op->parts_left.fetch_sub(1, std::memory_order_acq_rel) == 1) Delivered(op);
 }
@@ -427,7 +442,10 @@ void ParamServer::Answer(const OperationPtr& op) {
       Shard& shard = *shards_[op->frame.parts[i].shard];
       op->reply_parts[i].version = shard.version();
       if (shard.version() != op->frame.parts[i].version) {
-        op->reply_payloads[i] = shard.Encoded(static_cast<CodecId>(op->frame.header.reply_codec));
+        Shard::Update update = shard.EncodedSince(static_cast<CodecId>(op->frame.header.reply_codec),
+                                                  op->frame.parts[i].version);
+        op->reply_parts[i].codec = static_cast<uint8_t>(update.codec);
+        op->reply_payloads[i] = std::move(update.payload);
       }
       if (op->parts_left.fetch_sub(1, std::memory_order_acq_rel) == 1) Finish(op, absl::OkStatus());
     });
@@ -445,7 +463,6 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
     Frame frame;
     frame.header = op->frame.header;
     frame.header.kind = static_cast<uint8_t>(FrameKind::kReply);
-    for (PartHeader& part : op->reply_parts) part.codec = op->frame.header.reply_codec;
     frame.parts = std::move(op->reply_parts);
     frame.payloads = std::move(op->reply_payloads);
     reply = EncodeFrame(std::move(frame));

@@ -50,6 +50,8 @@ class ParamServer {
     int bound = StalenessGate::kUnlimited;
     int lanes = 1;
     uint64_t cluster_epoch = 1;
+    // Bit i: pushes may use codec i.
+    uint32_t accepted_codecs = ~uint32_t{0};
     // Parameters and optimizer state may take so many bytes.
     uint64_t state_bytes_max = UINT64_MAX;
   };
@@ -121,6 +123,8 @@ class ParamServer {
   struct Session;
   using OperationPtr = std::shared_ptr<Operation>;
 
+  // All of one payload; reads it, so it runs without the lock.
+  absl::Status CheckContent(const Operation& op, size_t part) const;
   absl::Status CheckSender(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckPush(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SequenceFrame(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
+#include "common/codec/codec.h"
 #include "server/sync/staleness_gate.h"
 
 namespace recon {
@@ -18,6 +19,7 @@ namespace {
 
 // Flags that need more than CLI11's own conversion.
 struct RawFlags {
+  std::string accept_codecs;
   std::string optimizer = "adam";
   std::string schedule = "constant";
   std::string sync = "asp";
@@ -130,6 +132,11 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
                       "policy of a tensor group, NAME:lr_scale=X,weight_decay_scale=Y"),
       "RECON_GROUP");
 
+  env(app->add_option(
+          "--accept-codecs", raw->accept_codecs,
+          "codecs that pushes may use, by their names on the wire (fp32,fp16,bf16,int8,sparse-fp16, "
+          "...); all by default"),
+      "RECON_ACCEPT_CODECS");
   env(app->add_option("--sync", raw->sync,
                       "asp (asynchronous), bsp (synchronous mean) or ssp:S (S steps apart at most)"),
       "RECON_SYNC");
@@ -180,6 +187,17 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
   schedule.warmup_updates = flags->optimizer.schedule.warmup_updates;
   flags->optimizer.schedule = schedule;
   RECON_RETURN_IF_ERROR(CheckOptimizer(flags->optimizer));
+  if (!raw.accept_codecs.empty()) {
+    // Initial values come in FP32.
+    flags->accepted_codecs = 1u << static_cast<int>(CodecId::kFp32);
+    for (const absl::string_view name : absl::StrSplit(raw.accept_codecs, ',')) {
+      const absl::StatusOr<CodecId> codec = ParseCodecId(name);
+      if (!codec.ok()) {
+        return absl::InvalidArgumentError(absl::StrCat("--accept-codecs: ", codec.status().message()));
+      }
+      flags->accepted_codecs |= 1u << static_cast<int>(*codec);
+    }
+  }
   // Biases and norms, by common practice; --group overrides it.
   flags->groups["no_decay"].weight_decay_scale = 0;
   for (const std::string& group : raw.groups) RECON_RETURN_IF_ERROR(ParseGroup(group, &flags->groups));

@@ -42,6 +42,9 @@ constexpr uint64_t kSplitsMax = 10'000'000;
 
 // Pushes a worker may have in flight; also bounds the memory of its slots.
 constexpr int kPipelineDepthMax = 16;
+// Pushes after a change of codec that tell nothing of it: those of the old one under way, and the first of
+// the new one.
+constexpr int kCodecChangeSkip = 4;
 // A push this far beyond what the server knows of its worker is an error; below the 64 steps a shard's
 // ledger can tell apart.
 constexpr uint64_t kStepsAheadMax = uint64_t{2} * kPipelineDepthMax;

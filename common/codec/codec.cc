@@ -1,36 +1,116 @@
 #include "common/codec/codec.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <iterator>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "common/codec/half_codec.h"
+#include "common/codec/sparse_codec.h"
+#include "common/tensor/page.h"
 
 namespace recon {
 
-bool KnownCodec(uint8_t codec) { return codec <= static_cast<uint8_t>(CodecId::kBf16); }
+namespace {
+
+struct NamedCodec {
+  CodecId id;
+  const char* name;
+};
+constexpr NamedCodec kCodecs[] = {
+    {CodecId::kFp32, "fp32"},
+    {CodecId::kFp16, "fp16"},
+    {CodecId::kBf16, "bf16"},
+    {CodecId::kInt8, "int8"},
+    {CodecId::kSparseFp32, "sparse-fp32"},
+    {CodecId::kSparseFp16, "sparse-fp16"},
+    {CodecId::kSparseBf16, "sparse-bf16"},
+};
+static_assert(std::size(kCodecs) == kCodecIdMax + 1);
+
+// Values looked at together: 16 KiB of FP32 stay in the first-level cache.
+constexpr size_t kTile = 4096;
+
+absl::StatusOr<CodecId> ParseAmong(absl::string_view name, bool value_codecs_only) {
+  std::string known;
+  for (const NamedCodec& codec : kCodecs) {
+    if (value_codecs_only && !IsValueCodec(codec.id)) continue;
+    if (name == codec.name) return codec.id;
+    absl::StrAppend(&known, known.empty() ? "" : ", ", codec.name);
+  }
+  return absl::InvalidArgumentError(absl::StrCat("codec ", name, " is unknown; known are ", known));
+}
+
+absl::Status CheckInt8(uint32_t count, const ByteChain& payload) {
+  ByteReader reader(payload);
+  uint8_t scratch[sizeof(float)];
+  for (uint32_t page = 0; page < PagesOf(count); ++page) {
+    float scale;
+    std::memcpy(&scale, reader.Read(sizeof(float), scratch), sizeof(float));
+    if (!std::isfinite(scale) || scale < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("int8 page ", page, ": scale is ", scale, ", expected 0 or more"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+bool KnownCodec(uint8_t codec) { return codec <= kCodecIdMax; }
 
 const char* CodecName(CodecId codec) {
-  switch (codec) {
-    case CodecId::kFp32:
-      return "fp32";
-    case CodecId::kFp16:
-      return "fp16";
-    case CodecId::kBf16:
-      return "bf16";
-  }
-  return "unknown";
+  return KnownCodec(static_cast<uint8_t>(codec)) ? kCodecs[static_cast<size_t>(codec)].name : "unknown";
 }
 
-absl::StatusOr<CodecId> ParseCodec(absl::string_view name) {
-  for (const CodecId codec : {CodecId::kFp32, CodecId::kFp16, CodecId::kBf16}) {
-    if (name == CodecName(codec)) return codec;
-  }
-  return absl::InvalidArgumentError(absl::StrCat("codec ", name, " is unknown; known are fp32, fp16, bf16"));
+absl::StatusOr<CodecId> ParseCodecId(absl::string_view name) { return ParseAmong(name, false); }
+absl::StatusOr<CodecId> ParseValueCodec(absl::string_view name) { return ParseAmong(name, true); }
+
+CodecId ValueCodec(CodecId sparse) {
+  return static_cast<CodecId>(static_cast<uint8_t>(sparse) - static_cast<uint8_t>(CodecId::kSparseFp32));
 }
+CodecId SparseCodec(CodecId value_codec) {
+  return static_cast<CodecId>(static_cast<uint8_t>(value_codec) + static_cast<uint8_t>(CodecId::kSparseFp32));
+}
+static_assert(static_cast<int>(CodecId::kSparseBf16) - static_cast<int>(CodecId::kSparseFp32) ==
+              static_cast<int>(CodecId::kBf16) - static_cast<int>(CodecId::kFp32));
 
 uint64_t EncodedBytes(CodecId codec, uint64_t count) {
-  return codec == CodecId::kFp32 ? count * 4 : count * 2;
+  if (codec == CodecId::kFp32) return count * 4;
+  if (codec == CodecId::kInt8) return (count + kPageParams - 1) / kPageParams * sizeof(float) + count;
+  return count * 2;
+}
+
+absl::Status CheckPayloadBytes(CodecId codec, uint32_t count, uint64_t bytes) {
+  if (IsSparse(codec)) {
+    // Every page: a header, and for each value 3 bytes of index at most.
+    const uint64_t low = PagesOf(count) * kSparsePageHeaderBytes;
+    const uint64_t high = low + count * (3 + EncodedBytes(ValueCodec(codec), 1));
+    if (bytes >= low && bytes <= high) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(bytes, ", expected ", low, " to ", high, " for ", count,
+                                                   " values of codec ", CodecName(codec)));
+  }
+  const uint64_t expected = EncodedBytes(codec, count);
+  if (bytes == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(bytes, ", expected ", expected, " for ", count, " values of codec ", CodecName(codec)));
+}
+
+absl::Status CheckPayload(CodecId codec, uint32_t count, const ByteChain& payload) {
+  if (IsSparse(codec)) return ForEachSparsePage(codec, count, payload, [](const SparsePage&) {});
+  if (codec == CodecId::kInt8) return CheckInt8(count, payload);
+  alignas(64) uint8_t scratch[kTile * sizeof(float)];
+  ByteReader reader(payload);
+  for (size_t at = 0; at < count; at += kTile) {
+    const size_t tile = std::min<size_t>(kTile, count - at);
+    if (!AllFinite(codec, reader.Read(EncodedBytes(codec, tile), scratch), tile)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a value from number ", at, " to ", at + tile - 1, " is infinite or not a number"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 EncodeStats Encode(CodecId codec, const float* values, size_t count, uint8_t* out) {
@@ -39,7 +119,7 @@ EncodeStats Encode(CodecId codec, const float* values, size_t count, uint8_t* ou
       return EncodeFp16(values, count, out);
     case CodecId::kBf16:
       return EncodeBf16(values, count, out);
-    case CodecId::kFp32:
+    default:
       break;
   }
   EncodeStats stats;
@@ -55,7 +135,7 @@ void Decode(CodecId codec, const uint8_t* bytes, size_t count, float* out) {
       return DecodeFp16(bytes, count, out);
     case CodecId::kBf16:
       return DecodeBf16(bytes, count, out);
-    case CodecId::kFp32:
+    default:
       if (count > 0) std::memcpy(out, bytes, count * sizeof(float));
   }
 }
@@ -66,7 +146,7 @@ bool AllFinite(CodecId codec, const uint8_t* bytes, size_t count) {
       return AllFinite16(bytes, count, 0x7C00);
     case CodecId::kBf16:
       return AllFinite16(bytes, count, 0x7F80);
-    case CodecId::kFp32:
+    default:
       break;
   }
   return AllFinite32(bytes, count);

@@ -4,13 +4,16 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/base/byte_chain.h"
 #include "common/codec/wire_format.h"
 
 namespace recon {
 
-// Values <-> payload bytes. Free functions, thread-safe. Payloads need no alignment.
+// Values <-> payload bytes; FORMAT.md has the grammar. Free functions, thread-safe. Payloads need no
+// alignment.
 
 // What an encoder met.
 struct EncodeStats {
@@ -22,18 +25,29 @@ struct EncodeStats {
 
 bool KnownCodec(uint8_t codec);
 const char* CodecName(CodecId codec);
-// "fp32", "fp16" or "bf16"; InvalidArgument otherwise.
-absl::StatusOr<CodecId> ParseCodec(absl::string_view name);
+// Any codec by its name. InvalidArgument otherwise.
+absl::StatusOr<CodecId> ParseCodecId(absl::string_view name);
+// One that keeps each value apart: "fp32", "fp16" or "bf16". InvalidArgument otherwise.
+absl::StatusOr<CodecId> ParseValueCodec(absl::string_view name);
 
-// Bytes of `count` encoded values.
+constexpr bool IsSparse(CodecId codec) { return codec >= CodecId::kSparseFp32; }
+constexpr bool IsValueCodec(CodecId codec) { return codec <= CodecId::kBf16; }
+// How a sparse codec's values are encoded: fp32, fp16 or bf16.
+CodecId ValueCodec(CodecId sparse);
+CodecId SparseCodec(CodecId value_codec);
+
+// Bytes of a dense payload (not of a sparse one) of `count` values.
 uint64_t EncodedBytes(CodecId codec, uint64_t count);
+// OK if a payload of `count` values can have so many bytes. InvalidArgument with both numbers otherwise.
+absl::Status CheckPayloadBytes(CodecId codec, uint32_t count, uint64_t bytes);
+// Reads all of a payload of the right length: every rule of FORMAT.md, values that are finite included.
+absl::Status CheckPayload(CodecId codec, uint32_t count, const ByteChain& payload);
 
-// Encodes `count` values to EncodedBytes() bytes at `out`; rounds to nearest, ties to even.
+// fp32, fp16, bf16 only: encodes `count` values to EncodedBytes() bytes at `out`; rounds to nearest, ties to
+// even.
 EncodeStats Encode(CodecId codec, const float* values, size_t count, uint8_t* out);
-
 // The reverse. Exact: every 16-bit value has one FP32 value.
 void Decode(CodecId codec, const uint8_t* bytes, size_t count, float* out);
-
 // Whether all encoded values are finite.
 bool AllFinite(CodecId codec, const uint8_t* bytes, size_t count);
 

@@ -36,7 +36,9 @@ absl::Status CheckHeader(const FrameHeader& header, size_t frame_bytes) {
       header.kind > static_cast<uint8_t>(FrameKind::kReply)) {
     return Malformed("kind", header.kind, "1 to 5");
   }
-  if (!KnownCodec(header.reply_codec)) return Malformed("reply codec", header.reply_codec, "0 to 2");
+  if (header.reply_codec > static_cast<uint8_t>(CodecId::kBf16)) {
+    return Malformed("reply codec", header.reply_codec, "0 to 2");
+  }
   if (header.reserved != 0) return Malformed("reserved word", header.reserved, "0");
   if (header.part_count == 0 || header.part_count > limits::kFramePartsMax) {
     return Malformed("part count", header.part_count, absl::StrCat("1 to ", limits::kFramePartsMax));
@@ -52,14 +54,17 @@ absl::Status CheckHeader(const FrameHeader& header, size_t frame_bytes) {
 
 absl::Status CheckPart(const PartHeader& part, uint32_t index) {
   const std::string name = absl::StrCat("part ", index, " (shard ", part.shard, ") ");
-  if (!KnownCodec(part.codec)) return Malformed(name + "codec", part.codec, "0 to 2");
+  if (!KnownCodec(part.codec))
+    return Malformed(name + "codec", part.codec, absl::StrCat("0 to ", kCodecIdMax));
   if (part.reserved[0] != 0 || part.reserved[1] != 0 || part.reserved[2] != 0) {
     return Malformed(name + "reserved byte", part.reserved[0], "0");
   }
-  const uint64_t expected = EncodedBytes(static_cast<CodecId>(part.codec), part.count);
-  if (part.payload_bytes != 0 && part.payload_bytes != expected) {
-    return Malformed(name + "payload bytes", part.payload_bytes,
-                     absl::StrCat(expected, " for ", part.count, " values of codec ", part.codec));
+  if (part.payload_bytes != 0) {
+    const absl::Status bytes =
+        CheckPayloadBytes(static_cast<CodecId>(part.codec), part.count, part.payload_bytes);
+    if (!bytes.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("frame: ", name, "payload bytes is ", bytes.message()));
+    }
   }
   return absl::OkStatus();
 }

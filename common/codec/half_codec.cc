@@ -21,7 +21,7 @@ constexpr uint32_t kAbsMask = 0x7FFFFFFF;
 constexpr uint32_t kInfinityBits = 0x7F800000;
 
 // FP32 bits -> FP16 bits in the low half, round to nearest even. `magnitude` is |x| bits, at most 65504.
-// Integer arithmetic only: F16C is absent on older targets, and Highway's emulation rounds otherwise.
+// Integer arithmetic, for targets without F16C: Highway's emulation rounds otherwise.
 HWY_INLINE VU32 HalfFromBits(U32 d, VU32 bits) {
   const auto sign = hn::ShiftRight<16>(hn::And(bits, hn::Set(d, 0x80000000u)));
   const auto magnitude = hn::And(bits, hn::Set(d, kAbsMask));
@@ -44,20 +44,34 @@ HWY_INLINE VU32 Bf16FromBits(U32 d, VU32 bits) {
   return hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(d, 0x7FFFu)), odd));
 }
 
+// The low halves of the lanes, to `out`.
+HWY_INLINE void StoreHalves(VU32 halves, uint16_t* out) {
+  hn::StoreU(hn::DemoteTo(U16(), hn::BitCast(hn::RebindToSigned<U32>(), halves)), U16(), out);
+}
+
 struct Fp16Traits {
   static constexpr uint32_t kRoundsToInfinity = 0x477FF000;  // 65520
   static constexpr uint32_t kLargest = 0x477FE000;           // 65504
-  static HWY_INLINE VU32 FromBits(U32 d, VU32 bits) { return HalfFromBits(d, bits); }
+  static HWY_INLINE void Store(U32 d, VU32 bits, uint16_t* out) {
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+    // One instruction (F16C) that rounds to nearest even.
+    const hn::Rebind<hwy::float16_t, F32> d16;
+    (void)d;
+    hn::StoreU(hn::DemoteTo(d16, hn::BitCast(F32(), bits)), d16, reinterpret_cast<hwy::float16_t*>(out));
+#else
+    StoreHalves(HalfFromBits(d, bits), out);
+#endif
+  }
 };
 struct Bf16Traits {
   static constexpr uint32_t kRoundsToInfinity = 0x7F7F8000;
   static constexpr uint32_t kLargest = 0x7F7F0000;
-  static HWY_INLINE VU32 FromBits(U32 d, VU32 bits) { return Bf16FromBits(d, bits); }
+  static HWY_INLINE void Store(U32 d, VU32 bits, uint16_t* out) { StoreHalves(Bf16FromBits(d, bits), out); }
 };
 
-// Encodes one vector; adds to the counts.
+// Encodes one vector to `out`; adds to the counts.
 template <typename Traits>
-HWY_INLINE VU32 EncodeBits(U32 d, VU32 bits, EncodeStats* stats) {
+HWY_INLINE void EncodeVector(U32 d, VU32 bits, uint16_t* out, EncodeStats* stats) {
   const hn::RebindToSigned<U32> di;
   const auto magnitude = hn::BitCast(di, hn::And(bits, hn::Set(d, kAbsMask)));
   const auto too_large = hn::Gt(magnitude, hn::Set(di, static_cast<int32_t>(Traits::kRoundsToInfinity) - 1));
@@ -70,28 +84,24 @@ HWY_INLINE VU32 EncodeBits(U32 d, VU32 bits, EncodeStats* stats) {
     const auto largest = hn::Or(sign, hn::Set(d, Traits::kLargest));
     bits = hn::IfThenElse(hn::RebindMask(d, too_large), largest, bits);
   }
-  return Traits::FromBits(d, bits);
+  Traits::Store(d, bits, out);
 }
 
 template <typename Traits>
 EncodeStats EncodeHalf(const float* HWY_RESTRICT values, size_t count, uint8_t* HWY_RESTRICT out) {
   const U32 d;
-  const U16 d16;
   const size_t lanes = hn::Lanes(d);
   const auto* bits = reinterpret_cast<const uint32_t*>(values);
   EncodeStats stats;
   size_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    const auto half = EncodeBits<Traits>(d, hn::LoadU(d, bits + i), &stats);
-    hn::StoreU(hn::DemoteTo(d16, hn::BitCast(hn::RebindToSigned<U32>(), half)), d16,
-               reinterpret_cast<uint16_t*>(out) + i);
+    EncodeVector<Traits>(d, hn::LoadU(d, bits + i), reinterpret_cast<uint16_t*>(out) + i, &stats);
   }
   if (i < count) {
     HWY_ALIGN uint32_t in[HWY_MAX_BYTES / 4] = {};
     HWY_ALIGN uint16_t halves[HWY_MAX_BYTES / 4];
     std::memcpy(in, bits + i, (count - i) * sizeof(uint32_t));
-    const auto half = EncodeBits<Traits>(d, hn::Load(d, in), &stats);
-    hn::StoreU(hn::DemoteTo(d16, hn::BitCast(hn::RebindToSigned<U32>(), half)), d16, halves);
+    EncodeVector<Traits>(d, hn::Load(d, in), halves, &stats);
     std::memcpy(out + 2 * i, halves, (count - i) * sizeof(uint16_t));
   }
   return stats;

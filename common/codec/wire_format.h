@@ -5,7 +5,7 @@
 // memcpy because network buffers have no alignment.
 //
 //   frame   := FrameHeader PartHeader{part_count} payload{part_count}
-//   payload := `count` values of `codec`, payload_bytes long, in the order of the parts
+//   payload := values of `codec`, payload_bytes long, in the order of the parts
 //
 // FrameHeader.checksum is XXH3-64 over header (with checksum = 0) and part table; payloads are
 // protected by the transport.
@@ -22,8 +22,34 @@ inline constexpr uint16_t kFrameVersion = 1;
 
 enum class FrameKind : uint8_t { kPull = 1, kPush = 2, kPushPull = 3, kInit = 4, kReply = 5 };
 
-// How the values of a payload are encoded. The numbers are on the wire: never reuse one.
-enum class CodecId : uint8_t { kFp32 = 0, kFp16 = 1, kBf16 = 2 };
+// How the values of a payload are encoded; FORMAT.md has the grammar. The numbers are on the wire: never
+// reuse one.
+enum class CodecId : uint8_t {
+  kFp32 = 0,
+  kFp16 = 1,
+  kBf16 = 2,
+  kInt8 = 3,
+  kSparseFp32 = 4,
+  kSparseFp16 = 5,
+  kSparseBf16 = 6,
+};
+inline constexpr uint8_t kCodecIdMax = 6;
+
+// How a page of a sparse payload says which of its values follow.
+enum class IndexCoding : uint8_t {
+  kAll = 0,     // Every one: no index bytes.
+  kList = 1,    // 16-bit indices, ascending.
+  kBitmap = 2,  // One bit a value, lowest bit first, padded to bytes.
+  kDelta = 3,   // LEB128: the first index, then each gap to the one before, less 1.
+};
+
+// One a page, before the pages' bodies.
+struct SparsePageHeader {
+  uint32_t coding_and_entries = 0;  // IndexCoding << 24 | number of values.
+  uint32_t index_bytes = 0;
+};
+inline constexpr size_t kSparsePageHeaderBytes = 4 + 4;
+static_assert(sizeof(SparsePageHeader) == kSparsePageHeaderBytes);
 
 // A version no shard has: "send me the pages whatever you have".
 inline constexpr uint64_t kNoVersion = ~uint64_t{0};

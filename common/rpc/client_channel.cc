@@ -19,6 +19,13 @@ absl::Status CheckAddress(const std::string& flag, const std::string& address) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<uint16_t> PortOf(const std::string& address) {
+  RECON_RETURN_IF_ERROR(CheckAddress("address", address));
+  int port = 0;
+  (void)absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port);
+  return static_cast<uint16_t>(port);
+}
+
 absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectTo(const std::string& address, const TlsFlags& tls) {
   RECON_RETURN_IF_ERROR(CheckAddress("--server", address));
   RECON_ASSIGN_OR_RETURN(const auto credentials, ChannelCredentialsFor(address, tls));

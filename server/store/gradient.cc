@@ -4,18 +4,99 @@
 #include <cstring>
 
 #include "common/codec/codec.h"
+#include "common/codec/int8_codec.h"
+#include "common/tensor/page.h"
 #include "server/store/optimizer_kernels.h"
 
 namespace recon {
+namespace {
+
+static_assert(kPageParams % kTileParams == 0, "a tile has one int8 scale");
+
+// Decodes a dense gradient from front to back.
+class TileDecoder {
+ public:
+  explicit TileDecoder(const EncodedGradient& gradient) : codec_(gradient.codec), reader_(gradient.payload) {
+    if (codec_ != CodecId::kInt8) return;
+    scales_.resize(PagesOf(gradient.count));
+    for (float& scale : scales_) std::memcpy(&scale, reader_.Read(sizeof(float), scratch_), sizeof(float));
+  }
+
+  // The next `count` values: kTileParams but for the last.
+  void Next(size_t count, float* values) {
+    if (codec_ == CodecId::kInt8) {
+      DecodeInt8(reader_.Read(count, scratch_), count, scales_[at_ / kPageParams], values);
+    } else {
+      Decode(codec_, reader_.Read(EncodedBytes(codec_, count), scratch_), count, values);
+    }
+    at_ += count;
+  }
+
+ private:
+  const CodecId codec_;
+  ByteReader reader_;
+  std::vector<float> scales_;
+  size_t at_ = 0;
+  alignas(64) uint8_t scratch_[kTileParams * sizeof(float)];
+};
+
+// A whole shard's sum, kept by the lane's thread from one closing to the next.
+struct SumScratch {
+  std::vector<float> sum;
+  std::vector<uint64_t> named;  // One bit a value.
+  std::vector<uint16_t> indices;
+  std::vector<float> values;
+};
+
+void AddSparse(const Contribution& contribution, SumScratch* scratch) {
+  const auto weight = static_cast<float>(contribution.weight);
+  const EncodedGradient& gradient = contribution.gradient;
+  // The payload was checked when it came in.
+  (void)ForEachSparsePage(gradient.codec, gradient.count, gradient.payload, [&](const SparsePage& page) {
+    const size_t base = size_t{page.page} * kPageParams;
+    for (size_t i = 0; i < page.values.size(); ++i) {
+      const size_t at = base + (page.all ? i : page.indices[i]);
+      scratch->sum[at] += weight * page.values[i];
+      scratch->named[at / 64] |= uint64_t{1} << at % 64;
+    }
+  });
+}
+
+void AddDense(const Contribution& contribution, std::vector<float>* sum) {
+  alignas(64) float values[kTileParams];
+  TileDecoder decoder(contribution.gradient);
+  for (size_t at = 0; at < sum->size(); at += kTileParams) {
+    const size_t count = std::min<size_t>(kTileParams, sum->size() - at);
+    decoder.Next(count, values);
+    AddWeighted(values, static_cast<float>(contribution.weight), count, sum->data() + at);
+  }
+}
+
+// The named values of one page; false if there are none.
+bool CollectPage(SumScratch* scratch, SparsePage* page) {
+  const size_t base = size_t{page->page} * kPageParams;
+  scratch->indices.clear();
+  scratch->values.clear();
+  for (size_t word = 0; word * 64 < page->page_size; ++word) {
+    for (uint64_t bits = scratch->named[base / 64 + word]; bits != 0; bits &= bits - 1) {
+      const size_t index = word * 64 + static_cast<size_t>(__builtin_ctzll(bits));
+      scratch->indices.push_back(static_cast<uint16_t>(index));
+      scratch->values.push_back(scratch->sum[base + index]);
+    }
+  }
+  page->indices = scratch->indices;
+  page->values = scratch->values;
+  return !scratch->indices.empty();
+}
+
+}  // namespace
 
 void ForEachTile(const EncodedGradient& gradient, TileSink sink) {
   alignas(64) float values[kTileParams];
-  alignas(64) uint8_t scratch[kTileParams * sizeof(float)];
-  ByteReader reader(gradient.payload);
+  TileDecoder decoder(gradient);
   for (size_t at = 0; at < gradient.count; at += kTileParams) {
     const size_t count = std::min<size_t>(kTileParams, gradient.count - at);
-    const uint8_t* bytes = reader.Read(EncodedBytes(gradient.codec, count), scratch);
-    Decode(gradient.codec, bytes, count, values);
+    decoder.Next(count, values);
     sink(at, absl::MakeConstSpan(values, count));
   }
 }
@@ -23,31 +104,53 @@ void ForEachTile(const EncodedGradient& gradient, TileSink sink) {
 void ForEachSumTile(const std::vector<Contribution>& contributions, TileSink sink) {
   alignas(64) float sum[kTileParams];
   alignas(64) float values[kTileParams];
-  alignas(64) uint8_t scratch[kTileParams * sizeof(float)];
-  std::vector<ByteReader> readers;
-  for (const Contribution& contribution : contributions) readers.emplace_back(contribution.gradient.payload);
+  std::vector<TileDecoder> decoders;
+  decoders.reserve(contributions.size());
+  for (const Contribution& contribution : contributions) decoders.emplace_back(contribution.gradient);
   const size_t total = contributions.empty() ? 0 : contributions.front().gradient.count;
   for (size_t at = 0; at < total; at += kTileParams) {
     const size_t count = std::min<size_t>(kTileParams, total - at);
     std::memset(sum, 0, sizeof(sum));
     for (size_t i = 0; i < contributions.size(); ++i) {
-      const CodecId codec = contributions[i].gradient.codec;
-      Decode(codec, readers[i].Read(EncodedBytes(codec, count), scratch), count, values);
+      decoders[i].Next(count, values);
       AddWeighted(values, static_cast<float>(contributions[i].weight), count, sum);
     }
     sink(at, absl::MakeConstSpan(sum, count));
   }
 }
 
-bool AllFinite(const EncodedGradient& gradient) {
-  alignas(64) uint8_t scratch[kTileParams * sizeof(float)];
-  ByteReader reader(gradient.payload);
-  for (size_t at = 0; at < gradient.count; at += kTileParams) {
-    const size_t count = std::min<size_t>(kTileParams, gradient.count - at);
-    if (!AllFinite(gradient.codec, reader.Read(EncodedBytes(gradient.codec, count), scratch), count))
-      return false;
+void ForEachSumPage(const std::vector<Contribution>& contributions,
+                    absl::FunctionRef<void(const SparsePage&)> sink) {
+  thread_local SumScratch scratch;
+  const uint32_t total = contributions.front().gradient.count;
+  scratch.sum.assign(total, 0.0f);
+  scratch.named.assign((total + 63) / 64, 0);
+  bool all = false;
+  for (const Contribution& contribution : contributions) {
+    if (IsSparse(contribution.gradient.codec)) {
+      AddSparse(contribution, &scratch);
+    } else {
+      AddDense(contribution, &scratch.sum);
+      all = true;
+    }
   }
-  return true;
+  for (uint32_t number = 0; number < PagesOf(total); ++number) {
+    SparsePage page;
+    page.page = number;
+    page.page_size = static_cast<uint32_t>(std::min<size_t>(kPageParams, total - number * kPageParams));
+    page.all = all;
+    if (all) {
+      page.values = absl::MakeConstSpan(scratch.sum).subspan(number * kPageParams, page.page_size);
+    } else if (!CollectPage(&scratch, &page)) {
+      continue;
+    }
+    sink(page);
+  }
+}
+
+bool AnySparse(const std::vector<Contribution>& contributions) {
+  return std::any_of(contributions.begin(), contributions.end(),
+                     [](const Contribution& c) { return IsSparse(c.gradient.codec); });
 }
 
 }  // namespace recon

@@ -7,15 +7,17 @@
 #include "absl/types/span.h"
 #include "common/base/byte_chain.h"
 #include "common/base/ids.h"
+#include "common/codec/sparse_codec.h"
 #include "common/codec/wire_format.h"
 
 namespace recon {
 
-// One shard's gradient as it was received. The payload refers to network buffers. Immutable.
+// One shard's gradient as it was received. The payload refers to network buffers and has passed
+// CheckPayload(). Immutable.
 struct EncodedGradient {
   CodecId codec = CodecId::kFp32;
   uint32_t count = 0;
-  ByteChain payload;  // EncodedBytes(codec, count) bytes.
+  ByteChain payload;
 };
 
 // A worker's gradient for one step of a synchronous mean.
@@ -36,13 +38,17 @@ inline constexpr size_t kTileParams = 4096;
 // Receives the gradient's values [offset, offset + values.size()).
 using TileSink = absl::FunctionRef<void(size_t offset, absl::Span<const float> values)>;
 
-// Decodes tile by tile, in order.
+// Decodes a dense gradient tile by tile, in order.
 void ForEachTile(const EncodedGradient& gradient, TileSink sink);
 
-// The weighted sum of the contributions, tile by tile, added in the order given. All have equal counts.
+// The weighted sum of dense contributions, tile by tile, added in the order given. All have equal counts.
 void ForEachSumTile(const std::vector<Contribution>& contributions, TileSink sink);
 
-// Whether all values are finite. Reads the payload once.
-bool AllFinite(const EncodedGradient& gradient);
+// The same sum, bit by bit, where some contributions are sparse. If all are, the pages name the values that
+// any of them names; else all values.
+void ForEachSumPage(const std::vector<Contribution>& contributions,
+                    absl::FunctionRef<void(const SparsePage&)> sink);
+
+bool AnySparse(const std::vector<Contribution>& contributions);
 
 }  // namespace recon

@@ -29,6 +29,12 @@ struct LearningRateSchedule {
 };
 
 // One optimizer for the job. Definitions are PyTorch's (torch.optim.SGD, Adam, AdamW), dampening 0.
+//
+// Sparse pushes are lazy, as torch.optim.SparseAdam is: an update touches the parameters that the push names
+// and their state. For the others no momentum is added, no moment decays and no weight decays; bias
+// correction and schedule count the shard's updates, whether they named a parameter or not. A value that an
+// encoder with error feedback held back for n steps arrives as the sum of n gradients: SGD applies it in
+// full, Adam normalizes it.
 struct OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kAdam;
   double learning_rate = 0.001;

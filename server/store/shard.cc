@@ -10,11 +10,17 @@
 
 namespace recon {
 
+namespace {
+
 static_assert(kPageParams % kTileParams == 0, "a tile never spans two pages");
+// Parameters and two planes of optimizer state.
+constexpr size_t kMaxRoles = 3;
+
+}  // namespace
 
 Shard::Shard(ShardId id, const ShardPlacement& placement, const OptimizerConfig* config,
              const GroupPolicy& policy)
-    : id_(id), placement_(placement), config_(config), policy_(policy) {
+    : id_(id), placement_(placement), config_(config), policy_(policy), history_(placement.size) {
   pages_.resize(1 + StatePlanes(config->kind));
   for (Pages& role : pages_) {
     for (uint32_t page = 0; page < placement.pages(); ++page) role.push_back(PageRef::Zeroed());
@@ -29,9 +35,39 @@ float* Shard::WritableTile(int role, size_t offset) {
   return page + offset % kPageParams;
 }
 
-void Shard::Update(const UpdateCoefficients& c, size_t offset, absl::Span<const float> gradient) {
+void Shard::UpdateTile(const UpdateCoefficients& c, size_t offset, absl::Span<const float> gradient) {
   ApplyUpdate(c, gradient.data(), gradient.size(), WritableTile(0, offset), WritableTile(1, offset),
               WritableTile(2, offset));
+}
+
+void Shard::UpdatePage(const UpdateCoefficients& c, const SparsePage& page) {
+  const size_t offset = size_t{page.page} * kPageParams;
+  if (page.all) {
+    for (size_t at = 0; at < page.values.size(); at += kTileParams) {
+      UpdateTile(c, offset + at, page.values.subspan(at, kTileParams));
+    }
+    history_.NoteWholePage(version_ + 1, page.page);
+    return;
+  }
+  // The named values go through the kernel side by side: the same bits as in a dense update.
+  alignas(64) float gathered[kMaxRoles][kTileParams];
+  float* roles[kMaxRoles] = {};
+  float* columns[kMaxRoles] = {};
+  for (size_t role = 0; role < pages_.size(); ++role) {
+    roles[role] = WritableTile(static_cast<int>(role), offset);
+    columns[role] = gathered[role];
+  }
+  for (size_t at = 0; at < page.indices.size(); at += kTileParams) {
+    const absl::Span<const uint16_t> indices = page.indices.subspan(at, kTileParams);
+    for (size_t role = 0; role < pages_.size(); ++role) {
+      for (size_t i = 0; i < indices.size(); ++i) gathered[role][i] = roles[role][indices[i]];
+    }
+    ApplyUpdate(c, page.values.data() + at, indices.size(), columns[0], columns[1], columns[2]);
+    for (size_t role = 0; role < pages_.size(); ++role) {
+      for (size_t i = 0; i < indices.size(); ++i) roles[role][indices[i]] = gathered[role][i];
+    }
+  }
+  history_.NotePage(version_ + 1, page.page, page.indices);
 }
 
 void Shard::SetInitialValues(const EncodedGradient& values) {
@@ -44,7 +80,14 @@ void Shard::SetInitialValues(const EncodedGradient& values) {
 Shard::Outcome Shard::Apply(const PushId& id, const EncodedGradient& gradient, double scale) {
   if (!ledger_.Take(id.worker, id.incarnation, id.step)) return Outcome::kDuplicate;
   const UpdateCoefficients c = CoefficientsFor(*config_, policy_, version_, scale);
-  ForEachTile(gradient, [&](size_t offset, absl::Span<const float> tile) { Update(c, offset, tile); });
+  if (IsSparse(gradient.codec)) {
+    // The payload was checked when it came in.
+    (void)ForEachSparsePage(gradient.codec, gradient.count, gradient.payload,
+                            [&](const SparsePage& page) { UpdatePage(c, page); });
+  } else {
+    ForEachTile(gradient, [&](size_t offset, absl::Span<const float> tile) { UpdateTile(c, offset, tile); });
+    history_.NoteAll(version_ + 1);
+  }
   ++version_;
   return Outcome::kTaken;
 }
@@ -84,7 +127,13 @@ void Shard::CloseStep(uint64_t step, const std::set<Contributor>& contributors) 
     ledger_.Take(contribution.worker, contribution.incarnation, step);
   }
   const UpdateCoefficients c = CoefficientsFor(*config_, policy_, version_, 1 / samples);
-  ForEachSumTile(counted, [&](size_t offset, absl::Span<const float> tile) { Update(c, offset, tile); });
+  if (AnySparse(counted)) {
+    ForEachSumPage(counted, [&](const SparsePage& page) { UpdatePage(c, page); });
+  } else {
+    ForEachSumTile(counted,
+                   [&](size_t offset, absl::Span<const float> tile) { UpdateTile(c, offset, tile); });
+    history_.NoteAll(version_ + 1);
+  }
   ++version_;
 }
 
@@ -111,6 +160,40 @@ ByteChain Shard::Encoded(CodecId codec) {
   return chain;
 }
 
+Shard::Update Shard::EncodedSince(CodecId codec, uint64_t base) {
+  if (base > version_) return {codec, Encoded(codec)};
+  if (update_codec_ == codec && update_base_ == base && update_version_ == version_) return update_;
+  const uint64_t dense_bytes = EncodedBytes(codec, placement_.size);
+  const uint64_t value_bytes = EncodedBytes(codec, 1);
+  SparseWriter writer(SparseCodec(codec));
+  std::vector<uint16_t> indices;
+  std::vector<float> values;
+  for (uint32_t page = 0; page < placement_.pages() && writer.bytes() < dense_bytes; ++page) {
+    const float* from = pages_[0][page].data();
+    const uint32_t size = placement_.PageSize(page);
+    indices.clear();
+    const ChangeHistory::Extent extent = history_.Since(base, page, &indices);
+    // An index costs a byte at least.
+    if (extent == ChangeHistory::Extent::kAll || indices.size() * (value_bytes + 1) > size * value_bytes) {
+      writer.AddWholePage(size, from);
+      continue;
+    }
+    values.resize(indices.size());
+    for (size_t i = 0; i < indices.size(); ++i) values[i] = from[indices[i]];
+    writer.AddPage(size, indices, values.data());
+  }
+  update_ = {codec, ByteChain()};
+  if (writer.bytes() < dense_bytes) {
+    update_ = {SparseCodec(codec), ByteChain::FromString(writer.Finish())};
+  } else {
+    update_.payload = Encoded(codec);
+  }
+  update_codec_ = codec;
+  update_base_ = base;
+  update_version_ = version_;
+  return update_;
+}
+
 ShardCut Shard::Cut() const { return {version_, pages_, ledger_.Entries()}; }
 
 void Shard::Restore(ShardCut cut, uint64_t first_open_step) {
@@ -119,6 +202,8 @@ void Shard::Restore(ShardCut cut, uint64_t first_open_step) {
   ledger_.Restore(cut.ledger);
   first_open_step_ = first_open_step;
   encoded_version_ = kNoVersion;
+  update_version_ = kNoVersion;
+  history_.NoteAll(version_);
 }
 
 }  // namespace recon

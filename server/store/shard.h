@@ -10,6 +10,7 @@
 #include "common/base/ids.h"
 #include "common/tensor/page.h"
 #include "common/tensor/param_layout.h"
+#include "server/store/change_history.h"
 #include "server/store/gradient.h"
 #include "server/store/optimizer.h"
 #include "server/store/push_ledger.h"
@@ -54,10 +55,11 @@ class Shard {
     kLate,       // Its step was closed without it: nothing changed, and never will.
   };
 
-  // Replaces the parameters (FP32 payload of size() values); the version stays 0.
+  // Replaces the parameters (dense payload of size() values); the version stays 0.
   void SetInitialValues(const EncodedGradient& values);
 
-  // One update: gradient * scale through the optimizer; version + 1.
+  // One update: gradient * scale through the optimizer; version + 1. A sparse gradient updates the
+  // parameters it names and their optimizer state, nothing else; see optimizer.h.
   Outcome Apply(const PushId& id, const EncodedGradient& gradient, double scale);
 
   // Synchronous mean: keeps a contribution until its step is closed. It enters the ledger only then,
@@ -70,6 +72,13 @@ class Shard {
   // The parameters as a payload of `codec`. FP32 refers to the pages; 16-bit codecs are encoded once
   // per version and shared by all that ask.
   ByteChain Encoded(CodecId codec);
+  // What a reader that has version `base` needs to have this one: the values that changed, as a sparse
+  // payload, where that is smaller than all of them. `codec` is fp32, fp16 or bf16.
+  struct Update {
+    CodecId codec = CodecId::kFp32;
+    ByteChain payload;
+  };
+  Update EncodedSince(CodecId codec, uint64_t base);
 
   ShardCut Cut() const;
   // The reverse of Cut(). `cut` must have this shard's shape; steps before `first_open_step` are closed.
@@ -80,7 +89,9 @@ class Shard {
 
   // Writes values [offset, offset + count) of a role through the copy-on-write rule.
   float* WritableTile(int role, size_t offset);
-  void Update(const UpdateCoefficients& c, size_t offset, absl::Span<const float> gradient);
+  void UpdateTile(const UpdateCoefficients& c, size_t offset, absl::Span<const float> gradient);
+  // One page of the update that makes version_ + 1.
+  void UpdatePage(const UpdateCoefficients& c, const SparsePage& page);
 
   // Set in the constructor.
   const ShardId id_;
@@ -92,6 +103,7 @@ class Shard {
   uint64_t version_ = 0;
   std::vector<Pages> pages_;
   PushLedger ledger_;
+  ChangeHistory history_;
   std::map<uint64_t, std::vector<Contribution>> contributions_;
   uint64_t first_open_step_ = 0;
   uint64_t pages_cloned_ = 0;
@@ -99,6 +111,11 @@ class Shard {
   CodecId encoded_codec_ = CodecId::kFp32;
   uint64_t encoded_version_ = kNoVersion;
   ByteChain encoded_;
+  // The last answer of EncodedSince(), and what it answers.
+  Update update_;
+  CodecId update_codec_ = CodecId::kFp32;
+  uint64_t update_base_ = kNoVersion;
+  uint64_t update_version_ = kNoVersion;
 };
 
 }  // namespace recon

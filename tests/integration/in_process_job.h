@@ -61,7 +61,7 @@ class InProcessJob {
     worker.data = "clusters:1050,150,16,4";
     worker.model.model = "mlp:16-24-4";
     worker.model.device = "cpu";
-    worker.codec = CodecId::kFp32;
+    worker.codec.rules = *CodecRules::Parse("fp32");
     worker.reconnect_for = absl::Seconds(60);
     return worker;
   }

@@ -55,16 +55,21 @@ std::vector<float> FinalParameters(InProcessJob* job) {
 TEST_CASE("a job learns and completes every sample once, under every bound and codec", "[job]") {
   struct Case {
     int bound;
-    CodecId codec;
+    const char* codec;
+    CodecId pull_codec;
   };
-  for (const Case& c : {Case{-1, CodecId::kFp16}, Case{2, CodecId::kBf16}, Case{0, CodecId::kFp32}}) {
-    INFO("bound " << c.bound << ", codec " << CodecName(c.codec));
+  for (const Case& c :
+       {Case{-1, "fp16", CodecId::kFp16}, Case{2, "bf16", CodecId::kBf16}, Case{0, "fp32", CodecId::kFp32},
+        Case{-1, "int8", CodecId::kFp32}, Case{-1, "topk:0.1", CodecId::kFp32},
+        Case{0, "topk:0.1,no_decay=fp32", CodecId::kFp16}, Case{-1, "randomk:0.3", CodecId::kBf16},
+        Case{2, "auto", CodecId::kFp32}}) {
+    INFO("bound " << c.bound << ", codec " << c.codec);
     InProcessJob job(c.bound, 2);
     job.StartServer();
     std::vector<WorkerFlags> workers = {job.MakeWorker("a"), job.MakeWorker("b"), job.MakeWorker("c")};
     for (WorkerFlags& worker : workers) {
-      worker.codec = c.codec;
-      worker.pull_codec = c.codec;
+      worker.codec.rules = *CodecRules::Parse(c.codec);
+      worker.codec.pull_codec = c.pull_codec;
     }
     CheckAllOk(job.RunWorkers(workers));
     const StatusReply status = *job.Control().Status();

@@ -2,6 +2,7 @@
 
 #include "CLI/CLI.hpp"
 #include "nlohmann/json.hpp"
+#include "tools/bench/codecs.h"
 #include "tools/bench/straggler.h"
 
 // Exit codes: 0 measured, 1 failed, 2 wrong flags.
@@ -28,12 +29,24 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0.5, 600.0))
       ->capture_default_str();
   verb->add_flag("--json", json, "one JSON object");
+  recon::CodecsOptions codecs;
+  CLI::App* codecs_verb = app.add_subcommand("codecs", "encode and decode rates beside the memory's");
+  codecs_verb->add_option("--values", codecs.values, "FP32 values of the gradient")
+      ->check(CLI::Range(uint64_t{1} << 20, uint64_t{1} << 30))
+      ->capture_default_str();
+  codecs_verb->add_option("--ratio", codecs.ratio, "of topk and randomk")
+      ->check(CLI::Range(1e-5, 1.0))
+      ->capture_default_str();
+  codecs_verb->add_option("--rounds", codecs.rounds, "medians are over these")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
+  codecs_verb->add_flag("--json", json, "one JSON object");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  const auto result = recon::RunStraggler(straggler);
+  const auto result = codecs_verb->parsed() ? recon::RunCodecs(codecs) : recon::RunStraggler(straggler);
   if (!result.ok()) {
     std::cerr << "recon-bench: " << result.status().message() << "\n";
     return 1;

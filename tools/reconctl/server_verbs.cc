@@ -90,11 +90,23 @@ void PrintMembers(const StatusReply& status) {
               : absl::StrCat(HumanCount(progress.samples_per_second()),
                              member.simulated() ? " simulated" : ""),
          HumanCount(static_cast<double>(progress.samples())), absl::StrFormat("%.4f", progress.last_loss()),
-         member.device(), member.codec(),
+         member.device(), progress.codec().empty() ? member.codec() : progress.codec(),
          progress.reconstruct_ms() > 0 ? absl::StrFormat("%.0f ms", progress.reconstruct_ms()) : "-",
          absl::StrFormat("%.1f s ago", member.heartbeat_age_ms() / 1000)});
   }
   std::cout << Table(rows);
+  for (const MemberStatus& member : status.members()) {
+    const WorkerProgress& progress = member.progress();
+    if (member.state() == MEMBER_GONE) continue;
+    if (!progress.codec_reason().empty()) {
+      std::cout << member.name() << ": codec chosen: " << progress.codec_reason() << "\n";
+    }
+    if (progress.residual_norm() > 0) {
+      std::cout << member.name()
+                << absl::StrFormat(": keeps back gradients of norm %.3g, sent whole %.0f s ago\n",
+                                   progress.residual_norm(), progress.residual_age_seconds());
+    }
+  }
 }
 
 void PrintStatus(const StatusReply& status) {

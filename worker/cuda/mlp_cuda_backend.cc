@@ -75,7 +75,6 @@ class MlpCudaBackend : public ModelBackend {
   const ModelSpec& spec() const override { return model_.spec; }
   std::string device() const override { return absl::StrCat("cuda:", device_); }
   bool simulated() const override { return false; }
-  void Bind(const ParamLayout* layout) override { layout_ = layout; }
   void InitialValues(uint64_t seed, absl::Span<float> values) const override {
     InitMlp(*layout_, seed, values);
   }
@@ -186,7 +185,6 @@ class MlpCudaBackend : public ModelBackend {
 
   MlpModel model_;
   int device_;
-  const ParamLayout* layout_ = nullptr;
   uint64_t uploaded_revision_ = ~uint64_t{0};
   cudaStream_t stream_ = nullptr;
   cublasHandle_t cublas_ = nullptr;

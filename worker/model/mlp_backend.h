@@ -16,7 +16,6 @@ class MlpBackend : public ModelBackend {
   const ModelSpec& spec() const override { return model_.spec; }
   std::string device() const override { return "cpu"; }
   bool simulated() const override { return false; }
-  void Bind(const ParamLayout* layout) override { layout_ = layout; }
   void InitialValues(uint64_t seed, absl::Span<float> values) const override {
     InitMlp(*layout_, seed, values);
   }
@@ -34,7 +33,6 @@ class MlpBackend : public ModelBackend {
   void Backward(const Batch& batch, const float* parameters, float* gradient);
 
   MlpModel model_;
-  const ParamLayout* layout_ = nullptr;
   std::vector<std::vector<float>> outputs_;  // Of each layer, samples x units.
   std::vector<float> delta_, previous_delta_;
 };

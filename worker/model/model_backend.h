@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -8,6 +9,7 @@
 #include "absl/types/span.h"
 #include "common/tensor/param_layout.h"
 #include "worker/data/dataset.h"
+#include "worker/encode/gradient_encoder.h"
 
 namespace recon {
 
@@ -26,7 +28,8 @@ struct BatchResult {
 
 // Computes gradients of one model on one device.
 //
-// Threads: one thread at a time. Ownership: the backend owns its scratch and device memory.
+// Threads: one thread at a time. Ownership: the backend owns its scratch and device memory, and outlives the
+// buffers and encoders it made.
 class ModelBackend {
  public:
   virtual ~ModelBackend() = default;
@@ -38,15 +41,30 @@ class ModelBackend {
   virtual bool simulated() const = 0;
 
   // Where the tensors lie. Called once, before anything below. `layout` must outlive the backend.
-  virtual void Bind(const ParamLayout* layout) = 0;
+  void Bind(const ParamLayout* layout) { layout_ = layout; }
   // Initial parameters, the same for one seed on every machine. `values` has layout->params() elements.
   virtual void InitialValues(uint64_t seed, absl::Span<float> values) const = 0;
 
   // The gradient of the mean loss over the batch, into `gradient` (layout->params() elements).
   virtual absl::StatusOr<BatchResult> Gradient(const Batch& batch, const ParameterView& parameters,
                                                absl::Span<float> gradient) = 0;
+  // The same, into a buffer of NewGradientBuffer(), where NewEncoder()'s encoder finds it: a device keeps it.
+  virtual absl::StatusOr<BatchResult> GradientInto(const Batch& batch, const ParameterView& parameters,
+                                                   GradientBuffer* gradient) {
+    return Gradient(batch, parameters, absl::MakeSpan(gradient->host));
+  }
+  virtual absl::Status ZeroGradient(GradientBuffer* gradient) {
+    std::fill(gradient->host.begin(), gradient->host.end(), 0.0f);
+    return absl::OkStatus();
+  }
+  // Unavailable if a device has no memory for it.
+  virtual absl::StatusOr<std::unique_ptr<GradientBuffer>> NewGradientBuffer();
+  virtual absl::StatusOr<std::unique_ptr<GradientEncoder>> NewEncoder(const EncoderOptions& options);
   // Loss and hits without a gradient.
   virtual absl::StatusOr<BatchResult> Evaluate(const Batch& batch, const ParameterView& parameters) = 0;
+
+ protected:
+  const ParamLayout* layout_ = nullptr;
 };
 
 struct ModelOptions {

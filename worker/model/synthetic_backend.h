@@ -17,7 +17,6 @@ class SyntheticBackend : public ModelBackend {
   const ModelSpec& spec() const override { return spec_; }
   std::string device() const override { return "simulated"; }
   bool simulated() const override { return true; }
-  void Bind(const ParamLayout* layout) override { layout_ = layout; }
   void InitialValues(uint64_t seed, absl::Span<float> values) const override;
   absl::StatusOr<BatchResult> Gradient(const Batch& batch, const ParameterView& parameters,
                                        absl::Span<float> gradient) override;
@@ -27,7 +26,6 @@ class SyntheticBackend : public ModelBackend {
  private:
   ModelSpec spec_;
   absl::Duration step_time_;
-  const ParamLayout* layout_ = nullptr;
   std::vector<float> noise_;
   uint64_t seed_;
 };

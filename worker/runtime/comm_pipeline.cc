@@ -1,6 +1,5 @@
 #include "worker/runtime/comm_pipeline.h"
 
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,6 +7,7 @@
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/codec/half_codec.h"
 #include "worker/runtime/backoff.h"
 #include "worker/runtime/frames.h"
 
@@ -16,12 +16,6 @@ namespace {
 
 // Longer than the server lets a reply wait.
 const absl::Duration kFrameDeadline = limits::kReplyWaitMax + absl::Seconds(5);
-
-double Norm(const std::vector<float>& values) {
-  double sum = 0;
-  for (const float value : values) sum += static_cast<double>(value) * value;
-  return std::sqrt(sum);
-}
 
 // OK if all are; else the error that decides what to do, the gravest first.
 absl::Status Worst(const std::vector<absl::StatusOr<Frame>>& replies) {
@@ -37,10 +31,13 @@ absl::Status Worst(const std::vector<absl::StatusOr<Frame>>& replies) {
 
 }  // namespace
 
-CommPipeline::CommPipeline(const Options& options, const ParamLayout* layout, ParamClient* client,
+CommPipeline::CommPipeline(int depth, const ParamLayout* layout, ModelBackend* backend,
+                           GradientEncoder* encoder, CodecPolicy* policy, ParamClient* client,
                            Session* session, Metrics* metrics)
-    : options_(options),
-      layout_(layout),
+    : layout_(layout),
+      backend_(backend),
+      encoder_(encoder),
+      policy_(policy),
       client_(client),
       session_(session),
       bytes_(metrics->Counter("recon_worker_pushed_bytes_total", "Payload bytes of gradients sent")),
@@ -49,9 +46,15 @@ CommPipeline::CommPipeline(const Options& options, const ParamLayout* layout, Pa
           metrics->Counter("recon_worker_dropped_pushes_total", "Pushes whose step was closed without them")),
       saturated_(
           metrics->Counter("recon_worker_saturated_values_total", "Values cut to the codec's largest")),
-      seconds_(metrics->Histogram("recon_worker_push_seconds", "From a push's start to its reply",
-                                  {.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10})) {
-  for (int i = 0; i < options_.depth; ++i) threads_.emplace_back([this] { Run(); });
+      flushes_(
+          metrics->Counter("recon_worker_residual_flushes_total", "Pushes that sent the whole residual")),
+      residual_(metrics->Gauge("recon_worker_residual_norm", "L2 norm of what the encoder keeps back")),
+      seconds_(metrics->Histogram("recon_worker_push_seconds", "From a push's sending to its reply",
+                                  {.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10})),
+      encode_seconds_(
+          metrics->Histogram("recon_worker_encode_seconds", "Encoding time of a push",
+                             {.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5})) {
+  for (int i = 0; i < depth; ++i) threads_.emplace_back([this] { Run(); });
 }
 
 CommPipeline::~CommPipeline() {
@@ -62,12 +65,16 @@ CommPipeline::~CommPipeline() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-std::vector<float> CommPipeline::TakeBuffer() {
-  MutexLock lock(&mu_);
-  if (buffers_.empty()) return std::vector<float>(layout_->params());
-  std::vector<float> buffer = std::move(buffers_.back());
-  buffers_.pop_back();
-  return buffer;
+absl::StatusOr<std::unique_ptr<GradientBuffer>> CommPipeline::TakeBuffer() {
+  {
+    MutexLock lock(&mu_);
+    if (!buffers_.empty()) {
+      std::unique_ptr<GradientBuffer> buffer = std::move(buffers_.back());
+      buffers_.pop_back();
+      return buffer;
+    }
+  }
+  return backend_->NewGradientBuffer();
 }
 
 void CommPipeline::Submit(Push push) {
@@ -86,58 +93,87 @@ std::vector<Frame> CommPipeline::TakeReplies() {
   return std::exchange(replies_, {});
 }
 
+bool CommPipeline::TakeEncoded(Push* push, absl::StatusOr<EncodedPush>* encoded) {
+  MutexLock in_order(&encoding_);
+  {
+    MutexLock lock(&mu_);
+    mu_.Await([this] { return stopping_ || !queue_.empty(); });
+    if (queue_.empty()) return false;
+    *push = std::move(queue_.front());
+    queue_.pop_front();
+  }
+  const absl::Time start = Now();
+  *encoded = encoder_->Encode(*push->gradient, push->plan);
+  push->encode_time = Now() - start;
+  encode_seconds_.Observe(absl::ToDoubleSeconds(push->encode_time));
+  if (encoded->ok()) {
+    residual_.Set((*encoded)->residual_norm);
+    session_->counters()->residual_norm = (*encoded)->residual_norm;
+    if (push->plan.flush) flushes_.Increment();
+  }
+  MutexLock lock(&mu_);
+  buffers_.push_back(std::move(push->gradient));
+  return true;
+}
+
 void CommPipeline::Run() {
   while (true) {
     Push push;
-    {
-      MutexLock lock(&mu_);
-      mu_.Await([this] { return stopping_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      push = std::move(queue_.front());
-      queue_.pop_front();
-    }
-    const absl::Time start = Now();
+    absl::StatusOr<EncodedPush> encoded = EncodedPush();
+    if (!TakeEncoded(&push, &encoded)) return;
     std::vector<Frame> replies;
-    const absl::StatusOr<bool> applied = PushUntilDone(push, &replies);
+    const absl::StatusOr<bool> applied = encoded.ok() ? PushUntilDone(push, *std::move(encoded), &replies)
+                                                      : absl::StatusOr<bool>(encoded.status());
     if (!applied.ok()) session_->Fail(applied.status());
     session_->Acknowledge(push.step);
-    seconds_.Observe(absl::ToDoubleSeconds(Now() - start));
     push.done(applied.ok() && *applied);
     MutexLock lock(&mu_);
     for (Frame& reply : replies) replies_.push_back(std::move(reply));
-    buffers_.push_back(std::move(push.gradient));
     --under_way_;
   }
 }
 
-absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, std::vector<Frame>* replies) {
-  std::vector<EncodedShard> shards;
-  const EncodeStats stats = EncodeShards(*layout_, options_.push_codec, push.gradient.data(), &shards);
-  if (stats.non_finite > 0) {
+absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush encoded,
+                                                 std::vector<Frame>* replies) {
+  if (encoded.stats.non_finite > 0) {
     return absl::OutOfRangeError(
-        absl::StrCat("step ", push.step, ": ", stats.non_finite,
+        absl::StrCat("step ", push.step, ": ", encoded.stats.non_finite,
                      " gradient values are infinite or not a number; is the learning rate too high?"));
   }
-  session_->counters()->saturated += stats.saturated;
-  saturated_.Increment(static_cast<double>(stats.saturated));
+  session_->counters()->saturated += encoded.stats.saturated;
+  saturated_.Increment(static_cast<double>(encoded.stats.saturated));
+  std::vector<EncodedShard> shards = std::move(encoded.shards);
+  uint64_t bytes = 0;
   for (size_t i = 0; i < shards.size(); ++i) {
     shards[i].version = push.base_versions[i];
-    bytes_.Increment(static_cast<double>(shards[i].payload.size()));
+    bytes += shards[i].payload.size();
   }
+  bytes_.Increment(static_cast<double>(bytes));
   FrameHeader header;
-  header.reply_codec = static_cast<uint8_t>(options_.pull_codec);
+  header.reply_codec = static_cast<uint8_t>(policy_->pull_codec());
   header.step = push.step;
   header.order_key = push.order_key;
   header.samples = push.samples;
-  header.gradient_norm = static_cast<float>(Norm(push.gradient));
+  header.gradient_norm = static_cast<float>(encoded.norm);
   Backoff backoff;
   while (true) {
     const Session::Standing standing = session_->standing();
+    if (standing.identity.cluster_epoch() != push.base_epoch) {
+      // The restarted server counts versions from its snapshot: the old numbers name other values.
+      for (EncodedShard& shard : shards) shard.version = 0;
+    }
+    const absl::Time start = Now();
     std::vector<absl::StatusOr<Frame>> results = client_->CallAll(
         FrameKind::kPushPull, FramesFor(*layout_, header, standing.identity, shards), kFrameDeadline);
     const absl::Status worst = Worst(results);
     if (worst.ok()) {
-      for (auto& result : results) replies->push_back(*std::move(result));
+      for (auto& result : results) {
+        bytes += result->header.payload_bytes;
+        replies->push_back(*std::move(result));
+      }
+      const absl::Time end = Now();
+      seconds_.Observe(absl::ToDoubleSeconds(end - start));
+      policy_->NotePush(end, push.encode_time, end - start, bytes, encoded);
       return true;
     }
     if (absl::IsAborted(worst)) {
@@ -172,10 +208,10 @@ absl::StatusOr<std::vector<Frame>> CommPipeline::PullAll() {
 }
 
 absl::Status CommPipeline::SendInitialValues(const std::vector<float>& values) {
-  std::vector<EncodedShard> shards;
-  if (EncodeShards(*layout_, CodecId::kFp32, values.data(), &shards).non_finite > 0) {
+  if (CountNonFinite(values.data(), values.size()) > 0) {
     return absl::InvalidArgumentError("an initial value is infinite or not a number");
   }
+  const std::vector<EncodedShard> shards = PlainShards(*layout_, values);
   const WorkerIdentity identity = session_->standing().identity;
   return Worst(client_->CallAll(FrameKind::kInit, FramesFor(*layout_, FrameHeader(), identity, shards),
                                 kFrameDeadline));

@@ -14,39 +14,43 @@
 #include "common/metrics/metrics.h"
 #include "common/tensor/param_layout.h"
 #include "worker/client/param_client.h"
+#include "worker/encode/codec_policy.h"
+#include "worker/encode/gradient_encoder.h"
+#include "worker/model/model_backend.h"
 #include "worker/runtime/session.h"
 
 namespace recon {
 
-// Encodes, pushes and receives while the next step is computed: a bounded number of pushes is under way,
-// each on a thread of its own that tries until the push is acknowledged or known to be dropped.
+// Encodes, pushes and receives while the next step is computed: a bounded number of pushes is under way, each
+// on a thread of its own that tries until the push is acknowledged or known to be dropped. A push that is
+// dropped (its step was closed without it) takes with it what it carried of the residual.
 //
 // Threads: Submit(), WaitUntilBelow() and TakeReplies() on the training thread; callbacks of a push run on
 // its thread. Ownership: the pointers must outlive the pipeline.
 // Shutdown: the destructor waits for the pushes under way; Session::Fail() makes them end early.
 class CommPipeline {
  public:
-  struct Options {
-    CodecId push_codec = CodecId::kFp32;
-    CodecId pull_codec = CodecId::kFp32;
-    int depth = 2;
-  };
   struct Push {
     uint64_t step = 0;
     uint64_t order_key = 0;
     uint32_t samples = 0;
-    std::vector<float> gradient;          // layout->params() values.
-    std::vector<uint64_t> base_versions;  // Of the shards the gradient was computed from.
+    std::unique_ptr<GradientBuffer> gradient;
+    EncodePlan plan;
+    // Versions of the shards the gradient was computed from, and the cluster epoch that counted them.
+    std::vector<uint64_t> base_versions;
+    uint64_t base_epoch = 0;
+    absl::Duration encode_time;  // Filled in by the pipeline.
     // Called once: whether the push was applied (true) or dropped because its step was closed.
     std::function<void(bool applied)> done;
   };
 
-  CommPipeline(const Options& options, const ParamLayout* layout, ParamClient* client, Session* session,
-               Metrics* metrics);
+  // `depth` pushes are under way at most.
+  CommPipeline(int depth, const ParamLayout* layout, ModelBackend* backend, GradientEncoder* encoder,
+               CodecPolicy* policy, ParamClient* client, Session* session, Metrics* metrics);
   ~CommPipeline();
 
-  // A gradient buffer, used again when its push is done.
-  std::vector<float> TakeBuffer();
+  // A gradient buffer, used again when its push is encoded.
+  absl::StatusOr<std::unique_ptr<GradientBuffer>> TakeBuffer();
   void Submit(Push push);
   // Waits until fewer than `pushes` are under way, or the session has failed.
   void WaitUntilBelow(int pushes);
@@ -60,24 +64,33 @@ class CommPipeline {
 
  private:
   void Run();
-  absl::StatusOr<bool> PushUntilDone(const Push& push, std::vector<Frame>* replies);
+  // The next push of the queue, encoded; false when there will be none.
+  bool TakeEncoded(Push* push, absl::StatusOr<EncodedPush>* encoded);
+  absl::StatusOr<bool> PushUntilDone(const Push& push, EncodedPush encoded, std::vector<Frame>* replies);
 
   // Set in the constructor.
-  const Options options_;
   const ParamLayout* const layout_;
+  ModelBackend* const backend_;
+  GradientEncoder* const encoder_;
+  CodecPolicy* const policy_;
   ParamClient* const client_;
   Session* const session_;
   prometheus::Counter& bytes_;
   prometheus::Counter& resent_;
   prometheus::Counter& dropped_;
   prometheus::Counter& saturated_;
+  prometheus::Counter& flushes_;
+  prometheus::Gauge& residual_;
   prometheus::Histogram& seconds_;
+  prometheus::Histogram& encode_seconds_;
+
+  Mutex encoding_;  // Held by the one thread that encodes: pushes are encoded in order.
 
   Mutex mu_;
   std::deque<Push> queue_ ABSL_GUARDED_BY(mu_);
   int under_way_ ABSL_GUARDED_BY(mu_) = 0;  // Queued ones included.
   std::vector<Frame> replies_ ABSL_GUARDED_BY(mu_);
-  std::vector<std::vector<float>> buffers_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::unique_ptr<GradientBuffer>> buffers_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
 
   std::vector<std::thread> threads_;

@@ -36,22 +36,13 @@ std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& heade
   return frames;
 }
 
-EncodeStats EncodeShards(const ParamLayout& layout, CodecId codec, const float* values,
-                         std::vector<EncodedShard>* shards) {
-  EncodeStats total;
-  auto buffer = std::make_shared<std::vector<uint8_t>>(EncodedBytes(codec, layout.params()));
-  shards->resize(layout.shard_count());
+std::vector<EncodedShard> PlainShards(const ParamLayout& layout, const std::vector<float>& values) {
+  std::vector<EncodedShard> shards(layout.shard_count());
   for (uint32_t i = 0; i < layout.shard_count(); ++i) {
     const ShardPlacement& shard = layout.shards()[i];
-    uint8_t* out = buffer->data() + EncodedBytes(codec, shard.offset);
-    const EncodeStats stats = Encode(codec, values + shard.offset, shard.size, out);
-    total.saturated += stats.saturated;
-    total.non_finite += stats.non_finite;
-    (*shards)[i].codec = codec;
-    (*shards)[i].payload = ByteChain();
-    (*shards)[i].payload.Append(out, EncodedBytes(codec, shard.size), buffer);
+    shards[i].payload.Append(values.data() + shard.offset, shard.size * sizeof(float), nullptr);
   }
-  return total;
+  return shards;
 }
 
 }  // namespace recon

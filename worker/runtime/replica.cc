@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
 #include "common/codec/codec.h"
+#include "common/codec/sparse_codec.h"
 
 namespace recon {
 namespace {
@@ -21,8 +23,30 @@ bool Replica::complete() const {
 
 void Replica::Forget() { std::fill(versions_.begin(), versions_.end(), kNoVersion); }
 
-absl::Status Replica::Adopt(const Frame& reply) {
+absl::Status Replica::AdoptValues(const PartHeader& part, const ByteChain& payload) {
+  const auto codec = static_cast<CodecId>(part.codec);
+  float* out = values_.data() + layout_->shards()[part.shard].offset;
+  if (IsSparse(codec)) {
+    return ForEachSparsePage(codec, part.count, payload, [&](const SparsePage& page) {
+      float* values = out + size_t{page.page} * kPageParams;
+      if (page.all) std::copy(page.values.begin(), page.values.end(), values);
+      for (size_t i = 0; i < page.indices.size(); ++i) values[page.indices[i]] = page.values[i];
+    });
+  }
+  if (!IsValueCodec(codec)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("reply: shard ", part.shard, " has codec ", CodecName(codec)));
+  }
   alignas(64) uint8_t scratch[kTileParams * sizeof(float)];
+  ByteReader reader(payload);
+  for (size_t at = 0; at < part.count; at += kTileParams) {
+    const size_t count = std::min<size_t>(kTileParams, part.count - at);
+    Decode(codec, reader.Read(EncodedBytes(codec, count), scratch), count, out + at);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Replica::Adopt(const Frame& reply) {
   for (size_t i = 0; i < reply.parts.size(); ++i) {
     const PartHeader& part = reply.parts[i];
     if (part.shard >= versions_.size() || part.count != layout_->shards()[part.shard].size) {
@@ -31,13 +55,11 @@ absl::Status Replica::Adopt(const Frame& reply) {
     }
     uint64_t& version = versions_[part.shard];
     if (part.payload_bytes == 0 || (version != kNoVersion && part.version <= version)) continue;
-    float* out = values_.data() + layout_->shards()[part.shard].offset;
     const auto codec = static_cast<CodecId>(part.codec);
-    ByteReader reader(reply.payloads[i]);
-    for (size_t at = 0; at < part.count; at += kTileParams) {
-      const size_t count = std::min<size_t>(kTileParams, part.count - at);
-      Decode(codec, reader.Read(EncodedBytes(codec, count), scratch), count, out + at);
-    }
+    // Only the values that changed since the version this replica had: of no use to one that has forgotten
+    // it.
+    if (IsSparse(codec) && version == kNoVersion) continue;
+    RECON_RETURN_IF_ERROR(AdoptValues(part, reply.payloads[i]));
     version = part.version;
     ++revision_;
   }

@@ -32,6 +32,8 @@ class Replica {
   void Forget();
 
  private:
+  absl::Status AdoptValues(const PartHeader& part, const ByteChain& payload);
+
   const ParamLayout* layout_;
   std::vector<float> values_;
   std::vector<uint64_t> versions_;

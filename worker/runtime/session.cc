@@ -196,6 +196,8 @@ void Session::HeartbeatOnce(double samples_per_second) {
   progress->set_reconstruct_ms(counters_.reconstruct_ms);
   progress->set_saturated_values(counters_.saturated);
   progress->set_last_loss(counters_.last_loss);
+  progress->set_residual_norm(counters_.residual_norm);
+  if (options_.describe) options_.describe(progress);
   {
     MutexLock lock(&mu_);
     request.set_next_step(FirstUnacknowledged());

@@ -33,6 +33,8 @@ class Session {
     uint64_t train_samples = 0;
     uint64_t test_samples = 0;
     std::string device;
+    // Fills in what else a heartbeat tells. Heartbeat thread.
+    std::function<void(WorkerProgress*)> describe;
     std::string codec;
     bool simulated = false;
     // How long to keep trying when the server cannot be reached.
@@ -45,6 +47,7 @@ class Session {
     std::atomic<uint64_t> saturated{0};
     std::atomic<double> reconstruct_ms{0};
     std::atomic<double> last_loss{0};
+    std::atomic<double> residual_norm{0};
   };
   // A lease this worker works on. The number changes when the server restarts.
   struct HeldLease {
@@ -123,7 +126,6 @@ class Session {
   bool server_has_values_ = false;
 
   Counters counters_;
-
   Mutex registering_;  // Held by the one thread that registers.
 
   mutable Mutex mu_;

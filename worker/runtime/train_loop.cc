@@ -31,9 +31,11 @@ struct TrainLoop::OpenSplit {
 };
 
 TrainLoop::TrainLoop(const Options& options, const ParamLayout* layout, ModelBackend* backend,
-                     const TrainAndTest* data, ParamClient* client, Session* session, Metrics* metrics)
+                     GradientEncoder* encoder, CodecPolicy* policy, const TrainAndTest* data,
+                     ParamClient* client, Session* session, Metrics* metrics)
     : options_(options),
       backend_(backend),
+      policy_(policy),
       data_(data),
       session_(session),
       steps_(metrics->Counter("recon_worker_steps_total", "Steps computed")),
@@ -43,7 +45,7 @@ TrainLoop::TrainLoop(const Options& options, const ParamLayout* layout, ModelBac
                                           {.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5})),
       replica_(layout),
       reading_("reading"),
-      pipeline_(options.pipeline, layout, client, session, metrics) {}
+      pipeline_(options.depth, layout, backend, encoder, policy, client, session, metrics) {}
 
 TrainLoop::~TrainLoop() = default;
 
@@ -70,6 +72,7 @@ absl::Status TrainLoop::Run() {
     }
   }
   pipeline_.WaitUntilBelow(1);
+  if (stop_.load()) RECON_RETURN_IF_ERROR(FlushResidual());
   RECON_RETURN_IF_ERROR(CompleteFinishedSplits());
   return session_->fatal();
 }
@@ -88,8 +91,10 @@ absl::Status TrainLoop::TrainSplit(const Session::HeldLeasePtr& held) {
   uint64_t order_key = lease.data_epoch() * data_->train->size() + lease.begin();
   Batch batch;
   while (batches.Next(&batch)) {
-    if (stop_.load() || session_->lost(held) || split->dropped) break;
-    RECON_RETURN_IF_ERROR(TrainBatch(batch, order_key, split));
+    if (session_->lost(held) || split->dropped) break;
+    const bool last = stop_.load();  // That batch takes the residual with it.
+    RECON_RETURN_IF_ERROR(TrainBatch(batch, order_key, split, last));
+    if (last) break;
     order_key += batch.samples;
   }
   split->submitted = true;
@@ -98,19 +103,20 @@ absl::Status TrainLoop::TrainSplit(const Session::HeldLeasePtr& held) {
 }
 
 absl::Status TrainLoop::TrainBatch(const Batch& batch, uint64_t order_key,
-                                   const std::shared_ptr<OpenSplit>& split) {
-  pipeline_.WaitUntilBelow(session_->must_drain() ? 1 : options_.pipeline.depth);
+                                   const std::shared_ptr<OpenSplit>& split, bool flush) {
+  const absl::Time arrived = Now();
+  pipeline_.WaitUntilBelow(session_->must_drain() ? 1 : options_.depth);
+  const absl::Duration stall = Now() - arrived;
   RECON_RETURN_IF_ERROR(session_->fatal());
   RECON_RETURN_IF_ERROR(AdoptReplies());
   RECON_RETURN_IF_ERROR(CompleteFinishedSplits());
-  CommPipeline::Push push;
-  push.gradient = pipeline_.TakeBuffer();
-  push.base_versions = replica_.versions();
+  RECON_ASSIGN_OR_RETURN(CommPipeline::Push push, NewPush(order_key, batch.samples, flush));
   const absl::Time start = Now();
   RECON_ASSIGN_OR_RETURN(const BatchResult result,
-                         backend_->Gradient(batch, replica_.view(), absl::MakeSpan(push.gradient)));
+                         backend_->GradientInto(batch, replica_.view(), push.gradient.get()));
   if (options_.slow_factor > 1) absl::SleepFor((Now() - start) * (options_.slow_factor - 1));
   compute_seconds_.Observe(absl::ToDoubleSeconds(Now() - start));
+  policy_->NoteCompute(arrived, Now() - start, stall);
   const double loss = result.loss_sum / static_cast<double>(result.samples);
   if (!std::isfinite(loss)) {
     return absl::OutOfRangeError(absl::StrCat("the loss is ", loss, "; is the learning rate too high?"));
@@ -118,8 +124,6 @@ absl::Status TrainLoop::TrainBatch(const Batch& batch, uint64_t order_key,
   loss_.Set(loss);
   session_->counters()->last_loss = loss;
   push.step = session_->TakeStep();
-  push.order_key = order_key;
-  push.samples = static_cast<uint32_t>(batch.samples);
   ++split->pushes_open;
   push.done = [this, split, samples = batch.samples](bool applied) {
     if (!applied) split->dropped = true;
@@ -139,6 +143,35 @@ absl::Status TrainLoop::TrainBatch(const Batch& batch, uint64_t order_key,
   };
   pipeline_.Submit(std::move(push));
   return absl::OkStatus();
+}
+
+absl::StatusOr<CommPipeline::Push> TrainLoop::NewPush(uint64_t order_key, uint64_t samples, bool flush) {
+  CommPipeline::Push push;
+  RECON_ASSIGN_OR_RETURN(push.gradient, pipeline_.TakeBuffer());
+  push.order_key = order_key;
+  push.samples = static_cast<uint32_t>(samples);
+  push.base_versions = replica_.versions();
+  push.base_epoch = replica_epoch_;
+  const double data_epochs = static_cast<double>(order_key) / static_cast<double>(data_->train->size());
+  push.plan = policy_->PlanFor(data_epochs, flush, Now());
+  // By what is computed, not by who computes it: two runs with one seed make the same choices.
+  uint64_t state = session_->job().seed() ^ order_key;
+  push.plan.seed = SplitMix64(&state);
+  return push;
+}
+
+absl::Status TrainLoop::FlushResidual() {
+  // Synchronous workers are given a last batch to send it with: a push of its own would be a step.
+  if (synchronous() || session_->counters()->residual_norm == 0 || !replica_.complete()) {
+    return absl::OkStatus();
+  }
+  RECON_ASSIGN_OR_RETURN(CommPipeline::Push push, NewPush(0, 1, /*flush=*/true));
+  RECON_RETURN_IF_ERROR(backend_->ZeroGradient(push.gradient.get()));
+  push.step = session_->TakeStep();
+  push.done = [](bool) {};
+  pipeline_.Submit(std::move(push));
+  pipeline_.WaitUntilBelow(1);
+  return session_->fatal();
 }
 
 absl::Status TrainLoop::CompleteFinishedSplits() {

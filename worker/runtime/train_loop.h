@@ -24,13 +24,14 @@ namespace recon {
 class TrainLoop {
  public:
   struct Options {
-    CommPipeline::Options pipeline;
+    int depth = 2;  // Pushes under way.
     // Simulated slowness: each step takes so many times its computing time. 1 = off.
     double slow_factor = 1;
   };
 
   TrainLoop(const Options& options, const ParamLayout* layout, ModelBackend* backend,
-            const TrainAndTest* data, ParamClient* client, Session* session, Metrics* metrics);
+            GradientEncoder* encoder, CodecPolicy* policy, const TrainAndTest* data, ParamClient* client,
+            Session* session, Metrics* metrics);
   ~TrainLoop();
 
   // OK when the job is finished or a stop was asked for.
@@ -42,7 +43,11 @@ class TrainLoop {
 
   bool synchronous() const { return session_->job().bound() == 0; }
   absl::Status TrainSplit(const Session::HeldLeasePtr& lease);
-  absl::Status TrainBatch(const Batch& batch, uint64_t order_key, const std::shared_ptr<OpenSplit>& split);
+  absl::Status TrainBatch(const Batch& batch, uint64_t order_key, const std::shared_ptr<OpenSplit>& split,
+                          bool flush);
+  absl::StatusOr<CommPipeline::Push> NewPush(uint64_t order_key, uint64_t samples, bool flush);
+  // Sends what the encoder has kept back, when there is no batch to send it with.
+  absl::Status FlushResidual();
   absl::Status EvaluateSplit(const Session::HeldLeasePtr& lease);
   absl::Status SendInitialValues();
   absl::Status PullReplica();
@@ -54,6 +59,7 @@ class TrainLoop {
   // Set in the constructor.
   const Options options_;
   ModelBackend* const backend_;
+  CodecPolicy* const policy_;
   const TrainAndTest* const data_;
   Session* const session_;
   prometheus::Counter& steps_;

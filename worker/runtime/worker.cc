@@ -11,6 +11,7 @@
 #include "common/metrics/metrics.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
+#include "common/rpc/wire_bytes.h"
 #include "worker/client/param_client.h"
 #include "worker/runtime/session.h"
 #include "worker/runtime/train_loop.h"
@@ -42,26 +43,45 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   session_options.train_samples = data.train->size();
   session_options.test_samples = data.test->size();
   session_options.device = backend->device();
-  session_options.codec = CodecName(flags.codec);
+  CodecPolicy policy(flags.codec, &layout);
+  RECON_ASSIGN_OR_RETURN(const std::unique_ptr<GradientEncoder> encoder, backend->NewEncoder(flags.encoder));
+  session_options.codec = policy.Describe();
+  RECON_ASSIGN_OR_RETURN(const uint16_t port, PortOf(flags.server));
+  WireByteCounter wire_counter(port);
+  prometheus::Gauge& wire_sent = metrics.Gauge("recon_worker_wire_sent_bytes",
+                                               "Bytes sent to the server, headers of the network included");
+  prometheus::Gauge& wire_received =
+      metrics.Gauge("recon_worker_wire_received_bytes", "Bytes received from the server, headers included");
+  session_options.describe = [&](WorkerProgress* progress) {
+    progress->set_codec(policy.Describe());
+    progress->set_codec_reason(policy.Reason());
+    if (progress->residual_norm() > 0) {
+      progress->set_residual_age_seconds(absl::ToDoubleSeconds(Now() - policy.last_flush()));
+    }
+    const WireBytes wire = wire_counter.Sample();
+    progress->set_wire_sent_bytes(wire.sent);
+    progress->set_wire_received_bytes(wire.received);
+    wire_sent.Set(static_cast<double>(wire.sent));
+    wire_received.Set(static_cast<double>(wire.received));
+  };
   session_options.simulated = backend->simulated() || flags.slow_factor > 1;
   session_options.reconnect_for = flags.reconnect_for;
   ControlClient control(channel);
   RECON_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                          Session::Join(session_options, &control, stop));
   spdlog::info("{} on {}{}, {} parameters, codec {}", flags.name, backend->device(),
-               session_options.simulated ? " (simulated)" : "", layout.params(), CodecName(flags.codec));
+               session_options.simulated ? " (simulated)" : "", layout.params(), policy.Describe());
 
   TrainLoop::Options options;
-  options.pipeline.push_codec = flags.codec;
-  options.pipeline.pull_codec = flags.pull_codec;
   // A worker must not run further ahead on its own than the bound lets it.
   const int bound = session->job().bound();
-  options.pipeline.depth = bound < 0 ? flags.depth : std::min(flags.depth, bound + 1);
+  options.depth = bound < 0 ? flags.depth : std::min(flags.depth, bound + 1);
   options.slow_factor = flags.slow_factor;
   ParamClient params(channel);
   absl::Status status;
   {
-    TrainLoop loop(options, &layout, backend.get(), &data, &params, session.get(), &metrics);
+    TrainLoop loop(options, &layout, backend.get(), encoder.get(), &policy, &data, &params, session.get(),
+                   &metrics);
     std::atomic<bool> ended{false};
     std::thread watcher([&] {
       while (!ended.load() && !stop->load()) absl::SleepFor(kStopPoll);

@@ -15,7 +15,11 @@ namespace {
 
 struct RawFlags {
   std::string codec = "fp16";
-  std::string pull_codec = "fp32";
+  std::string pull_codec = "auto";
+  std::string error_feedback = "on";
+  std::string topk = "exact";
+  std::string residual = "fp32";
+  std::string residual_flush = "60s";
   std::string reconnect_for = "10m";
 };
 
@@ -38,9 +42,35 @@ void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
   env(app->add_option("--threads", flags->model.threads, "CPU threads of matrix products")
           ->check(CLI::Range(1, 1024)),
       "RECON_THREADS");
-  env(app->add_option("--codec", raw->codec, "of gradients: fp32, fp16 or bf16"), "RECON_CODEC");
-  env(app->add_option("--pull-codec", raw->pull_codec, "of parameters: fp32, fp16 or bf16"),
+  env(app->add_option("--codec", raw->codec,
+                      "of gradients: auto, fp32, fp16, bf16, int8, topk:RATIO, randomk:RATIO or "
+                      "threshold:MAGNITUDE; then ,GROUP=CODEC for groups that match a pattern"),
+      "RECON_CODEC");
+  env(app->add_option("--pull-codec", raw->pull_codec,
+                      "of parameters: fp32, fp16, bf16, or auto: as --codec auto chooses, else fp32"),
       "RECON_PULL_CODEC");
+  env(app->add_option("--error-feedback", raw->error_feedback,
+                      "on: what int8 and sparse codecs leave out is added to the next gradient")
+          ->check(CLI::IsMember({"on", "off"})),
+      "RECON_ERROR_FEEDBACK");
+  env(app->add_option("--topk", raw->topk, "exact, or sampled: the threshold is that of a sample")
+          ->check(CLI::IsMember({"exact", "sampled"})),
+      "RECON_TOPK");
+  env(app->add_option("--sparsity-warmup", flags->codec.warmup_data_epochs,
+                      "data epochs over which topk and randomk fall from a ratio of 0.25 to theirs")
+          ->check(CLI::Range(0.0, 1e6)),
+      "RECON_SPARSITY_WARMUP");
+  env(app->add_option("--momentum-correction", flags->encoder.momentum,
+                      "momentum the worker applies before it selects (deep gradient compression); use it "
+                      "with --optimizer sgd on the server")
+          ->check(CLI::Range(0.0, 0.9999)),
+      "RECON_MOMENTUM_CORRECTION");
+  env(app->add_option("--residual", raw->residual, "fp32, or bf16: half the memory for what is left out")
+          ->check(CLI::IsMember({"fp32", "bf16"})),
+      "RECON_RESIDUAL");
+  env(app->add_option("--residual-flush", raw->residual_flush,
+                      "what is left out is sent whole once in so long; a killed worker loses no more"),
+      "RECON_RESIDUAL_FLUSH");
   env(app->add_option("--depth", flags->depth,
                       "pushes under way while computing; bsp uses 1, ssp:S at most S+1")
           ->check(CLI::Range(1, limits::kPipelineDepthMax)),
@@ -73,10 +103,32 @@ void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
   }
 }
 
+absl::Status Prefixed(const char* flag, const absl::Status& status) {
+  return absl::InvalidArgumentError(absl::StrCat(flag, ": ", status.message()));
+}
+
 absl::Status Convert(const RawFlags& raw, WorkerFlags* flags) {
   RECON_RETURN_IF_ERROR(CheckAddress("--server", flags->server));
-  RECON_ASSIGN_OR_RETURN(flags->codec, ParseCodec(raw.codec));
-  RECON_ASSIGN_OR_RETURN(flags->pull_codec, ParseCodec(raw.pull_codec));
+  absl::StatusOr<CodecRules> rules = CodecRules::Parse(raw.codec);
+  if (!rules.ok()) return Prefixed("--codec", rules.status());
+  flags->codec.rules = *std::move(rules);
+  flags->codec.pull_auto = raw.pull_codec == "auto";
+  if (!flags->codec.pull_auto) {
+    const absl::StatusOr<CodecId> pull_codec = ParseValueCodec(raw.pull_codec);
+    if (!pull_codec.ok()) return Prefixed("--pull-codec", pull_codec.status());
+    flags->codec.pull_codec = *pull_codec;
+  }
+  flags->encoder.feedback = raw.error_feedback == "on";
+  flags->encoder.sampled = raw.topk == "sampled";
+  flags->encoder.bf16_residual = raw.residual == "bf16";
+  if (flags->encoder.momentum > 0 && !flags->encoder.feedback) {
+    return absl::InvalidArgumentError("--momentum-correction needs --error-feedback on");
+  }
+  if (!absl::ParseDuration(raw.residual_flush, &flags->codec.flush_period) ||
+      flags->codec.flush_period <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--residual-flush ", raw.residual_flush, ": expected a duration such as 60s"));
+  }
   if (!absl::ParseDuration(raw.reconnect_for, &flags->reconnect_for) ||
       flags->reconnect_for < absl::ZeroDuration()) {
     return absl::InvalidArgumentError(

@@ -3,9 +3,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "common/codec/codec.h"
 #include "common/rpc/credentials.h"
 #include "worker/data/dataset.h"
+#include "worker/encode/codec_policy.h"
 #include "worker/model/model_backend.h"
 
 namespace recon {
@@ -16,8 +16,8 @@ struct WorkerFlags {
   std::string name;  // Default: <host>-<process>.
   std::string data = kDefaultDataset;
   ModelOptions model;
-  CodecId codec = CodecId::kFp16;
-  CodecId pull_codec = CodecId::kFp32;
+  CodecPolicy::Options codec;
+  EncoderOptions encoder;
   int depth = 2;
   double slow_factor = 1;
   absl::Duration reconnect_for;

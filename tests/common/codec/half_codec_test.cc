@@ -7,7 +7,7 @@
 
 #include "catch2/catch.hpp"
 #include "common/codec/codec.h"
-#include "hwy/targets.h"
+#include "tests/support/simd_targets.h"
 
 namespace recon {
 namespace {
@@ -89,23 +89,11 @@ std::vector<float> InterestingValues() {
   return values;
 }
 
-template <typename Check>
-void OnEveryTarget(Check check) {
-  const int64_t supported = hwy::SupportedTargets();
-  for (int64_t targets = supported; targets != 0; targets &= targets - 1) {
-    const int64_t target = targets & -targets;
-    hwy::SetSupportedTargetsForTest(target);
-    INFO("SIMD target " << hwy::TargetName(target));
-    check();
-  }
-  hwy::SetSupportedTargetsForTest(0);
-}
-
 }  // namespace
 
 TEST_CASE("fp16 and bf16 round to nearest even on every SIMD target", "[codec]") {
   const std::vector<float> values = InterestingValues();
-  OnEveryTarget([&] {
+  OnEverySimdTarget([&] {
     std::vector<uint16_t> half(values.size());
     std::vector<uint16_t> bf16(values.size());
     const EncodeStats half_stats =
@@ -135,7 +123,7 @@ TEST_CASE("every 16-bit value decodes to its exact value and encodes back", "[co
     if ((bits & 0x7C00) != 0x7C00) finite_halves.push_back(static_cast<uint16_t>(bits));
     if ((bits & 0x7F80) != 0x7F80) finite_bf16.push_back(static_cast<uint16_t>(bits));
   }
-  OnEveryTarget([&] {
+  OnEverySimdTarget([&] {
     std::vector<float> values(finite_halves.size());
     DecodeFp16(reinterpret_cast<const uint8_t*>(finite_halves.data()), values.size(), values.data());
     uint64_t wrong = 0;
@@ -156,7 +144,7 @@ TEST_CASE("every 16-bit value decodes to its exact value and encodes back", "[co
 }
 
 TEST_CASE("codecs handle every length and alignment", "[codec]") {
-  OnEveryTarget([] {
+  OnEverySimdTarget([] {
     for (const CodecId codec : {CodecId::kFp32, CodecId::kFp16, CodecId::kBf16}) {
       for (size_t count = 0; count < 70; ++count) {
         std::vector<float> values(count);
@@ -176,7 +164,7 @@ TEST_CASE("codecs handle every length and alignment", "[codec]") {
 }
 
 TEST_CASE("what is not finite is counted by encoders and found in payloads, wherever it lies", "[codec]") {
-  OnEveryTarget([] {
+  OnEverySimdTarget([] {
     for (const float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
                             std::numeric_limits<float>::quiet_NaN()}) {
       for (size_t at = 0; at < 40; ++at) {
@@ -198,11 +186,11 @@ TEST_CASE("what is not finite is counted by encoders and found in payloads, wher
 }
 
 TEST_CASE("codec names are parsed, and unknown ones refused", "[codec]") {
-  CHECK(*ParseCodec("fp32") == CodecId::kFp32);
-  CHECK(*ParseCodec("fp16") == CodecId::kFp16);
-  CHECK(*ParseCodec("bf16") == CodecId::kBf16);
-  CHECK(absl::IsInvalidArgument(ParseCodec("fp8").status()));
-  CHECK_FALSE(KnownCodec(3));
+  CHECK(*ParseValueCodec("fp32") == CodecId::kFp32);
+  CHECK(*ParseValueCodec("fp16") == CodecId::kFp16);
+  CHECK(*ParseValueCodec("bf16") == CodecId::kBf16);
+  CHECK(absl::IsInvalidArgument(ParseValueCodec("fp8").status()));
+  CHECK_FALSE(KnownCodec(7));
 }
 
 }  // namespace recon

@@ -1,0 +1,56 @@
+#include "server/store/change_history.h"
+
+#include "common/codec/sparse_codec.h"
+#include "common/tensor/page.h"
+
+namespace recon {
+namespace {
+
+constexpr size_t kRememberedMax = kPageParams / 4;
+
+}  // namespace
+
+ChangeHistory::ChangeHistory(uint32_t values) : pages_(PagesOf(values)) {}
+
+void ChangeHistory::NoteAll(uint64_t version) {
+  for (uint32_t page = 0; page < pages_.size(); ++page) NoteWholePage(version, page);
+}
+
+void ChangeHistory::NoteWholePage(uint64_t version, uint32_t number) {
+  Page& page = pages_[number];
+  page.horizon = version;
+  page.changes.clear();
+  page.remembered = 0;
+}
+
+void ChangeHistory::NotePage(uint64_t version, uint32_t number, absl::Span<const uint16_t> indices) {
+  Page& page = pages_[number];
+  page.changes.push_back({version, {indices.begin(), indices.end()}});
+  page.remembered += indices.size();
+  while (page.remembered > kRememberedMax) {
+    page.horizon = page.changes.front().version;
+    page.remembered -= page.changes.front().indices.size();
+    page.changes.pop_front();
+  }
+}
+
+ChangeHistory::Extent ChangeHistory::Since(uint64_t base, uint32_t number,
+                                           std::vector<uint16_t>* indices) const {
+  const Page& page = pages_[number];
+  if (base < page.horizon) return Extent::kAll;
+  if (page.changes.empty() || page.changes.back().version <= base) return Extent::kNothing;
+  uint64_t changed[kPageParams / 64] = {};
+  for (auto change = page.changes.rbegin(); change != page.changes.rend(); ++change) {
+    if (change->version <= base) break;
+    for (const uint16_t index : change->indices) changed[index / 64] |= uint64_t{1} << index % 64;
+  }
+  indices->clear();
+  for (size_t word = 0; word < kPageParams / 64; ++word) {
+    for (uint64_t bits = changed[word]; bits != 0; bits &= bits - 1) {
+      indices->push_back(static_cast<uint16_t>(word * 64 + static_cast<size_t>(__builtin_ctzll(bits))));
+    }
+  }
+  return Extent::kSome;
+}
+
+}  // namespace recon

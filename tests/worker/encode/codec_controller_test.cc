@@ -1,0 +1,107 @@
+#include "worker/encode/codec_controller.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "catch2/catch.hpp"
+
+namespace recon {
+namespace {
+
+// A worker whose computing and link are simple numbers: communication overlaps with computing.
+struct SimulatedWorker {
+  double compute_ms = 20;
+  double link_bytes_per_ms = 12'500;  // 100 Mbit/s.
+  double latency_ms = 2;
+  double params = 536'000;
+  std::map<std::string, double> encode_ms = {};  // By codec; on the thread that computes.
+
+  double Bytes(const CodecController::Rung& rung) const {
+    const double push = rung.push.kind == CodecKind::kFp32   ? 4
+                        : rung.push.kind == CodecKind::kFp16 ? 2
+                                                             : rung.push.ratio * 3.3;
+    const double pull = rung.push.sparse() ? rung.push.ratio * 8 : push;  // Four workers' changes.
+    return params * (push + pull);
+  }
+  double StepMs(const CodecController::Rung& rung) const {
+    const auto found = encode_ms.find(rung.push.ToString());
+    const double compute = compute_ms + (found == encode_ms.end() ? 0 : found->second);
+    return std::max(compute, latency_ms + Bytes(rung) / link_bytes_per_ms);
+  }
+  CodecController::Window Window(const CodecController& controller) const {
+    constexpr int kSteps = 12;
+    const double step = StepMs(controller.rung());
+    CodecController::Window window;
+    window.steps = kSteps;
+    window.seconds = 1e-3 * kSteps * step;
+    window.compute_seconds = 1e-3 * kSteps * compute_ms;
+    window.stall_seconds = std::max(0.0, 1e-3 * kSteps * (step - compute_ms));
+    window.exchange_seconds = 1e-3 * kSteps * (latency_ms + Bytes(controller.rung()) / link_bytes_per_ms);
+    window.bytes = static_cast<uint64_t>(kSteps * Bytes(controller.rung()));
+    return window;
+  }
+  std::string Settle(CodecController* controller, int windows = 30) const {
+    for (int i = 0; i < windows; ++i) controller->Observe(Window(*controller));
+    INFO(controller->reason());
+    return controller->rung().push.ToString();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a slow link gets as much compression as hides communication, and no more", "[encode]") {
+  CodecController controller;
+  SimulatedWorker worker;
+  CHECK(worker.Settle(&controller) == "topk:0.01");
+  CHECK(controller.rung().pull == CodecId::kFp16);
+  CodecController slower;
+  worker.link_bytes_per_ms = 700;
+  CHECK(worker.Settle(&slower) == "topk:0.001");
+}
+
+TEST_CASE("a fast link gets none, nor tries Top-K", "[encode]") {
+  CodecController controller;
+  SimulatedWorker worker;
+  worker.link_bytes_per_ms = 2e6;
+  for (int i = 0; i < 30; ++i) {
+    controller.Observe(worker.Window(controller));
+    REQUIRE_FALSE(controller.rung().push.sparse());
+  }
+  CHECK(controller.rung().push.ToString() == "fp32");
+  CHECK(controller.rung().pull == CodecId::kFp32);
+}
+
+TEST_CASE("a codec that is slower than what it saves is left", "[encode]") {
+  CodecController controller;
+  SimulatedWorker worker;
+  worker.link_bytes_per_ms = 110'000;  // FP16: 19.5 + 2 ms, just not hidden.
+  worker.encode_ms = {{"topk:0.05", 30}, {"topk:0.01", 30}, {"topk:0.001", 30}};
+  CHECK(worker.Settle(&controller) == "fp16");
+}
+
+TEST_CASE("a link that gets slower or faster is followed", "[encode]") {
+  CodecController controller;
+  SimulatedWorker worker;
+  worker.link_bytes_per_ms = 2e6;
+  REQUIRE(worker.Settle(&controller) == "fp32");
+  worker.link_bytes_per_ms = 12'500;
+  CHECK(worker.Settle(&controller) == "topk:0.01");
+  worker.link_bytes_per_ms = 2e6;
+  // Only a probe finds that out: communication was hidden all the time.
+  CHECK(worker.Settle(&controller, 400) == "fp32");
+}
+
+TEST_CASE("a residual that grows beyond measure takes compression back", "[encode]") {
+  CodecController controller;
+  SimulatedWorker worker;
+  worker.link_bytes_per_ms = 700;
+  REQUIRE(worker.Settle(&controller) == "topk:0.001");
+  CodecController::Window window = worker.Window(controller);
+  window.residual_ratio = 500;
+  CHECK(controller.Observe(window));
+  CHECK(controller.rung().push.ToString() == "topk:0.01");
+  CHECK(worker.Settle(&controller) == "topk:0.01");
+}
+
+}  // namespace recon

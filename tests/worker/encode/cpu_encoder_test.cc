@@ -1,0 +1,159 @@
+#include "worker/encode/cpu_encoder.h"
+
+#include <cmath>
+#include <random>
+
+#include "catch2/catch.hpp"
+#include "common/codec/int8_codec.h"
+#include "common/codec/sparse_codec.h"
+
+namespace recon {
+namespace {
+
+ParamLayout TwoGroups() {
+  ModelSpec model;
+  model.set_name("two");
+  TensorSpec* weight = model.add_tensors();
+  weight->set_name("weight");
+  weight->add_shape(70'000);
+  TensorSpec* bias = model.add_tensors();
+  bias->set_name("bias");
+  bias->add_shape(300);
+  bias->set_group("no_decay");
+  return *ParamLayout::Create(model);
+}
+
+GradientBuffer Random(const ParamLayout& layout, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  GradientBuffer buffer;
+  buffer.host.resize(layout.params());
+  for (float& value : buffer.host) value = normal(random);
+  return buffer;
+}
+
+EncodePlan Plan(const char* weight, const char* bias, uint64_t seed = 1) {
+  EncodePlan plan;
+  plan.groups = {*ParseCodecSpec(weight), *ParseCodecSpec(bias)};
+  plan.seed = seed;
+  return plan;
+}
+
+// All values of a push, 0 where none was sent.
+std::vector<float> Decoded(const ParamLayout& layout, const EncodedPush& push) {
+  std::vector<float> values(layout.params(), 0.0f);
+  for (uint32_t i = 0; i < layout.shard_count(); ++i) {
+    const ShardPlacement& shard = layout.shards()[i];
+    const EncodedShard& encoded = push.shards[i];
+    float* out = values.data() + shard.offset;
+    REQUIRE(CheckPayloadBytes(encoded.codec, shard.size, encoded.payload.size()).ok());
+    REQUIRE(CheckPayload(encoded.codec, shard.size, encoded.payload).ok());
+    const std::string bytes = encoded.payload.ToString();
+    const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
+    if (IsSparse(encoded.codec)) {
+      (void)ForEachSparsePage(encoded.codec, shard.size, encoded.payload, [&](const SparsePage& page) {
+        for (size_t j = 0; j < page.values.size(); ++j) {
+          out[page.page * kPageParams + (page.all ? j : page.indices[j])] = page.values[j];
+        }
+      });
+    } else if (encoded.codec == CodecId::kInt8) {
+      for (uint32_t page = 0; page < shard.pages(); ++page) {
+        float scale;
+        std::memcpy(&scale, data + page * sizeof(float), sizeof(float));
+        DecodeInt8(data + shard.pages() * sizeof(float) + page * kPageParams, shard.PageSize(page), scale,
+                   out + page * kPageParams);
+      }
+    } else {
+      Decode(encoded.codec, data, shard.size, out);
+    }
+  }
+  return values;
+}
+
+double Distance(const std::vector<float>& a, const std::vector<double>& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += std::pow(a[i] - b[i], 2);
+  return std::sqrt(sum);
+}
+
+}  // namespace
+
+TEST_CASE("each group has its codec, and norms are those of what is sent and kept", "[encode]") {
+  const ParamLayout layout = TwoGroups();
+  CpuEncoder encoder({}, &layout);
+  const GradientBuffer gradient = Random(layout, 1);
+  const auto push = encoder.Encode(gradient, Plan("topk:0.01", "fp32"));
+  REQUIRE(push.ok());
+  CHECK(push->shards[0].codec == CodecId::kSparseFp16);
+  CHECK(push->shards[1].codec == CodecId::kFp32);
+  const std::vector<float> sent = Decoded(layout, *push);
+  double norm = 0;
+  double kept = 0;
+  size_t count = 0;
+  for (size_t i = 0; i < sent.size(); ++i) {
+    norm += std::pow(sent[i], 2);
+    kept += std::pow(gradient.host[i] - sent[i], 2);
+    count += sent[i] != 0 ? 1 : 0;
+  }
+  CHECK(count == 656 + 45 + 300);  // ceil(1 %) of each page, and the other group.
+  CHECK(push->norm == Approx(std::sqrt(norm)).epsilon(1e-3));
+  CHECK(push->residual_norm == Approx(std::sqrt(kept)).epsilon(1e-6));
+}
+
+TEST_CASE("whatever the codecs in between, a flush leaves nothing but its rounding behind", "[encode]") {
+  const ParamLayout layout = TwoGroups();
+  for (const bool bf16 : {false, true}) {
+    for (const char* codec : {"topk:0.01", "int8", "randomk:0.1", "threshold:2.5"}) {
+      INFO(codec << (bf16 ? ", residual in bf16" : ""));
+      EncoderOptions options;
+      options.bf16_residual = bf16;
+      CpuEncoder encoder(options, &layout);
+      std::vector<double> computed(layout.params()), delivered(layout.params());
+      for (uint64_t step = 0; step < 6; ++step) {
+        const GradientBuffer gradient = Random(layout, step);
+        EncodePlan plan = Plan(codec, codec, step);
+        plan.flush = step == 5;
+        const auto push = encoder.Encode(gradient, plan);
+        REQUIRE(push.ok());
+        const std::vector<float> sent = Decoded(layout, *push);
+        for (size_t i = 0; i < sent.size(); ++i) {
+          computed[i] += gradient.host[i];
+          delivered[i] += sent[i];
+        }
+        if (step == 4) CHECK(push->residual_norm > 1);
+        if (step == 5) CHECK(push->residual_norm < 0.5);
+      }
+      std::vector<float> missing(layout.params());
+      for (size_t i = 0; i < missing.size(); ++i) missing[i] = static_cast<float>(computed[i] - delivered[i]);
+      const double limit = bf16 ? 5 : 0.5;  // Of a sum with norm 650.
+      CHECK(Distance(missing, std::vector<double>(missing.size())) < limit);
+    }
+  }
+}
+
+TEST_CASE("a dense codec after a sparse one sends what was kept back, once", "[encode]") {
+  const ParamLayout layout = TwoGroups();
+  CpuEncoder encoder({}, &layout);
+  const GradientBuffer first = Random(layout, 1);
+  const GradientBuffer second = Random(layout, 2);
+  const std::vector<float> sent = Decoded(layout, *encoder.Encode(first, Plan("topk:0.01", "topk:0.01")));
+  const std::vector<float> rest = Decoded(layout, *encoder.Encode(second, Plan("fp32", "fp32")));
+  for (size_t i = 0; i < rest.size(); ++i) {
+    REQUIRE(rest[i] == Approx(first.host[i] - sent[i] + second.host[i]).margin(1e-5));
+  }
+  CHECK(Decoded(layout, *encoder.Encode(second, Plan("fp32", "fp32"))) == second.host);
+}
+
+TEST_CASE("without feedback nothing is kept", "[encode]") {
+  const ParamLayout layout = TwoGroups();
+  EncoderOptions options;
+  options.feedback = false;
+  CpuEncoder encoder(options, &layout);
+  const GradientBuffer gradient = Random(layout, 1);
+  const auto one = encoder.Encode(gradient, Plan("topk:0.01", "int8"));
+  const auto two = encoder.Encode(gradient, Plan("topk:0.01", "int8"));
+  CHECK(Decoded(layout, *one) == Decoded(layout, *two));
+  CHECK(two->residual_norm == 0);
+}
+
+}  // namespace recon

@@ -1,0 +1,177 @@
+#include "worker/encode/cpu_encoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "common/codec/half_codec.h"
+#include "common/codec/int8_codec.h"
+#include "common/codec/random.h"
+#include "common/codec/select_kernels.h"
+
+namespace recon {
+namespace {
+
+CodecId DenseCodec(CodecKind kind) {
+  switch (kind) {
+    case CodecKind::kFp32:
+      return CodecId::kFp32;
+    case CodecKind::kBf16:
+      return CodecId::kBf16;
+    case CodecKind::kInt8:
+      return CodecId::kInt8;
+    default:
+      return CodecId::kFp16;
+  }
+}
+
+SparseRule RuleOf(CodecKind kind, bool sampled) {
+  if (kind == CodecKind::kRandomK) return SparseRule::kRandomK;
+  if (kind == CodecKind::kThreshold) return SparseRule::kThreshold;
+  return sampled ? SparseRule::kTopKSampled : SparseRule::kTopK;
+}
+
+}  // namespace
+
+CpuEncoder::CpuEncoder(const EncoderOptions& options, const ParamLayout* layout)
+    : options_(options),
+      layout_(layout),
+      holds_residual_(layout->shard_count()),
+      sums_(kPageParams),
+      decoded_(kPageParams) {
+  uint32_t pages = 0;
+  for (const ShardPlacement& shard : layout->shards()) pages += shard.pages();
+  guesses_.resize(pages);
+}
+
+void CpuEncoder::AllocateMemory() {
+  if (options_.momentum > 0) velocity_.resize(layout_->params());
+  if (options_.bf16_residual) {
+    residual_bf16_.resize(layout_->params());
+  } else {
+    residual_.resize(layout_->params());
+  }
+}
+
+PageMemory CpuEncoder::MemoryOf(uint64_t offset, uint32_t page) {
+  PageMemory memory;
+  if (!residual_.empty()) memory.residual = residual_.data() + offset;
+  if (!residual_bf16_.empty()) memory.residual_bf16 = residual_bf16_.data() + offset;
+  if (!velocity_.empty()) memory.velocity = velocity_.data() + offset;
+  memory.guess = &guesses_[page];
+  return memory;
+}
+
+double CpuEncoder::ResidualNorm() const {
+  if (!residual_.empty()) return std::sqrt(SumOfSquares(residual_.data(), residual_.size()));
+  std::vector<float> wide(kPageParams);
+  double sum = 0;
+  for (size_t at = 0; at < residual_bf16_.size(); at += kPageParams) {
+    const size_t count = std::min(kPageParams, residual_bf16_.size() - at);
+    DecodeBf16(reinterpret_cast<const uint8_t*>(residual_bf16_.data() + at), count, wide.data());
+    sum += SumOfSquares(wide.data(), count);
+  }
+  return std::sqrt(sum);
+}
+
+absl::StatusOr<EncodedPush> CpuEncoder::Encode(const GradientBuffer& gradient, const EncodePlan& plan) {
+  EncodedPush push;
+  push.shards.reserve(layout_->shard_count());
+  uint32_t page = 0;
+  for (uint32_t i = 0; i < layout_->shard_count(); ++i) {
+    const ShardPlacement& shard = layout_->shards()[i];
+    push.shards.push_back(EncodeShard(i, page, gradient.host.data() + shard.offset, plan.groups[shard.group],
+                                      plan.flush, plan.seed, &push));
+    page += shard.pages();
+  }
+  push.norm = std::sqrt(push.norm);
+  push.residual_norm = ResidualNorm();
+  return push;
+}
+
+EncodedShard CpuEncoder::EncodeShard(uint32_t number, uint32_t first_page, const float* gradient,
+                                     const CodecSpec& spec, bool flush, uint64_t seed, EncodedPush* push) {
+  const ShardPlacement& shard = layout_->shards()[number];
+  const bool lossy = spec.sparse() || spec.kind == CodecKind::kInt8;
+  const bool keep = lossy && options_.feedback;
+  if (keep) AllocateMemory();
+  const bool held = holds_residual_[number];
+  if (spec.sparse() && !flush) {
+    holds_residual_[number] = keep;
+    return EncodeSparse(shard, first_page, gradient, spec, seed, push);
+  }
+  const CodecId codec = flush && lossy ? CodecId::kFp16 : DenseCodec(spec.kind);
+  // A codec without feedback after one with it sends the residual once.
+  holds_residual_[number] = keep;
+  return EncodeDense(shard, first_page, gradient, codec, keep, keep || held, seed, push);
+}
+
+EncodedShard CpuEncoder::EncodeSparse(const ShardPlacement& shard, uint32_t first_page, const float* gradient,
+                                      const CodecSpec& spec, uint64_t seed, EncodedPush* push) {
+  SparsifyOptions options;
+  options.rule = RuleOf(spec.kind, options_.sampled);
+  options.ratio = spec.ratio;
+  options.threshold = spec.threshold;
+  options.feedback = options_.feedback;
+  options.momentum = options_.feedback ? options_.momentum : 0;
+  SparseWriter writer(CodecId::kSparseFp16);
+  for (uint32_t page = 0; page < shard.pages(); ++page) {
+    const size_t at = size_t{page} * kPageParams;
+    push->norm += sparsifier_.AddPage(options, gradient + at, shard.PageSize(page),
+                                      HashIndex(static_cast<uint32_t>(seed), first_page + page),
+                                      MemoryOf(shard.offset + at, first_page + page), &writer);
+  }
+  push->stats.saturated += writer.stats().saturated;
+  push->stats.non_finite += writer.stats().non_finite;
+  return {CodecId::kSparseFp16, ByteChain::FromString(writer.Finish())};
+}
+
+EncodedShard CpuEncoder::EncodeDense(const ShardPlacement& shard, uint32_t first_page, const float* gradient,
+                                     CodecId codec, bool keep, bool add_residual, uint64_t seed,
+                                     EncodedPush* push) {
+  auto bytes = std::make_shared<std::vector<uint8_t>>(EncodedBytes(codec, shard.size));
+  const size_t scales_bytes = codec == CodecId::kInt8 ? shard.pages() * sizeof(float) : 0;
+  for (uint32_t page = 0; page < shard.pages(); ++page) {
+    const size_t at = size_t{page} * kPageParams;
+    const size_t count = shard.PageSize(page);
+    const PageMemory memory = MemoryOf(shard.offset + at, first_page + page);
+    const float* values = gradient + at;
+    if (add_residual) {
+      if (memory.residual_bf16 != nullptr) {
+        DecodeBf16(reinterpret_cast<const uint8_t*>(memory.residual_bf16), count, sums_.data());
+      } else {
+        std::memcpy(sums_.data(), memory.residual, count * sizeof(float));
+      }
+      for (size_t i = 0; i < count; ++i) sums_[i] += values[i];
+      values = sums_.data();
+    }
+    push->norm += SumOfSquares(values, count);
+    uint8_t* out = bytes->data() + scales_bytes;
+    if (codec == CodecId::kInt8) {
+      out += at;
+      const float scale = Int8Scale(values, count, &push->stats);
+      std::memcpy(bytes->data() + page * sizeof(float), &scale, sizeof(float));
+      EncodeInt8Page(values, count, scale, HashIndex(static_cast<uint32_t>(seed), first_page + page), out);
+      if (keep) DecodeInt8(out, count, scale, decoded_.data());
+    } else {
+      out += EncodedBytes(codec, at);
+      const EncodeStats stats = recon::Encode(codec, values, count, out);
+      push->stats.saturated += stats.saturated;
+      push->stats.non_finite += stats.non_finite;
+      if (keep) Decode(codec, out, count, decoded_.data());
+    }
+    if (!add_residual) continue;
+    for (size_t i = 0; i < count; ++i) sums_[i] = keep ? sums_[i] - decoded_[i] : 0;
+    if (memory.velocity != nullptr) std::memset(memory.velocity, 0, count * sizeof(float));
+    if (memory.residual_bf16 != nullptr) {
+      EncodeBf16(sums_.data(), count, reinterpret_cast<uint8_t*>(memory.residual_bf16));
+    } else {
+      std::memcpy(memory.residual, sums_.data(), count * sizeof(float));
+    }
+  }
+  EncodedShard encoded{codec, ByteChain()};
+  encoded.payload.Append(bytes->data(), bytes->size(), bytes);
+  return encoded;
+}
+
+}  // namespace recon

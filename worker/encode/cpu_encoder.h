@@ -1,0 +1,44 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "common/codec/sparsifier.h"
+#include "common/tensor/param_layout.h"
+#include "worker/encode/gradient_encoder.h"
+
+namespace recon {
+
+// The encoder for gradients in host memory.
+class CpuEncoder : public GradientEncoder {
+ public:
+  // `layout` must outlive the encoder.
+  CpuEncoder(const EncoderOptions& options, const ParamLayout* layout);
+
+  absl::StatusOr<EncodedPush> Encode(const GradientBuffer& gradient, const EncodePlan& plan) override;
+
+ private:
+  // One shard; `first_page` counts the pages of all shards in order.
+  EncodedShard EncodeShard(uint32_t shard, uint32_t first_page, const float* gradient, const CodecSpec& spec,
+                           bool flush, uint64_t seed, EncodedPush* push);
+  EncodedShard EncodeSparse(const ShardPlacement& shard, uint32_t first_page, const float* gradient,
+                            const CodecSpec& spec, uint64_t seed, EncodedPush* push);
+  EncodedShard EncodeDense(const ShardPlacement& shard, uint32_t first_page, const float* gradient,
+                           CodecId codec, bool keep, bool add_residual, uint64_t seed, EncodedPush* push);
+  void AllocateMemory();
+  PageMemory MemoryOf(uint64_t offset, uint32_t page);
+  double ResidualNorm() const;
+
+  const EncoderOptions options_;
+  const ParamLayout* const layout_;
+  Sparsifier sparsifier_;
+  // Flat, as the layout; empty until a plan needs them.
+  std::vector<float> residual_;
+  std::vector<uint16_t> residual_bf16_;
+  std::vector<float> velocity_;
+  std::vector<uint32_t> guesses_;     // One a page.
+  std::vector<bool> holds_residual_;  // One a shard: whether it may be other than 0.
+  std::vector<float> sums_, decoded_;
+};
+
+}  // namespace recon

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/byte_chain.h"
+#include "common/codec/codec.h"
+#include "common/codec/sparsifier.h"
+#include "worker/encode/codec_spec.h"
+
+namespace recon {
+
+// Where a backend leaves a gradient and an encoder takes it from: in host memory, or, in a buffer of the
+// device's own kind, on the device.
+class GradientBuffer {
+ public:
+  virtual ~GradientBuffer() = default;
+
+  std::vector<float> host;  // ParamLayout::params() values; empty if the gradient is on a device.
+};
+
+// One shard's encoded values, or none for a pull.
+struct EncodedShard {
+  CodecId codec = CodecId::kFp32;
+  ByteChain payload;
+  uint64_t version = kNoVersion;
+};
+
+// How one push is encoded.
+struct EncodePlan {
+  std::vector<CodecSpec> groups;  // One for each group of the layout.
+  // Sends all that was kept back too, as FP16 where the plan says less; nothing but its rounding is kept.
+  bool flush = false;
+  uint64_t seed = 0;  // Of random choices; another one for each push.
+};
+
+struct EncodedPush {
+  std::vector<EncodedShard> shards;
+  EncodeStats stats;
+  // L2 norms of what is sent, before rounding, and of what is kept back.
+  double norm = 0;
+  double residual_norm = 0;
+};
+
+struct EncoderOptions {
+  bool feedback = true;        // For int8 and the sparse codecs.
+  bool bf16_residual = false;  // Kept in BF16: half the memory.
+  float momentum = 0;          // Momentum correction for the sparse codecs; 0 = off.
+  bool sampled = false;        // topk takes its threshold from a sample.
+};
+
+// Turns gradients into payloads and keeps what they leave out (the residual) for the next push.
+//
+// Threads: one at a time. Pushes are encoded in the order of their steps.
+class GradientEncoder {
+ public:
+  virtual ~GradientEncoder() = default;
+
+  // Unavailable if a device fails. Payloads with values that are not finite are counted in the stats.
+  virtual absl::StatusOr<EncodedPush> Encode(const GradientBuffer& gradient, const EncodePlan& plan) = 0;
+};
+
+}  // namespace recon
