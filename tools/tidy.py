@@ -35,6 +35,8 @@ ALLOWED = {
     "worker/runtime": ["common", "worker/client", "worker/encode", "worker/model", "worker/data"],
     "worker": ["common", "worker"],
     "tools": ["common", "tools"],
+    # Measures the encoders of a GPU where they are.
+    "tools/bench": ["common", "tools", "worker/cuda", "worker/model"],
     "tests": ["common", "server", "worker", "tools", "tests"],
 }
 # Pure code: no threads, clock, I/O or gRPC.

@@ -3,6 +3,7 @@
 #include "CLI/CLI.hpp"
 #include "nlohmann/json.hpp"
 #include "tools/bench/codecs.h"
+#include "tools/bench/codecs_gpu.h"
 #include "tools/bench/straggler.h"
 
 // Exit codes: 0 measured, 1 failed, 2 wrong flags.
@@ -41,12 +42,17 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 100))
       ->capture_default_str();
   codecs_verb->add_flag("--json", json, "one JSON object");
+  int device = -1;
+  codecs_verb->add_option("--cuda", device, "measure this CUDA device instead of the CPU")
+      ->check(CLI::Range(0, 64));
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  const auto result = codecs_verb->parsed() ? recon::RunCodecs(codecs) : recon::RunStraggler(straggler);
+  const auto result = !codecs_verb->parsed() ? recon::RunStraggler(straggler)
+                      : device >= 0          ? recon::RunCodecsOnGpu(codecs, device)
+                                             : recon::RunCodecs(codecs);
   if (!result.ok()) {
     std::cerr << "recon-bench: " << result.status().message() << "\n";
     return 1;

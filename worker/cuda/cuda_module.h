@@ -1,8 +1,10 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "worker/cuda/measure_codecs.h"
 #include "worker/model/mlp_model.h"
 #include "worker/model/model_backend.h"
 
@@ -17,6 +19,9 @@ struct CudaModule {
   // Devices this process can use; 0 without a driver.
   int (*device_count)();
   absl::StatusOr<std::unique_ptr<ModelBackend>> (*make_mlp)(MlpModel model, int device);
+  // See measure_codecs.h.
+  absl::StatusOr<std::vector<cuda::CodecMeasurement>> (*measure_codecs)(int device, uint64_t values,
+                                                                        int rounds);
 };
 inline constexpr char kCudaModuleSymbol[] = "recon_cuda_module";
 inline constexpr char kCudaModuleFile[] = "librecon_cuda.so";

@@ -1,75 +1,55 @@
-#include <cublas_v2.h>
 #include <cuda_runtime_api.h>
+#if RECON_CUBLAS
+#include <cublas_v2.h>
+#endif
 
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "worker/cuda/cuda_encoder.h"
 #include "worker/cuda/cuda_module.h"
+#include "worker/cuda/device_memory.h"
+#include "worker/cuda/measure_codecs.h"
 #include "worker/cuda/mlp_kernels.h"
 
 namespace recon {
 namespace {
 
-absl::Status Check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("CUDA: ", what, ": ", cudaGetErrorString(error)));
-}
+using cuda::Check;
+using cuda::DeviceBuffer;
 
+#if RECON_CUBLAS
 absl::Status Check(cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("cuBLAS: ", what, ": ", cublasGetStatusString(status)));
 }
 
-// Device memory that grows and frees itself.
-template <typename T>
-class DeviceBuffer {
- public:
-  DeviceBuffer() = default;
-  DeviceBuffer(const DeviceBuffer&) = delete;
-  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
-  ~DeviceBuffer() { cudaFree(data_); }
+#endif
 
-  absl::Status Reserve(size_t count) {
-    if (count <= count_) return absl::OkStatus();
-    cudaFree(data_);
-    data_ = nullptr;
-    count_ = 0;
-    RECON_RETURN_IF_ERROR(
-        Check(cudaMalloc(reinterpret_cast<void**>(&data_), count * sizeof(T)), "cudaMalloc"));
-    count_ = count;
-    return absl::OkStatus();
-  }
-
-  absl::Status Upload(const T* from, size_t count, cudaStream_t stream) {
-    RECON_RETURN_IF_ERROR(Reserve(count));
-    return Check(cudaMemcpyAsync(data_, from, count * sizeof(T), cudaMemcpyHostToDevice, stream), "upload");
-  }
-
-  T* get() { return data_; }
-
- private:
-  T* data_ = nullptr;
-  size_t count_ = 0;
-};
-
-// The MLP on a CUDA device: matrix products by cuBLAS, the rest by our kernels. Parameters are uploaded when
-// their revision changes; the gradient comes back to host memory. Unavailable if the device fails.
+// The MLP on a CUDA device: matrix products by cuBLAS (or, in builds without it, a plain kernel), the rest by
+// our kernels. Parameters are uploaded when their revision changes; gradients stay on the device, where the
+// encoder takes them. Unavailable if the device fails.
 class MlpCudaBackend : public ModelBackend {
  public:
   MlpCudaBackend(MlpModel model, int device)
       : model_(std::move(model)), device_(device), outputs_(model_.layers()) {}
   ~MlpCudaBackend() override {
+#if RECON_CUBLAS
     if (cublas_ != nullptr) cublasDestroy(cublas_);
+#endif
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
 
   absl::Status Open() {
     RECON_RETURN_IF_ERROR(Check(cudaSetDevice(device_), "cudaSetDevice"));
     RECON_RETURN_IF_ERROR(Check(cudaStreamCreate(&stream_), "cudaStreamCreate"));
+#if RECON_CUBLAS
     RECON_RETURN_IF_ERROR(Check(cublasCreate(&cublas_), "cublasCreate"));
-    return Check(cublasSetStream(cublas_, stream_), "cublasSetStream");
+    RECON_RETURN_IF_ERROR(Check(cublasSetStream(cublas_, stream_), "cublasSetStream"));
+#endif
+    return absl::OkStatus();
   }
 
   const ModelSpec& spec() const override { return model_.spec; }
@@ -81,18 +61,39 @@ class MlpCudaBackend : public ModelBackend {
 
   absl::StatusOr<BatchResult> Gradient(const Batch& batch, const ParameterView& parameters,
                                        absl::Span<float> gradient) override {
-    RECON_RETURN_IF_ERROR(Forward(batch, parameters));
-    const size_t classes = model_.sizes.back();
-    RECON_RETURN_IF_ERROR(delta_.Reserve(batch.samples * classes));
-    RECON_ASSIGN_OR_RETURN(const BatchResult result, Loss(batch, delta_.get()));
-    RECON_RETURN_IF_ERROR(gradient_.Reserve(gradient.size()));
-    RECON_RETURN_IF_ERROR(Backward(batch));
+    RECON_RETURN_IF_ERROR(host_gradient_.Reserve(gradient.size()));
+    RECON_ASSIGN_OR_RETURN(const BatchResult result, Compute(batch, parameters, host_gradient_.get()));
     RECON_RETURN_IF_ERROR(
-        Check(cudaMemcpyAsync(gradient.data(), gradient_.get(), gradient.size() * sizeof(float),
+        Check(cudaMemcpyAsync(gradient.data(), host_gradient_.get(), gradient.size() * sizeof(float),
                               cudaMemcpyDeviceToHost, stream_),
               "download of the gradient"));
     RECON_RETURN_IF_ERROR(Check(cudaStreamSynchronize(stream_), "gradient"));
     return result;
+  }
+
+  absl::StatusOr<BatchResult> GradientInto(const Batch& batch, const ParameterView& parameters,
+                                           GradientBuffer* gradient) override {
+    auto* device = static_cast<cuda::DeviceGradient*>(gradient);
+    RECON_ASSIGN_OR_RETURN(const BatchResult result, Compute(batch, parameters, device->values.get()));
+    RECON_RETURN_IF_ERROR(Check(cudaEventRecord(device->ready.get(), stream_), "cudaEventRecord"));
+    return result;
+  }
+
+  absl::Status ZeroGradient(GradientBuffer* gradient) override {
+    RECON_RETURN_IF_ERROR(Check(cudaSetDevice(device_), "cudaSetDevice"));
+    auto* device = static_cast<cuda::DeviceGradient*>(gradient);
+    RECON_RETURN_IF_ERROR(device->values.ReserveZeroed(layout_->params(), stream_));
+    return Check(cudaEventRecord(device->ready.get(), stream_), "cudaEventRecord");
+  }
+
+  absl::StatusOr<std::unique_ptr<GradientBuffer>> NewGradientBuffer() override {
+    RECON_ASSIGN_OR_RETURN(std::unique_ptr<cuda::DeviceGradient> gradient,
+                           cuda::MakeDeviceGradient(*layout_, device_));
+    return std::unique_ptr<GradientBuffer>(std::move(gradient));
+  }
+
+  absl::StatusOr<std::unique_ptr<GradientEncoder>> NewEncoder(const EncoderOptions& options) override {
+    return cuda::MakeCudaEncoder(options, layout_, device_);
   }
 
   absl::StatusOr<BatchResult> Evaluate(const Batch& batch, const ParameterView& parameters) override {
@@ -101,16 +102,30 @@ class MlpCudaBackend : public ModelBackend {
   }
 
  private:
+  // The gradient goes to `gradient` on the device; its kernels may still run on stream_.
+  absl::StatusOr<BatchResult> Compute(const Batch& batch, const ParameterView& parameters, float* gradient) {
+    RECON_RETURN_IF_ERROR(Forward(batch, parameters));
+    RECON_RETURN_IF_ERROR(delta_.Reserve(batch.samples * model_.sizes.back()));
+    RECON_ASSIGN_OR_RETURN(const BatchResult result, Loss(batch, delta_.get()));
+    RECON_RETURN_IF_ERROR(Backward(batch, gradient));
+    return result;
+  }
+
   const float* Parameter(size_t tensor) { return parameters_.get() + layout_->tensors()[tensor].offset; }
 
   // Row-major C[m][n] = op(A) op(B) + beta C. cuBLAS is column-major: the same product, operands swapped.
   absl::Status Gemm(bool transpose_a, bool transpose_b, int m, int n, int k, const float* a, const float* b,
                     float beta, float* c) {
+#if RECON_CUBLAS
     const float one = 1.0f;
     return Check(
         cublasSgemm(cublas_, transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N,
                     n, m, k, &one, b, transpose_b ? k : n, a, transpose_a ? m : k, &beta, c, n),
         "cublasSgemm");
+#else
+    cuda::Gemm(transpose_a, transpose_b, m, n, k, a, b, beta, c, stream_);
+    return absl::OkStatus();
+#endif
   }
 
   absl::Status Forward(const Batch& batch, const ParameterView& parameters) {
@@ -161,7 +176,7 @@ class MlpCudaBackend : public ModelBackend {
     return result;
   }
 
-  absl::Status Backward(const Batch& batch) {
+  absl::Status Backward(const Batch& batch, float* gradient) {
     const auto samples = static_cast<int>(batch.samples);
     DeviceBuffer<float>* delta = &delta_;
     DeviceBuffer<float>* previous = &previous_delta_;
@@ -169,8 +184,8 @@ class MlpCudaBackend : public ModelBackend {
       const auto in = static_cast<int>(model_.sizes[layer]);
       const auto out = static_cast<int>(model_.sizes[layer + 1]);
       const float* input = layer == 0 ? features_.get() : outputs_[layer - 1].get();
-      float* weight_gradient = gradient_.get() + layout_->tensors()[2 * layer].offset;
-      float* bias_gradient = gradient_.get() + layout_->tensors()[2 * layer + 1].offset;
+      float* weight_gradient = gradient + layout_->tensors()[2 * layer].offset;
+      float* bias_gradient = gradient + layout_->tensors()[2 * layer + 1].offset;
       RECON_RETURN_IF_ERROR(Gemm(true, false, out, in, samples, delta->get(), input, 0.0f, weight_gradient));
       cuda::ColumnSums(delta->get(), samples, out, bias_gradient, stream_);
       if (layer == 0) break;
@@ -187,8 +202,10 @@ class MlpCudaBackend : public ModelBackend {
   int device_;
   uint64_t uploaded_revision_ = ~uint64_t{0};
   cudaStream_t stream_ = nullptr;
+#if RECON_CUBLAS
   cublasHandle_t cublas_ = nullptr;
-  DeviceBuffer<float> parameters_, gradient_, features_, delta_, previous_delta_, losses_;
+#endif
+  DeviceBuffer<float> parameters_, host_gradient_, features_, delta_, previous_delta_, losses_;
   DeviceBuffer<uint32_t> labels_, hits_;
   std::vector<DeviceBuffer<float>> outputs_;
 };
@@ -209,5 +226,6 @@ absl::StatusOr<std::unique_ptr<ModelBackend>> MakeMlp(MlpModel model, int device
 
 extern "C" {
 extern const recon::CudaModule recon_cuda_module;
-const recon::CudaModule recon_cuda_module = {&recon::DeviceCount, &recon::MakeMlp};
+const recon::CudaModule recon_cuda_module = {&recon::DeviceCount, &recon::MakeMlp,
+                                             &recon::cuda::MeasureCodecs};
 }

@@ -84,6 +84,33 @@ __global__ void ColumnSumsKernel(const float* matrix, int samples, int units, fl
   sums[j] = sum;
 }
 
+// One block a tile of C, one thread a value; tiles of A and B go through shared memory.
+constexpr int kTile = 16;
+
+__global__ void GemmKernel(bool transpose_a, bool transpose_b, int m, int n, int k, const float* a,
+                           const float* b, float beta, float* c) {
+  __shared__ float tile_a[kTile][kTile + 1];
+  __shared__ float tile_b[kTile][kTile + 1];
+  const int row = blockIdx.y * kTile + threadIdx.y;
+  const int column = blockIdx.x * kTile + threadIdx.x;
+  float sum = 0.0f;
+  for (int from = 0; from < k; from += kTile) {
+    const int ka = from + threadIdx.x;
+    const int kb = from + threadIdx.y;
+    const size_t at_a = transpose_a ? static_cast<size_t>(ka) * m + row : static_cast<size_t>(row) * k + ka;
+    const size_t at_b =
+        transpose_b ? static_cast<size_t>(column) * k + kb : static_cast<size_t>(kb) * n + column;
+    tile_a[threadIdx.y][threadIdx.x] = row < m && ka < k ? a[at_a] : 0.0f;
+    tile_b[threadIdx.y][threadIdx.x] = column < n && kb < k ? b[at_b] : 0.0f;
+    __syncthreads();
+    for (int i = 0; i < kTile; ++i) sum += tile_a[threadIdx.y][i] * tile_b[i][threadIdx.x];
+    __syncthreads();
+  }
+  if (row >= m || column >= n) return;
+  float* out = c + static_cast<size_t>(row) * n + column;
+  *out = sum + (beta == 0.0f ? 0.0f : beta * *out);
+}
+
 }  // namespace
 
 void BroadcastBias(const float* bias, int samples, int units, float* output, cudaStream_t stream) {
@@ -105,6 +132,12 @@ void SoftmaxCrossEntropy(const float* logits, const uint32_t* labels, int sample
 
 void ColumnSums(const float* matrix, int samples, int units, float* sums, cudaStream_t stream) {
   ColumnSumsKernel<<<Blocks(units), kThreads, 0, stream>>>(matrix, samples, units, sums);
+}
+
+void Gemm(bool transpose_a, bool transpose_b, int m, int n, int k, const float* a, const float* b, float beta,
+          float* c, cudaStream_t stream) {
+  const dim3 blocks((n + kTile - 1) / kTile, (m + kTile - 1) / kTile);
+  GemmKernel<<<blocks, dim3(kTile, kTile), 0, stream>>>(transpose_a, transpose_b, m, n, k, a, b, beta, c);
 }
 
 }  // namespace recon::cuda

@@ -20,4 +20,8 @@ void SoftmaxCrossEntropy(const float* logits, const uint32_t* labels, int sample
 // sums[j] = sum over i of matrix[i][j], in the order of i.
 void ColumnSums(const float* matrix, int samples, int units, float* sums, cudaStream_t stream);
 
+// Row-major C[m][n] = op(A) op(B) + beta C, for builds without cuBLAS.
+void Gemm(bool transpose_a, bool transpose_b, int m, int n, int k, const float* a, const float* b, float beta,
+          float* c, cudaStream_t stream);
+
 }  // namespace recon::cuda

@@ -74,13 +74,13 @@ double CpuEncoder::ResidualNorm() const {
   return std::sqrt(sum);
 }
 
-absl::StatusOr<EncodedPush> CpuEncoder::Encode(const GradientBuffer& gradient, const EncodePlan& plan) {
+absl::StatusOr<EncodedPush> CpuEncoder::Encode(GradientBuffer* gradient, const EncodePlan& plan) {
   EncodedPush push;
   push.shards.reserve(layout_->shard_count());
   uint32_t page = 0;
   for (uint32_t i = 0; i < layout_->shard_count(); ++i) {
     const ShardPlacement& shard = layout_->shards()[i];
-    push.shards.push_back(EncodeShard(i, page, gradient.host.data() + shard.offset, plan.groups[shard.group],
+    push.shards.push_back(EncodeShard(i, page, gradient->host.data() + shard.offset, plan.groups[shard.group],
                                       plan.flush, plan.seed, &push));
     page += shard.pages();
   }

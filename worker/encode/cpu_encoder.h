@@ -15,7 +15,7 @@ class CpuEncoder : public GradientEncoder {
   // `layout` must outlive the encoder.
   CpuEncoder(const EncoderOptions& options, const ParamLayout* layout);
 
-  absl::StatusOr<EncodedPush> Encode(const GradientBuffer& gradient, const EncodePlan& plan) override;
+  absl::StatusOr<EncodedPush> Encode(GradientBuffer* gradient, const EncodePlan& plan) override;
 
  private:
   // One shard; `first_page` counts the pages of all shards in order.

@@ -58,8 +58,9 @@ class GradientEncoder {
  public:
   virtual ~GradientEncoder() = default;
 
-  // Unavailable if a device fails. Payloads with values that are not finite are counted in the stats.
-  virtual absl::StatusOr<EncodedPush> Encode(const GradientBuffer& gradient, const EncodePlan& plan) = 0;
+  // Unavailable if a device fails. Values that are not finite are counted in the stats. The gradient's values
+  // are undefined afterwards.
+  virtual absl::StatusOr<EncodedPush> Encode(GradientBuffer* gradient, const EncodePlan& plan) = 0;
 };
 
 }  // namespace recon

@@ -103,7 +103,7 @@ bool CommPipeline::TakeEncoded(Push* push, absl::StatusOr<EncodedPush>* encoded)
     queue_.pop_front();
   }
   const absl::Time start = Now();
-  *encoded = encoder_->Encode(*push->gradient, push->plan);
+  *encoded = encoder_->Encode(push->gradient.get(), push->plan);
   push->encode_time = Now() - start;
   encode_seconds_.Observe(absl::ToDoubleSeconds(push->encode_time));
   if (encoded->ok()) {

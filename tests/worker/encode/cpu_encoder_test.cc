@@ -81,8 +81,8 @@ double Distance(const std::vector<float>& a, const std::vector<double>& b) {
 TEST_CASE("each group has its codec, and norms are those of what is sent and kept", "[encode]") {
   const ParamLayout layout = TwoGroups();
   CpuEncoder encoder({}, &layout);
-  const GradientBuffer gradient = Random(layout, 1);
-  const auto push = encoder.Encode(gradient, Plan("topk:0.01", "fp32"));
+  GradientBuffer gradient = Random(layout, 1);
+  const auto push = encoder.Encode(&gradient, Plan("topk:0.01", "fp32"));
   REQUIRE(push.ok());
   CHECK(push->shards[0].codec == CodecId::kSparseFp16);
   CHECK(push->shards[1].codec == CodecId::kFp32);
@@ -110,10 +110,10 @@ TEST_CASE("whatever the codecs in between, a flush leaves nothing but its roundi
       CpuEncoder encoder(options, &layout);
       std::vector<double> computed(layout.params()), delivered(layout.params());
       for (uint64_t step = 0; step < 6; ++step) {
-        const GradientBuffer gradient = Random(layout, step);
+        GradientBuffer gradient = Random(layout, step);
         EncodePlan plan = Plan(codec, codec, step);
         plan.flush = step == 5;
-        const auto push = encoder.Encode(gradient, plan);
+        const auto push = encoder.Encode(&gradient, plan);
         REQUIRE(push.ok());
         const std::vector<float> sent = Decoded(layout, *push);
         for (size_t i = 0; i < sent.size(); ++i) {
@@ -134,14 +134,14 @@ TEST_CASE("whatever the codecs in between, a flush leaves nothing but its roundi
 TEST_CASE("a dense codec after a sparse one sends what was kept back, once", "[encode]") {
   const ParamLayout layout = TwoGroups();
   CpuEncoder encoder({}, &layout);
-  const GradientBuffer first = Random(layout, 1);
-  const GradientBuffer second = Random(layout, 2);
-  const std::vector<float> sent = Decoded(layout, *encoder.Encode(first, Plan("topk:0.01", "topk:0.01")));
-  const std::vector<float> rest = Decoded(layout, *encoder.Encode(second, Plan("fp32", "fp32")));
+  GradientBuffer first = Random(layout, 1);
+  GradientBuffer second = Random(layout, 2);
+  const std::vector<float> sent = Decoded(layout, *encoder.Encode(&first, Plan("topk:0.01", "topk:0.01")));
+  const std::vector<float> rest = Decoded(layout, *encoder.Encode(&second, Plan("fp32", "fp32")));
   for (size_t i = 0; i < rest.size(); ++i) {
     REQUIRE(rest[i] == Approx(first.host[i] - sent[i] + second.host[i]).margin(1e-5));
   }
-  CHECK(Decoded(layout, *encoder.Encode(second, Plan("fp32", "fp32"))) == second.host);
+  CHECK(Decoded(layout, *encoder.Encode(&second, Plan("fp32", "fp32"))) == second.host);
 }
 
 TEST_CASE("without feedback nothing is kept", "[encode]") {
@@ -149,9 +149,9 @@ TEST_CASE("without feedback nothing is kept", "[encode]") {
   EncoderOptions options;
   options.feedback = false;
   CpuEncoder encoder(options, &layout);
-  const GradientBuffer gradient = Random(layout, 1);
-  const auto one = encoder.Encode(gradient, Plan("topk:0.01", "int8"));
-  const auto two = encoder.Encode(gradient, Plan("topk:0.01", "int8"));
+  GradientBuffer gradient = Random(layout, 1);
+  const auto one = encoder.Encode(&gradient, Plan("topk:0.01", "int8"));
+  const auto two = encoder.Encode(&gradient, Plan("topk:0.01", "int8"));
   CHECK(Decoded(layout, *one) == Decoded(layout, *two));
   CHECK(two->residual_norm == 0);
 }

@@ -1,0 +1,116 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+
+namespace recon::cuda {
+
+inline absl::Status Check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("CUDA: ", what, ": ", cudaGetErrorString(error)));
+}
+
+// Device memory that grows and frees itself. Not thread-safe.
+template <typename T>
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+  ~DeviceBuffer() { cudaFree(data_); }
+
+  // Room for `count` elements; what was there is lost if it grows. Unavailable if there is not enough memory.
+  absl::Status Reserve(size_t count) {
+    if (count <= count_) return absl::OkStatus();
+    cudaFree(data_);
+    data_ = nullptr;
+    count_ = 0;
+    RECON_RETURN_IF_ERROR(
+        Check(cudaMalloc(reinterpret_cast<void**>(&data_), count * sizeof(T)), "cudaMalloc"));
+    count_ = count;
+    return absl::OkStatus();
+  }
+  // The same, all bytes 0.
+  absl::Status ReserveZeroed(size_t count, cudaStream_t stream) {
+    RECON_RETURN_IF_ERROR(Reserve(count));
+    return Check(cudaMemsetAsync(data_, 0, count * sizeof(T), stream), "cudaMemsetAsync");
+  }
+
+  absl::Status Upload(const T* from, size_t count, cudaStream_t stream) {
+    RECON_RETURN_IF_ERROR(Reserve(count));
+    return Check(cudaMemcpyAsync(data_, from, count * sizeof(T), cudaMemcpyHostToDevice, stream), "upload");
+  }
+
+  T* get() { return data_; }
+  size_t size() const { return count_; }
+
+ private:
+  T* data_ = nullptr;
+  size_t count_ = 0;
+};
+
+// Page-locked host memory: what the copy engines need to work beside the kernels.
+class PinnedBuffer {
+ public:
+  PinnedBuffer() = default;
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
+  ~PinnedBuffer() { cudaFreeHost(data_); }
+
+  absl::Status Reserve(size_t bytes) {
+    if (bytes <= bytes_) return absl::OkStatus();
+    cudaFreeHost(data_);
+    data_ = nullptr;
+    bytes_ = 0;
+    RECON_RETURN_IF_ERROR(Check(cudaMallocHost(&data_, bytes), "cudaMallocHost"));
+    bytes_ = bytes;
+    return absl::OkStatus();
+  }
+  uint8_t* get() { return static_cast<uint8_t*>(data_); }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+class Stream {
+ public:
+  Stream() = default;
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  ~Stream() {
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  }
+  absl::Status Open() {
+    return Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+  }
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+class Event {
+ public:
+  Event() = default;
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  ~Event() {
+    if (event_ != nullptr) cudaEventDestroy(event_);
+  }
+  absl::Status Open() {
+    return Check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
+  }
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+}  // namespace recon::cuda
