@@ -12,6 +12,8 @@ packages=(
   nlohmann-json3-dev prometheus-cpp-dev libcivetweb-dev catch2
   # The demo's data; certificates and a full disk for the tests
   dataset-fashion-mnist openssl mount util-linux procps
+  # Network namespaces for measurements (tools/bench)
+  iproute2 ethtool
 )
 
 missing=()

@@ -230,6 +230,29 @@ TEST_CASE("a sparse push updates what it names as a dense one would, and nothing
   CHECK(sparse.Apply(Push(1, 2), SparseGradient(named, 2.0f), 1) == Shard::Outcome::kDuplicate);
 }
 
+TEST_CASE("sparse Adam is lazy: state moves only with the parameters that are named", "[shard]") {
+  // torch.optim.SparseAdam's rule in plain code: moments of named values only, bias correction by the step.
+  OptimizerConfig config = Adam();
+  config.weight_decay = 0;
+  Shard shard(ShardId(0), {0, 0, kSize}, &config, {});
+  std::vector<double> p(3), m(3), v(3);
+  const std::vector<std::vector<uint16_t>> steps = {{0, 1, 2}, {1}, {0, 2}, {2}, {0, 1}};
+  for (uint64_t step = 0; step < steps.size(); ++step) {
+    const double gradient = 0.25 * static_cast<double>(step + 1);
+    shard.Apply(Push(1, step), SparseGradient({steps[step], {}}, static_cast<float>(gradient)), 1);
+    for (const uint16_t i : steps[step]) {
+      m[i] = 0.9 * m[i] + 0.1 * gradient;
+      v[i] = 0.999 * v[i] + 0.001 * gradient * gradient;
+      const double t = static_cast<double>(step + 1);
+      const double corrected = std::sqrt(v[i] / (1 - std::pow(0.999, t)));
+      p[i] -= 0.1 / (1 - std::pow(0.9, t)) * m[i] / (corrected + 1e-8);
+    }
+  }
+  const std::vector<float> values = Values(&shard);
+  for (size_t i = 0; i < 3; ++i) CHECK(values[i] == Approx(p[i]).epsilon(1e-5));
+  CHECK(values[3] == 0);
+}
+
 TEST_CASE("a mean over sparse contributions is the mean of them all, filled up with zeros", "[shard]") {
   const OptimizerConfig config = Sgd(1);
   for (const bool one_dense : {false, true}) {
