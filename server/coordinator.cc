@@ -45,8 +45,9 @@ Coordinator::Coordinator(const Options& options, ParamServer* params, ControlDb*
       samples_completed_(metrics->Gauge("recon_server_samples_completed", "Training samples completed")),
       accuracy_(metrics->Gauge("recon_server_test_accuracy", "Accuracy of the last evaluation")),
       departures_(metrics->Counter("recon_server_departures_total", "Workers that left or were evicted")),
-      residuals_lost_(metrics->Counter("recon_server_residuals_lost_total",
-                                       "Workers that died with gradient values kept back by their encoder")),
+      residuals_lost_(
+          metrics->Counter("recon_server_residuals_lost_total",
+                           "Workers that went, or were given up, with gradient values kept back")),
       membership_(options.timeouts),
       // 2^40 grants per cluster epoch: numbers never meet those of another.
       leases_(absl::Milliseconds(options.job.lease_duration_ms()), options.cluster_epoch << 40),
@@ -256,6 +257,13 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
     return absl::InvalidArgumentError(
         absl::StrCat("next step ", request.next_step(), ", allowed are ", limits::kStepMax));
   }
+  if (request.progress().codec().size() + request.progress().codec_reason().size() >
+      limits::kProgressTextBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("codec of ", request.progress().codec().size(), " and its reason of ",
+                     request.progress().codec_reason().size(), " bytes, allowed are ",
+                     limits::kProgressTextBytesMax, " together"));
+  }
   membership_.Find(worker)->progress = request.progress();
   params_->NoteAcknowledged(worker, request.next_step());
   HeartbeatReply reply;
@@ -419,6 +427,11 @@ absl::StatusOr<LeaveReply> Coordinator::Leave(const LeaveRequest& request) {
   if (member == nullptr || member->gone || member->incarnation.value() != request.identity().incarnation()) {
     return absl::FailedPreconditionError(absl::StrCat("worker ", worker.value(), " is not a member"));
   }
+  if (request.residual_norm() > 0 && request.reason() != "finished") {
+    WorkerProgress progress = membership_.Find(worker)->progress;
+    progress.set_residual_norm(request.residual_norm());
+    NoteResidualLost(membership_.Find(worker)->name, progress);
+  }
   Depart(worker, absl::StrCat("left (", request.reason(), ")"));
   return LeaveReply();
 }
@@ -436,8 +449,9 @@ void Coordinator::Depart(WorkerId worker, const std::string& how) {
 void Coordinator::NoteResidualLost(const std::string& name, const WorkerProgress& progress) {
   if (progress.residual_norm() == 0) return;
   residuals_lost_.Increment();
-  spdlog::warn("worker {}: what its encoder had kept back for {:.0f} s is lost, L2 norm {:.3g}", name,
-               progress.residual_age_seconds(), progress.residual_norm());
+  spdlog::warn(
+      "worker {}: what its encoder had kept back for {:.0f} s is lost unless it comes back, L2 norm {:.3g}",
+      name, progress.residual_age_seconds(), progress.residual_norm());
 }
 
 void Coordinator::ReturnTasks(const std::vector<Task>& tasks) {

@@ -135,7 +135,7 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
   env(app->add_option(
           "--accept-codecs", raw->accept_codecs,
           "codecs that pushes may use, by their names on the wire (fp32,fp16,bf16,int8,sparse-fp16, "
-          "...); all by default"),
+          "...); all by default, fp32 always"),
       "RECON_ACCEPT_CODECS");
   env(app->add_option("--sync", raw->sync,
                       "asp (asynchronous), bsp (synchronous mean) or ssp:S (S steps apart at most)"),
@@ -187,15 +187,17 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
   schedule.warmup_updates = flags->optimizer.schedule.warmup_updates;
   flags->optimizer.schedule = schedule;
   RECON_RETURN_IF_ERROR(CheckOptimizer(flags->optimizer));
+  flags->job.set_clip_norm(flags->optimizer.clip_norm);
+  flags->job.set_accepted_codecs(~uint32_t{0});
   if (!raw.accept_codecs.empty()) {
-    // Initial values come in FP32.
-    flags->accepted_codecs = 1u << static_cast<int>(CodecId::kFp32);
+    // Initial values come in FP32, and what an encoder kept back.
+    flags->job.set_accepted_codecs(1u << static_cast<int>(CodecId::kFp32));
     for (const absl::string_view name : absl::StrSplit(raw.accept_codecs, ',')) {
       const absl::StatusOr<CodecId> codec = ParseCodecId(name);
       if (!codec.ok()) {
         return absl::InvalidArgumentError(absl::StrCat("--accept-codecs: ", codec.status().message()));
       }
-      flags->accepted_codecs |= 1u << static_cast<int>(*codec);
+      flags->job.set_accepted_codecs(flags->job.accepted_codecs() | 1u << static_cast<int>(*codec));
     }
   }
   // Biases and norms, by common practice; --group overrides it.

@@ -26,7 +26,6 @@ struct ServerFlags {
 
   OptimizerConfig optimizer;
   std::map<std::string, GroupPolicy> groups;
-  uint32_t accepted_codecs = ~uint32_t{0};  // Bit i: codec i.
   JobConfig job;
 
   absl::Duration snapshot_interval;

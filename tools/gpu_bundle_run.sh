@@ -6,11 +6,14 @@ cd "$here" || exit 1
 tests=passed
 output=$(bin/worker_test "[gpu]" -s 2>&1) || tests=failed
 echo "$output" | grep -E "SKIP|FAILED|passed|failed|assertions"
-if echo "$output" | grep -q SKIP; then tests=skipped; fi
+if [ "$tests" = passed ] && echo "$output" | grep -q SKIP; then tests=skipped; fi
 if [ "$tests" = passed ] && command -v compute-sanitizer >/dev/null 2>&1; then
-  echo "kernels under compute-sanitizer:"
-  compute-sanitizer --target-processes all --error-exitcode 1 lib/ld-linux-x86-64.so.2 --library-path lib \
-    programs/worker_test "[gpu]" | tail -n 3 || tests=failed
+  for tool in memcheck racecheck synccheck; do
+    echo "kernels under compute-sanitizer, $tool:"
+    checked=$(compute-sanitizer --tool "$tool" --target-processes all --error-exitcode 1 lib/ld-linux-x86-64.so.2 \
+      --library-path lib programs/worker_test "[gpu]" 2>&1) || tests=failed
+    echo "$checked" | tail -n 3
+  done
 fi
 bench=null
 if [ "$tests" != skipped ]; then

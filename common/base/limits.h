@@ -22,6 +22,8 @@ constexpr int kTensorRankMax = 16;
 // 2^36 parameters are 256 GiB of FP32: more than a head node holds.
 constexpr uint64_t kParametersMax = uint64_t{1} << 36;
 constexpr size_t kNameBytesMax = 256;
+// What a worker says of its codec with each heartbeat.
+constexpr size_t kProgressTextBytesMax = 2048;
 
 // Payload bytes that all pushes in the server may hold: received but not applied, or (BSP) waiting
 // for their step to close. With two workers and 110 M parameters in FP32, 0.9 GB.
@@ -42,9 +44,8 @@ constexpr uint64_t kSplitsMax = 10'000'000;
 
 // Pushes a worker may have in flight; also bounds the memory of its slots.
 constexpr int kPipelineDepthMax = 16;
-// Pushes after a change of codec that tell nothing of it: those of the old one under way, and the first of
-// the new one.
-constexpr int kCodecChangeSkip = 4;
+// A frame's deadline leaves time for links of this rate; a slower one would send a push again and again.
+constexpr double kLinkBytesPerSecondMin = 1e6;
 // A push this far beyond what the server knows of its worker is an error; below the 64 steps a shard's
 // ledger can tell apart.
 constexpr uint64_t kStepsAheadMax = uint64_t{2} * kPipelineDepthMax;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -32,6 +33,8 @@ static_assert(std::size(kCodecs) == kCodecIdMax + 1);
 
 // Values looked at together: 16 KiB of FP32 stay in the first-level cache.
 constexpr size_t kTile = 4096;
+// The largest scale whose 127-fold is finite.
+constexpr float kInt8ScaleMax = std::numeric_limits<float>::max() / 127;
 
 absl::StatusOr<CodecId> ParseAmong(absl::string_view name, bool value_codecs_only) {
   std::string known;
@@ -49,9 +52,19 @@ absl::Status CheckInt8(uint32_t count, const ByteChain& payload) {
   for (uint32_t page = 0; page < PagesOf(count); ++page) {
     float scale;
     std::memcpy(&scale, reader.Read(sizeof(float), scratch), sizeof(float));
-    if (!std::isfinite(scale) || scale < 0) {
+    if (!(scale >= 0 && scale <= kInt8ScaleMax)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("int8 page ", page, ": scale is ", scale, ", expected 0 or more"));
+          absl::StrCat("int8 page ", page, ": scale is ", scale, ", expected 0 to ", kInt8ScaleMax));
+    }
+  }
+  uint8_t tile[kTile];
+  for (size_t at = 0; at < count; at += kTile) {
+    const size_t size = std::min<size_t>(kTile, count - at);
+    const auto* bytes = reader.Read(size, tile);
+    if (const void* found = std::memchr(bytes, 0x80, size)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("int8 value ", at + static_cast<size_t>(static_cast<const uint8_t*>(found) - bytes),
+                       " is -128, expected -127 to 127"));
     }
   }
   return absl::OkStatus();

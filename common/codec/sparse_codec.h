@@ -17,7 +17,9 @@ namespace recon {
 // Payloads that name some values of each page; FORMAT.md has the grammar.
 
 // Of a shard of `count` values.
-inline constexpr uint32_t PagesOf(uint32_t count) { return (count + 65'535) / 65'536; }
+inline constexpr uint32_t PagesOf(uint32_t count) {
+  return static_cast<uint32_t>((uint64_t{count} + 65'535) / 65'536);
+}
 
 // Builds a payload page by page. One thread.
 class SparseWriter {

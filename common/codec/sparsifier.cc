@@ -14,6 +14,7 @@ namespace recon {
 namespace {
 
 constexpr size_t kSampleStride = 64;
+constexpr uint32_t kLargestFiniteBits = 0x7F7FFFFF;
 // A guess below the magnitude that is looked for, so that the next page's candidates are a few more than k.
 constexpr double kGuessMargin = 0.96;
 constexpr int kBinBits = 16;  // Of the 23 bits of a float's mantissa: 128 bins each time a magnitude doubles.
@@ -26,9 +27,11 @@ uint32_t MagnitudeBits(float value) {
 }
 
 uint32_t Scaled(uint32_t magnitude_bits, double factor) {
+  // From what is not finite, the way down begins at the largest float.
+  magnitude_bits = std::min(magnitude_bits, kLargestFiniteBits);
   float value;
   std::memcpy(&value, &magnitude_bits, sizeof(value));
-  return std::isfinite(value) ? MagnitudeBits(static_cast<float>(value * factor)) : magnitude_bits;
+  return MagnitudeBits(static_cast<float>(value * factor));
 }
 
 // How much the boundary grew since the page before, as the guess tells it: residuals grow at first.
@@ -36,7 +39,8 @@ double Growth(uint32_t guess, uint32_t boundary) {
   float last, now;
   std::memcpy(&last, &guess, sizeof(last));
   std::memcpy(&now, &boundary, sizeof(now));
-  return last > 0 ? std::clamp(kGuessMargin * now / last, 1.0, 1.2) : 1.0;
+  const double growth = last > 0 ? kGuessMargin * now / last : 1.0;
+  return growth > 1.0 ? std::min(growth, 1.2) : 1.0;  // 1 for NaN, too.
 }
 
 size_t ShareOf(double ratio, size_t count) {

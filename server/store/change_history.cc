@@ -1,16 +1,30 @@
 #include "server/store/change_history.h"
 
+#include <algorithm>
+
 #include "common/codec/sparse_codec.h"
 #include "common/tensor/page.h"
 
 namespace recon {
 namespace {
 
-constexpr size_t kRememberedMax = kPageParams / 4;
+// A page's memory for indices of 2 bytes: an eighth of its values' 4 bytes.
+constexpr size_t kRememberedShare = 4;
+// What a change costs beside its indices, in indices.
+constexpr size_t kChangeCost = 40;
 
 }  // namespace
 
-ChangeHistory::ChangeHistory(uint32_t values) : pages_(PagesOf(values)) {}
+ChangeHistory::ChangeHistory(uint32_t values) : pages_(PagesOf(values)) {
+  for (size_t page = 0; page < pages_.size(); ++page) {
+    pages_[page].remembered_max =
+        std::min<size_t>(kPageParams, values - page * kPageParams) / kRememberedShare;
+  }
+}
+
+bool ChangeHistory::AllChangedSince(uint64_t base) const {
+  return std::all_of(pages_.begin(), pages_.end(), [base](const Page& page) { return base < page.horizon; });
+}
 
 void ChangeHistory::NoteAll(uint64_t version) {
   for (uint32_t page = 0; page < pages_.size(); ++page) NoteWholePage(version, page);
@@ -26,10 +40,10 @@ void ChangeHistory::NoteWholePage(uint64_t version, uint32_t number) {
 void ChangeHistory::NotePage(uint64_t version, uint32_t number, absl::Span<const uint16_t> indices) {
   Page& page = pages_[number];
   page.changes.push_back({version, {indices.begin(), indices.end()}});
-  page.remembered += indices.size();
-  while (page.remembered > kRememberedMax) {
+  page.remembered += indices.size() + kChangeCost;
+  while (page.remembered > page.remembered_max) {
     page.horizon = page.changes.front().version;
-    page.remembered -= page.changes.front().indices.size();
+    page.remembered -= page.changes.front().indices.size() + kChangeCost;
     page.changes.pop_front();
   }
 }

@@ -11,8 +11,7 @@ namespace recon {
 // Which values of a shard the last updates changed, so that a worker that has a recent version is sent only
 // those. Lane only.
 //
-// Memory: at most a quarter of a page's values are remembered, with 2 bytes each; older changes become
-// "everything".
+// Memory: less than an eighth of a page's values; older changes become "everything".
 class ChangeHistory {
  public:
   // Knows that nothing has changed since version 0 of `values` values.
@@ -23,6 +22,9 @@ class ChangeHistory {
   void NoteAll(uint64_t version);
   void NoteWholePage(uint64_t version, uint32_t page);
   void NotePage(uint64_t version, uint32_t page, absl::Span<const uint16_t> indices);
+
+  // Whether every page has to be sent whole to a reader of version `base`.
+  bool AllChangedSince(uint64_t base) const;
 
   enum class Extent { kNothing, kSome, kAll };
   // What changed in a page after version `base`. kSome: `indices` has it, ascending.
@@ -37,7 +39,8 @@ class ChangeHistory {
     // Changes up to this version are not known one by one.
     uint64_t horizon = 0;
     std::deque<Change> changes;
-    size_t remembered = 0;
+    size_t remembered = 0;  // Indices, and as many as a change's own memory is worth.
+    size_t remembered_max = 0;
   };
 
   std::vector<Page> pages_;

@@ -161,7 +161,7 @@ ByteChain Shard::Encoded(CodecId codec) {
 }
 
 Shard::Update Shard::EncodedSince(CodecId codec, uint64_t base) {
-  if (base > version_) return {codec, Encoded(codec)};
+  if (base > version_ || history_.AllChangedSince(base)) return {codec, Encoded(codec)};
   if (update_codec_ == codec && update_base_ == base && update_version_ == version_) return update_;
   const uint64_t dense_bytes = EncodedBytes(codec, placement_.size);
   const uint64_t value_bytes = EncodedBytes(codec, 1);
@@ -182,12 +182,9 @@ Shard::Update Shard::EncodedSince(CodecId codec, uint64_t base) {
     for (size_t i = 0; i < indices.size(); ++i) values[i] = from[indices[i]];
     writer.AddPage(size, indices, values.data());
   }
-  update_ = {codec, ByteChain()};
-  if (writer.bytes() < dense_bytes) {
-    update_ = {SparseCodec(codec), ByteChain::FromString(writer.Finish())};
-  } else {
-    update_.payload = Encoded(codec);
-  }
+  // Not kept: it would hold the pages, and the next update would have to clone them.
+  if (writer.bytes() >= dense_bytes) return {codec, Encoded(codec)};
+  update_ = {SparseCodec(codec), ByteChain::FromString(writer.Finish())};
   update_codec_ = codec;
   update_base_ = base;
   update_version_ = version_;

@@ -7,8 +7,9 @@
 #include "common/codec/sparse_codec.h"
 #include "common/tensor/page.h"
 
-// Any bytes as a sparse payload: byte 0 picks the codec and how the payload is cut into slices, bytes 1 to 3 are the
-// shard's number of values. What is accepted must lie within the shard, and must survive being written and read again.
+// Any bytes as a sparse payload: byte 0 picks the codec and how the payload is cut into slices, bytes 1 to 3
+// are the shard's number of values. What is accepted must lie within the shard, and must survive being
+// written and read again.
 namespace {
 
 struct Content {
@@ -17,16 +18,18 @@ struct Content {
 };
 
 bool Read(recon::CodecId codec, uint32_t count, const recon::ByteChain& payload, Content* content) {
-  return recon::ForEachSparsePage(codec, count, payload, [&](const recon::SparsePage& page) {
-           if (page.values.size() != (page.all ? page.page_size : page.indices.size())) std::abort();
-           for (size_t i = 0; i < page.values.size(); ++i) {
-             const size_t index = page.all ? i : page.indices[i];
-             if (index >= page.page_size) std::abort();
-             content->indices.push_back(page.page * static_cast<uint32_t>(recon::kPageParams) +
-                                        static_cast<uint32_t>(index));
-             content->values.push_back(page.values[i]);
-           }
-         })
+  return recon::ForEachSparsePage(
+             codec, count, payload,
+             [&](const recon::SparsePage& page) {
+               if (page.values.size() != (page.all ? page.page_size : page.indices.size())) std::abort();
+               for (size_t i = 0; i < page.values.size(); ++i) {
+                 const size_t index = page.all ? i : page.indices[i];
+                 if (index >= page.page_size) std::abort();
+                 content->indices.push_back(page.page * static_cast<uint32_t>(recon::kPageParams) +
+                                            static_cast<uint32_t>(index));
+                 content->values.push_back(page.values[i]);
+               }
+             })
       .ok();
 }
 

@@ -20,7 +20,7 @@ constexpr int kStreams = 2;
 bool IsLossy(const CodecSpec& spec) { return spec.sparse() || spec.kind == CodecKind::kInt8; }
 
 PageRule RuleOf(const CodecSpec& spec, bool flush, bool sampled) {
-  if (flush && IsLossy(spec)) return PageRule::kFp16;
+  if (flush && IsLossy(spec)) return PageRule::kFp32;
   switch (spec.kind) {
     case CodecKind::kFp32:
       return PageRule::kFp32;
@@ -106,7 +106,17 @@ class CudaEncoder : public GradientEncoder {
 
   absl::StatusOr<EncodedPush> Encode(GradientBuffer* gradient, const EncodePlan& plan) override {
     RECON_RETURN_IF_ERROR(Check(cudaSetDevice(device_), "cudaSetDevice"));  // Of the calling thread.
-    auto* device_gradient = static_cast<DeviceGradient*>(gradient);
+    absl::StatusOr<EncodedPush> push = EncodeAsync(static_cast<DeviceGradient*>(gradient), plan);
+    // Whatever came of it: nothing may still use the gradient or a buffer when they are used again.
+    for (Lane& lane : lanes_) {
+      const absl::Status done = Check(cudaStreamSynchronize(lane.stream.get()), "encode");
+      if (push.ok() && !done.ok()) push = done;
+    }
+    return push;
+  }
+
+ private:
+  absl::StatusOr<EncodedPush> EncodeAsync(DeviceGradient* device_gradient, const EncodePlan& plan) {
     RECON_RETURN_IF_ERROR(AllocateMemory(plan));
     for (Lane& lane : lanes_) {
       RECON_RETURN_IF_ERROR(Check(cudaStreamWaitEvent(lane.stream.get(), device_gradient->ready.get(), 0),
@@ -114,6 +124,7 @@ class CudaEncoder : public GradientEncoder {
     }
     EncodedPush push;
     push.shards.resize(layout_->shard_count());
+    RECON_RETURN_IF_ERROR(Clip(device_gradient->values.get(), &push));
     double kept_squares = 0;
     // A run is started on its stream before the one before it is collected from the other.
     std::vector<Run> runs = Runs(plan);
@@ -124,18 +135,34 @@ class CudaEncoder : public GradientEncoder {
       if (i == 0) continue;
       RECON_RETURN_IF_ERROR(Collect(runs[i - 1], plan, &lanes_[(i - 1) % kStreams], &push, &kept_squares));
     }
-    for (Lane& lane : lanes_) {
-      RECON_RETURN_IF_ERROR(Check(cudaStreamSynchronize(lane.stream.get()), "encode"));
-    }
     push.norm = std::sqrt(push.norm);
     push.residual_norm = std::sqrt(kept_squares);
     return push;
   }
 
- private:
+  absl::Status Clip(float* gradient, EncodedPush* push) {
+    if (options_.clip_norm <= 0) return absl::OkStatus();
+    const cudaStream_t stream = lanes_[0].stream.get();
+    RECON_RETURN_IF_ERROR(squares_.Reserve(kSquaresSums));
+    RECON_RETURN_IF_ERROR(host_squares_.Reserve(kSquaresSums * sizeof(double)));
+    SumSquares(gradient, layout_->params(), squares_.get(), stream);
+    RECON_RETURN_IF_ERROR(
+        Check(cudaMemcpyAsync(host_squares_.get(), squares_.get(), kSquaresSums * sizeof(double),
+                              cudaMemcpyDeviceToHost, stream),
+              "norm"));
+    RECON_RETURN_IF_ERROR(Check(cudaStreamSynchronize(stream), "norm"));
+    double sum = 0;
+    for (int i = 0; i < kSquaresSums; ++i) sum += reinterpret_cast<const double*>(host_squares_.get())[i];
+    push->gradient_norm = std::sqrt(sum);
+    if (push->gradient_norm <= options_.clip_norm) return absl::OkStatus();
+    Scale(gradient, layout_->params(), static_cast<float>(options_.clip_norm / push->gradient_norm), stream);
+    push->gradient_norm = options_.clip_norm;
+    return Check(cudaStreamSynchronize(stream), "clipping");  // The other stream reads it, too.
+  }
+
   absl::Status AllocateMemory(const EncodePlan& plan) {
     const bool needed = options_.feedback && std::any_of(plan.groups.begin(), plan.groups.end(), IsLossy);
-    if (!needed || residual_.size() + residual_bf16_.size() > 0) return absl::OkStatus();
+    if (!needed || memory_ready_) return absl::OkStatus();
     const cudaStream_t stream = lanes_[0].stream.get();
     if (options_.bf16_residual) {
       RECON_RETURN_IF_ERROR(residual_bf16_.ReserveZeroed(layout_->params(), stream));
@@ -143,14 +170,21 @@ class CudaEncoder : public GradientEncoder {
       RECON_RETURN_IF_ERROR(residual_.ReserveZeroed(layout_->params(), stream));
     }
     if (options_.momentum > 0) RECON_RETURN_IF_ERROR(velocity_.ReserveZeroed(layout_->params(), stream));
-    return Check(cudaStreamSynchronize(stream), "residual");
+    RECON_RETURN_IF_ERROR(Check(cudaStreamSynchronize(stream), "residual"));
+    memory_ready_ = true;
+    return absl::OkStatus();
   }
 
   std::vector<Run> Runs(const EncodePlan& plan) const {
     std::vector<Run> runs;
     for (uint32_t i = 0; i < layout_->shard_count(); ++i) {
       const ShardPlacement& shard = layout_->shards()[i];
-      if (runs.empty() || runs.back().pages + shard.pages() > kRunPages) {
+      const CodecSpec& spec = plan.groups[shard.group];
+      const PageRule rule = RuleOf(spec, plan.Flushes(i, layout_->shard_count()), options_.sampled);
+      // Sparse payloads shift what follows: dense ones keep to runs of their own, encoded to where they
+      // belong.
+      if (runs.empty() || runs.back().pages + shard.pages() > kRunPages ||
+          runs.back().any_sparse != IsSparse(rule)) {
         runs.emplace_back();
         runs.back().first_shard = i;
         runs.back().first_page = first_pages_[i];
@@ -158,9 +192,7 @@ class CudaEncoder : public GradientEncoder {
       Run& run = runs.back();
       run.end_shard = i + 1;
       run.pages += shard.pages();
-      const CodecSpec& spec = plan.groups[shard.group];
-      const PageRule rule = RuleOf(spec, plan.flush, options_.sampled);
-      run.any_sparse |= IsSparse(rule);
+      run.any_sparse = IsSparse(rule);
       const bool residual = (IsLossy(spec) && options_.feedback) || holds_residual_[i];
       run.plain_halves &= (rule == PageRule::kFp16 || rule == PageRule::kBf16) && !residual;
       if (!IsSparse(rule)) run.dense_bytes += AlignedBytes(CodecOf(rule), shard.size);
@@ -209,8 +241,9 @@ class CudaEncoder : public GradientEncoder {
       EncodePages(lane->tasks.get(), pages, memory, out, lane->results.get(), stream);
     }
     if (run.any_sparse) {
-      ScanBodies(lane->results.get(), pages, lane->starts.get(), lane->scratch.get(), lane->scratch.size(),
-                 stream);
+      RECON_RETURN_IF_ERROR(Check(ScanBodies(lane->results.get(), pages, lane->starts.get(),
+                                             lane->scratch.get(), lane->scratch.size(), stream),
+                                  "scan of sizes"));
       PackPages(lane->tasks.get(), lane->packs.get(), lane->results.get(), lane->starts.get(), pages, out,
                 lane->packed.get(), stream);
     }
@@ -230,7 +263,7 @@ class CudaEncoder : public GradientEncoder {
     for (uint32_t i = run.first_shard; i < run.end_shard; ++i) {
       const ShardPlacement& shard = layout_->shards()[i];
       const CodecSpec& spec = plan.groups[shard.group];
-      const PageRule rule = RuleOf(spec, plan.flush, options_.sampled);
+      const PageRule rule = RuleOf(spec, plan.Flushes(i, layout_->shard_count()), options_.sampled);
       const bool keep = IsLossy(spec) && options_.feedback;
       const uint32_t own_head = rule == PageRule::kInt8 ? shard.pages() * sizeof(float)
                                 : IsSparse(rule)        ? shard.pages() * kSparsePageHeaderBytes
@@ -290,7 +323,8 @@ class CudaEncoder : public GradientEncoder {
     uint64_t at = 0;
     for (uint32_t i = run.first_shard; i < run.end_shard; ++i) {
       const ShardPlacement& shard = layout_->shards()[i];
-      const PageRule rule = RuleOf(plan.groups[shard.group], plan.flush, options_.sampled);
+      const PageRule rule =
+          RuleOf(plan.groups[shard.group], plan.Flushes(i, layout_->shard_count()), options_.sampled);
       const uint32_t first = first_pages_[i] - run.first_page;
       EncodedShard& encoded = push->shards[i];
       encoded.codec = CodecOf(rule);
@@ -340,6 +374,9 @@ class CudaEncoder : public GradientEncoder {
   DeviceBuffer<float> residual_, velocity_;
   DeviceBuffer<uint16_t> residual_bf16_;
   DeviceBuffer<uint32_t> guesses_;
+  DeviceBuffer<double> squares_;
+  PinnedBuffer host_squares_;
+  bool memory_ready_ = false;
   Lane lanes_[kStreams];
   std::vector<std::shared_ptr<PinnedBuffer>> pinned_;
 };

@@ -16,8 +16,8 @@ namespace recon {
 
 // What librecon_cuda.so offers, through the one symbol below. The module is never unloaded.
 struct CudaModule {
-  // Devices this process can use; 0 without a driver.
-  int (*device_count)();
+  // Devices this process can use. Unavailable, with the reason, if there are none.
+  absl::StatusOr<int> (*device_count)();
   absl::StatusOr<std::unique_ptr<ModelBackend>> (*make_mlp)(MlpModel model, int device);
   // See measure_codecs.h.
   absl::StatusOr<std::vector<cuda::CodecMeasurement>> (*measure_codecs)(int device, uint64_t values,

@@ -13,6 +13,7 @@ namespace recon::cuda {
 
 inline absl::Status Check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
+  (void)cudaGetLastError();  // Said here, and not again by the next check.
   return absl::UnavailableError(absl::StrCat("CUDA: ", what, ": ", cudaGetErrorString(error)));
 }
 
@@ -68,8 +69,11 @@ class PinnedBuffer {
     cudaFreeHost(data_);
     data_ = nullptr;
     bytes_ = 0;
-    RECON_RETURN_IF_ERROR(Check(cudaMallocHost(&data_, bytes), "cudaMallocHost"));
-    bytes_ = bytes;
+    // To the next power of two: payloads differ a little from push to push, and allocating stops the device.
+    size_t room = size_t{256} << 10;
+    while (room < bytes) room *= 2;
+    RECON_RETURN_IF_ERROR(Check(cudaMallocHost(&data_, room), "cudaMallocHost"));
+    bytes_ = room;
     return absl::OkStatus();
   }
   uint8_t* get() { return static_cast<uint8_t*>(data_); }

@@ -17,13 +17,16 @@ struct DeviceBlock {
     __syncthreads();
   }
   __device__ static uint32_t Add(uint32_t* at, uint32_t value) { return atomicAdd(at, value); }
-  __device__ static void Or(uint32_t* at, uint32_t bits) { atomicOr(at, bits); }
+  __device__ static void Mark(uint32_t* bitmap, uint32_t i, bool wanted) {
+    const uint32_t bits = __ballot_sync(0xFFFFFFFF, wanted);
+    if (threadIdx.x % 32 == 0 && bits != 0) bitmap[i / 32] = bits;
+  }
   __device__ static float Floor(float value) { return floorf(value); }
   __device__ static uint16_t FloatToHalf(float value) { return __half_as_ushort(__float2half_rn(value)); }
   __device__ static float HalfToFloat(uint16_t half) { return __half2float(__ushort_as_half(half)); }
 };
 
-__global__ void __launch_bounds__(kBlockThreads)
+__global__ void __launch_bounds__(kBlockThreads, 2)
     EncodePagesKernel(const PageTask* tasks, PageMemoryTable memory, uint8_t* out, PageResult* results) {
   __shared__ PageShared shared;
   const uint32_t page = blockIdx.x;
@@ -35,46 +38,85 @@ constexpr uint32_t kTileValues = 4096;
 constexpr uint32_t kTilesPerPage = kPageValues / kTileValues;
 constexpr uint32_t kTileThreads = 256;
 
-// Saturates as the CPU does; counts into the page's figures, which were cleared before.
-__device__ uint16_t Narrow(float value, bool bf16, PageResult* result) {
+constexpr uint32_t kTileLoads = kTileValues / kTileThreads / 4;
+
+// Values out of range, counted in a thread.
+struct OutOfRange {
+  uint32_t saturated = 0;
+  uint32_t non_finite = 0;
+};
+
+// Saturates as the CPU does.
+__device__ __forceinline__ uint32_t Narrow(float value, bool bf16, OutOfRange* counts) {
   const uint32_t magnitude = MagnitudeOf(value);
   const uint32_t limit = bf16 ? 0x7F7F8000 : 0x477FF000;
   if (magnitude >= limit) {
-    atomicAdd(magnitude >= 0x7F800000 ? &result->non_finite : &result->saturated, 1u);
-    return static_cast<uint16_t>((BitsOf(value) >> 16 & 0x8000) | (bf16 ? 0x7F7F : 0x7BFF));
+    ++(magnitude >= 0x7F800000 ? counts->non_finite : counts->saturated);
+    return (BitsOf(value) >> 16 & 0x8000) | (bf16 ? 0x7F7F : 0x7BFF);
   }
   return bf16 ? Bf16Bits(value) : __half_as_ushort(__float2half_rn(value));
 }
 
-__global__ void ClearResultsKernel(const PageTask* tasks, int pages, PageResult* results) {
-  const int page = blockIdx.x * blockDim.x + threadIdx.x;
-  if (page >= pages) return;
-  results[page] = PageResult();
-  results[page].body_bytes = 2 * tasks[page].count;
-}
-
+// `results` was cleared before.
 __global__ void __launch_bounds__(kTileThreads)
     EncodeTilesKernel(const PageTask* tasks, const float* gradient, uint8_t* out, PageResult* results) {
   const uint32_t page = blockIdx.x / kTilesPerPage;
   const uint32_t begin = blockIdx.x % kTilesPerPage * kTileValues;
-  const PageTask& task = tasks[page];
+  const PageTask task = tasks[page];
+  if (begin >= task.count) return;
   const bool bf16 = task.rule == PageRule::kBf16;
-  const float* values = gradient + task.offset;
-  auto* halves = reinterpret_cast<uint16_t*>(out + task.out);
-  double squares = 0;
-  for (uint32_t i = begin + threadIdx.x * 2; i < begin + kTileValues && i < task.count;
-       i += kTileThreads * 2) {
-    const bool pair = i + 1 < task.count;
-    const float first = values[i];
-    const float second = pair ? values[i + 1] : 0;
-    squares += static_cast<double>(first) * first + static_cast<double>(second) * second;
-    const uint32_t low = Narrow(first, bf16, &results[page]);
-    const uint32_t high = pair ? Narrow(second, bf16, &results[page]) : 0;
-    *reinterpret_cast<uint32_t*>(halves + i) = low | high
-                                                         << 16;  // The output has room behind the last value.
+  const float* __restrict__ values = gradient + task.offset + begin;
+  auto* __restrict__ halves = reinterpret_cast<uint16_t*>(out + task.out) + begin;
+  const uint32_t count = min(kTileValues, task.count - begin);
+  OutOfRange counts;
+  float squares = 0;
+  if (count == kTileValues && (reinterpret_cast<uintptr_t>(values) & 15) == 0) {
+    float4 loads[kTileLoads];
+#pragma unroll
+    for (uint32_t j = 0; j < kTileLoads; ++j) {
+      loads[j] = reinterpret_cast<const float4*>(values)[j * kTileThreads + threadIdx.x];
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < kTileLoads; ++j) {
+      const float4 v = loads[j];
+      uint2 both;
+      both.x = Narrow(v.x, bf16, &counts) | Narrow(v.y, bf16, &counts) << 16;
+      both.y = Narrow(v.z, bf16, &counts) | Narrow(v.w, bf16, &counts) << 16;
+      reinterpret_cast<uint2*>(halves)[j * kTileThreads + threadIdx.x] = both;
+      squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    }
+  } else {
+    for (uint32_t i = threadIdx.x; i < count; i += kTileThreads) {
+      halves[i] = static_cast<uint16_t>(Narrow(values[i], bf16, &counts));
+      squares += values[i] * values[i];
+    }
   }
+  if (counts.saturated > 0) atomicAdd(&results[page].saturated, counts.saturated);
+  if (counts.non_finite > 0) atomicAdd(&results[page].non_finite, counts.non_finite);
   for (int lane = 16; lane > 0; lane /= 2) squares += __shfl_down_sync(0xFFFFFFFF, squares, lane);
-  if (threadIdx.x % 32 == 0) atomicAdd(&results[page].sent_squares, squares);
+  if (threadIdx.x % 32 == 0) atomicAdd(&results[page].sent_squares, static_cast<double>(squares));
+}
+
+// Sums of squares, one a block.
+__global__ void SquaresKernel(const float* values, uint64_t count, double* sums) {
+  __shared__ double partial[kTileThreads];
+  double sum = 0;
+  for (uint64_t i = blockIdx.x * static_cast<uint64_t>(blockDim.x) + threadIdx.x; i < count;
+       i += static_cast<uint64_t>(gridDim.x) * blockDim.x) {
+    sum += static_cast<double>(values[i]) * values[i];
+  }
+  partial[threadIdx.x] = sum;
+  __syncthreads();
+  for (uint32_t half = kTileThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) partial[threadIdx.x] += partial[threadIdx.x + half];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) sums[blockIdx.x] = partial[0];
+}
+
+__global__ void ScaleKernel(float* values, uint64_t count, float scale) {
+  const uint64_t i = blockIdx.x * static_cast<uint64_t>(blockDim.x) + threadIdx.x;
+  if (i < count) values[i] *= scale;
 }
 
 struct BodyBytes {
@@ -108,7 +150,7 @@ __global__ void PackKernel(const PageTask* tasks, const PackTask* packs, const P
   const uint8_t* from = encoded + tasks[page].out;
   uint8_t* to = packed + pack.head_bytes + pack.own_head_bytes + starts[page];
   if (from == to) return;
-  // Bodies of dense pages are aligned, those of sparse ones are small.
+  // A sparse body may begin anywhere, but is small.
   if ((reinterpret_cast<uintptr_t>(to) & 15) == 0) {
     const uint32_t whole = result.body_bytes / 16;
     for (uint32_t i = threadIdx.x; i < whole; i += blockDim.x) {
@@ -129,7 +171,7 @@ void EncodePages(const PageTask* tasks, int pages, const PageMemoryTable& memory
 
 void EncodeTiles(const PageTask* tasks, int pages, const float* gradient, uint8_t* out, PageResult* results,
                  cudaStream_t stream) {
-  ClearResultsKernel<<<(pages + 255) / 256, 256, 0, stream>>>(tasks, pages, results);
+  cudaMemsetAsync(results, 0, pages * sizeof(PageResult), stream);
   EncodeTilesKernel<<<pages * kTilesPerPage, kTileThreads, 0, stream>>>(tasks, gradient, out, results);
 }
 
@@ -140,11 +182,21 @@ size_t ScanScratchBytes(int pages) {
   return bytes;
 }
 
-void ScanBodies(const PageResult* results, int pages, uint64_t* starts, void* scratch, size_t scratch_bytes,
-                cudaStream_t stream) {
-  cub::DeviceScan::ExclusiveSum(scratch, scratch_bytes, BodyIterator(results, BodyBytes()), starts, pages,
-                                stream);
+cudaError_t ScanBodies(const PageResult* results, int pages, uint64_t* starts, void* scratch,
+                       size_t scratch_bytes, cudaStream_t stream) {
+  const cudaError_t error = cub::DeviceScan::ExclusiveSum(
+      scratch, scratch_bytes, BodyIterator(results, BodyBytes()), starts, pages, stream);
+  if (error != cudaSuccess) return error;
   TotalKernel<<<1, 1, 0, stream>>>(results, pages, starts);
+  return cudaGetLastError();
+}
+
+void SumSquares(const float* values, uint64_t count, double* sums, cudaStream_t stream) {
+  SquaresKernel<<<kSquaresSums, kTileThreads, 0, stream>>>(values, count, sums);
+}
+
+void Scale(float* values, uint64_t count, float scale, cudaStream_t stream) {
+  ScaleKernel<<<static_cast<uint32_t>((count + 255) / 256), 256, 0, stream>>>(values, count, scale);
 }
 
 void PackPages(const PageTask* tasks, const PackTask* packs, const PageResult* results,

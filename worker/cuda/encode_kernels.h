@@ -33,13 +33,18 @@ struct PackTask {
 // starts[i] = sum of the body bytes of the pages before page i; starts[pages] is the sum of all. `scratch`
 // has ScanScratchBytes(pages) bytes.
 size_t ScanScratchBytes(int pages);
-void ScanBodies(const PageResult* results, int pages, uint64_t* starts, void* scratch, size_t scratch_bytes,
-                cudaStream_t stream);
+cudaError_t ScanBodies(const PageResult* results, int pages, uint64_t* starts, void* scratch,
+                       size_t scratch_bytes, cudaStream_t stream);
 
 // Puts heads and bodies to `packed`, shard after shard: head of the shard, then its bodies. A body that was
 // encoded to where it belongs stays there (`encoded` is `packed` then).
 void PackPages(const PageTask* tasks, const PackTask* packs, const PageResult* results,
                const uint64_t* starts, int pages, const uint8_t* encoded, uint8_t* packed,
                cudaStream_t stream);
+
+// kSquaresSums partial sums of the squares of `count` values.
+inline constexpr int kSquaresSums = 1024;
+void SumSquares(const float* values, uint64_t count, double* sums, cudaStream_t stream);
+void Scale(float* values, uint64_t count, float scale, cudaStream_t stream);
 
 }  // namespace recon::cuda

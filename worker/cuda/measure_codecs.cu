@@ -92,8 +92,13 @@ class Subject {
       times.push_back(time);
       copies.push_back(copy);
     }
-    uint64_t total = 0;
-    ScanBodies(results_.get(), pages_, starts_.get(), scratch_.get(), scratch_.size(), stream_.get());
+    uint64_t total = 2 * values_;
+    if (rule == PageRule::kFp16 || rule == PageRule::kBf16) {
+      return CodecMeasurement{codec, values_, Median(times), Median(copies), total};
+    }
+    RECON_RETURN_IF_ERROR(Check(
+        ScanBodies(results_.get(), pages_, starts_.get(), scratch_.get(), scratch_.size(), stream_.get()),
+        "scan"));
     RECON_RETURN_IF_ERROR(Check(
         cudaMemcpyAsync(&total, starts_.get() + pages_, sizeof(total), cudaMemcpyDeviceToHost, stream_.get()),
         "total"));
@@ -132,7 +137,7 @@ class Subject {
     memory.guesses = guesses_.get();
     EncodePages(tasks_.get(), pages_, memory, slots_.get(), results_.get(), stream_.get());
     if (rule != PageRule::kTopK) return;
-    ScanBodies(results_.get(), pages_, starts_.get(), scratch_.get(), scratch_.size(), stream_.get());
+    (void)ScanBodies(results_.get(), pages_, starts_.get(), scratch_.get(), scratch_.size(), stream_.get());
     PackPages(tasks_.get(), packs_.get(), results_.get(), starts_.get(), pages_, slots_.get(), packed_.get(),
               stream_.get());
   }

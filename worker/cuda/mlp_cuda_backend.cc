@@ -210,9 +210,16 @@ class MlpCudaBackend : public ModelBackend {
   std::vector<DeviceBuffer<float>> outputs_;
 };
 
-int DeviceCount() {
+absl::StatusOr<int> DeviceCount() {
   int devices = 0;
-  return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
+  const cudaError_t error = cudaGetDeviceCount(&devices);
+  if (error == cudaSuccess && devices > 0) return devices;
+  int driver = 0;
+  (void)cudaDriverGetVersion(&driver);
+  return absl::UnavailableError(
+      absl::StrCat("no CUDA device: ", error == cudaSuccess ? "none found" : cudaGetErrorString(error),
+                   "; the driver is for CUDA ", driver / 1000, ".", driver % 1000 / 10,
+                   ", recon was built with ", CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10));
 }
 
 absl::StatusOr<std::unique_ptr<ModelBackend>> MakeMlp(MlpModel model, int device) {

@@ -5,9 +5,9 @@
 // and the bytes are those of the CPU's encoder.
 //
 // Every step is `block.ForEach(f)`: f runs once for each thread, and all threads have run it before the next
-// step. What outlives a step lies in PageShared. Block provides Add and Or (atomic, on shared memory; Add
-// returns the value before), Floor, and the conversions of 16-bit floats. Compile without contraction of
-// a*b+c.
+// step. What outlives a step lies in PageShared. Block provides Add (atomic, on shared memory; returns the
+// value before), Mark (sets a bit of the bitmap; all threads of a warp call it together, for consecutive
+// indices), Floor, and the conversions of 16-bit floats. Compile without contraction of a*b+c.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,8 @@
 namespace recon::cuda {
 
 inline constexpr uint32_t kPageValues = 65'536;
-inline constexpr uint32_t kBlockThreads = 1024;
+// Two blocks fit a multiprocessor: while one selects, the other reads.
+inline constexpr uint32_t kBlockThreads = 512;
 inline constexpr uint32_t kBitmapWords = kPageValues / 32;
 inline constexpr uint32_t kWordsPerThread = kBitmapWords / kBlockThreads;
 inline constexpr uint32_t kSampleStride = 64;
@@ -98,6 +99,12 @@ RECON_HOST_DEVICE inline float FloatOf(uint32_t bits) {
 }
 RECON_HOST_DEVICE inline uint32_t MagnitudeOf(float value) { return BitsOf(value) & 0x7FFFFFFF; }
 
+#ifdef __CUDACC__
+#define RECON_UNROLL _Pragma("unroll")
+#else
+#define RECON_UNROLL
+#endif
+
 #ifdef __CUDA_ARCH__
 __device__ inline uint32_t PopCount(uint32_t bits) { return __popc(bits); }
 __device__ inline uint32_t LowestBit(uint32_t bits) { return __ffs(static_cast<int>(bits)) - 1; }
@@ -157,19 +164,19 @@ class PageEncoder {
     });
   }
 
-  // Calls f(i, value) for the thread's values of an array, several loads under way at a time.
+  // Calls f(i, value) for the thread's values of an array, several loads under way at a time. All threads of
+  // a warp call f together: i may be beyond the page, then the value is 0.
   template <typename F>
   RECON_HOST_DEVICE void EachValue(uint32_t thread, const float* values, const F& f) const {
-    for (uint32_t base = thread; base < task_.count; base += kBatch * kBlockThreads) {
+    for (uint32_t start = 0; start < task_.count; start += kBatch * kBlockThreads) {
       float batch[kBatch];
+      RECON_UNROLL
       for (uint32_t j = 0; j < kBatch; ++j) {
-        const uint32_t i = base + j * kBlockThreads;
+        const uint32_t i = start + j * kBlockThreads + thread;
         batch[j] = i < task_.count ? values[i] : 0;
       }
-      for (uint32_t j = 0; j < kBatch; ++j) {
-        const uint32_t i = base + j * kBlockThreads;
-        if (i < task_.count) f(i, batch[j]);
-      }
+      RECON_UNROLL
+      for (uint32_t j = 0; j < kBatch; ++j) f(start + j * kBlockThreads + thread, batch[j]);
     }
   }
 
@@ -182,32 +189,38 @@ class PageEncoder {
     return kept + gradient;
   }
 
+  RECON_HOST_DEVICE float Kept(uint32_t i) const {
+    if (!task_.add_residual || i >= task_.count) return 0;
+    return residual_ != nullptr ? residual_[i] : FloatOf(static_cast<uint32_t>(residual_bf16_[i]) << 16);
+  }
+
   // sums = gradient (+ residual); marks those with a magnitude of at least `magnitude_min`.
   RECON_HOST_DEVICE void Accumulate(uint32_t magnitude_min) {
     ClearBitmap();
     block_.ForEach([&](uint32_t thread) {
       uint32_t marked = 0;
       double squares = 0;
-      for (uint32_t base = thread; base < task_.count; base += kBatch * kBlockThreads) {
+      for (uint32_t start = 0; start < task_.count; start += kBatch * kBlockThreads) {
         float gradient[kBatch], kept[kBatch];
+        RECON_UNROLL
         for (uint32_t j = 0; j < kBatch; ++j) {
-          const uint32_t i = base + j * kBlockThreads;
-          if (i >= task_.count) break;
-          gradient[j] = gradient_[i];
-          kept[j] = 0;
-          if (task_.add_residual) {
-            kept[j] =
-                residual_ != nullptr ? residual_[i] : FloatOf(static_cast<uint32_t>(residual_bf16_[i]) << 16);
+          const uint32_t i = start + j * kBlockThreads + thread;
+          gradient[j] = i < task_.count ? gradient_[i] : 0;
+          kept[j] = Kept(i);
+        }
+        float batch_squares = 0;
+        RECON_UNROLL
+        for (uint32_t j = 0; j < kBatch; ++j) {
+          const uint32_t i = start + j * kBlockThreads + thread;
+          float sum = 0;
+          if (i < task_.count) {
+            sum = SumAt(i, gradient[j], kept[j]);
+            if (task_.add_residual) sums_[i] = sum;
           }
+          batch_squares += sum * sum;
+          marked += Mark(i, i < task_.count && MagnitudeOf(sum) >= magnitude_min);
         }
-        for (uint32_t j = 0; j < kBatch; ++j) {
-          const uint32_t i = base + j * kBlockThreads;
-          if (i >= task_.count) break;
-          const float sum = SumAt(i, gradient[j], kept[j]);
-          if (task_.add_residual) sums_[i] = sum;
-          squares += static_cast<double>(sum) * sum;
-          marked += Mark(i, MagnitudeOf(sum) >= magnitude_min);
-        }
+        squares += static_cast<double>(batch_squares);
       }
       s_.kept[thread] += squares;
       if (marked > 0) block_.Add(&s_.candidates, marked);
@@ -222,7 +235,7 @@ class PageEncoder {
   }
 
   RECON_HOST_DEVICE uint32_t Mark(uint32_t i, bool wanted) {
-    if (wanted) block_.Or(&s_.bitmap[i / 32], 1u << i % 32);
+    block_.Mark(s_.bitmap, i, wanted);
     return wanted ? 1 : 0;
   }
 
@@ -232,7 +245,8 @@ class PageEncoder {
     ClearBitmap();
     block_.ForEach([&](uint32_t thread) {
       uint32_t marked = 0;
-      EachValue(thread, sums_, [&](uint32_t i, float sum) { marked += Mark(i, wanted(i, sum)); });
+      EachValue(thread, sums_,
+                [&](uint32_t i, float sum) { marked += Mark(i, i < task_.count && wanted(i, sum)); });
       if (marked > 0) block_.Add(&s_.candidates, marked);
     });
   }
@@ -249,8 +263,25 @@ class PageEncoder {
     }
     return s_.scan[from];
   }
+  // The same with the larger of two values instead of their sum.
+  RECON_HOST_DEVICE const uint32_t* ScanLargest() {
+    uint32_t from = 0;
+    for (uint32_t step = 1; step < kBlockThreads; step *= 2) {
+      block_.ForEach([&](uint32_t thread) {
+        const uint32_t before = thread >= step ? s_.scan[from][thread - step] : 0;
+        const uint32_t own = s_.scan[from][thread];
+        s_.scan[1 - from][thread] = own > before ? own : before;
+      });
+      from = 1 - from;
+    }
+    return s_.scan[from];
+  }
   RECON_HOST_DEVICE static uint32_t Before(const uint32_t* inclusive, uint32_t thread) {
     return thread == 0 ? 0 : inclusive[thread - 1];
+  }
+
+  RECON_HOST_DEVICE static uint32_t BinFromTop(uint32_t thread, uint32_t j) {
+    return kBitmapWords - 1 - (thread * kWordsPerThread + j);
   }
 
   // One digit of the magnitude of rank s_.need: counts digits with `count_digits`, then finds the bin that
@@ -266,18 +297,20 @@ class PageEncoder {
         block_.Add(&s_.bins[magnitude >> shift & (digits - 1)], 1u);
       });
     });
-    // Thread t has the t-th two bins from the top.
+    // Each thread has a few bins, counted from the top.
     block_.ForEach([&](uint32_t thread) {
-      s_.scan[0][thread] = s_.bins[kBitmapWords - 1 - 2 * thread] + s_.bins[kBitmapWords - 2 - 2 * thread];
+      uint32_t values = 0;
+      for (uint32_t j = 0; j < kWordsPerThread; ++j) values += s_.bins[BinFromTop(thread, j)];
+      s_.scan[0][thread] = values;
     });
     const uint32_t* inclusive = Scan();
     block_.ForEach([&](uint32_t thread) {
-      const uint32_t above = Before(inclusive, thread);
+      uint32_t above = Before(inclusive, thread);
       if (above >= s_.need || inclusive[thread] < s_.need) return;  // Exactly one thread goes on.
-      const uint32_t high = kBitmapWords - 1 - 2 * thread;
-      const bool in_high = above + s_.bins[high] >= s_.need;
-      s_.bin = in_high ? high : high - 1;
-      s_.total = in_high ? above : above + s_.bins[high];
+      uint32_t j = 0;
+      for (; above + s_.bins[BinFromTop(thread, j)] < s_.need; ++j) above += s_.bins[BinFromTop(thread, j)];
+      s_.bin = BinFromTop(thread, j);
+      s_.total = above;
     });
     block_.ForEach([&](uint32_t thread) {
       if (thread != 0) return;
@@ -302,15 +335,20 @@ class PageEncoder {
     }
   }
 
-  // Cuts the marked values to the k of the largest magnitudes; of equal ones the lower index stays.
-  RECON_HOST_DEVICE void PickLargest(uint32_t k) {
-    while (s_.candidates < k) {  // Marked from too high a magnitude on: half of it.
+  // Cuts the marked values to the k of the largest magnitudes; of equal ones the lower index stays. False if
+  // there were no more than k that are not 0: then all of them are marked.
+  RECON_HOST_DEVICE bool PickLargest(uint32_t k) {
+    for (uint32_t exponents = 1; s_.candidates < k && s_.magnitude_min > 1; exponents *= 16) {
+      // Marked from too high a magnitude on: from a half of it, from a 16th of that, from anything but 0.
+      const uint32_t less = exponents << 23;
+      const bool again = exponents <= 16 && s_.magnitude_min > less;
+      block_.ForEach([](uint32_t) {});  // All have read what is changed next.
       block_.ForEach([&](uint32_t thread) {
-        if (thread == 0) s_.magnitude_min = s_.magnitude_min < 1u << 23 ? 0 : s_.magnitude_min - (1u << 23);
+        if (thread == 0) s_.magnitude_min = again ? s_.magnitude_min - less : 1;
       });
-      const uint32_t magnitude_min = s_.magnitude_min;
-      MarkAgain([&](uint32_t, float sum) { return MagnitudeOf(sum) >= magnitude_min; });
+      MarkFrom(s_.magnitude_min);
     }
+    if (s_.candidates <= k) return false;
     RadixSelect(k, [&](uint32_t thread, const auto& add) {
       for (uint32_t word = thread; word < kBitmapWords; word += kBlockThreads) {
         for (uint32_t bits = s_.bitmap[word]; bits != 0; bits &= bits - 1) {
@@ -319,7 +357,7 @@ class PageEncoder {
       }
     });
     const uint32_t boundary = s_.prefix;
-    const uint32_t need = boundary == 0 ? 0 : s_.need;  // A value of 0 is never sent.
+    const uint32_t need = s_.need;
     block_.ForEach([&](uint32_t thread) {
       uint32_t equal = 0;
       EachMarked(thread,
@@ -336,6 +374,7 @@ class PageEncoder {
         s_.bitmap[word] &= ~(1u << bit);
       });
     });
+    return true;
   }
 
   // The marked values of the thread's own words, ascending.
@@ -352,18 +391,19 @@ class PageEncoder {
   RECON_HOST_DEVICE void SelectAndPack(PageResult* result) {
     uint32_t* guess = &memory_.guesses[task_.number];
     switch (task_.rule) {
-      case PageRule::kTopK:
+      case PageRule::kTopK: {
         block_.ForEach([&](uint32_t thread) {
-          if (thread == 0) s_.magnitude_min = *guess;
+          if (thread == 0) s_.magnitude_min = *guess > 1 ? *guess : 1;  // A value of 0 is never sent.
         });
         Accumulate(s_.magnitude_min);
-        PickLargest(task_.k);
+        const bool cut = PickLargest(task_.k);
         block_.ForEach([&](uint32_t thread) {
           // 6 % below the boundary, in the float's own (nearly logarithmic) steps.
           if (thread == 0)
-            *guess = s_.prefix > 1u << 23 && s_.prefix < 0x7F800000 ? s_.prefix - (1u << 19) : 0;
+            *guess = cut && s_.prefix > 1u << 23 && s_.prefix < 0x7F800000 ? s_.prefix - (1u << 19) : 1;
         });
         break;
+      }
       case PageRule::kTopKSampled:
         Accumulate(kNothing);
         RadixSelect(task_.sample_rank, [&](uint32_t thread, const auto& add) {
@@ -372,7 +412,7 @@ class PageEncoder {
           }
         });
         MarkFrom(s_.prefix == 0 ? 1 : s_.prefix);
-        if (s_.candidates > 2 * task_.k) PickLargest(2 * task_.k);
+        if (s_.candidates > 2 * task_.k) (void)PickLargest(2 * task_.k);
         break;
       case PageRule::kRandomK:
         Accumulate(kNothing);
@@ -391,18 +431,18 @@ class PageEncoder {
     MarkAgain([&](uint32_t, float sum) { return MagnitudeOf(sum) >= magnitude_min; });
   }
 
-  // The last marked index before the thread's words, or -1: what its first delta counts from.
-  RECON_HOST_DEVICE int32_t LastBefore(uint32_t thread) const {
-    for (uint32_t word = thread * kWordsPerThread; word-- > 0;) {
-      if (s_.bitmap[word] != 0) return static_cast<int32_t>(word * 32 + HighestBit(s_.bitmap[word]));
-    }
-    return -1;
-  }
-
   RECON_HOST_DEVICE void Pack(PageResult* result) {
-    // s_.bins: each thread's first delta counts from here.
+    // s_.bins[thread]: the marked index that the thread's first delta counts from, or -1.
     block_.ForEach([&](uint32_t thread) {
-      s_.bins[thread] = static_cast<uint32_t>(LastBefore(thread));
+      uint32_t behind_last = 0;
+      for (uint32_t word = thread * kWordsPerThread; word < (thread + 1) * kWordsPerThread; ++word) {
+        if (s_.bitmap[word] != 0) behind_last = word * 32 + HighestBit(s_.bitmap[word]) + 1;
+      }
+      s_.scan[0][thread] = behind_last;
+    });
+    const uint32_t* behind = ScanLargest();
+    block_.ForEach([&](uint32_t thread) { s_.bins[thread] = Before(behind, thread) - 1; });
+    block_.ForEach([&](uint32_t thread) {
       uint32_t bytes = 0;
       int32_t previous = static_cast<int32_t>(s_.bins[thread]);
       EachMarked(thread, [&](uint32_t, uint32_t, uint32_t i) {
@@ -451,7 +491,9 @@ class PageEncoder {
     });
     if (residual_bf16_ != nullptr && task_.keep) {
       block_.ForEach([&](uint32_t thread) {
-        EachValue(thread, sums_, [&](uint32_t i, float sum) { residual_bf16_[i] = Bf16Bits(sum); });
+        EachValue(thread, sums_, [&](uint32_t i, float sum) {
+          if (i < task_.count) residual_bf16_[i] = Bf16Bits(sum);
+        });
       });
     }
   }
@@ -517,6 +559,7 @@ class PageEncoder {
       uint32_t non_finite = 0;
       double rounding = 0;
       EachValue(thread, sums_, [&](uint32_t i, float sum) {
+        if (i >= task_.count) return;
         const float decoded = WriteDense(i, sum, scale, inverse, &saturated, &non_finite);
         if (!task_.add_residual) return;
         const float rest = task_.keep ? sum - decoded : 0;
@@ -633,7 +676,7 @@ class PageEncoder {
 
   Block& block_;
   PageShared& s_;
-  const PageTask& task_;
+  const PageTask task_;
   const PageMemoryTable& memory_;
   uint8_t* const out_;
   float* gradient_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -9,13 +10,15 @@
 
 namespace recon {
 
-// Chooses how much to compress: the least lossy rung of a ladder whose steps are as fast, within 3 %, as
-// those of the fastest. It measures rungs instead of modelling them: a window of steps on one rung gives the
-// time of a step there, whatever it is made of (computing, encoding, the link, the server). The share of a
-// window that the training thread waited for pushes tells which neighbour is worth a window: a more
-// compressed one while there is waiting, a less compressed one if its bytes would pass at the link rate that
-// was seen. Neighbours are measured again when a step's time drifts by a quarter, and now and then, ever more
-// rarely.
+// Chooses how much to compress: the least lossy rung of a ladder whose steps cost at most 3 % more than those
+// of the cheapest. It measures rungs instead of modelling them, in windows of steps. A rung's cost is the
+// time of a step, whatever it is made of: computing, encoding, the link, the server. Where processes wait for
+// cores, that time is mostly noise of the scheduler; there the cost is the CPU time the process needs for a
+// step, times how long it waits for it, and the waiting for the link.
+//
+// It begins with FP16, tries more compression while steps wait for the link or for cores, and less if the
+// bytes would pass at the link rate that was seen. Rungs that come close are measured in turn, several times,
+// before one is settled on; they are measured again when its cost drifts, and now and then, ever more rarely.
 //
 // Pure: no clock; not thread-safe.
 class CodecController {
@@ -32,11 +35,14 @@ class CodecController {
     double encode_seconds = 0;    // on encoding them,
     double stall_seconds = 0;     // and by the training thread waiting for pushes under way.
     double exchange_seconds = 0;  // From sending a push to its reply.
+    double cpu_seconds = 0;       // CPU time of the process,
+    double cpu_wait_seconds = 0;  // and time its threads waited for a core.
     uint64_t bytes = 0;           // Payloads of pushes and replies.
     double residual_ratio = 0;    // Norm of what was kept back over that of what was sent, last push.
   };
 
-  CodecController();
+  // With the rungs whose codec is accepted (bit i: codec i); FP32 always is.
+  explicit CodecController(uint32_t accepted_codecs = ~uint32_t{0});
 
   const Rung& rung() const { return ladder_[rung_]; }
   // Why it is this one, in a sentence with the numbers.
@@ -47,23 +53,31 @@ class CodecController {
 
  private:
   struct Measured {
-    double step_seconds = 0;  // 0 = not yet.
-    double bytes_per_step = 0;
-    bool hopeless = false;  // The link is too slow for it; not measured.
+    std::deque<Window> windows;  // The last few.
+    bool hopeless = false;       // The link is too slow for it; not measured.
   };
 
-  bool MoveTo(size_t rung, std::string reason);
-  size_t Best() const;
+  double Cost(size_t rung) const;  // Seconds a step; infinite where nothing was measured.
+  double CostOf(const std::deque<Window>& windows) const;
+  bool contended() const;
+  bool Stalled(size_t rung) const;
   double PredictedSeconds(size_t rung) const;
+  double LowestCost() const;
+  size_t Best() const;
+  // The rung to measure next, or the current one if all is known.
+  size_t Explore(std::string* why);
+  bool MoveTo(size_t rung, std::string reason);
 
-  const std::vector<Rung> ladder_;
+  std::vector<Rung> ladder_;
   std::vector<Measured> measured_;
-  size_t rung_;
-  size_t lossiest_;  // The residual's norm forbids rungs beyond it.
+  size_t rung_ = 0;
+  size_t lossiest_ = 0;  // The residual's norm forbids rungs beyond it.
   bool settled_ = false;
+  int windows_visited_ = 0;  // Since rung_ changed.
   int windows_settled_ = 0;
   int windows_until_probe_;
-  double settled_step_seconds_ = 0;
+  double settled_cost_ = 0;
+  double wait_per_cpu_ = 0;           // Smoothed over all rungs.
   double link_bytes_per_second_ = 0;  // The highest that was seen, slowly forgotten.
   std::string reason_;
 };

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "common/base/limits.h"
 #include "common/base/log.h"
 
 namespace recon {
@@ -40,12 +39,28 @@ CodecSpec CodecPolicy::SpecFor(uint32_t group) const {
   if (!choice.automatic) return choice.spec;
   CodecSpec spec = controller_.rung().push;
   if (spec.sparse() && small_[group]) {
-    spec = CodecSpec();  // FP16: there is nothing to gain.
+    spec = CodecSpec();  // There is nothing to gain.
+    spec.kind = fp16_accepted_ ? CodecKind::kFp16 : CodecKind::kFp32;
   }
   return spec;
 }
 
-EncodePlan CodecPolicy::PlanFor(double data_epochs, bool flush, absl::Time now) {
+absl::Status CodecPolicy::Restrict(uint32_t accepted_codecs) {
+  for (size_t group = 0; group < choices_.size(); ++group) {
+    if (choices_[group].automatic) continue;
+    const CodecId codec = choices_[group].spec.wire_codec();
+    if ((accepted_codecs >> static_cast<int>(codec) & 1) != 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat("--codec ", choices_[group].spec.ToString(), " of group ",
+                                                   layout_->groups()[group], ": the server does not accept ",
+                                                   CodecName(codec), " (--accept-codecs)"));
+  }
+  MutexLock lock(&mu_);
+  controller_ = CodecController(accepted_codecs);
+  fp16_accepted_ = (accepted_codecs >> static_cast<int>(CodecId::kFp16) & 1) != 0;
+  return absl::OkStatus();
+}
+
+EncodePlan CodecPolicy::PlanFor(double data_epochs, bool flush_all, absl::Time now) {
   MutexLock lock(&mu_);
   EncodePlan plan;
   bool keeps_back = false;
@@ -57,9 +72,15 @@ EncodePlan CodecPolicy::PlanFor(double data_epochs, bool flush, absl::Time now) 
     keeps_back |= spec.sparse() || spec.kind == CodecKind::kInt8;
     plan.groups.push_back(spec);
   }
-  if (last_flush_ == absl::InfinitePast()) last_flush_ = now;
-  plan.flush = keeps_back && (flush || now - last_flush_ >= options_.flush_period);
-  if (plan.flush || !keeps_back) last_flush_ = now;
+  if (last_flush_ == absl::InfinitePast() || !keeps_back) last_flush_ = now;
+  if (!keeps_back || !options_.feedback) return plan;
+  const uint32_t shards = layout_->shard_count();
+  // One shard after the other, so that all had their turn in a period.
+  const double due = absl::FDivDuration(now - last_flush_, options_.flush_period) * shards;
+  plan.flush_first = next_flush_;
+  plan.flush_count = flush_all ? shards : static_cast<uint32_t>(std::min<double>(due, shards));
+  next_flush_ = (next_flush_ + plan.flush_count) % shards;
+  if (plan.flush_count > 0) last_flush_ = now;
   return plan;
 }
 
@@ -71,7 +92,7 @@ CodecId CodecPolicy::pull_codec() const {
 void CodecPolicy::NoteCompute(absl::Time start, absl::Duration compute, absl::Duration stall) {
   MutexLock lock(&mu_);
   if (!automatic_) return;
-  window_start_ = std::min(window_start_, start);
+  if (window_start_ == absl::InfiniteFuture()) StartWindow(start);
   window_.compute_seconds += absl::ToDoubleSeconds(compute);
   window_.stall_seconds += absl::ToDoubleSeconds(stall);
 }
@@ -82,8 +103,7 @@ void CodecPolicy::NotePush(absl::Time end, absl::Duration encode, absl::Duration
   if (!automatic_) return;
   if (skip_ > 0) {
     --skip_;
-    window_ = CodecController::Window();
-    window_start_ = end;
+    StartWindow(end);
     return;
   }
   ++window_.steps;
@@ -93,13 +113,21 @@ void CodecPolicy::NotePush(absl::Time end, absl::Duration encode, absl::Duration
   window_.residual_ratio = push.norm > 0 ? push.residual_norm / push.norm : 0;
   if (window_.steps < kWindowSteps || end - window_start_ < kWindowTime) return;
   window_.seconds = absl::ToDoubleSeconds(end - window_start_);
+  const CpuUsage cpu = ProcessCpuUsage();
+  window_.cpu_seconds = cpu.used_seconds - cpu_before_.used_seconds;
+  window_.cpu_wait_seconds = std::max(0.0, cpu.waited_seconds - cpu_before_.waited_seconds);
   if (controller_.Observe(window_)) {
     spdlog::info("codec {}, parameters in {}: {}", controller_.rung().push.ToString(),
                  CodecName(controller_.rung().pull), controller_.reason());
-    skip_ = limits::kCodecChangeSkip;
+    skip_ = options_.depth + 2;
   }
+  StartWindow(end);
+}
+
+void CodecPolicy::StartWindow(absl::Time start) {
   window_ = CodecController::Window();
-  window_start_ = end;
+  window_start_ = start;
+  cpu_before_ = ProcessCpuUsage();
 }
 
 std::string CodecPolicy::Describe() const {
@@ -118,9 +146,11 @@ std::string CodecPolicy::Reason() const {
   return automatic_ ? controller_.reason() : "";
 }
 
-absl::Time CodecPolicy::last_flush() const {
+absl::Duration CodecPolicy::residual_age(absl::Time now) const {
   MutexLock lock(&mu_);
-  return last_flush_;
+  if (last_flush_ == absl::InfinitePast()) return absl::ZeroDuration();
+  // The next shard's turn was a round ago.
+  return now - last_flush_ + options_.flush_period * (layout_->shard_count() - 1) / layout_->shard_count();
 }
 
 }  // namespace recon

@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/base/cpu_usage.h"
 #include "common/base/mutex.h"
 #include "common/tensor/param_layout.h"
 #include "worker/encode/codec_controller.h"
@@ -27,15 +29,21 @@ class CodecPolicy {
     // topk and randomk begin with a ratio of 0.25 and get to theirs, falling exponentially, after so many
     // data epochs of the job (Lin et al., "Deep Gradient Compression", ICLR 2018, section 3.3). 0 = off.
     double warmup_data_epochs = 0;
-    // The residual is sent whole once in so long.
+    // Each shard's residual is sent whole once in so long, one shard after the other.
     absl::Duration flush_period = absl::Seconds(60);
+    bool feedback = true;  // Whether encoders keep anything back.
+    int depth = 2;         // Pushes under way when a codec changes tell nothing of the new one.
   };
 
   // `layout` must outlive the policy.
   CodecPolicy(const Options& options, const ParamLayout* layout);
 
-  // For the push that is computed `data_epochs` into the job.
-  EncodePlan PlanFor(double data_epochs, bool flush, absl::Time now);
+  // Keeps to the codecs that the server accepts (bit i: codec i). InvalidArgument, naming the codec, if
+  // --codec has another.
+  absl::Status Restrict(uint32_t accepted_codecs);
+
+  // For the push that is computed `data_epochs` into the job. `flush_all`: with the residuals of all shards.
+  EncodePlan PlanFor(double data_epochs, bool flush_all, absl::Time now);
   // How parameters are to be sent back.
   CodecId pull_codec() const;
 
@@ -48,10 +56,11 @@ class CodecPolicy {
   std::string Describe() const;
   // Why those were chosen; empty where nothing was.
   std::string Reason() const;
-  // Since the residual was last sent whole.
-  absl::Time last_flush() const;
+  // For so long, at most, a shard's residual has not been sent whole.
+  absl::Duration residual_age(absl::Time now) const;
 
  private:
+  void StartWindow(absl::Time start) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   CodecSpec SpecFor(uint32_t group) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Set in the constructor.
@@ -62,11 +71,14 @@ class CodecPolicy {
   bool automatic_ = false;
 
   mutable Mutex mu_;
+  bool fp16_accepted_ ABSL_GUARDED_BY(mu_) = true;
   CodecController controller_ ABSL_GUARDED_BY(mu_);
   CodecController::Window window_ ABSL_GUARDED_BY(mu_);
   absl::Time window_start_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
-  int skip_ ABSL_GUARDED_BY(mu_) = 0;  // Pushes that were under way when the codec changed.
+  CpuUsage cpu_before_ ABSL_GUARDED_BY(mu_);  // When the window began.
+  int skip_ ABSL_GUARDED_BY(mu_) = 0;         // Pushes that were under way when the codec changed.
   absl::Time last_flush_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+  uint32_t next_flush_ ABSL_GUARDED_BY(mu_) = 0;  // Shard whose turn it is.
 };
 
 }  // namespace recon

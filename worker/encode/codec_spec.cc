@@ -32,6 +32,21 @@ absl::StatusOr<CodecRules::Choice> ParseChoice(absl::string_view text) {
 
 }  // namespace
 
+CodecId CodecSpec::wire_codec() const {
+  switch (kind) {
+    case CodecKind::kFp32:
+      return CodecId::kFp32;
+    case CodecKind::kFp16:
+      return CodecId::kFp16;
+    case CodecKind::kBf16:
+      return CodecId::kBf16;
+    case CodecKind::kInt8:
+      return CodecId::kInt8;
+    default:
+      return CodecId::kSparseFp16;
+  }
+}
+
 std::string CodecSpec::ToString() const {
   std::string name;
   for (const Name& known : kNames) {

@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/codec/wire_format.h"
 
 namespace recon {
 
@@ -18,6 +19,8 @@ struct CodecSpec {
   float threshold = 0;  // threshold: smallest magnitude that is sent.
 
   bool sparse() const { return kind >= CodecKind::kTopK; }
+  // How it looks on the wire.
+  CodecId wire_codec() const;
   // "fp16", "topk:0.01", ...
   std::string ToString() const;
   bool operator==(const CodecSpec& other) const {

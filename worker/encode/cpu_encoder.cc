@@ -12,6 +12,8 @@
 namespace recon {
 namespace {
 
+constexpr uint64_t kNormPeriod = 16;
+
 CodecId DenseCodec(CodecKind kind) {
   switch (kind) {
     case CodecKind::kFp32:
@@ -74,18 +76,31 @@ double CpuEncoder::ResidualNorm() const {
   return std::sqrt(sum);
 }
 
+void CpuEncoder::Clip(std::vector<float>* gradient, EncodedPush* push) const {
+  if (options_.clip_norm <= 0) return;
+  push->gradient_norm = std::sqrt(SumOfSquares(gradient->data(), gradient->size()));
+  if (push->gradient_norm <= options_.clip_norm) return;
+  const auto scale = static_cast<float>(options_.clip_norm / push->gradient_norm);
+  for (float& value : *gradient) value *= scale;
+  push->gradient_norm = options_.clip_norm;
+}
+
 absl::StatusOr<EncodedPush> CpuEncoder::Encode(GradientBuffer* gradient, const EncodePlan& plan) {
   EncodedPush push;
+  Clip(&gradient->host, &push);
   push.shards.reserve(layout_->shard_count());
   uint32_t page = 0;
   for (uint32_t i = 0; i < layout_->shard_count(); ++i) {
     const ShardPlacement& shard = layout_->shards()[i];
     push.shards.push_back(EncodeShard(i, page, gradient->host.data() + shard.offset, plan.groups[shard.group],
-                                      plan.flush, plan.seed, &push));
+                                      plan.Flushes(i, layout_->shard_count()), plan.seed, &push));
     page += shard.pages();
   }
   push.norm = std::sqrt(push.norm);
-  push.residual_norm = ResidualNorm();
+  // A pass over memory of its own: now and then is enough.
+  const bool all_flushed = plan.flush_count >= layout_->shard_count();
+  if (pushes_++ % kNormPeriod == 0 || all_flushed) residual_norm_ = ResidualNorm();
+  push.residual_norm = residual_norm_;
   return push;
 }
 
@@ -100,7 +115,7 @@ EncodedShard CpuEncoder::EncodeShard(uint32_t number, uint32_t first_page, const
     holds_residual_[number] = keep;
     return EncodeSparse(shard, first_page, gradient, spec, seed, push);
   }
-  const CodecId codec = flush && lossy ? CodecId::kFp16 : DenseCodec(spec.kind);
+  const CodecId codec = flush && lossy ? CodecId::kFp32 : DenseCodec(spec.kind);
   // A codec without feedback after one with it sends the residual once.
   holds_residual_[number] = keep;
   return EncodeDense(shard, first_page, gradient, codec, keep, keep || held, seed, push);

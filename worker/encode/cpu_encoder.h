@@ -27,6 +27,7 @@ class CpuEncoder : public GradientEncoder {
                            CodecId codec, bool keep, bool add_residual, uint64_t seed, EncodedPush* push);
   void AllocateMemory();
   PageMemory MemoryOf(uint64_t offset, uint32_t page);
+  void Clip(std::vector<float>* gradient, EncodedPush* push) const;
   double ResidualNorm() const;
 
   const EncoderOptions options_;
@@ -38,6 +39,8 @@ class CpuEncoder : public GradientEncoder {
   std::vector<float> velocity_;
   std::vector<uint32_t> guesses_;     // One a page.
   std::vector<bool> holds_residual_;  // One a shard: whether it may be other than 0.
+  uint64_t pushes_ = 0;
+  double residual_norm_ = 0;  // Of some pushes ago.
   std::vector<float> sums_, decoded_;
 };
 

@@ -31,15 +31,22 @@ struct EncodedShard {
 // How one push is encoded.
 struct EncodePlan {
   std::vector<CodecSpec> groups;  // One for each group of the layout.
-  // Sends all that was kept back too, as FP16 where the plan says less; nothing but its rounding is kept.
-  bool flush = false;
+  // These shards (from the first on, around the end) send all that they kept back too, in FP32: nothing
+  // stays.
+  uint32_t flush_first = 0;
+  uint32_t flush_count = 0;
+  bool Flushes(uint32_t shard, uint32_t shards) const {
+    return (shard + shards - flush_first) % shards < flush_count;
+  }
   uint64_t seed = 0;  // Of random choices; another one for each push.
 };
 
 struct EncodedPush {
   std::vector<EncodedShard> shards;
   EncodeStats stats;
-  // L2 norms of what is sent, before rounding, and of what is kept back.
+  // L2 norms of the gradient, if it was to be clipped (it has been); of what is sent, before rounding; and of
+  // what is kept back, as of this push or a few before.
+  double gradient_norm = 0;
   double norm = 0;
   double residual_norm = 0;
 };
@@ -49,6 +56,7 @@ struct EncoderOptions {
   bool bf16_residual = false;  // Kept in BF16: half the memory.
   float momentum = 0;          // Momentum correction for the sparse codecs; 0 = off.
   bool sampled = false;        // topk takes its threshold from a sample.
+  double clip_norm = 0;        // A gradient of a larger L2 norm is scaled down to it first; 0 = off.
 };
 
 // Turns gradients into payloads and keeps what they leave out (the residual) for the next push.

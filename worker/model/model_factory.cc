@@ -19,7 +19,9 @@ namespace {
 absl::StatusOr<int> ParseDevice(const std::string& text) {
   if (text == "cpu") return -1;
   const absl::StatusOr<const CudaModule*> cuda = LoadCudaModule();
-  const int devices = cuda.ok() ? (*cuda)->device_count() : 0;
+  const absl::StatusOr<int> counted =
+      cuda.ok() ? (*cuda)->device_count() : absl::StatusOr<int>(cuda.status());
+  const int devices = counted.ok() ? *counted : 0;
   if (text == "auto") return devices > 0 ? 0 : -1;
   int device = -1;
   absl::string_view rest = text;
@@ -29,7 +31,7 @@ absl::StatusOr<int> ParseDevice(const std::string& text) {
   if (device >= devices) {
     return absl::InvalidArgumentError(
         absl::StrCat("--device ", text, ": this machine has ", devices, " CUDA devices that recon can use",
-                     cuda.ok() ? "" : absl::StrCat(" (", cuda.status().message(), ")")));
+                     counted.ok() ? "" : absl::StrCat(" (", counted.status().message(), ")")));
   }
   return device;
 }

@@ -14,8 +14,12 @@
 namespace recon {
 namespace {
 
-// Longer than the server lets a reply wait.
-const absl::Duration kFrameDeadline = limits::kReplyWaitMax + absl::Seconds(5);
+// For frames that go out together and carry so many bytes, there and back: longer than the server lets a
+// reply wait, and than a slow link takes.
+absl::Duration FrameDeadline(uint64_t bytes) {
+  return limits::kReplyWaitMax +
+         absl::Seconds(5 + static_cast<double>(bytes) / limits::kLinkBytesPerSecondMin);
+}
 
 // OK if all are; else the error that decides what to do, the gravest first.
 absl::Status Worst(const std::vector<absl::StatusOr<Frame>>& replies) {
@@ -46,8 +50,10 @@ CommPipeline::CommPipeline(int depth, const ParamLayout* layout, ModelBackend* b
           metrics->Counter("recon_worker_dropped_pushes_total", "Pushes whose step was closed without them")),
       saturated_(
           metrics->Counter("recon_worker_saturated_values_total", "Values cut to the codec's largest")),
-      flushes_(
-          metrics->Counter("recon_worker_residual_flushes_total", "Pushes that sent the whole residual")),
+      flushes_(metrics->Counter("recon_worker_residual_flushes_total",
+                                "Pushes that sent a shard's whole residual")),
+      bytes_per_parameter_(metrics->Gauge("recon_worker_bytes_per_parameter",
+                                          "Payload bytes of the last push, by parameters")),
       residual_(metrics->Gauge("recon_worker_residual_norm", "L2 norm of what the encoder keeps back")),
       seconds_(metrics->Histogram("recon_worker_push_seconds", "From a push's sending to its reply",
                                   {.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10})),
@@ -109,7 +115,7 @@ bool CommPipeline::TakeEncoded(Push* push, absl::StatusOr<EncodedPush>* encoded)
   if (encoded->ok()) {
     residual_.Set((*encoded)->residual_norm);
     session_->counters()->residual_norm = (*encoded)->residual_norm;
-    if (push->plan.flush) flushes_.Increment();
+    if (push->plan.flush_count > 0) flushes_.Increment();
   }
   MutexLock lock(&mu_);
   buffers_.push_back(std::move(push->gradient));
@@ -154,7 +160,10 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush e
   header.step = push.step;
   header.order_key = push.order_key;
   header.samples = push.samples;
-  header.gradient_norm = static_cast<float>(encoded.norm);
+  header.gradient_norm = static_cast<float>(encoded.gradient_norm);
+  const absl::Duration deadline =
+      FrameDeadline(bytes + EncodedBytes(static_cast<CodecId>(header.reply_codec), layout_->params()));
+  bytes_per_parameter_.Set(static_cast<double>(bytes) / static_cast<double>(layout_->params()));
   Backoff backoff;
   while (true) {
     const Session::Standing standing = session_->standing();
@@ -164,7 +173,7 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush e
     }
     const absl::Time start = Now();
     std::vector<absl::StatusOr<Frame>> results = client_->CallAll(
-        FrameKind::kPushPull, FramesFor(*layout_, header, standing.identity, shards), kFrameDeadline);
+        FrameKind::kPushPull, FramesFor(*layout_, header, standing.identity, shards), deadline);
     const absl::Status worst = Worst(results);
     if (worst.ok()) {
       for (auto& result : results) {
@@ -195,7 +204,7 @@ absl::StatusOr<std::vector<Frame>> CommPipeline::PullAll() {
     std::vector<absl::StatusOr<Frame>> results = client_->CallAll(
         FrameKind::kPull,
         FramesFor(*layout_, header, standing.identity, std::vector<EncodedShard>(layout_->shard_count())),
-        kFrameDeadline);
+        FrameDeadline(EncodedBytes(CodecId::kFp32, layout_->params())));
     const absl::Status worst = Worst(results);
     if (!worst.ok()) {
       RECON_RETURN_IF_ERROR(session_->Recover(worst, standing, &backoff));
@@ -214,7 +223,7 @@ absl::Status CommPipeline::SendInitialValues(const std::vector<float>& values) {
   const std::vector<EncodedShard> shards = PlainShards(*layout_, values);
   const WorkerIdentity identity = session_->standing().identity;
   return Worst(client_->CallAll(FrameKind::kInit, FramesFor(*layout_, FrameHeader(), identity, shards),
-                                kFrameDeadline));
+                                FrameDeadline(EncodedBytes(CodecId::kFp32, layout_->params()))));
 }
 
 }  // namespace recon

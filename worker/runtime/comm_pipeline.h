@@ -80,6 +80,7 @@ class CommPipeline {
   prometheus::Counter& dropped_;
   prometheus::Counter& saturated_;
   prometheus::Counter& flushes_;
+  prometheus::Gauge& bytes_per_parameter_;
   prometheus::Gauge& residual_;
   prometheus::Histogram& seconds_;
   prometheus::Histogram& encode_seconds_;

@@ -1,5 +1,7 @@
 #include "worker/runtime/frames.h"
 
+#include <algorithm>
+
 #include "common/base/limits.h"
 
 namespace recon {
@@ -10,10 +12,9 @@ std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& heade
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < shards.size(); ++i) {
     const uint32_t count = layout.shards()[i].size;
-    // A pull's frame is small, but its reply has all of its shards in FP32 at most.
-    const uint64_t size = shards[i].payload.size() > 0
-                              ? shards[i].payload.size()
-                              : EncodedBytes(static_cast<CodecId>(header.reply_codec), count);
+    // A pull's or a sparse push's frame is small, but its reply may have all values of its shards.
+    const uint64_t size = std::max<uint64_t>(shards[i].payload.size(),
+                                             EncodedBytes(static_cast<CodecId>(header.reply_codec), count));
     if (frames.empty() || bytes + size > limits::kFrameTargetBytes ||
         frames.back().parts.size() == limits::kFramePartsMax) {
       frames.emplace_back();

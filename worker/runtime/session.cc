@@ -302,6 +302,7 @@ void Session::Leave(const std::string& reason) {
   LeaveRequest request;
   *request.mutable_identity() = standing().identity;
   request.set_reason(reason);
+  request.set_residual_norm(counters_.residual_norm);
   const absl::Status status = client_->Leave(request).status();
   if (!status.ok()) spdlog::debug("leaving: {}", status.message());
 }

@@ -6,6 +6,7 @@
 
 #include "absl/time/clock.h"
 #include "common/base/clock.h"
+#include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/metrics/metrics.h"
@@ -43,9 +44,12 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   session_options.train_samples = data.train->size();
   session_options.test_samples = data.test->size();
   session_options.device = backend->device();
-  CodecPolicy policy(flags.codec, &layout);
-  RECON_ASSIGN_OR_RETURN(const std::unique_ptr<GradientEncoder> encoder, backend->NewEncoder(flags.encoder));
-  session_options.codec = policy.Describe();
+  CodecPolicy::Options policy_options = flags.codec;
+  policy_options.feedback = flags.encoder.feedback;
+  policy_options.depth = flags.depth;
+  CodecPolicy policy(policy_options, &layout);
+
+  session_options.codec = policy.Describe().substr(0, limits::kNameBytesMax);
   RECON_ASSIGN_OR_RETURN(const uint16_t port, PortOf(flags.server));
   WireByteCounter wire_counter(port);
   prometheus::Gauge& wire_sent = metrics.Gauge("recon_worker_wire_sent_bytes",
@@ -53,10 +57,10 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   prometheus::Gauge& wire_received =
       metrics.Gauge("recon_worker_wire_received_bytes", "Bytes received from the server, headers included");
   session_options.describe = [&](WorkerProgress* progress) {
-    progress->set_codec(policy.Describe());
+    progress->set_codec(policy.Describe().substr(0, limits::kProgressTextBytesMax / 2));
     progress->set_codec_reason(policy.Reason());
     if (progress->residual_norm() > 0) {
-      progress->set_residual_age_seconds(absl::ToDoubleSeconds(Now() - policy.last_flush()));
+      progress->set_residual_age_seconds(absl::ToDoubleSeconds(policy.residual_age(Now())));
     }
     const WireBytes wire = wire_counter.Sample();
     progress->set_wire_sent_bytes(wire.sent);
@@ -71,6 +75,12 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
                          Session::Join(session_options, &control, stop));
   spdlog::info("{} on {}{}, {} parameters, codec {}", flags.name, backend->device(),
                session_options.simulated ? " (simulated)" : "", layout.params(), policy.Describe());
+
+  RECON_RETURN_IF_ERROR(policy.Restrict(session->job().accepted_codecs()));
+  EncoderOptions encoder_options = flags.encoder;
+  encoder_options.clip_norm = session->job().clip_norm();
+  RECON_ASSIGN_OR_RETURN(const std::unique_ptr<GradientEncoder> encoder,
+                         backend->NewEncoder(encoder_options));
 
   TrainLoop::Options options;
   // A worker must not run further ahead on its own than the bound lets it.

@@ -86,6 +86,18 @@ TEST_CASE("int8 of zeros, of tiny and of non-finite values", "[int8]") {
   CHECK(stats.non_finite == 2);
 }
 
+TEST_CASE("an int8 payload that could decode to infinity is refused", "[int8]") {
+  std::string payload(4 + 10, '\x7F');
+  const auto check = [&](float scale) {
+    std::memcpy(payload.data(), &scale, sizeof(scale));
+    return CheckPayload(CodecId::kInt8, 10, ByteChain::FromString(payload));
+  };
+  CHECK(check(std::numeric_limits<float>::max() / 127).ok());
+  CHECK(absl::IsInvalidArgument(check(3e38f)));
+  payload[7] = '\x80';
+  CHECK(absl::StrContains(check(1).message(), "int8 value 3 is -128"));
+}
+
 TEST_CASE("an int8 payload with a bad scale is refused", "[int8]") {
   for (const float scale : {-1.0f, std::nanf(""), std::numeric_limits<float>::infinity()}) {
     std::string payload(4 + 10, '\1');

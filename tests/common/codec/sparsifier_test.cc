@@ -243,15 +243,17 @@ TEST_CASE("a residual kept in BF16 is the FP32 one, rounded", "[sparsifier]") {
 
 TEST_CASE("a value that is not finite is sent, so that it is noticed", "[sparsifier]") {
   for (const float bad : {std::nanf(""), -std::numeric_limits<float>::infinity()}) {
-    OnePage page(5000);
-    std::vector<float> gradient = Normal(5000, 1);
-    gradient[4321] = bad;
-    PageMemory memory;
-    memory.residual = page.residual.data();
-    memory.guess = &page.guess;
-    SparseWriter writer(CodecId::kSparseFp16);
-    page.sparsifier.AddPage({}, gradient.data(), gradient.size(), 1, memory, &writer);
-    CHECK(writer.stats().non_finite == 1);
+    for (const size_t at : {size_t{4321}, size_t{64}, size_t{0}}) {  // Some where the first guess looks.
+      OnePage page(5000);
+      std::vector<float> gradient = Normal(5000, 1);
+      gradient[at] = bad;
+      PageMemory memory;
+      memory.residual = page.residual.data();
+      memory.guess = &page.guess;
+      SparseWriter writer(CodecId::kSparseFp16);
+      page.sparsifier.AddPage({}, gradient.data(), gradient.size(), 1, memory, &writer);
+      CHECK(writer.stats().non_finite == 1);
+    }
   }
 }
 
