@@ -200,7 +200,7 @@ absl::Status ParamServer::CheckContent(const Operation& op, size_t index) const 
   if (part.payload_bytes == 0) return absl::OkStatus();  // Refused later, unless the shard needs none.
   const auto codec = static_cast<CodecId>(part.codec);
   absl::Status status;
-  if ((options_.accepted_codecs >> part.codec & 1) == 0) {
+  if ((options_.refused_codecs >> part.codec & 1) != 0) {
     status = absl::InvalidArgumentError(
         absl::StrCat("codec ", CodecName(codec), " is not among those the server accepts"));
   } else if (op.kind == FrameKind::kInit && !IsValueCodec(codec)) {

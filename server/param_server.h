@@ -50,8 +50,8 @@ class ParamServer {
     int bound = StalenessGate::kUnlimited;
     int lanes = 1;
     uint64_t cluster_epoch = 1;
-    // Bit i: pushes may use codec i.
-    uint32_t accepted_codecs = ~uint32_t{0};
+    // Bit i: pushes may not use codec i.
+    uint32_t refused_codecs = 0;
     // Parameters and optimizer state may take so many bytes.
     uint64_t state_bytes_max = UINT64_MAX;
   };

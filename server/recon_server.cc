@@ -93,7 +93,7 @@ absl::Status ReconServer::Parts::Open() {
   options.bound = flags.job.bound();
   options.lanes = flags.lanes;
   options.cluster_epoch = cluster_epoch;
-  options.accepted_codecs = flags.job.accepted_codecs();
+  options.refused_codecs = flags.job.refused_codecs();
   options.state_bytes_max = PhysicalMemoryBytes();
   params = std::make_unique<ParamServer>(options, &metrics);
 

@@ -188,17 +188,17 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
   flags->optimizer.schedule = schedule;
   RECON_RETURN_IF_ERROR(CheckOptimizer(flags->optimizer));
   flags->job.set_clip_norm(flags->optimizer.clip_norm);
-  flags->job.set_accepted_codecs(~uint32_t{0});
   if (!raw.accept_codecs.empty()) {
     // Initial values come in FP32, and what an encoder kept back.
-    flags->job.set_accepted_codecs(1u << static_cast<int>(CodecId::kFp32));
+    uint32_t accepted = 1u << static_cast<int>(CodecId::kFp32);
     for (const absl::string_view name : absl::StrSplit(raw.accept_codecs, ',')) {
       const absl::StatusOr<CodecId> codec = ParseCodecId(name);
       if (!codec.ok()) {
         return absl::InvalidArgumentError(absl::StrCat("--accept-codecs: ", codec.status().message()));
       }
-      flags->job.set_accepted_codecs(flags->job.accepted_codecs() | 1u << static_cast<int>(*codec));
+      accepted |= 1u << static_cast<int>(*codec);
     }
+    flags->job.set_refused_codecs(~accepted);
   }
   // Biases and norms, by common practice; --group overrides it.
   flags->groups["no_decay"].weight_decay_scale = 0;

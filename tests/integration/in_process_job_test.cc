@@ -229,4 +229,30 @@ TEST_CASE("a new job starts from another job's parameters", "[job]") {
   CHECK(second.Control().Status()->evaluations(0).loss() == Approx(reached));
 }
 
+TEST_CASE("a codec that the server does not accept is refused by name, before training", "[job]") {
+  InProcessJob job(-1, 1);
+  job.flags.job.set_refused_codecs(1u << static_cast<int>(CodecId::kInt8));
+  job.StartServer();
+  WorkerFlags worker = job.MakeWorker("a");
+  worker.codec.rules = *CodecRules::Parse("int8");
+  const absl::Status status = job.RunWorkers({worker})[0];
+  CHECK(absl::IsInvalidArgument(status));
+  CHECK(absl::StrContains(status.message(), "the server does not accept int8"));
+}
+
+TEST_CASE("a model of many shards gets whole replies to its sparse pushes", "[job]") {
+  // 9 M parameters: all of them are 36 MB in FP32, far more than one frame may carry; a push is 50 KB.
+  InProcessJob job(-1, 1);
+  job.flags.optimizer.kind = OptimizerKind::kSgd;
+  job.StartServer();
+  std::vector<WorkerFlags> workers = {job.MakeWorker("a"), job.MakeWorker("b")};
+  for (WorkerFlags& worker : workers) {
+    worker.model.model = "mlp:16-3000-3000-4";
+    worker.codec.rules = *CodecRules::Parse(worker.name == "a" ? "topk:0.002" : "fp32");
+    worker.codec.flush_period = absl::Milliseconds(500);
+  }
+  for (const absl::Status& status : job.RunWorkers(workers)) CHECK(status.ok());
+  CHECK((*job.Control().Status()).phase() == PHASE_FINISHED);
+}
+
 }  // namespace recon

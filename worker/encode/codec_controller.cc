@@ -42,13 +42,13 @@ double Median(std::vector<double> values) {
 
 }  // namespace
 
-CodecController::CodecController(uint32_t accepted_codecs)
+CodecController::CodecController(uint32_t refused_codecs)
     : windows_until_probe_(kFirstProbeAfter), reason_("to begin with") {
   for (const Rung& rung :
        {MakeRung(CodecKind::kFp32, 1, CodecId::kFp32), MakeRung(CodecKind::kFp16, 1, CodecId::kFp16),
         MakeRung(CodecKind::kTopK, 0.05, CodecId::kFp16), MakeRung(CodecKind::kTopK, 0.01, CodecId::kFp16),
         MakeRung(CodecKind::kTopK, 0.001, CodecId::kFp16)}) {
-    const bool accepted = (accepted_codecs >> static_cast<int>(rung.push.wire_codec()) & 1) != 0;
+    const bool accepted = (refused_codecs >> static_cast<int>(rung.push.wire_codec()) & 1) == 0;
     if (accepted || rung.push.kind == CodecKind::kFp32) ladder_.push_back(rung);
   }
   measured_.resize(ladder_.size());

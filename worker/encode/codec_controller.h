@@ -41,8 +41,8 @@ class CodecController {
     double residual_ratio = 0;    // Norm of what was kept back over that of what was sent, last push.
   };
 
-  // With the rungs whose codec is accepted (bit i: codec i); FP32 always is.
-  explicit CodecController(uint32_t accepted_codecs = ~uint32_t{0});
+  // Without the rungs whose codec is refused (bit i: codec i); FP32 never is.
+  explicit CodecController(uint32_t refused_codecs = 0);
 
   const Rung& rung() const { return ladder_[rung_]; }
   // Why it is this one, in a sentence with the numbers.

@@ -45,18 +45,18 @@ CodecSpec CodecPolicy::SpecFor(uint32_t group) const {
   return spec;
 }
 
-absl::Status CodecPolicy::Restrict(uint32_t accepted_codecs) {
+absl::Status CodecPolicy::Restrict(uint32_t refused_codecs) {
   for (size_t group = 0; group < choices_.size(); ++group) {
     if (choices_[group].automatic) continue;
     const CodecId codec = choices_[group].spec.wire_codec();
-    if ((accepted_codecs >> static_cast<int>(codec) & 1) != 0) continue;
+    if ((refused_codecs >> static_cast<int>(codec) & 1) == 0) continue;
     return absl::InvalidArgumentError(absl::StrCat("--codec ", choices_[group].spec.ToString(), " of group ",
                                                    layout_->groups()[group], ": the server does not accept ",
                                                    CodecName(codec), " (--accept-codecs)"));
   }
   MutexLock lock(&mu_);
-  controller_ = CodecController(accepted_codecs);
-  fp16_accepted_ = (accepted_codecs >> static_cast<int>(CodecId::kFp16) & 1) != 0;
+  controller_ = CodecController(refused_codecs);
+  fp16_accepted_ = (refused_codecs >> static_cast<int>(CodecId::kFp16) & 1) == 0;
   return absl::OkStatus();
 }
 

@@ -38,9 +38,9 @@ class CodecPolicy {
   // `layout` must outlive the policy.
   CodecPolicy(const Options& options, const ParamLayout* layout);
 
-  // Keeps to the codecs that the server accepts (bit i: codec i). InvalidArgument, naming the codec, if
-  // --codec has another.
-  absl::Status Restrict(uint32_t accepted_codecs);
+  // Keeps away from the codecs that the server refuses (bit i: codec i). InvalidArgument, naming the codec,
+  // if --codec has one of them.
+  absl::Status Restrict(uint32_t refused_codecs);
 
   // For the push that is computed `data_epochs` into the job. `flush_all`: with the residuals of all shards.
   EncodePlan PlanFor(double data_epochs, bool flush_all, absl::Time now);

@@ -76,7 +76,7 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   spdlog::info("{} on {}{}, {} parameters, codec {}", flags.name, backend->device(),
                session_options.simulated ? " (simulated)" : "", layout.params(), policy.Describe());
 
-  RECON_RETURN_IF_ERROR(policy.Restrict(session->job().accepted_codecs()));
+  RECON_RETURN_IF_ERROR(policy.Restrict(session->job().refused_codecs()));
   EncoderOptions encoder_options = flags.encoder;
   encoder_options.clip_norm = session->job().clip_norm();
   RECON_ASSIGN_OR_RETURN(const std::unique_ptr<GradientEncoder> encoder,

@@ -104,4 +104,13 @@ TEST_CASE("a residual that grows beyond measure takes compression back", "[encod
   CHECK(worker.Settle(&controller) == "topk:0.01");
 }
 
+TEST_CASE("codecs that the server refuses are never tried", "[encode]") {
+  CodecController controller(1u << static_cast<int>(CodecId::kSparseFp16));
+  SimulatedWorker worker;
+  worker.link_bytes_per_ms = 700;
+  CHECK(worker.Settle(&controller) == "fp16");
+  CodecController nothing_but_fp32(~uint32_t{0});
+  CHECK(worker.Settle(&nothing_but_fp32) == "fp32");
+}
+
 }  // namespace recon
