@@ -267,6 +267,7 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
   membership_.Find(worker)->progress = request.progress();
   params_->NoteAcknowledged(worker, request.next_step());
   HeartbeatReply reply;
+  reply.set_workers(static_cast<uint32_t>(membership_.alive()));
   reply.set_phase(phase());
   for (const uint64_t lease : request.leases()) {
     leases_.Renew(LeaseId(lease), worker, now);

@@ -66,22 +66,31 @@ bool CodecController::MoveTo(size_t rung, std::string reason) {
 
 bool CodecController::contended() const { return wait_per_cpu_ > kContended; }
 
-double CodecController::CostOf(const std::deque<Window>& windows) const {
-  std::vector<double> costs;
-  for (const Window& window : windows) {
-    const double seconds =
-        contended() ? window.cpu_seconds * (1 + wait_per_cpu_) + window.stall_seconds : window.seconds;
-    costs.push_back(seconds / window.steps);
+// The link works while the worker computes; what it needs beyond that is waited for.
+double CodecController::WaitOf(const Window& window) const {
+  auto bytes = static_cast<double>(window.push_bytes);
+  if (window.push_bytes < window.dense_pull_bytes / 2) {
+    bytes = std::min<double>(bytes * window.workers, static_cast<double>(window.dense_pull_bytes));
   }
+  const double link = link_bytes_per_second_ > 0 ? bytes / link_bytes_per_second_ : 0;
+  return std::max(window.stall_seconds, link - window.compute_seconds);
+}
+
+double CodecController::CostOf(const Window& window) const {
+  const double busy =
+      contended() ? window.cpu_seconds * (1 + wait_per_cpu_) : window.seconds - window.stall_seconds;
+  return (busy + WaitOf(window)) / window.steps;
+}
+
+double CodecController::Cost(size_t rung) const {
+  std::vector<double> costs;
+  for (const Window& window : measured_[rung].windows) costs.push_back(CostOf(window));
   return costs.empty() ? std::numeric_limits<double>::infinity() : Median(std::move(costs));
 }
 
-double CodecController::Cost(size_t rung) const { return CostOf(measured_[rung].windows); }
-
 bool CodecController::Stalled(size_t rung) const {
   std::vector<double> shares;
-  for (const Window& window : measured_[rung].windows)
-    shares.push_back(window.stall_seconds / window.seconds);
+  for (const Window& window : measured_[rung].windows) shares.push_back(WaitOf(window) / window.seconds);
   return !shares.empty() && Median(std::move(shares)) > kHiddenShare;
 }
 
@@ -104,7 +113,8 @@ size_t CodecController::Best() const {
 double CodecController::PredictedSeconds(size_t rung) const {
   const double factor = ladder_[rung].push.sparse() ? 5 : ladder_[rung + 1].push.sparse() ? 10 : 2;
   const Window& next = measured_[rung + 1].windows.back();
-  return static_cast<double>(next.bytes) / next.steps * factor / link_bytes_per_second_;
+  return static_cast<double>(std::max(next.push_bytes, next.pull_bytes)) / next.steps * factor /
+         link_bytes_per_second_;
 }
 
 size_t CodecController::Explore(std::string* why) {
@@ -145,10 +155,11 @@ bool CodecController::Observe(const Window& window) {
     const double waited = window.cpu_wait_seconds / window.cpu_seconds;
     wait_per_cpu_ = wait_per_cpu_ == 0 ? waited : (7 * wait_per_cpu_ + waited) / 8;
   }
-  if (window.exchange_seconds > 0) {
-    const double rate = static_cast<double>(window.bytes) / window.exchange_seconds;
-    link_bytes_per_second_ = std::max(rate, link_bytes_per_second_ * kLinkForgets);
-  }
+  const double rate =
+      window.exchange_seconds > 0
+          ? static_cast<double>(std::max(window.push_bytes, window.pull_bytes)) / window.exchange_seconds
+          : 0;
+  link_bytes_per_second_ = std::max(rate, link_bytes_per_second_ * kLinkForgets);
   const std::string numbers = absl::StrFormat(
       "a step takes %.1f ms: computing %.1f, encoding %.1f, waiting for the link %.1f (%.1f MB/s), %.1f of "
       "CPU time%s",
@@ -167,6 +178,7 @@ bool CodecController::Observe(const Window& window) {
     const bool drifted = cost > kDrift * settled_cost_ || cost * kDrift < settled_cost_;
     if (!drifted && ++windows_settled_ < windows_until_probe_) return false;
     windows_until_probe_ = drifted ? kFirstProbeAfter : std::min(2 * windows_until_probe_, kLastProbeAfter);
+    if (drifted) link_bytes_per_second_ = rate;  // The link may be another one.
     settled_ = false;
     for (size_t rung = 0; rung < measured_.size(); ++rung) {
       if (rung != rung_) measured_[rung] = Measured();

@@ -16,6 +16,9 @@ namespace recon {
 // cores, that time is mostly noise of the scheduler; there the cost is the CPU time the process needs for a
 // step, times how long it waits for it, and the waiting for the link.
 //
+// What a worker pushes all others pull. So a rung costs at least what a step would take if every worker used
+// it: else one that sends more than the others would only see that it is no slower itself.
+//
 // It begins with FP16, tries more compression while steps wait for the link or for cores, and less if the
 // bytes would pass at the link rate that was seen. Rungs that come close are measured in turn, several times,
 // before one is settled on; they are measured again when its cost drifts, and now and then, ever more rarely.
@@ -30,15 +33,18 @@ class CodecController {
   // What a window of steps was like. Seconds and bytes are sums over its steps.
   struct Window {
     int steps = 0;
-    double seconds = 0;           // From its first step's start to its last one's end.
-    double compute_seconds = 0;   // Spent on gradients,
-    double encode_seconds = 0;    // on encoding them,
-    double stall_seconds = 0;     // and by the training thread waiting for pushes under way.
-    double exchange_seconds = 0;  // From sending a push to its reply.
-    double cpu_seconds = 0;       // CPU time of the process,
-    double cpu_wait_seconds = 0;  // and time its threads waited for a core.
-    uint64_t bytes = 0;           // Payloads of pushes and replies.
-    double residual_ratio = 0;    // Norm of what was kept back over that of what was sent, last push.
+    double seconds = 0;             // From its first step's start to its last one's end.
+    double compute_seconds = 0;     // Spent on gradients,
+    double encode_seconds = 0;      // on encoding them,
+    double stall_seconds = 0;       // and by the training thread waiting for pushes under way.
+    double exchange_seconds = 0;    // From sending a push to its reply.
+    double cpu_seconds = 0;         // CPU time of the process,
+    double cpu_wait_seconds = 0;    // and time its threads waited for a core.
+    uint64_t push_bytes = 0;        // Payloads of pushes
+    uint64_t pull_bytes = 0;        // and of their replies.
+    uint64_t dense_pull_bytes = 0;  // What the replies would have with all values.
+    uint32_t workers = 1;           // Of the job: each gets the others' changes.
+    double residual_ratio = 0;      // Norm of what was kept back over that of what was sent, last push.
   };
 
   // Without the rungs whose codec is refused (bit i: codec i); FP32 never is.
@@ -58,7 +64,8 @@ class CodecController {
   };
 
   double Cost(size_t rung) const;  // Seconds a step; infinite where nothing was measured.
-  double CostOf(const std::deque<Window>& windows) const;
+  double WaitOf(const Window& window) const;
+  double CostOf(const Window& window) const;
   bool contended() const;
   bool Stalled(size_t rung) const;
   double PredictedSeconds(size_t rung) const;
@@ -78,7 +85,7 @@ class CodecController {
   int windows_until_probe_;
   double settled_cost_ = 0;
   double wait_per_cpu_ = 0;           // Smoothed over all rungs.
-  double link_bytes_per_second_ = 0;  // The highest that was seen, slowly forgotten.
+  double link_bytes_per_second_ = 0;  // In one direction; the highest that was seen, slowly forgotten.
   std::string reason_;
 };
 

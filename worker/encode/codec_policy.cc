@@ -97,8 +97,7 @@ void CodecPolicy::NoteCompute(absl::Time start, absl::Duration compute, absl::Du
   window_.stall_seconds += absl::ToDoubleSeconds(stall);
 }
 
-void CodecPolicy::NotePush(absl::Time end, absl::Duration encode, absl::Duration exchange, uint64_t bytes,
-                           const EncodedPush& push) {
+void CodecPolicy::NotePush(absl::Time end, const Exchange& exchange, const EncodedPush& push) {
   MutexLock lock(&mu_);
   if (!automatic_) return;
   if (skip_ > 0) {
@@ -107,9 +106,12 @@ void CodecPolicy::NotePush(absl::Time end, absl::Duration encode, absl::Duration
     return;
   }
   ++window_.steps;
-  window_.encode_seconds += absl::ToDoubleSeconds(encode);
-  window_.exchange_seconds += absl::ToDoubleSeconds(exchange);
-  window_.bytes += bytes;
+  window_.encode_seconds += absl::ToDoubleSeconds(exchange.encode);
+  window_.exchange_seconds += absl::ToDoubleSeconds(exchange.exchange);
+  window_.push_bytes += exchange.push_bytes;
+  window_.pull_bytes += exchange.pull_bytes;
+  window_.dense_pull_bytes += EncodedBytes(controller_.rung().pull, layout_->params());
+  window_.workers = exchange.workers;
   window_.residual_ratio = push.norm > 0 ? push.residual_norm / push.norm : 0;
   if (window_.steps < kWindowSteps || end - window_start_ < kWindowTime) return;
   window_.seconds = absl::ToDoubleSeconds(end - window_start_);

@@ -49,8 +49,14 @@ class CodecPolicy {
 
   // The parts of one step, as they become known. The controller gets them window by window.
   void NoteCompute(absl::Time start, absl::Duration compute, absl::Duration stall);
-  void NotePush(absl::Time end, absl::Duration encode, absl::Duration exchange, uint64_t bytes,
-                const EncodedPush& push);
+  struct Exchange {
+    absl::Duration encode;
+    absl::Duration exchange;  // From sending to the reply.
+    uint64_t push_bytes = 0;  // Payloads.
+    uint64_t pull_bytes = 0;
+    uint32_t workers = 1;  // Of the job.
+  };
+  void NotePush(absl::Time end, const Exchange& exchange, const EncodedPush& push);
 
   // --codec and, where it leaves a choice, the codec of each group.
   std::string Describe() const;

@@ -176,13 +176,18 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush e
         FrameKind::kPushPull, FramesFor(*layout_, header, standing.identity, shards), deadline);
     const absl::Status worst = Worst(results);
     if (worst.ok()) {
+      CodecPolicy::Exchange exchange;
+      exchange.push_bytes = bytes;
       for (auto& result : results) {
-        bytes += result->header.payload_bytes;
+        exchange.pull_bytes += result->header.payload_bytes;
         replies->push_back(*std::move(result));
       }
       const absl::Time end = Now();
       seconds_.Observe(absl::ToDoubleSeconds(end - start));
-      policy_->NotePush(end, push.encode_time, end - start, bytes, encoded);
+      exchange.encode = push.encode_time;
+      exchange.exchange = end - start;
+      exchange.workers = session_->counters()->workers;
+      policy_->NotePush(end, exchange, encoded);
       return true;
     }
     if (absl::IsAborted(worst)) {

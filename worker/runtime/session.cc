@@ -210,6 +210,7 @@ void Session::HeartbeatOnce(double samples_per_second) {
     if (!recovered.ok() && !absl::IsCancelled(recovered)) Fail(recovered);
     return;
   }
+  counters_.workers = std::max(1u, reply->workers());
   MutexLock lock(&mu_);
   phase_ = reply->phase();
   unreachable_since_ = absl::InfiniteFuture();

@@ -48,6 +48,7 @@ class Session {
     std::atomic<double> reconstruct_ms{0};
     std::atomic<double> last_loss{0};
     std::atomic<double> residual_norm{0};
+    std::atomic<uint32_t> workers{1};  // Of the job, this one included; written by the heartbeats.
   };
   // A lease this worker works on. The number changes when the server restarts.
   struct HeldLease {

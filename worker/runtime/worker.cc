@@ -65,6 +65,7 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
     const WireBytes wire = wire_counter.Sample();
     progress->set_wire_sent_bytes(wire.sent);
     progress->set_wire_received_bytes(wire.received);
+    progress->set_wire_unix_ms(absl::ToUnixMillis(Now()));
     wire_sent.Set(static_cast<double>(wire.sent));
     wire_received.Set(static_cast<double>(wire.received));
   };

@@ -15,30 +15,41 @@ struct SimulatedWorker {
   double link_bytes_per_ms = 12'500;  // 100 Mbit/s.
   double latency_ms = 2;
   double params = 536'000;
+  double others_ratio = 0.01;                    // What the three others push.
   std::map<std::string, double> encode_ms = {};  // By codec; on the thread that computes.
 
-  double Bytes(const CodecController::Rung& rung) const {
-    const double push = rung.push.kind == CodecKind::kFp32   ? 4
-                        : rung.push.kind == CodecKind::kFp16 ? 2
-                                                             : rung.push.ratio * 3.3;
-    const double pull = rung.push.sparse() ? rung.push.ratio * 8 : push;  // Four workers' changes.
-    return params * (push + pull);
+  double PushBytes(const CodecController::Rung& rung) const {
+    return params * (rung.push.kind == CodecKind::kFp32   ? 4
+                     : rung.push.kind == CodecKind::kFp16 ? 2
+                                                          : rung.push.ratio * 3.3);
+  }
+  // What the others push comes back.
+  double PullBytes(const CodecController::Rung& rung) const {
+    if (!rung.push.sparse()) return PushBytes(rung);
+    return std::min(PushBytes(rung) + params * others_ratio * 3.3 * 3, 2 * params);
+  }
+  double LinkMs(const CodecController::Rung& rung) const {
+    return latency_ms + std::max(PushBytes(rung), PullBytes(rung)) / link_bytes_per_ms;
   }
   double StepMs(const CodecController::Rung& rung) const {
     const auto found = encode_ms.find(rung.push.ToString());
-    const double compute = compute_ms + (found == encode_ms.end() ? 0 : found->second);
-    return std::max(compute, latency_ms + Bytes(rung) / link_bytes_per_ms);
+    return std::max(compute_ms + (found == encode_ms.end() ? 0 : found->second), LinkMs(rung));
   }
   CodecController::Window Window(const CodecController& controller) const {
     constexpr int kSteps = 12;
-    const double step = StepMs(controller.rung());
+    const CodecController::Rung& rung = controller.rung();
+    const auto found = encode_ms.find(rung.push.ToString());
+    const double busy = compute_ms + (found == encode_ms.end() ? 0 : found->second);
     CodecController::Window window;
     window.steps = kSteps;
-    window.seconds = 1e-3 * kSteps * step;
+    window.seconds = 1e-3 * kSteps * StepMs(rung);
     window.compute_seconds = 1e-3 * kSteps * compute_ms;
-    window.stall_seconds = std::max(0.0, 1e-3 * kSteps * (step - compute_ms));
-    window.exchange_seconds = 1e-3 * kSteps * (latency_ms + Bytes(controller.rung()) / link_bytes_per_ms);
-    window.bytes = static_cast<uint64_t>(kSteps * Bytes(controller.rung()));
+    window.stall_seconds = std::max(0.0, 1e-3 * kSteps * (StepMs(rung) - busy));
+    window.exchange_seconds = 1e-3 * kSteps * LinkMs(rung);
+    window.push_bytes = static_cast<uint64_t>(kSteps * PushBytes(rung));
+    window.pull_bytes = static_cast<uint64_t>(kSteps * PullBytes(rung));
+    window.dense_pull_bytes = static_cast<uint64_t>(kSteps * params * (rung.pull == CodecId::kFp32 ? 4 : 2));
+    window.workers = 4;
     return window;
   }
   std::string Settle(CodecController* controller, int windows = 30) const {
@@ -58,6 +69,15 @@ TEST_CASE("a slow link gets as much compression as hides communication, and no m
   CodecController slower;
   worker.link_bytes_per_ms = 700;
   CHECK(worker.Settle(&slower) == "topk:0.001");
+}
+
+TEST_CASE("a worker counts what its pushes cost the others", "[encode]") {
+  // The others send so little that 5 % would be hidden here; if all sent 5 %, nobody's pulls would be.
+  CodecController controller;
+  SimulatedWorker worker;
+  worker.others_ratio = 0.001;
+  REQUIRE(worker.LinkMs({{CodecKind::kTopK, 0.05}, CodecId::kFp16}) < worker.compute_ms);
+  CHECK(worker.Settle(&controller) == "topk:0.01");
 }
 
 TEST_CASE("a fast link gets none, nor tries Top-K", "[encode]") {
