@@ -88,6 +88,15 @@ double CodecController::Cost(size_t rung) const {
   return costs.empty() ? std::numeric_limits<double>::infinity() : Median(std::move(costs));
 }
 
+double CodecController::PlainCost(size_t rung) const {
+  std::vector<double> costs;
+  for (const Window& window : measured_[rung].windows) {
+    const double busy = contended() ? window.cpu_seconds : window.seconds - window.stall_seconds;
+    costs.push_back((busy + WaitOf(window)) / window.steps);
+  }
+  return costs.empty() ? std::numeric_limits<double>::infinity() : Median(std::move(costs));
+}
+
 bool CodecController::Stalled(size_t rung) const {
   std::vector<double> shares;
   for (const Window& window : measured_[rung].windows) shares.push_back(WaitOf(window) / window.seconds);
@@ -174,7 +183,7 @@ bool CodecController::Observe(const Window& window) {
                                              window.residual_ratio));
   }
   if (settled_) {
-    const double cost = Cost(rung_);
+    const double cost = PlainCost(rung_);
     const bool drifted = cost > kDrift * settled_cost_ || cost * kDrift < settled_cost_;
     if (!drifted && ++windows_settled_ < windows_until_probe_) return false;
     windows_until_probe_ = drifted ? kFirstProbeAfter : std::min(2 * windows_until_probe_, kLastProbeAfter);
@@ -195,7 +204,7 @@ bool CodecController::Observe(const Window& window) {
   const size_t best = Best();
   settled_ = true;
   windows_settled_ = 0;
-  settled_cost_ = Cost(best);
+  settled_cost_ = PlainCost(best);
   return MoveTo(best, absl::StrFormat("%s; the cheapest codec within 3 %% is %s", numbers,
                                       ladder_[best].push.ToString()));
 }

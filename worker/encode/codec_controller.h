@@ -66,6 +66,8 @@ class CodecController {
   double Cost(size_t rung) const;  // Seconds a step; infinite where nothing was measured.
   double WaitOf(const Window& window) const;
   double CostOf(const Window& window) const;
+  // Cost() without how long others make the process wait for cores: whether a rung itself has changed.
+  double PlainCost(size_t rung) const;
   bool contended() const;
   bool Stalled(size_t rung) const;
   double PredictedSeconds(size_t rung) const;
