@@ -48,9 +48,13 @@ Coordinator::Coordinator(const Options& options, ParamServer* params, ControlDb*
       residuals_lost_(
           metrics->Counter("recon_server_residuals_lost_total",
                            "Workers that went, or were given up, with gradient values kept back")),
+      auto_codec_rung_(
+          metrics->Gauge("recon_server_auto_codec_rung",
+                         "What --codec auto stands for: 0 fp32, the higher the more is left out")),
       membership_(options.timeouts),
       // 2^40 grants per cluster epoch: numbers never meet those of another.
       leases_(absl::Milliseconds(options.job.lease_duration_ms()), options.cluster_epoch << 40),
+      codec_tuner_(options.job.refused_codecs()),
       lane_("control") {}
 
 absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
@@ -202,6 +206,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   if (replaces) {
     NoteResidualLost(request.name(), progress_before);
     ReturnTasks(leases_.TakeAllOf(worker));
+    codec_tuner_.Forget(worker);
     params_->Expel(worker);
   }
   params_->Admit(worker, member.incarnation, request.next_step());
@@ -217,6 +222,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   reply.set_cluster_epoch(options_.cluster_epoch);
   reply.set_has_values(params_->has_values());
   *reply.mutable_job() = options_.job;
+  *reply.mutable_codec_choice() = codec_tuner_.choice();
   AdoptLeases(request, worker, now, &reply);
   // Asynchronous workers count steps of their own: a jump to where others are would look like an error.
   reply.set_start_step(options_.job.bound() < 0 ? request.next_step() : params_->GetStats().frontier_step);
@@ -257,17 +263,17 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
     return absl::InvalidArgumentError(
         absl::StrCat("next step ", request.next_step(), ", allowed are ", limits::kStepMax));
   }
-  if (request.progress().codec().size() + request.progress().codec_reason().size() >
-      limits::kProgressTextBytesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("codec of ", request.progress().codec().size(), " and its reason of ",
-                     request.progress().codec_reason().size(), " bytes, allowed are ",
-                     limits::kProgressTextBytesMax, " together"));
+  if (request.progress().codec().size() > limits::kProgressTextBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("codec of ", request.progress().codec().size(),
+                                                   " bytes, allowed are ", limits::kProgressTextBytesMax));
   }
   membership_.Find(worker)->progress = request.progress();
   params_->NoteAcknowledged(worker, request.next_step());
   HeartbeatReply reply;
-  reply.set_workers(static_cast<uint32_t>(membership_.alive()));
+  if (request.progress().has_codec_work()) {
+    RECON_RETURN_IF_ERROR(codec_tuner_.Report(worker, request.progress().codec_work()));
+  }
+  *reply.mutable_codec_choice() = codec_tuner_.choice();
   reply.set_phase(phase());
   for (const uint64_t lease : request.leases()) {
     leases_.Renew(LeaseId(lease), worker, now);
@@ -442,6 +448,7 @@ void Coordinator::Depart(WorkerId worker, const std::string& how) {
   membership_.Remove(worker);
   const std::vector<Task> tasks = leases_.TakeAllOf(worker);
   ReturnTasks(tasks);
+  codec_tuner_.Forget(worker);
   params_->Expel(worker);
   spdlog::info("worker {} {}: {} leases taken back, {} alive", membership_.Find(worker)->name, how,
                tasks.size(), membership_.alive());
@@ -473,6 +480,11 @@ void Coordinator::Tick(absl::Time now) {
   if (queue_) samples_completed_.Set(static_cast<double>(queue_->samples_completed()));
   if (!evaluations_.empty()) accuracy_.Set(evaluations_.back().accuracy());
   params_->Tick(now);
+  if (codec_tuner_.Tick(now)) {
+    spdlog::info("codec auto: {}, parameters in {}: {}", codec_tuner_.choice().push(),
+                 codec_tuner_.choice().pull(), codec_tuner_.reason());
+  }
+  auto_codec_rung_.Set(static_cast<double>(codec_tuner_.rung_number()));
   if (phase() == PHASE_RUNNING) snapshots_->Tick(now);
   if (now >= snapshot_retry_at_) TakeInitialSnapshot();
   FinishIfDone(now);
@@ -505,6 +517,10 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
   reply.set_frontier_step(stats.frontier_step);
   reply.set_restored_generation(restored_generation_);
   *reply.mutable_snapshot() = snapshots_->status();
+  if (codec_tuner_.in_use()) {
+    *reply.mutable_codec_choice() = codec_tuner_.choice();
+    reply.set_codec_reason(codec_tuner_.reason());
+  }
   for (const EvalEntry& entry : evaluations_) *reply.add_evaluations() = entry;
   if (const auto layout = params_->layout(); layout != nullptr) {
     reply.set_model(layout->model().name());

@@ -17,6 +17,7 @@
 #include "server/scheduler/lease_table.h"
 #include "server/scheduler/split_queue.h"
 #include "server/snapshot_service.h"
+#include "server/tuning/codec_tuner.h"
 
 namespace recon {
 
@@ -88,10 +89,12 @@ class Coordinator {
   prometheus::Gauge& accuracy_;
   prometheus::Counter& departures_;
   prometheus::Counter& residuals_lost_;
+  prometheus::Gauge& auto_codec_rung_;
 
   // Control lane only.
   Membership membership_;
   LeaseTable leases_;
+  CodecTuner codec_tuner_;
   std::optional<SplitQueue> queue_;
   std::optional<JobRecord> record_;
   std::vector<EvalEntry> evaluations_;

@@ -24,6 +24,7 @@ ALLOWED = {
     "server/sync": ["common/base"],
     "server/scheduler": ["common/base"],
     "server/membership": ["common/base"],
+    "server/tuning": ["common/base", "common/codec"],
     "server/durability": ["common/base", "common/tensor", "common/storage", "common/snapshot", "server/store"],
     "server/rpc": ["common", "server"],
     "server": ["common", "server"],
@@ -40,7 +41,7 @@ ALLOWED = {
     "tests": ["common", "server", "worker", "tools", "tests"],
 }
 # Pure code: no threads, clock, I/O or gRPC.
-PURE = ["server/store", "server/sync", "server/scheduler", "server/membership"]
+PURE = ["server/store", "server/sync", "server/scheduler", "server/membership", "server/tuning"]
 IMPURE_INCLUDES = ["<thread>", "<mutex>", "<atomic>", "<fstream>", "<unistd.h>", "common/base/mutex.h", "absl/time/clock.h",
                    "common/base/clock.h", "grpc", "rocksdb"]
 GRPC_ONLY = ["common/rpc", "server/rpc", "worker/client", "worker/runtime", "tests", "tools"]

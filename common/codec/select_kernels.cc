@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "common/codec/selection.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "common/codec/select_kernels.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -17,12 +19,6 @@ using I32 = hn::RebindToSigned<F32>;
 using V = hn::Vec<F32>;
 
 constexpr size_t kPageValues = 65'536;
-
-uint32_t MagnitudeBits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits & 0x7FFFFFFF;
-}
 
 HWY_INLINE auto IsLarge(V values, hn::Vec<I32> below) {
   const I32 di;

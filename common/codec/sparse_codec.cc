@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/codec/selection.h"
 #include "common/tensor/page.h"
 
 namespace recon {
@@ -195,18 +196,8 @@ void SparseWriter::AddWholePage(uint32_t page_size, const float* values) {
 void SparseWriter::AddPage(uint32_t page_size, absl::Span<const uint16_t> indices, const float* values) {
   if (indices.size() == page_size) return AddWholePage(page_size, values);
   const auto entries = static_cast<uint32_t>(indices.size());
-  const uint32_t bitmap_bytes = (page_size + 7) / 8;
   const uint32_t delta_bytes = DeltaBytes(indices);
-  IndexCoding coding = IndexCoding::kList;
-  uint32_t index_bytes = 2 * entries;
-  if (bitmap_bytes < index_bytes) {
-    coding = IndexCoding::kBitmap;
-    index_bytes = bitmap_bytes;
-  }
-  if (delta_bytes < index_bytes) {
-    coding = IndexCoding::kDelta;
-    index_bytes = delta_bytes;
-  }
+  const auto [coding, index_bytes] = SmallestCoding(page_size, entries, delta_bytes);
   headers_.push_back({static_cast<uint32_t>(coding) << 24 | entries, index_bytes});
   if (coding == IndexCoding::kList) {
     bodies_.append(reinterpret_cast<const char*>(indices.data()), index_bytes);

@@ -8,6 +8,7 @@
 #include "common/codec/half_codec.h"
 #include "common/codec/random.h"
 #include "common/codec/select_kernels.h"
+#include "common/codec/selection.h"
 #include "common/tensor/page.h"
 
 namespace recon {
@@ -20,32 +21,17 @@ constexpr double kGuessMargin = 0.96;
 constexpr int kBinBits = 16;  // Of the 23 bits of a float's mantissa: 128 bins each time a magnitude doubles.
 constexpr uint32_t kBins = 512;
 
-uint32_t MagnitudeBits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits & 0x7FFFFFFF;
-}
-
 uint32_t Scaled(uint32_t magnitude_bits, double factor) {
   // From what is not finite, the way down begins at the largest float.
   magnitude_bits = std::min(magnitude_bits, kLargestFiniteBits);
-  float value;
-  std::memcpy(&value, &magnitude_bits, sizeof(value));
-  return MagnitudeBits(static_cast<float>(value * factor));
+  return MagnitudeBits(static_cast<float>(FloatOf(magnitude_bits) * factor));
 }
 
 // How much the boundary grew since the page before, as the guess tells it: residuals grow at first.
 double Growth(uint32_t guess, uint32_t boundary) {
-  float last, now;
-  std::memcpy(&last, &guess, sizeof(last));
-  std::memcpy(&now, &boundary, sizeof(now));
+  const float last = FloatOf(guess), now = FloatOf(boundary);
   const double growth = last > 0 ? kGuessMargin * now / last : 1.0;
   return growth > 1.0 ? std::min(growth, 1.2) : 1.0;  // 1 for NaN, too.
-}
-
-size_t ShareOf(double ratio, size_t count) {
-  const auto share = static_cast<size_t>(std::ceil(ratio * static_cast<double>(count)));
-  return std::clamp<size_t>(share, 1, count);
 }
 
 // The ceil(ratio * samples)-th largest magnitude among every 64th of the sums.
@@ -54,7 +40,7 @@ uint32_t SampledMagnitude(double ratio, size_t count, const SumAt& sum_at) {
   std::vector<uint32_t> samples;
   samples.reserve(count / kSampleStride + 1);
   for (size_t i = 0; i < count; i += kSampleStride) samples.push_back(MagnitudeBits(sum_at(i)));
-  const size_t rank = ShareOf(ratio, samples.size()) - 1;
+  const size_t rank = ShareOf(ratio, static_cast<uint32_t>(samples.size())) - 1;
   std::nth_element(samples.begin(), samples.begin() + static_cast<ptrdiff_t>(rank), samples.end(),
                    std::greater<>());
   return samples[rank];
@@ -126,7 +112,7 @@ void Sparsifier::PickLargest(const float* sums, size_t count, size_t k, uint32_t
 
 double Sparsifier::AddPage(const SparsifyOptions& options, const float* gradient, size_t count,
                            uint32_t page_seed, const PageMemory& memory, SparseWriter* out) {
-  const size_t k = ShareOf(options.ratio, count);
+  const size_t k = ShareOf(options.ratio, static_cast<uint32_t>(count));
   uint32_t no_guess = 0;
   uint32_t* guess = memory.guess != nullptr ? memory.guess : &no_guess;
   switch (options.rule) {

@@ -98,9 +98,6 @@ void PrintMembers(const StatusReply& status) {
   for (const MemberStatus& member : status.members()) {
     const WorkerProgress& progress = member.progress();
     if (member.state() == MEMBER_GONE) continue;
-    if (!progress.codec_reason().empty()) {
-      std::cout << member.name() << ": codec chosen: " << progress.codec_reason() << "\n";
-    }
     if (progress.residual_norm() > 0) {
       std::cout << member.name()
                 << absl::StrFormat(": keeps back gradients of norm %.3g, sent whole %.0f s ago\n",
@@ -145,6 +142,10 @@ void PrintStatus(const StatusReply& status) {
     const EvalEntry& last = status.evaluations(status.evaluations_size() - 1);
     std::cout << absl::StrFormat("accuracy   %.4f, loss %.4f after data epoch %d\n", last.accuracy(),
                                  last.loss(), last.data_epochs());
+  }
+  if (status.has_codec_choice()) {
+    std::cout << "codec auto " << status.codec_choice().push() << ", parameters in "
+              << status.codec_choice().pull() << ": " << status.codec_reason() << "\n";
   }
   std::cout << "\n";
   PrintMembers(status);

@@ -17,10 +17,8 @@ namespace {
 constexpr uint32_t kRunPages = 128;
 constexpr int kStreams = 2;
 
-bool IsLossy(const CodecSpec& spec) { return spec.sparse() || spec.kind == CodecKind::kInt8; }
-
 PageRule RuleOf(const CodecSpec& spec, bool flush, bool sampled) {
-  if (flush && IsLossy(spec)) return PageRule::kFp32;
+  if (flush && spec.keeps_back()) return PageRule::kFp32;
   switch (spec.kind) {
     case CodecKind::kFp32:
       return PageRule::kFp32;
@@ -56,10 +54,6 @@ CodecId CodecOf(PageRule rule) {
 }
 
 bool IsSparse(PageRule rule) { return rule >= PageRule::kTopK; }
-
-uint32_t ShareOf(double ratio, uint32_t count) {
-  return std::clamp<uint32_t>(static_cast<uint32_t>(std::ceil(ratio * count)), 1, count);
-}
 
 // Pages of consecutive shards that are encoded together.
 struct Run {
@@ -161,7 +155,9 @@ class CudaEncoder : public GradientEncoder {
   }
 
   absl::Status AllocateMemory(const EncodePlan& plan) {
-    const bool needed = options_.feedback && std::any_of(plan.groups.begin(), plan.groups.end(), IsLossy);
+    const bool needed =
+        options_.feedback && std::any_of(plan.groups.begin(), plan.groups.end(),
+                                         [](const CodecSpec& spec) { return spec.keeps_back(); });
     if (!needed || memory_ready_) return absl::OkStatus();
     const cudaStream_t stream = lanes_[0].stream.get();
     if (options_.bf16_residual) {
@@ -193,7 +189,7 @@ class CudaEncoder : public GradientEncoder {
       run.end_shard = i + 1;
       run.pages += shard.pages();
       run.any_sparse = IsSparse(rule);
-      const bool residual = (IsLossy(spec) && options_.feedback) || holds_residual_[i];
+      const bool residual = (spec.keeps_back() && options_.feedback) || holds_residual_[i];
       run.plain_halves &= (rule == PageRule::kFp16 || rule == PageRule::kBf16) && !residual;
       if (!IsSparse(rule)) run.dense_bytes += AlignedBytes(CodecOf(rule), shard.size);
     }
@@ -264,7 +260,7 @@ class CudaEncoder : public GradientEncoder {
       const ShardPlacement& shard = layout_->shards()[i];
       const CodecSpec& spec = plan.groups[shard.group];
       const PageRule rule = RuleOf(spec, plan.Flushes(i, layout_->shard_count()), options_.sampled);
-      const bool keep = IsLossy(spec) && options_.feedback;
+      const bool keep = spec.keeps_back() && options_.feedback;
       const uint32_t own_head = rule == PageRule::kInt8 ? shard.pages() * sizeof(float)
                                 : IsSparse(rule)        ? shard.pages() * kSparsePageHeaderBytes
                                                         : 0;

@@ -48,7 +48,7 @@ struct OutOfRange {
 
 // Saturates as the CPU does.
 __device__ __forceinline__ uint32_t Narrow(float value, bool bf16, OutOfRange* counts) {
-  const uint32_t magnitude = MagnitudeOf(value);
+  const uint32_t magnitude = MagnitudeBits(value);
   const uint32_t limit = bf16 ? 0x7F7F8000 : 0x477FF000;
   if (magnitude >= limit) {
     ++(magnitude >= 0x7F800000 ? counts->non_finite : counts->saturated);

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "common/codec/random.h"
+#include "common/codec/selection.h"
 #include "common/codec/wire_format.h"
 
 namespace recon::cuda {
@@ -80,24 +81,6 @@ struct PageShared {
   uint32_t non_finite;
   uint32_t total;
 };
-
-RECON_HOST_DEVICE inline uint32_t BitsOf(float value) {
-  union {
-    float f;
-    uint32_t u;
-  } both;
-  both.f = value;
-  return both.u;
-}
-RECON_HOST_DEVICE inline float FloatOf(uint32_t bits) {
-  union {
-    float f;
-    uint32_t u;
-  } both;
-  both.u = bits;
-  return both.f;
-}
-RECON_HOST_DEVICE inline uint32_t MagnitudeOf(float value) { return BitsOf(value) & 0x7FFFFFFF; }
 
 #ifdef __CUDACC__
 #define RECON_UNROLL _Pragma("unroll")
@@ -218,7 +201,7 @@ class PageEncoder {
             if (task_.add_residual) sums_[i] = sum;
           }
           batch_squares += sum * sum;
-          marked += Mark(i, i < task_.count && MagnitudeOf(sum) >= magnitude_min);
+          marked += Mark(i, i < task_.count && MagnitudeBits(sum) >= magnitude_min);
         }
         squares += static_cast<double>(batch_squares);
       }
@@ -352,7 +335,7 @@ class PageEncoder {
     RadixSelect(k, [&](uint32_t thread, const auto& add) {
       for (uint32_t word = thread; word < kBitmapWords; word += kBlockThreads) {
         for (uint32_t bits = s_.bitmap[word]; bits != 0; bits &= bits - 1) {
-          add(MagnitudeOf(sums_[word * 32 + LowestBit(bits)]));
+          add(MagnitudeBits(sums_[word * 32 + LowestBit(bits)]));
         }
       }
     });
@@ -360,15 +343,16 @@ class PageEncoder {
     const uint32_t need = s_.need;
     block_.ForEach([&](uint32_t thread) {
       uint32_t equal = 0;
-      EachMarked(thread,
-                 [&](uint32_t, uint32_t, uint32_t i) { equal += MagnitudeOf(sums_[i]) == boundary ? 1 : 0; });
+      EachMarked(thread, [&](uint32_t, uint32_t, uint32_t i) {
+        equal += MagnitudeBits(sums_[i]) == boundary ? 1 : 0;
+      });
       s_.scan[0][thread] = equal;
     });
     const uint32_t* inclusive = Scan();
     block_.ForEach([&](uint32_t thread) {
       uint32_t rank = Before(inclusive, thread);
       EachMarked(thread, [&](uint32_t word, uint32_t bit, uint32_t i) {
-        const uint32_t magnitude = MagnitudeOf(sums_[i]);
+        const uint32_t magnitude = MagnitudeBits(sums_[i]);
         if (magnitude > boundary) return;
         if (magnitude == boundary && rank++ < need) return;
         s_.bitmap[word] &= ~(1u << bit);
@@ -408,7 +392,7 @@ class PageEncoder {
         Accumulate(kNothing);
         RadixSelect(task_.sample_rank, [&](uint32_t thread, const auto& add) {
           for (uint32_t i = thread * kSampleStride; i < task_.count; i += kBlockThreads * kSampleStride) {
-            add(MagnitudeOf(sums_[i]));
+            add(MagnitudeBits(sums_[i]));
           }
         });
         MarkFrom(s_.prefix == 0 ? 1 : s_.prefix);
@@ -417,7 +401,7 @@ class PageEncoder {
       case PageRule::kRandomK:
         Accumulate(kNothing);
         MarkAgain([&](uint32_t i, float sum) {
-          return HashIndex(seed_, i) < task_.hash_limit && MagnitudeOf(sum) != 0;
+          return HashIndex(seed_, i) < task_.hash_limit && MagnitudeBits(sum) != 0;
         });
         break;
       default:
@@ -428,7 +412,7 @@ class PageEncoder {
   }
 
   RECON_HOST_DEVICE void MarkFrom(uint32_t magnitude_min) {
-    MarkAgain([&](uint32_t, float sum) { return MagnitudeOf(sum) >= magnitude_min; });
+    MarkAgain([&](uint32_t, float sum) { return MagnitudeBits(sum) >= magnitude_min; });
   }
 
   RECON_HOST_DEVICE void Pack(PageResult* result) {
@@ -466,28 +450,15 @@ class PageEncoder {
     const uint32_t* ends = Scan();
     const uint32_t entries = ends[kBlockThreads - 1];
     const uint32_t bitmap_bytes = (task_.count + 7) / 8;
-    IndexCoding coding = IndexCoding::kList;
-    uint32_t index_bytes = 2 * entries;
-    if (bitmap_bytes < index_bytes) {
-      coding = IndexCoding::kBitmap;
-      index_bytes = bitmap_bytes;
-    }
-    if (delta_bytes < index_bytes) {
-      coding = IndexCoding::kDelta;
-      index_bytes = delta_bytes;
-    }
-    if (entries == task_.count) {
-      coding = IndexCoding::kAll;
-      index_bytes = 0;
-    }
+    const IndexSize indices = SmallestCoding(task_.count, entries, delta_bytes);
     block_.ForEach(
-        [&](uint32_t thread) { WriteIndices(thread, coding, Before(ends, thread), bitmap_bytes); });
-    block_.ForEach([&](uint32_t thread) { WriteValues(thread, Before(ends, thread), index_bytes); });
+        [&](uint32_t thread) { WriteIndices(thread, indices.coding, Before(ends, thread), bitmap_bytes); });
+    block_.ForEach([&](uint32_t thread) { WriteValues(thread, Before(ends, thread), indices.bytes); });
     block_.ForEach([&](uint32_t thread) {
       if (thread != 0) return;
-      result->header.coding_and_entries = static_cast<uint32_t>(coding) << 24 | entries;
-      result->header.index_bytes = index_bytes;
-      result->body_bytes = index_bytes + 2 * entries;
+      result->header.coding_and_entries = static_cast<uint32_t>(indices.coding) << 24 | entries;
+      result->header.index_bytes = indices.bytes;
+      result->body_bytes = indices.bytes + 2 * entries;
     });
     if (residual_bf16_ != nullptr && task_.keep) {
       block_.ForEach([&](uint32_t thread) {
@@ -586,7 +557,7 @@ class PageEncoder {
                                      uint32_t* non_finite) const {
     switch (task_.rule) {
       case PageRule::kFp32:
-        *non_finite += MagnitudeOf(sum) >= 0x7F800000 ? 1 : 0;
+        *non_finite += MagnitudeBits(sum) >= 0x7F800000 ? 1 : 0;
         reinterpret_cast<float*>(out_)[i] = sum;
         return sum;
       case PageRule::kBf16: {
@@ -617,7 +588,7 @@ class PageEncoder {
       uint32_t largest = 0;
       uint32_t non_finite = 0;
       EachValue(thread, sums_, [&](uint32_t, float sum) {
-        const uint32_t magnitude = MagnitudeOf(sum);
+        const uint32_t magnitude = MagnitudeBits(sum);
         non_finite += magnitude >= 0x7F800000 ? 1 : 0;
         largest = magnitude > largest ? magnitude : largest;
       });
@@ -653,7 +624,7 @@ class PageEncoder {
   }
 
   RECON_HOST_DEVICE uint16_t ToHalf(float value, uint32_t* saturated, uint32_t* non_finite) const {
-    const uint32_t magnitude = MagnitudeOf(value);
+    const uint32_t magnitude = MagnitudeBits(value);
     if (magnitude >= 0x477FF000) {  // 65520: rounds to infinity.
       const bool bad = magnitude >= 0x7F800000;
       *non_finite += bad ? 1 : 0;
@@ -664,7 +635,7 @@ class PageEncoder {
   }
 
   RECON_HOST_DEVICE uint16_t ToBf16(float value, uint32_t* saturated, uint32_t* non_finite) const {
-    const uint32_t magnitude = MagnitudeOf(value);
+    const uint32_t magnitude = MagnitudeBits(value);
     if (magnitude >= 0x7F7F8000) {
       const bool bad = magnitude >= 0x7F800000;
       *non_finite += bad ? 1 : 0;

@@ -4,14 +4,13 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/cpu_usage.h"
 #include "common/base/log.h"
+#include "common/codec/codec.h"
 
 namespace recon {
 namespace {
 
-// A window is long enough for a rate on a machine that others use, too.
-constexpr int kWindowSteps = 12;
-constexpr absl::Duration kWindowTime = absl::Milliseconds(600);
 constexpr double kSmallShare = 0.01;
 constexpr double kWarmupRatio = 0.25;
 
@@ -37,7 +36,7 @@ CodecPolicy::CodecPolicy(const Options& options, const ParamLayout* layout)
 CodecSpec CodecPolicy::SpecFor(uint32_t group) const {
   const CodecRules::Choice& choice = choices_[group];
   if (!choice.automatic) return choice.spec;
-  CodecSpec spec = controller_.rung().push;
+  CodecSpec spec = auto_push_;
   if (spec.sparse() && small_[group]) {
     spec = CodecSpec();  // There is nothing to gain.
     spec.kind = fp16_accepted_ ? CodecKind::kFp16 : CodecKind::kFp32;
@@ -55,9 +54,31 @@ absl::Status CodecPolicy::Restrict(uint32_t refused_codecs) {
                                                    CodecName(codec), " (--accept-codecs)"));
   }
   MutexLock lock(&mu_);
-  controller_ = CodecController(refused_codecs);
   fp16_accepted_ = (refused_codecs >> static_cast<int>(CodecId::kFp16) & 1) == 0;
   return absl::OkStatus();
+}
+
+void CodecPolicy::Adopt(const CodecChoice& choice) {
+  if (!automatic_ || choice.version() == 0) return;
+  MutexLock lock(&mu_);
+  const bool same = choice.push() == choice_.push() && choice.pull() == choice_.pull();
+  if (same && choice.version() == choice_.version()) return;
+  const absl::StatusOr<CodecSpec> push = ParseCodecSpec(choice.push());
+  const absl::StatusOr<CodecId> pull = ParseValueCodec(choice.pull());
+  if (!push.ok() || !pull.ok()) {
+    spdlog::warn("the server's choice of a codec cannot be used: {}",
+                 (push.ok() ? pull.status() : push.status()).message());
+    return;
+  }
+  choice_ = choice;
+  auto_push_ = *push;
+  auto_pull_ = *pull;
+  if (same) {
+    work_.set_choice(choice.version());
+  } else {
+    older_ = options_.depth + 2;
+    spdlog::info("codec {}, parameters in {}, by the server's choice", choice.push(), choice.pull());
+  }
 }
 
 EncodePlan CodecPolicy::PlanFor(double data_epochs, bool flush_all, absl::Time now) {
@@ -69,7 +90,7 @@ EncodePlan CodecPolicy::PlanFor(double data_epochs, bool flush_all, absl::Time n
     if (spec.sparse() && options_.warmup_data_epochs > 0) {
       spec.ratio = WarmRatio(spec.ratio, data_epochs / options_.warmup_data_epochs);
     }
-    keeps_back |= spec.sparse() || spec.kind == CodecKind::kInt8;
+    keeps_back |= spec.keeps_back();
     plan.groups.push_back(spec);
   }
   if (last_flush_ == absl::InfinitePast() || !keeps_back) last_flush_ = now;
@@ -80,56 +101,47 @@ EncodePlan CodecPolicy::PlanFor(double data_epochs, bool flush_all, absl::Time n
   plan.flush_first = next_flush_;
   plan.flush_count = flush_all ? shards : static_cast<uint32_t>(std::min<double>(due, shards));
   next_flush_ = (next_flush_ + plan.flush_count) % shards;
-  if (plan.flush_count > 0) last_flush_ = now;
+  // Not `now`: what is left of a turn counts for the next one.
+  if (plan.flush_count == shards) {
+    last_flush_ = now;
+  } else {
+    last_flush_ += options_.flush_period * plan.flush_count / shards;
+  }
   return plan;
 }
 
 CodecId CodecPolicy::pull_codec() const {
   MutexLock lock(&mu_);
-  return options_.pull_auto && automatic_ ? controller_.rung().pull : options_.pull_codec;
+  return options_.pull_auto && automatic_ ? auto_pull_ : options_.pull_codec;
 }
 
-void CodecPolicy::NoteCompute(absl::Time start, absl::Duration compute, absl::Duration stall) {
+void CodecPolicy::NoteStep(absl::Duration all, absl::Duration compute, absl::Duration stall) {
   MutexLock lock(&mu_);
-  if (!automatic_) return;
-  if (window_start_ == absl::InfiniteFuture()) StartWindow(start);
-  window_.compute_seconds += absl::ToDoubleSeconds(compute);
-  window_.stall_seconds += absl::ToDoubleSeconds(stall);
+  work_.set_steps(work_.steps() + 1);
+  work_.set_step_seconds(work_.step_seconds() + absl::ToDoubleSeconds(all));
+  work_.set_compute_seconds(work_.compute_seconds() + absl::ToDoubleSeconds(compute));
+  work_.set_stall_seconds(work_.stall_seconds() + absl::ToDoubleSeconds(stall));
 }
 
-void CodecPolicy::NotePush(absl::Time end, const Exchange& exchange, const EncodedPush& push) {
+void CodecPolicy::NotePush(const Exchange& exchange, const EncodedPush& push) {
   MutexLock lock(&mu_);
-  if (!automatic_) return;
-  if (skip_ > 0) {
-    --skip_;
-    StartWindow(end);
-    return;
-  }
-  ++window_.steps;
-  window_.encode_seconds += absl::ToDoubleSeconds(exchange.encode);
-  window_.exchange_seconds += absl::ToDoubleSeconds(exchange.exchange);
-  window_.push_bytes += exchange.push_bytes;
-  window_.pull_bytes += exchange.pull_bytes;
-  window_.dense_pull_bytes += EncodedBytes(controller_.rung().pull, layout_->params());
-  window_.workers = exchange.workers;
-  window_.residual_ratio = push.norm > 0 ? push.residual_norm / push.norm : 0;
-  if (window_.steps < kWindowSteps || end - window_start_ < kWindowTime) return;
-  window_.seconds = absl::ToDoubleSeconds(end - window_start_);
+  if (older_ > 0 && --older_ == 0) work_.set_choice(choice_.version());
+  work_.set_pushes(work_.pushes() + 1);
+  work_.set_encode_seconds(work_.encode_seconds() + absl::ToDoubleSeconds(exchange.encode));
+  work_.set_exchange_seconds(work_.exchange_seconds() + absl::ToDoubleSeconds(exchange.exchange));
+  work_.set_push_bytes(work_.push_bytes() + exchange.push_bytes);
+  work_.set_pull_bytes(work_.pull_bytes() + exchange.pull_bytes);
+  work_.set_residual_ratio(push.norm > 0 ? push.residual_norm / push.norm : 0);
+}
+
+std::optional<CodecWork> CodecPolicy::work() const {
+  if (!automatic_) return std::nullopt;
   const CpuUsage cpu = ProcessCpuUsage();
-  window_.cpu_seconds = cpu.used_seconds - cpu_before_.used_seconds;
-  window_.cpu_wait_seconds = std::max(0.0, cpu.waited_seconds - cpu_before_.waited_seconds);
-  if (controller_.Observe(window_)) {
-    spdlog::info("codec {}, parameters in {}: {}", controller_.rung().push.ToString(),
-                 CodecName(controller_.rung().pull), controller_.reason());
-    skip_ = options_.depth + 2;
-  }
-  StartWindow(end);
-}
-
-void CodecPolicy::StartWindow(absl::Time start) {
-  window_ = CodecController::Window();
-  window_start_ = start;
-  cpu_before_ = ProcessCpuUsage();
+  MutexLock lock(&mu_);
+  CodecWork work = work_;
+  work.set_cpu_seconds(cpu.used_seconds);
+  work.set_cpu_wait_seconds(cpu.waited_seconds);
+  return work;
 }
 
 std::string CodecPolicy::Describe() const {
@@ -141,11 +153,6 @@ std::string CodecPolicy::Describe() const {
                     SpecFor(group).ToString());
   }
   return absl::StrCat(options_.rules.text(), ": ", groups);
-}
-
-std::string CodecPolicy::Reason() const {
-  MutexLock lock(&mu_);
-  return automatic_ ? controller_.reason() : "";
 }
 
 absl::Duration CodecPolicy::residual_age(absl::Time now) const {

@@ -1,23 +1,23 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "common/base/cpu_usage.h"
 #include "common/base/mutex.h"
+#include "common/codec/codec_spec.h"
 #include "common/tensor/param_layout.h"
-#include "worker/encode/codec_controller.h"
-#include "worker/encode/codec_spec.h"
+#include "proto/control.pb.h"
 #include "worker/encode/gradient_encoder.h"
 
 namespace recon {
 
-// What each push is encoded with: fixed choices, sparsity warm-up, and the controller for groups that are
-// "auto".
+// What each push is encoded with: fixed choices, sparsity warm-up, and for groups that are "auto" what the
+// server chooses for the whole job.
 //
 // Threads: thread-safe.
 class CodecPolicy {
@@ -32,7 +32,7 @@ class CodecPolicy {
     // Each shard's residual is sent whole once in so long, one shard after the other.
     absl::Duration flush_period = absl::Seconds(60);
     bool feedback = true;  // Whether encoders keep anything back.
-    int depth = 2;         // Pushes under way when a codec changes tell nothing of the new one.
+    int depth = 2;         // Pushes under way when the choice changes are encoded by the one before.
   };
 
   // `layout` must outlive the policy.
@@ -41,32 +41,32 @@ class CodecPolicy {
   // Keeps away from the codecs that the server refuses (bit i: codec i). InvalidArgument, naming the codec,
   // if --codec has one of them.
   absl::Status Restrict(uint32_t refused_codecs);
+  // What "auto" stands for from the next push on. What it cannot read it ignores, and says so.
+  void Adopt(const CodecChoice& choice);
 
   // For the push that is computed `data_epochs` into the job. `flush_all`: with the residuals of all shards.
   EncodePlan PlanFor(double data_epochs, bool flush_all, absl::Time now);
   // How parameters are to be sent back.
   CodecId pull_codec() const;
 
-  // The parts of one step, as they become known. The controller gets them window by window.
-  void NoteCompute(absl::Time start, absl::Duration compute, absl::Duration stall);
+  // The parts of one step, as they become known: for the sums the server chooses by.
+  void NoteStep(absl::Duration all, absl::Duration compute, absl::Duration stall);
   struct Exchange {
     absl::Duration encode;
     absl::Duration exchange;  // From sending to the reply.
     uint64_t push_bytes = 0;  // Payloads.
     uint64_t pull_bytes = 0;
-    uint32_t workers = 1;  // Of the job.
   };
-  void NotePush(absl::Time end, const Exchange& exchange, const EncodedPush& push);
+  void NotePush(const Exchange& exchange, const EncodedPush& push);
+  // Those sums; nothing unless a group is "auto".
+  std::optional<CodecWork> work() const;
 
   // --codec and, where it leaves a choice, the codec of each group.
   std::string Describe() const;
-  // Why those were chosen; empty where nothing was.
-  std::string Reason() const;
   // For so long, at most, a shard's residual has not been sent whole.
   absl::Duration residual_age(absl::Time now) const;
 
  private:
-  void StartWindow(absl::Time start) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   CodecSpec SpecFor(uint32_t group) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Set in the constructor.
@@ -78,11 +78,11 @@ class CodecPolicy {
 
   mutable Mutex mu_;
   bool fp16_accepted_ ABSL_GUARDED_BY(mu_) = true;
-  CodecController controller_ ABSL_GUARDED_BY(mu_);
-  CodecController::Window window_ ABSL_GUARDED_BY(mu_);
-  absl::Time window_start_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
-  CpuUsage cpu_before_ ABSL_GUARDED_BY(mu_);  // When the window began.
-  int skip_ ABSL_GUARDED_BY(mu_) = 0;         // Pushes that were under way when the codec changed.
+  CodecChoice choice_ ABSL_GUARDED_BY(mu_);
+  CodecSpec auto_push_ ABSL_GUARDED_BY(mu_);  // What choice_ says: FP16 until there is one.
+  CodecId auto_pull_ ABSL_GUARDED_BY(mu_) = CodecId::kFp16;
+  CodecWork work_ ABSL_GUARDED_BY(mu_);
+  int older_ ABSL_GUARDED_BY(mu_) = 0;  // Pushes under way when the choice changed.
   absl::Time last_flush_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   uint32_t next_flush_ ABSL_GUARDED_BY(mu_) = 0;  // Shard whose turn it is.
 };

@@ -14,19 +14,6 @@ namespace {
 
 constexpr uint64_t kNormPeriod = 16;
 
-CodecId DenseCodec(CodecKind kind) {
-  switch (kind) {
-    case CodecKind::kFp32:
-      return CodecId::kFp32;
-    case CodecKind::kBf16:
-      return CodecId::kBf16;
-    case CodecKind::kInt8:
-      return CodecId::kInt8;
-    default:
-      return CodecId::kFp16;
-  }
-}
-
 SparseRule RuleOf(CodecKind kind, bool sampled) {
   if (kind == CodecKind::kRandomK) return SparseRule::kRandomK;
   if (kind == CodecKind::kThreshold) return SparseRule::kThreshold;
@@ -107,15 +94,14 @@ absl::StatusOr<EncodedPush> CpuEncoder::Encode(GradientBuffer* gradient, const E
 EncodedShard CpuEncoder::EncodeShard(uint32_t number, uint32_t first_page, const float* gradient,
                                      const CodecSpec& spec, bool flush, uint64_t seed, EncodedPush* push) {
   const ShardPlacement& shard = layout_->shards()[number];
-  const bool lossy = spec.sparse() || spec.kind == CodecKind::kInt8;
-  const bool keep = lossy && options_.feedback;
+  const bool keep = spec.keeps_back() && options_.feedback;
   if (keep) AllocateMemory();
   const bool held = holds_residual_[number];
   if (spec.sparse() && !flush) {
     holds_residual_[number] = keep;
     return EncodeSparse(shard, first_page, gradient, spec, seed, push);
   }
-  const CodecId codec = flush && lossy ? CodecId::kFp32 : DenseCodec(spec.kind);
+  const CodecId codec = flush && spec.keeps_back() ? CodecId::kFp32 : spec.wire_codec();
   // A codec without feedback after one with it sends the residual once.
   holds_residual_[number] = keep;
   return EncodeDense(shard, first_page, gradient, codec, keep, keep || held, seed, push);

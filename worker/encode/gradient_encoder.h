@@ -7,8 +7,8 @@
 #include "absl/status/statusor.h"
 #include "common/base/byte_chain.h"
 #include "common/codec/codec.h"
+#include "common/codec/codec_spec.h"
 #include "common/codec/sparsifier.h"
-#include "worker/encode/codec_spec.h"
 
 namespace recon {
 

@@ -186,8 +186,7 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush e
       seconds_.Observe(absl::ToDoubleSeconds(end - start));
       exchange.encode = push.encode_time;
       exchange.exchange = end - start;
-      exchange.workers = session_->counters()->workers;
-      policy_->NotePush(end, exchange, encoded);
+      policy_->NotePush(exchange, encoded);
       return true;
     }
     if (absl::IsAborted(worst)) {

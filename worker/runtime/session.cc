@@ -124,6 +124,7 @@ absl::Status Session::RegisterOnce() {
     request = MakeRequest();
   }
   RECON_ASSIGN_OR_RETURN(const RegisterReply reply, client_->Register(request));
+  if (options_.adopt_codec) options_.adopt_codec(reply.codec_choice());
   MutexLock lock(&mu_);
   AdoptReply(reply);
   unreachable_since_ = absl::InfiniteFuture();
@@ -210,7 +211,7 @@ void Session::HeartbeatOnce(double samples_per_second) {
     if (!recovered.ok() && !absl::IsCancelled(recovered)) Fail(recovered);
     return;
   }
-  counters_.workers = std::max(1u, reply->workers());
+  if (options_.adopt_codec) options_.adopt_codec(reply->codec_choice());
   MutexLock lock(&mu_);
   phase_ = reply->phase();
   unreachable_since_ = absl::InfiniteFuture();

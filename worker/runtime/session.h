@@ -35,6 +35,8 @@ class Session {
     std::string device;
     // Fills in what else a heartbeat tells. Heartbeat thread.
     std::function<void(WorkerProgress*)> describe;
+    // Takes what --codec auto stands for. Any thread; must not call the session.
+    std::function<void(const CodecChoice&)> adopt_codec;
     std::string codec;
     bool simulated = false;
     // How long to keep trying when the server cannot be reached.
@@ -48,7 +50,6 @@ class Session {
     std::atomic<double> reconstruct_ms{0};
     std::atomic<double> last_loss{0};
     std::atomic<double> residual_norm{0};
-    std::atomic<uint32_t> workers{1};  // Of the job, this one included; written by the heartbeats.
   };
   // A lease this worker works on. The number changes when the server restarts.
   struct HeldLease {
@@ -97,7 +98,7 @@ class Session {
   bool lost(const HeldLeasePtr& held) const;
   void Leave(const std::string& reason);
 
-  // // Steps: the next one to push, and which are not acknowledged. While must_drain(), the next step would
+  // Steps: the next one to push, and which are not acknowledged. While must_drain(), the next step would
   // be so far from one that is still under way (it tries again, or steps jump to where the others are) that a
   // ledger might not tell it from an old one: what is under way has to be acknowledged first.
   bool must_drain() const;

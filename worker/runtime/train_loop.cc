@@ -116,7 +116,7 @@ absl::Status TrainLoop::TrainBatch(const Batch& batch, uint64_t order_key,
                          backend_->GradientInto(batch, replica_.view(), push.gradient.get()));
   if (options_.slow_factor > 1) absl::SleepFor((Now() - start) * (options_.slow_factor - 1));
   compute_seconds_.Observe(absl::ToDoubleSeconds(Now() - start));
-  policy_->NoteCompute(arrived, Now() - start, stall);
+  policy_->NoteStep(Now() - arrived, Now() - start, stall);
   const double loss = result.loss_sum / static_cast<double>(result.samples);
   if (!std::isfinite(loss)) {
     return absl::OutOfRangeError(absl::StrCat("the loss is ", loss, "; is the learning rate too high?"));

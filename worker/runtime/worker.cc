@@ -57,8 +57,8 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   prometheus::Gauge& wire_received =
       metrics.Gauge("recon_worker_wire_received_bytes", "Bytes received from the server, headers included");
   session_options.describe = [&](WorkerProgress* progress) {
-    progress->set_codec(policy.Describe().substr(0, limits::kProgressTextBytesMax / 2));
-    progress->set_codec_reason(policy.Reason());
+    progress->set_codec(policy.Describe().substr(0, limits::kProgressTextBytesMax));
+    if (const auto work = policy.work()) *progress->mutable_codec_work() = *work;
     if (progress->residual_norm() > 0) {
       progress->set_residual_age_seconds(absl::ToDoubleSeconds(policy.residual_age(Now())));
     }
@@ -69,6 +69,7 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
     wire_sent.Set(static_cast<double>(wire.sent));
     wire_received.Set(static_cast<double>(wire.received));
   };
+  session_options.adopt_codec = [&](const CodecChoice& choice) { policy.Adopt(choice); };
   session_options.simulated = backend->simulated() || flags.slow_factor > 1;
   session_options.reconnect_for = flags.reconnect_for;
   ControlClient control(channel);

@@ -93,7 +93,7 @@ void CheckPushes(const Case& c, uint32_t count) {
     task.k = static_cast<uint32_t>(std::max(1.0, std::ceil(spec.ratio * count)));
     const uint32_t samples = (count + cuda::kSampleStride - 1) / cuda::kSampleStride;
     task.sample_rank = static_cast<uint32_t>(std::max(1.0, std::ceil(spec.ratio * samples)));
-    task.magnitude_min = cuda::BitsOf(spec.threshold);
+    task.magnitude_min = BitsOf(spec.threshold);
     task.hash_limit = static_cast<uint64_t>(std::ceil(spec.ratio * 0x1p32));
     std::vector<float> scratch = gradient.host;
     cuda::PageMemoryTable memory;

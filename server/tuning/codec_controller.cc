@@ -1,9 +1,10 @@
-#include "worker/encode/codec_controller.h"
+#include "server/tuning/codec_controller.h"
 
 #include <algorithm>
 #include <limits>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
 namespace recon {
@@ -13,8 +14,10 @@ constexpr size_t kFirstRung = 1;
 // Rungs that cost this much more than the cheapest are as good, if less is lost.
 constexpr double kAsCheap = 1.03;
 // Rungs within this are measured often enough to tell them apart.
-constexpr double kClose = 1.5;
-constexpr size_t kWindowsEach = 5;
+constexpr double kClose = 1.3;
+constexpr size_t kWindowsEach = 4;
+// Measured in one go: changing costs the time of about one window.
+constexpr int kWindowsPerVisit = 2;
 // A training thread that waits for less than this share of a step has its communication hidden.
 constexpr double kHiddenShare = 0.04;
 // Threads that wait this long for each second on a core share cores with others.
@@ -24,8 +27,6 @@ constexpr double kResidualRatioMax = 100;
 constexpr int kFirstProbeAfter = 60;
 constexpr int kLastProbeAfter = 960;
 constexpr double kLinkForgets = 0.99;
-// A window is one visit's: cheap to change often, long enough to tell.
-constexpr int kVisitWindows = 2;
 
 CodecController::Rung MakeRung(CodecKind kind, double ratio, CodecId pull) {
   CodecController::Rung rung;
@@ -64,42 +65,17 @@ bool CodecController::MoveTo(size_t rung, std::string reason) {
   return changed;
 }
 
-bool CodecController::contended() const { return wait_per_cpu_ > kContended; }
-
-// The link works while the worker computes; what it needs beyond that is waited for.
-double CodecController::WaitOf(const Window& window) const {
-  auto bytes = static_cast<double>(window.push_bytes);
-  if (window.push_bytes < window.dense_pull_bytes / 2) {
-    bytes = std::min<double>(bytes * window.workers, static_cast<double>(window.dense_pull_bytes));
-  }
-  const double link = link_bytes_per_second_ > 0 ? bytes / link_bytes_per_second_ : 0;
-  return std::max(window.stall_seconds, link - window.compute_seconds);
-}
-
-double CodecController::CostOf(const Window& window) const {
-  const double busy =
-      contended() ? window.cpu_seconds * (1 + wait_per_cpu_) : window.seconds - window.stall_seconds;
-  return (busy + WaitOf(window)) / window.steps;
-}
-
 double CodecController::Cost(size_t rung) const {
-  std::vector<double> costs;
-  for (const Window& window : measured_[rung].windows) costs.push_back(CostOf(window));
-  return costs.empty() ? std::numeric_limits<double>::infinity() : Median(std::move(costs));
-}
-
-double CodecController::PlainCost(size_t rung) const {
-  std::vector<double> costs;
-  for (const Window& window : measured_[rung].windows) {
-    const double busy = contended() ? window.cpu_seconds : window.seconds - window.stall_seconds;
-    costs.push_back((busy + WaitOf(window)) / window.steps);
-  }
-  return costs.empty() ? std::numeric_limits<double>::infinity() : Median(std::move(costs));
+  std::vector<double> seconds;
+  for (const Window& window : measured_[rung].windows) seconds.push_back(window.step_seconds);
+  return seconds.empty() ? std::numeric_limits<double>::infinity() : Median(std::move(seconds));
 }
 
 bool CodecController::Stalled(size_t rung) const {
   std::vector<double> shares;
-  for (const Window& window : measured_[rung].windows) shares.push_back(WaitOf(window) / window.seconds);
+  for (const Window& window : measured_[rung].windows) {
+    shares.push_back(window.stall_seconds / window.step_seconds);
+  }
   return !shares.empty() && Median(std::move(shares)) > kHiddenShare;
 }
 
@@ -122,15 +98,14 @@ size_t CodecController::Best() const {
 double CodecController::PredictedSeconds(size_t rung) const {
   const double factor = ladder_[rung].push.sparse() ? 5 : ladder_[rung + 1].push.sparse() ? 10 : 2;
   const Window& next = measured_[rung + 1].windows.back();
-  return static_cast<double>(std::max(next.push_bytes, next.pull_bytes)) / next.steps * factor /
-         link_bytes_per_second_;
+  return std::max(next.push_bytes, next.pull_bytes) * factor / link_bytes_per_second_;
 }
 
 size_t CodecController::Explore(std::string* why) {
   // More compression, while something waits for it.
   for (size_t rung = 0; rung < lossiest_; ++rung) {
     if (measured_[rung].windows.empty() || !measured_[rung + 1].windows.empty()) continue;
-    if (!Stalled(rung) && !contended()) continue;
+    if (!Stalled(rung) && cpu_wait_ <= kContended) continue;
     *why = "tries more compression";
     return rung + 1;
   }
@@ -156,26 +131,27 @@ size_t CodecController::Explore(std::string* why) {
   return next;
 }
 
+// All but what is known of rung_.
+void CodecController::Forget(const Window& newest) {
+  settled_ = false;
+  for (size_t rung = 0; rung < measured_.size(); ++rung) {
+    if (rung != rung_) measured_[rung] = Measured();
+  }
+  measured_[rung_].windows = {newest};
+}
+
 bool CodecController::Observe(const Window& window) {
   std::deque<Window>& here = measured_[rung_].windows;
   here.push_back(window);
   if (here.size() > kWindowsEach) here.pop_front();
-  if (window.cpu_seconds > 0) {
-    const double waited = window.cpu_wait_seconds / window.cpu_seconds;
-    wait_per_cpu_ = wait_per_cpu_ == 0 ? waited : (7 * wait_per_cpu_ + waited) / 8;
-  }
-  const double rate =
-      window.exchange_seconds > 0
-          ? static_cast<double>(std::max(window.push_bytes, window.pull_bytes)) / window.exchange_seconds
-          : 0;
-  link_bytes_per_second_ = std::max(rate, link_bytes_per_second_ * kLinkForgets);
+  cpu_wait_ = cpu_wait_ == 0 ? window.cpu_wait : (3 * cpu_wait_ + window.cpu_wait) / 4;
+  link_bytes_per_second_ = std::max(window.link_bytes_per_second, link_bytes_per_second_ * kLinkForgets);
   const std::string numbers = absl::StrFormat(
-      "a step takes %.1f ms: computing %.1f, encoding %.1f, waiting for the link %.1f (%.1f MB/s), %.1f of "
-      "CPU time%s",
-      1e3 * window.seconds / window.steps, 1e3 * window.compute_seconds / window.steps,
-      1e3 * window.encode_seconds / window.steps, 1e3 * window.stall_seconds / window.steps,
-      link_bytes_per_second_ / 1e6, 1e3 * window.cpu_seconds / window.steps,
-      contended() ? " on cores it shares" : "");
+      "a step takes %.1f ms: computing %.1f, waiting for pushes %.1f; encoding beside it %.1f, link %.1f "
+      "MB/s%s",
+      1e3 * window.step_seconds, 1e3 * window.compute_seconds, 1e3 * window.stall_seconds,
+      1e3 * window.encode_seconds, link_bytes_per_second_ / 1e6,
+      cpu_wait_ > kContended ? ", cores are shared" : "");
   if (window.residual_ratio > kResidualRatioMax && rung_ > 0) {
     lossiest_ = rung_ - 1;
     settled_ = false;
@@ -183,30 +159,26 @@ bool CodecController::Observe(const Window& window) {
                                              window.residual_ratio));
   }
   if (settled_) {
-    const double cost = PlainCost(rung_);
+    const double cost = Cost(rung_);
     const bool drifted = cost > kDrift * settled_cost_ || cost * kDrift < settled_cost_;
     if (!drifted && ++windows_settled_ < windows_until_probe_) return false;
     windows_until_probe_ = drifted ? kFirstProbeAfter : std::min(2 * windows_until_probe_, kLastProbeAfter);
-    if (drifted) link_bytes_per_second_ = rate;  // The link may be another one.
-    settled_ = false;
-    for (size_t rung = 0; rung < measured_.size(); ++rung) {
-      if (rung != rung_) measured_[rung] = Measured();
-    }
+    if (drifted) link_bytes_per_second_ = window.link_bytes_per_second;  // The link may be another one.
+    Forget(window);
   }
   std::string why;
   const size_t next = Explore(&why);
   const bool known = next == rung_ && here.size() >= kWindowsEach;
   if (!known) {
-    // A few windows a visit: each change costs some.
-    const bool stay = ++windows_visited_ < kVisitWindows && Cost(rung_) <= kClose * LowestCost();
-    return stay ? false : MoveTo(next, numbers + ": " + why);
+    const bool stay = ++windows_visited_ < kWindowsPerVisit && Cost(rung_) <= kClose * LowestCost();
+    return stay ? false : MoveTo(next, absl::StrCat(numbers, ": ", why));
   }
   const size_t best = Best();
   settled_ = true;
   windows_settled_ = 0;
-  settled_cost_ = PlainCost(best);
-  return MoveTo(best, absl::StrFormat("%s; the cheapest codec within 3 %% is %s", numbers,
-                                      ladder_[best].push.ToString()));
+  settled_cost_ = Cost(best);
+  return MoveTo(best,
+                absl::StrFormat("%s; the fastest within 3 %% is %s", numbers, ladder_[best].push.ToString()));
 }
 
 }  // namespace recon

@@ -1,4 +1,4 @@
-#include "worker/encode/codec_spec.h"
+#include "common/codec/codec_spec.h"
 
 #include <fnmatch.h>
 

@@ -1,4 +1,4 @@
-#include "worker/encode/codec_spec.h"
+#include "common/codec/codec_spec.h"
 
 #include "absl/strings/match.h"
 #include "catch2/catch.hpp"

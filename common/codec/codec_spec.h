@@ -19,6 +19,8 @@ struct CodecSpec {
   float threshold = 0;  // threshold: smallest magnitude that is sent.
 
   bool sparse() const { return kind >= CodecKind::kTopK; }
+  // Whether encoding loses what error feedback would keep back.
+  bool keeps_back() const { return sparse() || kind == CodecKind::kInt8; }
   // How it looks on the wire.
   CodecId wire_codec() const;
   // "fp16", "topk:0.01", ...
