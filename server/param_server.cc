@@ -7,43 +7,24 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "common/base/cpu_usage.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
+#include "server/param_operation.h"
 
 namespace recon {
 namespace {
 
 bool CarriesGradient(FrameKind kind) { return kind == FrameKind::kPush || kind == FrameKind::kPushPull; }
 
-GroupPolicy PolicyOf(const std::map<std::string, GroupPolicy>& groups, const std::string& group) {
-  const auto found = groups.find(group);
-  return found == groups.end() ? GroupPolicy{} : found->second;
+// Workers try again until the server has been started anew.
+absl::Status LogFailed(const absl::Status& status) {
+  return absl::UnavailableError(absl::StrCat("the push log has failed: ", status.message()));
 }
 
 }  // namespace
-
-// One frame from its arrival to its reply.
-struct ParamServer::Operation {
-  FrameKind kind = FrameKind::kPull;
-  WorkerId worker;
-  Incarnation incarnation;
-  Frame frame;
-  uint64_t bytes = 0;
-  absl::Time arrived;
-  Done done;
-
-  std::atomic<int> parts_left{0};
-  std::atomic<uint32_t> parts_taken{0};
-  std::atomic<bool> late{false};
-  std::atomic<bool> uncounted{false};  // A part of it waits for the closing of its step.
-  std::atomic<bool> pending{false};    // Such a part had been delivered before.
-  std::atomic<uint64_t> staleness_max{0};
-  // Element i belongs to the lane of part i until parts_left is 0.
-  std::vector<PartHeader> reply_parts;
-  std::vector<ByteChain> reply_payloads;
-};
 
 // A worker that the coordinator has admitted.
 struct ParamServer::Session {
@@ -82,10 +63,17 @@ struct ParamServer::Instruments {
 ParamServer::ParamServer(const Options& options, Metrics* metrics)
     : options_(options),
       instruments_(std::make_unique<Instruments>(metrics)),
-      gate_(options.bound, 0),
+      gate_(options.rules.bound, 0),
       lanes_("lane", options.lanes) {}
 
-ParamServer::~ParamServer() = default;
+ParamServer::~ParamServer() {
+  BeginDrain();
+  {
+    MutexLock lock(&mu_);
+    mu_.Await([this] { return operations_ == 0; });
+  }
+  log_.reset();  // What it still calls back posts to the lanes.
+}
 
 absl::Status ParamServer::DefineModel(const ModelSpec& model) {
   RECON_ASSIGN_OR_RETURN(ParamLayout layout, ParamLayout::Create(model));
@@ -102,8 +90,8 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
   try {
     for (uint32_t i = 0; i < layout.shard_count(); ++i) {
       const ShardPlacement& placement = layout.shards()[i];
-      shards_.push_back(std::make_unique<Shard>(ShardId(i), placement, &options_.optimizer,
-                                                PolicyOf(options_.groups, layout.groups()[placement.group])));
+      shards_.push_back(std::make_unique<Shard>(ShardId(i), placement, &options_.rules.optimizer,
+                                                options_.rules.PolicyOf(layout.groups()[placement.group])));
     }
   } catch (const std::bad_alloc&) {  // A limit of the process or its container is lower.
     shards_.clear();
@@ -111,46 +99,6 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
                                                      " bytes with its optimizer state: out of memory"));
   }
   layout_ = std::make_shared<const ParamLayout>(std::move(layout));
-  return absl::OkStatus();
-}
-
-absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& manifest,
-                                  bool parameters_only) {
-  const int planes = static_cast<int>(manifest.state_planes());
-  if (!parameters_only && planes != state_planes()) {
-    return absl::FailedPreconditionError(absl::StrCat("the snapshot holds the state of ",
-                                                      manifest.optimizer(), ", --optimizer is ",
-                                                      OptimizerName(options_.optimizer.kind)));
-  }
-  std::vector<absl::Status> statuses(shards_.size());
-  std::atomic<size_t> pending{shards_.size()};
-  Notification restored;
-  const auto restore_shard = [&](uint32_t shard) -> absl::Status {
-    ShardCut cut = shards_[shard]->Cut();
-    for (int role = 0; role <= (parameters_only ? 0 : planes); ++role) {
-      RECON_ASSIGN_OR_RETURN(cut.pages[role],
-                             reader.ReadChunk(manifest, static_cast<int>(shard) * (planes + 1) + role));
-    }
-    if (!parameters_only) {
-      const ShardEntry& entry = manifest.shards(static_cast<int>(shard));
-      cut.version = entry.version();
-      cut.ledger.assign(entry.ledger().begin(), entry.ledger().end());
-    }
-    shards_[shard]->Restore(std::move(cut), parameters_only ? 0 : manifest.frontier_step());
-    return absl::OkStatus();
-  };
-  for (uint32_t i = 0; i < shards_.size(); ++i) {
-    lanes_.Post(i, [&, i] {
-      statuses[i] = restore_shard(i);
-      if (pending.fetch_sub(1) == 1) restored.Notify();
-    });
-  }
-  restored.WaitForNotification();
-  for (const absl::Status& status : statuses) RECON_RETURN_IF_ERROR(status);
-  MutexLock lock(&mu_);
-  sequence_ = parameters_only ? 0 : manifest.sequence();
-  gate_ = StalenessGate(options_.bound, parameters_only ? 0 : manifest.frontier_step());
-  has_values_ = true;
   return absl::OkStatus();
 }
 
@@ -171,6 +119,8 @@ void ParamServer::Handle(FrameKind kind, const ByteChain& bytes, absl::Time now,
   op->frame = *std::move(frame);
   op->worker = WorkerId(op->frame.header.worker);
   op->incarnation = Incarnation(op->frame.header.incarnation);
+  if (CarriesGradient(kind)) op->raw = bytes;
+  op->rules = &options_.rules;
   op->bytes = bytes.size();
   op->arrived = now;
   op->done = std::move(done);
@@ -217,9 +167,9 @@ absl::Status ParamServer::CheckContent(const Operation& op, size_t index) const 
 absl::Status ParamServer::CheckSender(const Operation& op) const {
   const FrameHeader& header = op.frame.header;
   if (draining_) return absl::UnavailableError("the server is draining");
-  if (header.cluster_epoch != options_.cluster_epoch) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("cluster epoch ", header.cluster_epoch, ", the server's is ", options_.cluster_epoch));
+  if (header.cluster_epoch != options_.rules.cluster_epoch) {
+    return absl::FailedPreconditionError(absl::StrCat("cluster epoch ", header.cluster_epoch,
+                                                      ", the server's is ", options_.rules.cluster_epoch));
   }
   const auto session = sessions_.find(op.worker);
   if (session == sessions_.end()) {
@@ -237,6 +187,10 @@ absl::Status ParamServer::CheckSender(const Operation& op) const {
     return absl::ResourceExhaustedError(
         absl::StrCat("bytes in flight: ", bytes_in_flight_, ", allowed are ", limits::kPushBytesInFlightMax));
   }
+  return CheckParts(op);
+}
+
+absl::Status ParamServer::CheckParts(const Operation& op) const {
   for (size_t i = 0; i < op.frame.parts.size(); ++i) {
     const PartHeader& part = op.frame.parts[i];
     if (part.shard >= shards_.size()) {
@@ -267,6 +221,9 @@ absl::Status ParamServer::CheckPush(const Operation& op) const {
     if (!has_values_ && op.worker == initializer_) return absl::OkStatus();
     return absl::FailedPreconditionError("initial values were not asked from this worker");
   }
+  if (log_ != nullptr && !has_snapshot_) {
+    return absl::UnavailableError("there is no snapshot that a log could go on from, yet");
+  }
   if (header.push_parts != shards_.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("push has ", header.push_parts, " shards, the model has ", shards_.size()));
@@ -292,14 +249,30 @@ absl::Status ParamServer::CheckPush(const Operation& op) const {
 }
 
 void ParamServer::SequenceFrame(const OperationPtr& op) {
+  if (log_ == nullptr || !CarriesGradient(op->kind)) return DeliverFrame(op);
+  log_->Append(LogRecordKind::kFrame, std::move(op->raw), [this, op](const absl::Status& written) {
+    if (!written.ok()) {
+      Finish(op, LogFailed(written));
+      return GiveUpWaiting(written);
+    }
+    MutexLock lock(&mu_);
+    DeliverFrame(op);
+  });
+}
+
+void ParamServer::DeliverFrame(const OperationPtr& op) {
+  if (CarriesGradient(op->kind)) {
+    ++sequence_;
+    if (options_.rules.bound == 0) open_steps_.try_emplace(op->frame.header.step, sequence_);
+  }
   op->parts_left = static_cast<int>(op->frame.parts.size());
-  if (op->kind != FrameKind::kPull) ++sequence_;
   for (size_t i = 0; i < op->frame.parts.size(); ++i) {
     lanes_.Post(op->frame.parts[i].shard, [this, op, i] { DeliverPart(op, i); });
   }
 }
 
-void ParamServer::DeliverPart(const OperationPtr& op, size_t index) {
+void ParamServer::ApplyPart(const OperationPtr& op, size_t index) {
+  const double cpu_before = ThreadCpuSeconds();
   const PartHeader& part = op->frame.parts[index];
   const FrameHeader& header = op->frame.header;
   Shard& shard = *shards_[part.shard];
@@ -309,11 +282,11 @@ void ParamServer::DeliverPart(const OperationPtr& op, size_t index) {
     shard.SetInitialValues(gradient);
   } else if (CarriesGradient(op->kind)) {
     const Shard::PushId id{op->worker, op->incarnation, header.step};
-    const double clip = options_.optimizer.clip_norm;
+    const double clip = op->rules->optimizer.clip_norm;
     const double scale = clip > 0 && header.gradient_norm > clip ? clip / header.gradient_norm : 1;
     const uint64_t staleness = shard.version() - std::min(part.version, shard.version());
     Shard::Outcome outcome;
-    if (options_.bound == 0) {
+    if (op->rules->bound == 0) {
       Contribution contribution;
       contribution.order_key = header.order_key;
       contribution.samples = header.samples;
@@ -325,7 +298,7 @@ void ParamServer::DeliverPart(const OperationPtr& op, size_t index) {
     }
     if (outcome == Shard::Outcome::kLate) op->late = true;
     if (outcome == Shard::Outcome::kPending) op->pending = true;
-    if (options_.bound == 0 && outcome != Shard::Outcome::kDuplicate) op->uncounted = true;
+    if (op->rules->bound == 0 && outcome != Shard::Outcome::kDuplicate) op->uncounted = true;
     if (outcome == Shard::Outcome::kTaken) {
       op->parts_taken.fetch_add(1, std::memory_order_relaxed);
       uint64_t seen = op->staleness_max.load(std::memory_order_relaxed);
@@ -333,10 +306,17 @@ void ParamServer::DeliverPart(const OperationPtr& op, size_t index) {
       }
     }
   }
+  apply_nanos_.fetch_add(static_cast<uint64_t>((ThreadCpuSeconds() - cpu_before) * 1e9),
+                         std::memory_order_relaxed);
+}
+
+void ParamServer::DeliverPart(const OperationPtr& op, size_t index) {
+  const PartHeader& part = op->frame.parts[index];
+  ApplyPart(op, index);
   op->reply_parts[index].shard = part.shard;
   op->reply_parts[index].count = part.count;
-  op->reply_parts[index].codec = header.reply_codec;
-  op->reply_parts[index].version = shard.version();
+  op->reply_parts[index].codec = op->frame.header.reply_codec;
+  op->reply_parts[index].version = shards_[part.shard]->version();
   if (op->parts_left.fetch_sub(1, std::memory_order_acq_rel) == 1) Delivered(op);
 }
 
@@ -367,6 +347,8 @@ void ParamServer::Delivered(const OperationPtr& op) {
     if (status.ok() && CarriesGradient(op->kind) && !gate_.Open(op->frame.header.step)) {
       if (draining_) {
         status = absl::UnavailableError("the server is draining");
+      } else if (!log_status_.ok()) {
+        status = LogFailed(log_status_);
       } else if (waiting_.size() >= limits::kWaitingRepliesMax) {
         status = absl::ResourceExhaustedError(absl::StrCat("waiting replies: ", waiting_.size(), " already"));
       } else {
@@ -380,7 +362,7 @@ void ParamServer::Delivered(const OperationPtr& op) {
   }
   if (initialized) initialized();
   if (!status.ok()) Finish(op, status);
-  AnswerAll(released);
+  AnswerReleased(std::move(released));
 }
 
 void ParamServer::RecordDelivery(const OperationPtr& op) {
@@ -409,14 +391,53 @@ void ParamServer::RecordDelivery(const OperationPtr& op) {
 
 void ParamServer::CloseSteps() {
   while (!complete_.empty() && complete_.begin()->first < gate_.frontier()) {
-    const uint64_t step = complete_.begin()->first;
-    const auto workers =
-        std::make_shared<const std::set<Shard::Contributor>>(std::move(complete_.begin()->second));
+    StepClosing closing;
+    closing.step = complete_.begin()->first;
+    closing.contributors.assign(complete_.begin()->second.begin(), complete_.begin()->second.end());
     complete_.erase(complete_.begin());
-    ++sequence_;
-    for (uint32_t i = 0; i < shards_.size(); ++i) {
-      lanes_.Post(i, [this, i, step, workers] { shards_[i]->CloseStep(step, *workers); });
+    closings_in_log_.insert(closing.step);
+    if (log_ == nullptr) {
+      DeliverClosing(closing);
+      continue;
     }
+    ByteChain record = ByteChain::FromString(EncodeClosing(closing));
+    log_->Append(LogRecordKind::kClosing, std::move(record),
+                 [this, closing = std::move(closing)](const absl::Status& written) {
+                   if (!written.ok()) return GiveUpWaiting(written);
+                   MutexLock lock(&mu_);
+                   DeliverClosing(closing);
+                 });
+  }
+}
+
+void ParamServer::GiveUpWaiting(const absl::Status& log_status) {
+  std::map<StalenessGate::Ticket, OperationPtr> waiting;
+  {
+    MutexLock lock(&mu_);
+    log_status_ = log_status;
+    waiting.swap(waiting_);
+    gate_.TakeExpired(absl::InfiniteFuture());
+  }
+  for (const auto& [ticket, op] : waiting) Finish(op, LogFailed(log_status));
+}
+
+void ParamServer::DeliverClosing(const StepClosing& closing) {
+  ++sequence_;
+  closings_in_log_.erase(closing.step);
+  open_steps_.erase(open_steps_.begin(), open_steps_.upper_bound(closing.step));
+  PostClosing(closing);
+}
+
+void ParamServer::PostClosing(const StepClosing& closing) {
+  const auto contributors = std::make_shared<const std::set<Shard::Contributor>>(closing.contributors.begin(),
+                                                                                 closing.contributors.end());
+  for (uint32_t i = 0; i < shards_.size(); ++i) {
+    lanes_.Post(i, [this, i, step = closing.step, contributors] {
+      const double cpu_before = ThreadCpuSeconds();
+      shards_[i]->CloseStep(step, *contributors);
+      apply_nanos_.fetch_add(static_cast<uint64_t>((ThreadCpuSeconds() - cpu_before) * 1e9),
+                             std::memory_order_relaxed);
+    });
   }
 }
 
@@ -429,7 +450,15 @@ std::vector<ParamServer::OperationPtr> ParamServer::TakeReleased() {
   return released;
 }
 
-void ParamServer::AnswerAll(const std::vector<OperationPtr>& ops) {
+void ParamServer::AnswerReleased(std::vector<OperationPtr> ops) {
+  if (ops.empty()) return;
+  // Behind the closing that released them, if there was one.
+  if (log_ != nullptr && options_.rules.bound == 0) {
+    log_->Barrier([this, ops = std::move(ops)](const absl::Status& written) {
+      for (const OperationPtr& op : ops) written.ok() ? Answer(op) : Finish(op, LogFailed(written));
+    });
+    return;
+  }
   for (const OperationPtr& op : ops) Answer(op);
 }
 
@@ -519,7 +548,7 @@ void ParamServer::Expel(WorkerId worker) {
     released = TakeReleased();
   }
   for (const OperationPtr& op : expelled) Finish(op, absl::FailedPreconditionError("the worker was evicted"));
-  AnswerAll(released);
+  AnswerReleased(std::move(released));
 }
 
 void ParamServer::NoteAcknowledged(WorkerId worker, uint64_t next_step) {
@@ -530,7 +559,7 @@ void ParamServer::NoteAcknowledged(WorkerId worker, uint64_t next_step) {
     CloseSteps();
     released = TakeReleased();
   }
-  AnswerAll(released);
+  AnswerReleased(std::move(released));
 }
 
 uint64_t ParamServer::Activate(WorkerId worker, uint64_t next_step) {
@@ -542,7 +571,7 @@ uint64_t ParamServer::Activate(WorkerId worker, uint64_t next_step) {
     CloseSteps();
     released = TakeReleased();
   }
-  AnswerAll(released);
+  AnswerReleased(std::move(released));
   return step;
 }
 
@@ -554,7 +583,7 @@ void ParamServer::Deactivate(WorkerId worker) {
     CloseSteps();
     released = TakeReleased();
   }
-  AnswerAll(released);
+  AnswerReleased(std::move(released));
 }
 
 void ParamServer::AwaitInitialValues(WorkerId worker, std::function<void()> ready) {
@@ -568,28 +597,6 @@ void ParamServer::AwaitInitialValues(WorkerId worker, std::function<void()> read
 bool ParamServer::has_values() const {
   MutexLock lock(&mu_);
   return has_values_;
-}
-
-void ParamServer::Cut(absl::AnyInvocable<void(StateCut)> done) {
-  struct Collector {
-    StateCut cut;
-    std::atomic<size_t> left;
-    absl::AnyInvocable<void(StateCut)> done;
-  };
-  auto collector = std::make_shared<Collector>();
-  collector->done = std::move(done);
-  MutexLock lock(&mu_);
-  collector->left = shards_.size();
-  collector->cut.shards.resize(shards_.size());
-  collector->cut.sequence = sequence_;
-  collector->cut.frontier_step = gate_.frontier();
-  for (uint32_t i = 0; i < shards_.size(); ++i) {
-    lanes_.Post(i, [this, i, collector] {
-      collector->cut.shards[i] = shards_[i]->Cut();
-      if (collector->left.fetch_sub(1, std::memory_order_acq_rel) == 1)
-        collector->done(std::move(collector->cut));
-    });
-  }
 }
 
 void ParamServer::Tick(absl::Time now) {

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -20,7 +21,8 @@
 #include "common/metrics/metrics.h"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/tensor/param_layout.h"
-#include "server/store/optimizer.h"
+#include "server/durability/push_log.h"
+#include "server/store/apply_rules.h"
 #include "server/store/shard.h"
 #include "server/sync/staleness_gate.h"
 
@@ -30,6 +32,10 @@ namespace recon {
 struct StateCut {
   uint64_t sequence = 0;
   uint64_t frontier_step = 0;
+  // First record of the log that is needed beside it.
+  uint64_t log_from = 1;
+  // ParamServer::apply_seconds() then.
+  double apply_seconds = 0;
   std::vector<ShardCut> shards;
 };
 
@@ -39,17 +45,14 @@ struct StateCut {
 // Threads: every method is thread-safe. `done` callbacks run on a lane, on the caller's thread (errors),
 // or on the thread that calls Tick() or changes membership; they must not block.
 // Order: a frame and a step closing get their sequence number and their place in all lanes' queues at
-// once, under one lock; so does a cut. That makes a cut consistent without stopping anyone, and it is
-// where a push log goes.
+// once, under one lock; so does a cut. That makes a cut consistent without stopping anyone. With a push log
+// they go through it first, in its order: what is not in the log is not applied, and not acknowledged.
 // Shutdown: BeginDrain(), then WaitUntilIdle(), then destroy.
 class ParamServer {
  public:
   struct Options {
-    OptimizerConfig optimizer;
-    std::map<std::string, GroupPolicy> groups;
-    int bound = StalenessGate::kUnlimited;
+    ApplyRules rules;
     int lanes = 1;
-    uint64_t cluster_epoch = 1;
     // Bit i: pushes may not use codec i.
     uint32_t refused_codecs = 0;
     // Parameters and optimizer state may take so many bytes.
@@ -84,6 +87,21 @@ class ParamServer {
   // undefined and Restore() may be called again with another manifest.
   absl::Status Restore(const SnapshotReader& reader, const Manifest& manifest, bool parameters_only);
 
+  // Brings a restored state up to date, record by record, in the order of the log; one thread. Blocks while
+  // too much is under way. `rules` of the records that follow; EndReplay() returns when all are applied.
+  // DataLoss for a record that is none of this model's, FailedPrecondition for another optimizer's.
+  void BeginReplay(const ApplyRules& rules);
+  absl::Status ReplayFrame(uint64_t sequence, const ByteChain& payload);
+  void ReplayClosing(uint64_t sequence, const StepClosing& closing);
+  void EndReplay();
+
+  // From now on pushes go through `log`, whose next record follows sequence(). Before frames come.
+  void SetLog(std::unique_ptr<PushLog> log);
+  // Not OK once the log has failed: nothing more is acknowledged, and the process should be started anew.
+  absl::Status log_status() const;
+  // A snapshot is published that needs the log's records from `log_from` on. Blocks on the disk.
+  void NoteSnapshot(uint64_t log_from);
+
   // Handles one frame that came in by the method of `kind`.
   void Handle(FrameKind kind, const ByteChain& bytes, absl::Time now, Done done);
 
@@ -101,7 +119,7 @@ class ParamServer {
   void AwaitInitialValues(WorkerId worker, std::function<void()> ready);
   bool has_values() const;
 
-  // Cuts the state; `done` runs on a lane.
+  // Cuts the state; `done` runs on a lane. All of it is in the log.
   void Cut(absl::AnyInvocable<void(StateCut)> done);
 
   // Answers replies that have waited too long. Call it a few times a second.
@@ -114,9 +132,12 @@ class ParamServer {
 
   Stats GetStats() const;
   uint64_t sequence() const;
+  // CPU time spent on updates, of all lanes, replay included: what replaying them would take.
+  double apply_seconds() const { return static_cast<double>(apply_nanos_.load()) / 1e9; }
+  int lanes() const { return options_.lanes; }
   // Null before DefineModel().
   std::shared_ptr<const ParamLayout> layout() const;
-  int state_planes() const { return StatePlanes(options_.optimizer.kind); }
+  int state_planes() const { return StatePlanes(options_.rules.optimizer.kind); }
 
  private:
   struct Operation;
@@ -126,17 +147,26 @@ class ParamServer {
   // All of one payload; reads it, so it runs without the lock.
   absl::Status CheckContent(const Operation& op, size_t part) const;
   absl::Status CheckSender(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckParts(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckPush(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SequenceFrame(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DeliverFrame(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CloseSteps() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The log has failed: no step is closed any more.
+  void GiveUpWaiting(const absl::Status& log_status);
+  void DeliverClosing(const StepClosing& closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void PostClosing(const StepClosing& closing);
+  void SetShardRules(const ApplyRules* rules, bool drop_contributions);
   // Takes released replies out of waiting_.
   std::vector<OperationPtr> TakeReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // The lane's.
+  void ApplyPart(const OperationPtr& op, size_t part);
   void DeliverPart(const OperationPtr& op, size_t part);
   void Delivered(const OperationPtr& op);
   void RecordDelivery(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Answer(const OperationPtr& op);
-  void AnswerAll(const std::vector<OperationPtr>& ops);
+  void AnswerReleased(std::vector<OperationPtr> ops);
   void Gather(const OperationPtr& op);
   void Finish(const OperationPtr& op, const absl::Status& status);
 
@@ -155,6 +185,12 @@ class ParamServer {
   StalenessGate::Ticket next_ticket_ ABSL_GUARDED_BY(mu_) = 0;
   // BSP: workers whose push of a step is complete, for steps that are not closed.
   std::map<uint64_t, std::set<Shard::Contributor>> complete_ ABSL_GUARDED_BY(mu_);
+  // BSP: first frame of each step that is not closed, and steps whose closing is on its way through the log.
+  std::map<uint64_t, uint64_t> open_steps_ ABSL_GUARDED_BY(mu_);
+  std::set<uint64_t> closings_in_log_ ABSL_GUARDED_BY(mu_);
+  absl::Status log_status_ ABSL_GUARDED_BY(mu_);
+  bool has_snapshot_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t log_from_ ABSL_GUARDED_BY(mu_) = 0;  // Of the newest snapshot.
   uint64_t sequence_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t bytes_in_flight_ ABSL_GUARDED_BY(mu_) = 0;
   int operations_ ABSL_GUARDED_BY(mu_) = 0;
@@ -166,6 +202,12 @@ class ParamServer {
   uint64_t pushes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t duplicates_ ABSL_GUARDED_BY(mu_) = 0;
   double recover_ms_ ABSL_GUARDED_BY(mu_) = 0;
+
+  std::atomic<uint64_t> apply_nanos_{0};
+  // The replaying thread's until EndReplay(); shards refer to them until then.
+  std::deque<ApplyRules> replay_rules_;
+  // Set before frames come.
+  std::unique_ptr<PushLog> log_;
 
   // Last: its destructor runs what is queued while the rest still exists.
   LanePool lanes_;

@@ -18,7 +18,9 @@
 #include "common/storage/local_store.h"
 #include "server/coordinator.h"
 #include "server/durability/control_db.h"
+#include "server/durability/push_log.h"
 #include "server/durability/recovery.h"
+#include "server/log_replay.h"
 #include "server/param_server.h"
 #include "server/rpc/control_service.h"
 #include "server/rpc/param_service.h"
@@ -70,6 +72,11 @@ struct ReconServer::Parts {
 
   absl::Status Open();
   absl::StatusOr<std::optional<Manifest>> Recover();
+  absl::Status ReplayLog(const Manifest& restored);
+  absl::Status CheckNoLog() const;
+  absl::Status OpenLog(const ApplyRules& rules);
+  absl::Status TakeSnapshot(const std::string& reason);
+  std::string LogDirectory() const { return flags.data + "/log"; }
   absl::Status Drain();
 };
 
@@ -88,11 +95,11 @@ absl::Status ReconServer::Parts::Open() {
   RECON_ASSIGN_OR_RETURN(const uint64_t cluster_epoch, db->NextClusterEpoch());
 
   ParamServer::Options options;
-  options.optimizer = flags.optimizer;
-  options.groups = flags.groups;
-  options.bound = flags.job.bound();
+  options.rules.optimizer = flags.optimizer;
+  options.rules.groups = flags.groups;
+  options.rules.bound = flags.job.bound();
+  options.rules.cluster_epoch = cluster_epoch;
   options.lanes = flags.lanes;
-  options.cluster_epoch = cluster_epoch;
   options.refused_codecs = flags.job.refused_codecs();
   options.state_bytes_max = PhysicalMemoryBytes();
   params = std::make_unique<ParamServer>(options, &metrics);
@@ -101,6 +108,8 @@ absl::Status ReconServer::Parts::Open() {
   snapshot_options.writer.keep_last = flags.snapshot_keep;
   snapshot_options.writer.zstd_level = flags.zstd_level;
   snapshot_options.interval = flags.snapshot_interval;
+  if (flags.durability != ServerFlags::Durability::kSnapshot)
+    snapshot_options.replay_target = flags.replay_target;
   snapshot_options.optimizer = OptimizerName(flags.optimizer.kind);
   snapshot_options.cluster_epoch = cluster_epoch;
   snapshots = std::make_unique<SnapshotService>(snapshot_options, params.get(), store.get(), &metrics);
@@ -114,6 +123,7 @@ absl::Status ReconServer::Parts::Open() {
       std::make_unique<Coordinator>(coordinator_options, params.get(), db.get(), snapshots.get(), &metrics);
 
   RECON_ASSIGN_OR_RETURN(const std::optional<Manifest> restored, Recover());
+  RECON_RETURN_IF_ERROR(OpenLog(options.rules));
   absl::Status recovered;
   coordinator->lane()->RunAndWait([&] { recovered = coordinator->Recover(restored); });
   RECON_RETURN_IF_ERROR(recovered);
@@ -139,8 +149,10 @@ absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
     snapshots->NoteRestored(*newest);
     spdlog::info("restored snapshot {} (sequence {}) {:.0f} ms after process start", newest->generation(),
                  newest->sequence(), absl::ToDoubleMilliseconds(ProcessUptime()));
+    RECON_RETURN_IF_ERROR(ReplayLog(*newest));
     return newest;
   }
+  RECON_RETURN_IF_ERROR(CheckNoLog());
   if (flags.from_snapshot.empty()) return std::nullopt;
   RECON_ASSIGN_OR_RETURN(const auto source, LocalStore::Open(flags.from_snapshot, /*writer=*/false));
   const SnapshotReader source_reader(source.get());
@@ -152,15 +164,72 @@ absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
     return absl::NotFoundError(absl::StrCat("--from-snapshot ", flags.from_snapshot, " holds no snapshot"));
   spdlog::info("initial parameters from snapshot {} of {}", found->generation(), flags.from_snapshot);
   // The new job's own first snapshot: from here on it does not need the other directory.
+  RECON_RETURN_IF_ERROR(TakeSnapshot("initial"));
+  return std::nullopt;
+}
+
+absl::Status ReconServer::Parts::TakeSnapshot(const std::string& reason) {
   Notification taken;
   absl::Status status;
-  snapshots->Take("initial", [&](const absl::StatusOr<SnapshotReply>& reply) {
+  snapshots->Take(reason, [&](const absl::StatusOr<SnapshotReply>& reply) {
     status = reply.status();
     taken.Notify();
   });
   taken.WaitForNotification();
-  RECON_RETURN_IF_ERROR(status);
-  return std::nullopt;
+  return status;
+}
+
+absl::Status ReconServer::Parts::ReplayLog(const Manifest& restored) {
+  const absl::Time start = Now();
+  RECON_ASSIGN_OR_RETURN(const LogEnd end,
+                         recon::ReplayLog(FileSystem::Local(), LogDirectory(), restored, params.get()));
+  if (end.records > 0) {
+    spdlog::info("replayed {} records of the push log ({:.1f} MB, to sequence {}) in {:.0f} ms", end.records,
+                 static_cast<double>(end.bytes) / 1e6, end.next_sequence - 1,
+                 absl::ToDoubleMilliseconds(Now() - start));
+  }
+  if (end.records_lost > 0) {
+    spdlog::error(
+        "THE PUSH LOG IS DAMAGED: {}; {} records behind it cannot be applied and are kept in *.damaged",
+        end.trailing, end.records_lost);
+    metrics.Counter("recon_server_log_records_lost_total", "Records of a damaged push log")
+        .Increment(static_cast<double>(end.records_lost));
+  } else if (!end.trailing.empty()) {
+    spdlog::warn("the push log ends in {}: what a crash left of a push that was not acknowledged",
+                 end.trailing);
+  }
+  return absl::OkStatus();
+}
+
+// Without a snapshot there is nothing that a log could go on from.
+absl::Status ReconServer::Parts::CheckNoLog() const {
+  RECON_ASSIGN_OR_RETURN(const uint64_t records, CountLogRecords(FileSystem::Local(), LogDirectory()));
+  if (records == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      LogDirectory(), " has ", records, " records that go on from a snapshot, but there is none in ",
+      flags.snapshot_dir, ": is --snapshot-dir another than before?"));
+}
+
+absl::Status ReconServer::Parts::OpenLog(const ApplyRules& rules) {
+  if (flags.durability == ServerFlags::Durability::kSnapshot) {
+    RECON_ASSIGN_OR_RETURN(const std::vector<std::string> names, FileSystem::Local()->List(LogDirectory()));
+    if (names.empty()) return absl::OkStatus();
+    // Once more from the log, never again: there will be none that goes on from it.
+    RECON_RETURN_IF_ERROR(TakeSnapshot("recovered"));
+    for (const std::string& name : names) {
+      if (!FirstSequenceOf(name).ok()) continue;
+      RECON_RETURN_IF_ERROR(FileSystem::Local()->Remove(absl::StrCat(LogDirectory(), "/", name)));
+    }
+    return absl::OkStatus();
+  }
+  PushLog::Options options;
+  options.directory = LogDirectory();
+  options.sync = flags.durability == ServerFlags::Durability::kSync;
+  options.segment_bytes = flags.log_segment_bytes;
+  RECON_ASSIGN_OR_RETURN(auto log,
+                         PushLog::Open(options, FileSystem::Local(), rules, params->sequence() + 1));
+  params->SetLog(std::move(log));
+  return absl::OkStatus();
 }
 
 absl::Status ReconServer::Parts::Drain() {
@@ -170,14 +239,7 @@ absl::Status ReconServer::Parts::Drain() {
   if (!params->WaitUntilIdle(kDrainTimeout))
     spdlog::warn("some pushes were still running after {}", absl::FormatDuration(kDrainTimeout));
   absl::Status status;
-  if (params->has_values()) {
-    Notification taken;
-    snapshots->Take("drain", [&](const absl::StatusOr<SnapshotReply>& reply) {
-      status = reply.status();
-      taken.Notify();
-    });
-    taken.WaitForNotification();
-  }
+  if (params->has_values()) status = TakeSnapshot("drain");
   rpc->Shutdown(absl::Seconds(1));
   return status;
 }
@@ -207,6 +269,8 @@ void ReconServer::RequestDrain() { parts_->drain_requested.store(true); }
 absl::Status ReconServer::RunUntilStopped() {
   Coordinator* coordinator = parts_->coordinator.get();
   while (!ShutdownSignal::Wait(kTick) && !parts_->drain_requested.load()) {
+    // What it has acknowledged is safe; the rest is for the next start to decide.
+    RECON_RETURN_IF_ERROR(parts_->params->log_status());
     bool done = false;
     coordinator->lane()->RunAndWait([&] {
       coordinator->Tick(Now());

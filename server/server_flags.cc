@@ -24,6 +24,8 @@ struct RawFlags {
   std::string schedule = "constant";
   std::string sync = "asp";
   std::vector<std::string> groups;
+  std::string durability = "log";
+  std::string replay_target = "5s";
   std::string snapshot_interval = "30s";
   std::string heartbeat_interval = "300ms";
   std::string suspect_after = "1s";
@@ -83,7 +85,7 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
   env(app->add_option("--listen", flags->listen,
                       "HOST:PORT; port 0 takes a free one (written to <data>/ADDRESS)"),
       "RECON_LISTEN");
-  env(app->add_option("--data", flags->data, "data directory: control database, lock, snapshots"),
+  env(app->add_option("--data", flags->data, "data directory: control database, push log, lock, snapshots"),
       "RECON_DATA")
       ->required();
   env(app->add_option("--snapshot-dir", flags->snapshot_dir, "snapshots go here; default <data>/snapshots"),
@@ -156,6 +158,18 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
       "RECON_EVAL_SPLIT_SAMPLES");
   env(app->add_option("--seed", raw->seed, "order of samples and initial values"), "RECON_SEED");
 
+  env(app->add_option(
+             "--durability", raw->durability,
+             "what acknowledged pushes survive: sync (power failures), log (the death of the server) or "
+             "snapshot (nothing: what came after the newest snapshot is lost)")
+          ->check(CLI::IsMember({"sync", "log", "snapshot"})),
+      "RECON_DURABILITY");
+  env(app->add_option("--log-segment-bytes", flags->log_segment_bytes, "bytes of a file of the push log")
+          ->check(CLI::Range(uint64_t{1} << 16, uint64_t{1} << 32)),
+      "RECON_LOG_SEGMENT_BYTES");
+  env(app->add_option("--replay-target", raw->replay_target,
+                      "a snapshot is taken early when replaying the log would take longer"),
+      "RECON_REPLAY_TARGET");
   env(app->add_option("--snapshot-interval", raw->snapshot_interval,
                       "time between periodic snapshots, such as 30s"),
       "RECON_SNAPSHOT_INTERVAL");
@@ -203,6 +217,10 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
   // Biases and norms, by common practice; --group overrides it.
   flags->groups["no_decay"].weight_decay_scale = 0;
   for (const std::string& group : raw.groups) RECON_RETURN_IF_ERROR(ParseGroup(group, &flags->groups));
+  flags->durability = raw.durability == "sync"  ? ServerFlags::Durability::kSync
+                      : raw.durability == "log" ? ServerFlags::Durability::kLog
+                                                : ServerFlags::Durability::kSnapshot;
+  RECON_ASSIGN_OR_RETURN(flags->replay_target, ParseInterval("--replay-target", raw.replay_target));
   RECON_ASSIGN_OR_RETURN(flags->snapshot_interval,
                          ParseInterval("--snapshot-interval", raw.snapshot_interval));
   RECON_ASSIGN_OR_RETURN(const absl::Duration heartbeat,

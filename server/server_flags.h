@@ -5,6 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/base/limits.h"
 #include "proto/control.pb.h"
 #include "server/store/optimizer.h"
 
@@ -28,6 +29,11 @@ struct ServerFlags {
   std::map<std::string, GroupPolicy> groups;
   JobConfig job;
 
+  // What survives a crash; see server/durability/LOG.md.
+  enum class Durability { kSync, kLog, kSnapshot };
+  Durability durability = Durability::kLog;
+  uint64_t log_segment_bytes = limits::kLogSegmentBytes;
+  absl::Duration replay_target;
   absl::Duration snapshot_interval;
   int snapshot_keep = 5;
   int zstd_level = 1;

@@ -8,8 +8,16 @@
 #include "common/base/log.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
+#include "server/log_replay.h"
 
 namespace recon {
+
+namespace {
+
+// A snapshot that fails is not tried again before.
+constexpr absl::Duration kBetweenTries = absl::Seconds(1);
+
+}  // namespace
 
 uint64_t RawBytes(const Manifest& manifest) {
   uint64_t bytes = 0;
@@ -66,13 +74,14 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   description.optimizer = options_.optimizer;
   description.state_planes = params_->state_planes();
   description.sequence = cut.sequence;
+  description.log_from = cut.log_from;
   description.cluster_epoch = options_.cluster_epoch;
   description.frontier_step = cut.frontier_step;
   description.created_unix_ms = absl::ToUnixMillis(start);
   description.reason = reason;
   RECON_ASSIGN_OR_RETURN(const Manifest manifest, writer_.Write(*layout, cut.shards, description));
   const double seconds = absl::ToDoubleSeconds(Now() - start);
-  NotePublished(manifest, seconds);
+  NotePublished(manifest, seconds, cut.apply_seconds);
   const absl::Status collected = writer_.CollectGarbage();
   if (!collected.ok()) spdlog::warn("old snapshots: {}", collected.message());
   SnapshotReply reply;
@@ -83,7 +92,7 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   return reply;
 }
 
-void SnapshotService::NotePublished(const Manifest& manifest, double seconds) {
+void SnapshotService::NotePublished(const Manifest& manifest, double seconds, double apply_seconds) {
   published_.Increment();
   seconds_.Set(seconds);
   spdlog::info("snapshot {} published ({}): {:.1f} MB of {:.1f} MB, {:.2f} s, root {}", manifest.generation(),
@@ -93,11 +102,13 @@ void SnapshotService::NotePublished(const Manifest& manifest, double seconds) {
     MutexLock lock(&mu_);
     status_.set_published(status_.published() + 1);
     status_.set_seconds(seconds);
+    apply_seconds_at_last_ = apply_seconds;
   }
   NoteRestored(manifest);
 }
 
 void SnapshotService::NoteRestored(const Manifest& manifest) {
+  params_->NoteSnapshot(FirstRecordFor(manifest));
   generation_.Set(static_cast<double>(manifest.generation()));
   MutexLock lock(&mu_);
   status_.set_generation(manifest.generation());
@@ -109,14 +120,19 @@ void SnapshotService::NoteRestored(const Manifest& manifest) {
 }
 
 void SnapshotService::Tick(absl::Time now) {
+  bool due = false;
   {
     MutexLock lock(&mu_);
-    if (periodic_running_ || now - last_periodic_ < options_.interval) return;
+    if (periodic_running_ || now < next_try_) return;
     if (params_->sequence() == last_sequence_ || !params_->has_values()) return;
+    due = now - last_periodic_ >= options_.interval;
+    const double replay = (params_->apply_seconds() - apply_seconds_at_last_) / params_->lanes();
+    if (!due && replay < absl::ToDoubleSeconds(options_.replay_target)) return;
     periodic_running_ = true;
     last_periodic_ = now;
+    next_try_ = now + kBetweenTries;
   }
-  Take("periodic", [this](const absl::StatusOr<SnapshotReply>&) {
+  Take(due ? "periodic" : "replay", [this](const absl::StatusOr<SnapshotReply>&) {
     MutexLock lock(&mu_);
     periodic_running_ = false;
   });

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -26,6 +27,8 @@ class SnapshotService {
   struct Options {
     SnapshotWriter::Options writer;
     absl::Duration interval = absl::InfiniteDuration();
+    // One is taken early when replaying the log since the last would take longer.
+    absl::Duration replay_target = absl::InfiniteDuration();
     std::string optimizer;
     uint64_t cluster_epoch = 0;
   };
@@ -40,7 +43,8 @@ class SnapshotService {
   // Returns when all that was asked for is done.
   void Flush();
 
-  // Starts a periodic snapshot if one is due and something was applied since the last.
+  // Starts a snapshot if one is due, by time or by the length of the log, and something was applied since the
+  // last.
   void Tick(absl::Time now);
 
   SnapshotStatus status() const;
@@ -49,7 +53,7 @@ class SnapshotService {
 
  private:
   absl::StatusOr<SnapshotReply> TakeNow(const std::string& reason);
-  void NotePublished(const Manifest& manifest, double seconds);
+  void NotePublished(const Manifest& manifest, double seconds, double apply_seconds);
 
   // Set in the constructor.
   const Options options_;
@@ -65,7 +69,9 @@ class SnapshotService {
   mutable Mutex mu_;
   SnapshotStatus status_ ABSL_GUARDED_BY(mu_);
   absl::Time last_periodic_ ABSL_GUARDED_BY(mu_);
-  uint64_t last_sequence_ ABSL_GUARDED_BY(mu_) = 0;
+  std::optional<uint64_t> last_sequence_ ABSL_GUARDED_BY(mu_);  // Of the newest snapshot.
+  double apply_seconds_at_last_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Time next_try_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   bool periodic_running_ ABSL_GUARDED_BY(mu_) = false;
 
   Lane lane_;

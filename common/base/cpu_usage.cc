@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <sys/resource.h>
+#include <time.h>
 
 #include <fstream>
 #include <memory>
@@ -24,6 +25,12 @@ CpuUsage ProcessCpuUsage() {
     if (file >> ran >> waited) usage.waited_seconds += 1e-9 * waited;
   }
   return usage;
+}
+
+double ThreadCpuSeconds() {
+  timespec used{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
 }
 
 }  // namespace recon

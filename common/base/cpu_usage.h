@@ -11,4 +11,7 @@ struct CpuUsage {
 // Since the process started; threads that have ended count for what they used. Thread-safe.
 CpuUsage ProcessCpuUsage();
 
+// CPU time of the calling thread.
+double ThreadCpuSeconds();
+
 }  // namespace recon

@@ -10,6 +10,17 @@ namespace recon {
 
 uint64_t Hash64(const void* data, size_t size) { return XXH3_64bits(data, size); }
 
+StreamingHash64::StreamingHash64() : state_(XXH3_createState()) {
+  XXH3_64bits_reset(static_cast<XXH3_state_t*>(state_));
+}
+StreamingHash64::~StreamingHash64() { XXH3_freeState(static_cast<XXH3_state_t*>(state_)); }
+void StreamingHash64::Update(const void* data, size_t size) {
+  XXH3_64bits_update(static_cast<XXH3_state_t*>(state_), data, size);
+}
+uint64_t StreamingHash64::Digest() const {
+  return XXH3_64bits_digest(static_cast<const XXH3_state_t*>(state_));
+}
+
 std::string Hash128(const void* data, size_t size) {
   XXH128_canonical_t canonical;
   XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, size));

@@ -13,6 +13,21 @@ namespace recon {
 // Checksum over stored bytes.
 uint64_t Hash64(const void* data, size_t size);
 
+// The same over bytes that come in pieces.
+class StreamingHash64 {
+ public:
+  StreamingHash64();
+  ~StreamingHash64();
+  StreamingHash64(const StreamingHash64&) = delete;
+  StreamingHash64& operator=(const StreamingHash64&) = delete;
+
+  void Update(const void* data, size_t size);
+  uint64_t Digest() const;
+
+ private:
+  void* state_;
+};
+
 // Identity of raw bytes: 16 bytes, big endian (the canonical form).
 std::string Hash128(const void* data, size_t size);
 

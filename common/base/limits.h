@@ -60,6 +60,13 @@ constexpr int kFramesInFlight = 8;
 constexpr uint64_t kManifestBytesMax = uint64_t{256} << 20;
 constexpr uint64_t kPackBytesTarget = uint64_t{256} << 20;
 
+// Push log: a record is a frame, or a closing of kMembersMax contributors.
+constexpr uint64_t kLogRecordBytesMax = kFrameBytesMax;
+// Small enough that a trimmed log wastes little, large enough that beginning one costs nothing.
+constexpr uint64_t kLogSegmentBytes = uint64_t{64} << 20;
+// Records that wait for the log's thread; as they hold their frames, kPushBytesInFlightMax bounds them, too.
+constexpr uint64_t kLogBatchBytes = uint64_t{8} << 20;
+
 // Data files: the largest allowed IDX or CIFAR file once decompressed.
 constexpr uint64_t kDatasetBytesMax = uint64_t{16} << 30;
 

@@ -2,7 +2,9 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
+#include "common/storage/file_system.h"
 #include "common/storage/object_store.h"
 
 namespace recon {
@@ -15,7 +17,9 @@ namespace recon {
 class LocalStore : public ObjectStore {
  public:
   // NotFound if the directory is absent and `writer` is not set.
-  static absl::StatusOr<std::unique_ptr<LocalStore>> Open(const std::string& directory, bool writer);
+  // `files` must outlive the store.
+  static absl::StatusOr<std::unique_ptr<LocalStore>> Open(const std::string& directory, bool writer,
+                                                          FileSystem* files = FileSystem::Local());
 
   absl::StatusOr<std::unique_ptr<Writer>> Create(const std::string& name) override;
   absl::Status PutIfAbsent(const std::string& name, absl::string_view bytes) override;
@@ -26,9 +30,11 @@ class LocalStore : public ObjectStore {
   std::string Describe() const override { return directory_; }
 
  private:
-  explicit LocalStore(std::string directory) : directory_(std::move(directory)) {}
+  LocalStore(std::string directory, FileSystem* files) : directory_(std::move(directory)), files_(files) {}
+  std::string PathOf(const std::string& name) const;
 
-  std::string directory_;
+  const std::string directory_;
+  FileSystem* const files_;
 };
 
 }  // namespace recon

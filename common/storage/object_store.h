@@ -39,7 +39,8 @@ class ObjectStore {
 
   // Names that start with `prefix`, sorted.
   virtual absl::StatusOr<std::vector<std::string>> List(const std::string& prefix) = 0;
-  // OK if the object is gone, whether or not it was there.
+  // OK if the object is gone for good, whether or not it was there: what is deleted afterwards is not missed
+  // by what was deleted before.
   virtual absl::Status Delete(const std::string& name) = 0;
 
   // Where this is, for messages.

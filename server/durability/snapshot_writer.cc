@@ -85,6 +85,7 @@ absl::StatusOr<Manifest> SnapshotWriter::Write(const ParamLayout& layout, const 
   manifest.set_optimizer(description.optimizer);
   manifest.set_state_planes(static_cast<uint32_t>(description.state_planes));
   manifest.set_sequence(description.sequence);
+  manifest.set_log_from(description.log_from);
   manifest.set_cluster_epoch(description.cluster_epoch);
   manifest.set_frontier_step(description.frontier_step);
   manifest.set_created_unix_ms(description.created_unix_ms);

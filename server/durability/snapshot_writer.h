@@ -25,6 +25,7 @@ class SnapshotWriter {
     std::string optimizer;
     int state_planes = 0;
     uint64_t sequence = 0;
+    uint64_t log_from = 0;  // 0: sequence + 1.
     uint64_t cluster_epoch = 0;
     uint64_t frontier_step = 0;
     int64_t created_unix_ms = 0;

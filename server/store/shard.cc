@@ -191,6 +191,11 @@ Shard::Update Shard::EncodedSince(CodecId codec, uint64_t base) {
   return update_;
 }
 
+void Shard::SetRules(const OptimizerConfig* config, const GroupPolicy& policy) {
+  config_ = config;
+  policy_ = policy;
+}
+
 ShardCut Shard::Cut() const { return {version_, pages_, ledger_.Entries()}; }
 
 void Shard::Restore(ShardCut cut, uint64_t first_open_step) {

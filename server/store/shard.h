@@ -80,6 +80,11 @@ class Shard {
   };
   Update EncodedSince(CodecId codec, uint64_t base);
 
+  // What later updates go by. `config` must outlive the shard, or its next rules.
+  void SetRules(const OptimizerConfig* config, const GroupPolicy& policy);
+  // Those of steps that are not closed.
+  void DropContributions() { contributions_.clear(); }
+
   ShardCut Cut() const;
   // The reverse of Cut(). `cut` must have this shard's shape; steps before `first_open_step` are closed.
   void Restore(ShardCut cut, uint64_t first_open_step);
@@ -96,10 +101,10 @@ class Shard {
   // Set in the constructor.
   const ShardId id_;
   const ShardPlacement placement_;
-  const OptimizerConfig* const config_;
-  const GroupPolicy policy_;
 
   // Lane only.
+  const OptimizerConfig* config_;
+  GroupPolicy policy_;
   uint64_t version_ = 0;
   std::vector<Pages> pages_;
   PushLedger ledger_;

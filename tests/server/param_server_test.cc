@@ -245,7 +245,7 @@ TEST_CASE("malformed pushes get the right code and change nothing", "[param_serv
 TEST_CASE("clipping scales a push down to its norm, and leaves a smaller one alone", "[param_server]") {
   for (const int bound : {kAsp, 0}) {
     ParamServer::Options options = ParamServerHarness::MakeOptions(bound, OptimizerKind::kSgd, 1, 1);
-    options.optimizer.clip_norm = 2;
+    options.rules.optimizer.clip_norm = 2;
     ParamServerHarness harness(options);
     harness.Define(SampleModel(), std::vector<float>(kParams, 0));
     harness.Join(1);

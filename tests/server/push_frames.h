@@ -20,15 +20,16 @@ class ParamServerHarness {
   explicit ParamServerHarness(int bound, OptimizerKind kind = OptimizerKind::kSgd, double rate = 1,
                               int lanes = 2)
       : ParamServerHarness(MakeOptions(bound, kind, rate, lanes)) {}
-  explicit ParamServerHarness(const ParamServer::Options& options) : server_(options, &metrics_) {}
+  explicit ParamServerHarness(const ParamServer::Options& options)
+      : cluster_epoch_(options.rules.cluster_epoch), server_(options, &metrics_) {}
 
   static ParamServer::Options MakeOptions(int bound, OptimizerKind kind, double rate, int lanes) {
     ParamServer::Options options;
-    options.optimizer.kind = kind;
-    options.optimizer.learning_rate = rate;
-    options.bound = bound;
+    options.rules.optimizer.kind = kind;
+    options.rules.optimizer.learning_rate = rate;
+    options.rules.bound = bound;
     options.lanes = lanes;
-    options.cluster_epoch = kEpoch;
+    options.rules.cluster_epoch = kEpoch;
     return options;
   }
 
@@ -57,7 +58,7 @@ class ParamServerHarness {
     frame.header.kind = static_cast<uint8_t>(kind);
     frame.header.worker = worker.value();
     frame.header.incarnation = incarnation.value();
-    frame.header.cluster_epoch = kEpoch;
+    frame.header.cluster_epoch = cluster_epoch_;
     frame.header.step = step;
     frame.header.order_key = worker.value();
     frame.header.samples = 1;
@@ -124,6 +125,7 @@ class ParamServerHarness {
   }
 
  private:
+  const uint64_t cluster_epoch_;
   Metrics metrics_;
   ParamServer server_;
 };

@@ -1,0 +1,177 @@
+#include "common/storage/file_system.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+
+namespace recon {
+namespace {
+
+namespace fs = std::filesystem;
+
+absl::Status Errno(int error, const std::string& what) {
+  const std::string text =
+      absl::StrCat(what, ": ", std::error_code(error, std::generic_category()).message());
+  if (error == ENOENT) return absl::NotFoundError(text);
+  if (error == EEXIST) return absl::AlreadyExistsError(text);
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG) return absl::ResourceExhaustedError(text);
+  return absl::DataLossError(text);
+}
+
+class LocalFile : public FileSystem::File {
+ public:
+  LocalFile(const std::string& path, int flags)
+      : fd_(open(path.c_str(), flags | O_CLOEXEC, 0644)), path_(path) {}
+  ~LocalFile() override {
+    if (fd_ >= 0) close(fd_);
+  }
+  LocalFile(const LocalFile&) = delete;
+  LocalFile& operator=(const LocalFile&) = delete;
+
+  bool ok() const { return fd_ >= 0; }
+
+  absl::Status Append(absl::Span<const absl::string_view> pieces) override {
+    std::vector<iovec> left;
+    left.reserve(pieces.size());
+    for (const absl::string_view piece : pieces) {
+      if (!piece.empty()) left.push_back({const_cast<char*>(piece.data()), piece.size()});
+    }
+    for (size_t first = 0; first < left.size();) {
+      const auto count = static_cast<int>(std::min<size_t>(left.size() - first, IOV_MAX));
+      ssize_t written = pwritev(fd_, &left[first], count, static_cast<off_t>(offset_));
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) return Errno(errno, absl::StrCat("write ", path_));
+      offset_ += static_cast<uint64_t>(written);
+      while (first < left.size() && static_cast<size_t>(written) >= left[first].iov_len) {
+        written -= static_cast<ssize_t>(left[first++].iov_len);
+      }
+      if (written > 0) {
+        left[first].iov_base = static_cast<char*>(left[first].iov_base) + written;
+        left[first].iov_len -= static_cast<size_t>(written);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Allocate(uint64_t bytes) override {
+    int error = EINTR;
+    while (error == EINTR) error = posix_fallocate(fd_, 0, static_cast<off_t>(bytes));
+    return error == 0 ? absl::OkStatus() : Errno(error, absl::StrCat("allocate ", path_));
+  }
+
+  absl::Status Sync() override {
+    if (fdatasync(fd_) != 0) return Errno(errno, absl::StrCat("fsync ", path_));
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadAt(uint64_t offset, uint64_t size, char* out) {
+    for (uint64_t done = 0; done < size;) {
+      const ssize_t got = pread(fd_, out + done, size - done, static_cast<off_t>(offset + done));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) return Errno(errno, absl::StrCat("read ", path_));
+      if (got == 0) {
+        return absl::DataLossError(absl::StrCat(path_, " ends at byte ", offset + done, ", ", size,
+                                                " bytes were expected from byte ", offset));
+      }
+      done += static_cast<uint64_t>(got);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  int fd_;
+  std::string path_;
+  uint64_t offset_ = 0;
+};
+
+class LocalFileSystem : public FileSystem {
+ public:
+  absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path) override {
+    auto file = std::make_unique<LocalFile>(path, O_WRONLY | O_CREAT | O_TRUNC);
+    if (!file->ok()) return Errno(errno, absl::StrCat("create ", path));
+    return std::unique_ptr<File>(std::move(file));
+  }
+
+  absl::StatusOr<uint64_t> Size(const std::string& path) override {
+    struct stat info;
+    if (stat(path.c_str(), &info) != 0) return Errno(errno, path);
+    return static_cast<uint64_t>(info.st_size);
+  }
+
+  absl::StatusOr<std::string> Read(const std::string& path, uint64_t offset, uint64_t size) override {
+    RECON_ASSIGN_OR_RETURN(const uint64_t have, Size(path));
+    if (offset > have || size > have - offset) {
+      return absl::DataLossError(
+          absl::StrCat(path, " has ", have, " bytes, ", size, " were expected from byte ", offset));
+    }
+    LocalFile file(path, O_RDONLY);
+    if (!file.ok()) return Errno(errno, absl::StrCat("open ", path));
+    std::string bytes(size, '\0');
+    RECON_RETURN_IF_ERROR(file.ReadAt(offset, size, bytes.data()));
+    return bytes;
+  }
+
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    if (rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+    return Errno(errno, absl::StrCat("rename ", from));
+  }
+
+  absl::Status Link(const std::string& from, const std::string& to) override {
+    if (link(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+    return Errno(errno, absl::StrCat("link ", to));
+  }
+
+  absl::Status Remove(const std::string& path) override {
+    if (unlink(path.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
+    return Errno(errno, absl::StrCat("delete ", path));
+  }
+
+  absl::Status SyncDirectory(const std::string& path) override {
+    LocalFile directory(path, O_RDONLY | O_DIRECTORY);
+    if (!directory.ok()) return Errno(errno, absl::StrCat("open ", path));
+    return directory.Sync();
+  }
+
+  absl::Status CreateDirectories(const std::string& path) override {
+    std::error_code error;
+    fs::create_directories(path, error);
+    return error ? Errno(error.value(), absl::StrCat("create ", path)) : absl::OkStatus();
+  }
+
+  bool IsDirectory(const std::string& path) override {
+    std::error_code error;
+    return fs::is_directory(path, error);
+  }
+
+  absl::StatusOr<std::vector<std::string>> List(const std::string& directory) override {
+    std::vector<std::string> names;
+    if (!IsDirectory(directory)) return names;
+    std::error_code error;
+    fs::recursive_directory_iterator walk(directory, error);
+    for (; !error && walk != fs::recursive_directory_iterator(); walk.increment(error)) {
+      if (walk->is_regular_file(error)) names.push_back(walk->path().lexically_relative(directory));
+    }
+    if (error) return Errno(error.value(), absl::StrCat("list ", directory));
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+};
+
+}  // namespace
+
+FileSystem* FileSystem::Local() {
+  static auto* const local = new LocalFileSystem;
+  return local;
+}
+
+}  // namespace recon

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace recon {
+
+// The few operations on files that durable state needs, so that tests can put a file system in their place
+// that fails, tears and forgets.
+//
+// Threads: thread-safe; a file is used by one thread at a time.
+// Errors: NotFound, AlreadyExists, ResourceExhausted when the disk or a quota is full, DataLoss for what else
+// can go wrong with I/O. A failed Sync() is never to be tried again: the kernel may have dropped the data and
+// cleared the error.
+class FileSystem {
+ public:
+  // Closed when destroyed.
+  class File {
+   public:
+    virtual ~File() = default;
+    // Writes all pieces, one after the other, behind what was written before.
+    virtual absl::Status Append(absl::Span<const absl::string_view> pieces) = 0;
+    // Makes the file `bytes` long, of zeros that the next Append() calls overwrite from where they are.
+    virtual absl::Status Allocate(uint64_t bytes) = 0;
+    // What was appended survives the machine when it returns OK; the name does after SyncDirectory().
+    virtual absl::Status Sync() = 0;
+  };
+
+  virtual ~FileSystem() = default;
+
+  // A file for writing, empty.
+  virtual absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path) = 0;
+  virtual absl::StatusOr<uint64_t> Size(const std::string& path) = 0;
+  // Exactly `size` bytes from `offset`; DataLoss if the file is shorter.
+  virtual absl::StatusOr<std::string> Read(const std::string& path, uint64_t offset, uint64_t size) = 0;
+
+  // Replaces what is at `to`.
+  virtual absl::Status Rename(const std::string& from, const std::string& to) = 0;
+  // AlreadyExists if there is something at `to`.
+  virtual absl::Status Link(const std::string& from, const std::string& to) = 0;
+  // OK if the file is gone, whether or not it was there.
+  virtual absl::Status Remove(const std::string& path) = 0;
+  virtual absl::Status SyncDirectory(const std::string& path) = 0;
+  // With those above it.
+  virtual absl::Status CreateDirectories(const std::string& path) = 0;
+  virtual bool IsDirectory(const std::string& path) = 0;
+  // Paths of the files below a directory, relative to it, sorted; none if it is not there.
+  virtual absl::StatusOr<std::vector<std::string>> List(const std::string& directory) = 0;
+
+  // The one of the machine; lives as long as the process.
+  static FileSystem* Local();
+};
+
+}  // namespace recon

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "common/base/byte_chain.h"
+#include "common/base/ids.h"
+#include "server/store/apply_rules.h"
+
+namespace recon {
+
+// The bytes of the push log; the grammar is in LOG.md. Pure functions.
+
+enum class LogRecordKind : uint8_t { kFrame = 1, kClosing = 2 };
+
+// A synchronous step's end, and whose pushes count.
+struct StepClosing {
+  uint64_t step = 0;
+  std::vector<std::pair<WorkerId, Incarnation>> contributors;  // Ascending.
+};
+std::string EncodeClosing(const StepClosing& closing);
+// DataLoss if the length does not match the count, or contributors do not ascend.
+absl::StatusOr<StepClosing> DecodeClosing(absl::string_view payload);
+
+std::string SegmentName(uint64_t first_sequence);
+// The first sequence in a segment's name; InvalidArgument if it is no segment's.
+absl::StatusOr<uint64_t> FirstSequenceOf(absl::string_view name);
+
+// What a segment begins with.
+std::string EncodeSegmentHead(const ApplyRules& rules);
+struct SegmentHead {
+  ApplyRules rules;
+  uint64_t bytes = 0;  // Where the first record is.
+};
+absl::StatusOr<SegmentHead> DecodeSegmentHead(absl::string_view segment);
+
+// What comes before a record's payload. After the payload come zeros, up to a multiple of 8 bytes.
+inline constexpr uint64_t kRecordHeadBytes = 4 + 1 + 3 + 8 + 8 + 8;
+std::string EncodeRecordHead(LogRecordKind kind, uint64_t sequence, uint64_t acknowledged,
+                             const ByteChain& payload);
+inline constexpr uint64_t PaddedBytes(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
+
+struct LogRecord {
+  LogRecordKind kind = LogRecordKind::kFrame;
+  uint64_t sequence = 0;
+  uint64_t acknowledged = 0;  // A record up to which all were safe when this one was written.
+  absl::string_view payload;
+  uint64_t bytes = 0;  // With head and padding.
+};
+// The record at `offset`. NotFound if only zeros or nothing follow; DataLoss, with what is wrong, if
+// something does that is no record.
+absl::StatusOr<LogRecord> DecodeRecord(absl::string_view segment, uint64_t offset);
+
+}  // namespace recon

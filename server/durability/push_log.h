@@ -1,0 +1,91 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "common/base/byte_chain.h"
+#include "common/base/limits.h"
+#include "common/base/mutex.h"
+#include "common/storage/file_system.h"
+#include "server/durability/log_format.h"
+
+namespace recon {
+
+// Writes the push log (LOG.md): records in the order they were appended, many at a time.
+//
+// Threads: Append(), Barrier() and Trim() on any; what is to come in a certain order needs the caller's lock.
+// `done` callbacks run on the log's own thread, one after the other, in the order of their calls; they must
+// not block on anything that waits for the log.
+// Shutdown: the destructor writes what was appended, runs the callbacks and joins.
+class PushLog {
+ public:
+  struct Options {
+    std::string directory;
+    bool sync = false;  // Records are on the disk, not only written, before their callbacks run.
+    uint64_t segment_bytes = limits::kLogSegmentBytes;
+  };
+  // OK: the record is written, and everything before it. Otherwise nothing more will be: the log has failed.
+  using Done = absl::AnyInvocable<void(const absl::Status& status)>;
+
+  // Begins a segment for records from `next_sequence`, applied by `rules`. `files` must outlive the log.
+  static absl::StatusOr<std::unique_ptr<PushLog>> Open(const Options& options, FileSystem* files,
+                                                       const ApplyRules& rules, uint64_t next_sequence);
+  ~PushLog();
+
+  // Appends a record; its sequence is the next one.
+  void Append(LogRecordKind kind, ByteChain payload, Done done);
+  // Runs `done` when everything before is written.
+  void Barrier(Done done);
+  // Removes segments that only have records before `first_needed`.
+  absl::Status Trim(uint64_t first_needed);
+
+  // Why it has failed; OK while it has not.
+  absl::Status status() const;
+  // Of records, since Open().
+  uint64_t bytes_written() const { return bytes_written_.load(); }
+
+ private:
+  struct Entry {
+    bool barrier = false;
+    LogRecordKind kind = LogRecordKind::kFrame;
+    ByteChain payload;
+    Done done;
+  };
+  struct Segment {
+    std::unique_ptr<FileSystem::File> file;
+    uint64_t bytes = 0;
+  };
+
+  PushLog(const Options& options, FileSystem* files, const ApplyRules& rules, uint64_t next_sequence);
+  void Run();
+  std::vector<Entry> TakeBatch();
+  absl::Status BeginSegment(uint64_t bytes_needed);
+  absl::Status Write(const std::vector<Entry>& batch);
+
+  // Set in the constructor.
+  const Options options_;
+  FileSystem* const files_;
+  const std::string segment_head_;
+
+  // The log's thread only, once it runs.
+  Segment segment_;
+  uint64_t next_sequence_;
+
+  std::atomic<uint64_t> bytes_written_{0};
+  mutable Mutex mu_;
+  std::deque<Entry> queue_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+
+  std::thread thread_;
+};
+
+}  // namespace recon

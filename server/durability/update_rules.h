@@ -1,0 +1,15 @@
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "proto/manifest.pb.h"
+#include "server/store/apply_rules.h"
+
+namespace recon {
+
+// ApplyRules as they are stored. Pure functions.
+
+UpdateRules EncodeRules(const ApplyRules& rules);
+// DataLoss, naming the value, for rules that no server has.
+absl::StatusOr<ApplyRules> DecodeRules(const UpdateRules& message);
+
+}  // namespace recon

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "common/codec/frame.h"
+#include "server/param_server.h"
+
+namespace recon {
+
+// One frame from its arrival to its reply.
+struct ParamServer::Operation {
+  FrameKind kind = FrameKind::kPull;
+  WorkerId worker;
+  Incarnation incarnation;
+  Frame frame;
+  ByteChain raw;  // The frame as it came in, until it is in the log.
+  const ApplyRules* rules = nullptr;
+  uint64_t bytes = 0;
+  absl::Time arrived;
+  Done done;
+
+  std::atomic<int> parts_left{0};
+  std::atomic<uint32_t> parts_taken{0};
+  std::atomic<bool> late{false};
+  std::atomic<bool> uncounted{false};  // A part of it waits for the closing of its step.
+  std::atomic<bool> pending{false};    // Such a part had been delivered before.
+  std::atomic<uint64_t> staleness_max{0};
+  // Element i belongs to the lane of part i until parts_left is 0.
+  std::vector<PartHeader> reply_parts;
+  std::vector<ByteChain> reply_payloads;
+};
+
+}  // namespace recon

@@ -1,0 +1,252 @@
+// A real server, killed with SIGKILL again and again while pushes are under way, and an oracle that knows
+// which of them were acknowledged.
+
+#include <signal.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "catch2/catch.hpp"
+#include "common/base/clock.h"
+#include "common/base/hash.h"
+#include "common/base/mutex.h"
+#include "common/snapshot/snapshot_reader.h"
+#include "common/storage/local_store.h"
+#include "common/tensor/param_layout.h"
+#include "tests/integration/cluster.h"
+#include "worker/client/param_client.h"
+
+namespace recon {
+namespace {
+
+// 50 kills of each mode take a minute; RECON_CRASH_ROUNDS asks for more.
+int Rounds() {
+  const char* text = std::getenv("RECON_CRASH_ROUNDS");
+  return text == nullptr ? 50 : std::atoi(text);
+}
+
+ModelSpec TwoTensors() {
+  ModelSpec model;
+  model.set_name("two");
+  for (const char* name : {"a", "b"}) {
+    TensorSpec* tensor = model.add_tensors();
+    tensor->set_name(name);
+    tensor->set_group(name);
+    tensor->add_shape(40'000);
+  }
+  return model;
+}
+
+// A worker that pushes known whole numbers and holds on to each push until it is acknowledged.
+class Pusher {
+ public:
+  Pusher(std::string name, std::string address) : name_(std::move(name)), address_(std::move(address)) {
+    thread_ = std::thread([this] { Run(); });
+  }
+  ~Pusher() { Stop(); }
+  void Stop() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+
+  uint64_t acknowledged() const { return acknowledged_.load(); }
+  // Of the pushes that were acknowledged; call it after Stop().
+  double sum() const { return sum_; }
+  const std::string& error() const { return error_; }
+
+ private:
+  static float ValueOf(uint64_t step) { return static_cast<float>(1 + step % 7); }
+
+  void Run() {
+    const auto channel = *ConnectTo(address_, {});
+    ControlClient control(channel, absl::Seconds(2));
+    ParamClient params(channel);
+    uint64_t step = 0;
+    // A push that was sent is sent until it is acknowledged: else nobody knew whether it counts.
+    const absl::Time give_up = Now() + absl::Minutes(10);
+    while ((!stop_ || uncertain_) && Now() < give_up) {
+      const auto reply = Register(&control, step);
+      if (!reply.ok()) {
+        if (absl::IsInvalidArgument(reply.status())) error_ = std::string(reply.status().message());
+        absl::SleepFor(absl::Milliseconds(10));
+        continue;
+      }
+      identity_.set_worker(reply->worker());
+      identity_.set_incarnation(incarnation_);
+      identity_.set_cluster_epoch(reply->cluster_epoch());
+      if (!reply->has_values() && !SendInitialValues(&control, &params)) continue;
+      uncertain_ = true;
+      while (uncertain_ && Push(&params, step)) {
+        sum_ += ValueOf(step);
+        acknowledged_ = ++step;
+        uncertain_ = !stop_;
+      }
+    }
+  }
+
+  absl::StatusOr<RegisterReply> Register(ControlClient* control, uint64_t step) {
+    RegisterRequest request;
+    request.set_name(name_);
+    request.set_incarnation(incarnation_);
+    *request.mutable_model() = TwoTensors();
+    request.set_train_samples(1000);
+    request.set_test_samples(10);
+    request.set_next_step(step);
+    return control->Register(request);
+  }
+
+  bool SendInitialValues(ControlClient* control, ParamClient* params) {
+    AcquireRequest request;
+    *request.mutable_identity() = identity_;
+    const auto reply = control->Acquire(request);
+    if (!reply.ok() || !reply->needs_initial_values()) return false;
+    return Call(params, FrameKind::kInit, 0, 0);
+  }
+
+  bool Push(ParamClient* params, uint64_t step) {
+    return Call(params, FrameKind::kPush, step, ValueOf(step));
+  }
+
+  bool Call(ParamClient* params, FrameKind kind, uint64_t step, float value) {
+    Frame frame;
+    frame.header.kind = static_cast<uint8_t>(kind);
+    frame.header.worker = identity_.worker();
+    frame.header.incarnation = identity_.incarnation();
+    frame.header.cluster_epoch = identity_.cluster_epoch();
+    frame.header.step = step;
+    frame.header.samples = 1;
+    frame.header.push_parts = layout_.shard_count();
+    for (uint32_t i = 0; i < layout_.shard_count(); ++i) {
+      PartHeader part;
+      part.shard = i;
+      part.count = layout_.shards()[i].size;
+      part.version = 0;
+      frame.parts.push_back(part);
+      std::string bytes(part.count * sizeof(float), '\0');
+      for (uint32_t at = 0; at < part.count; ++at)
+        std::memcpy(&bytes[at * sizeof(float)], &value, sizeof(float));
+      frame.payloads.push_back(ByteChain::FromString(std::move(bytes)));
+    }
+    return params->CallAll(kind, {std::move(frame)}, absl::Seconds(2))[0].ok();
+  }
+
+  const std::string name_;
+  const std::string address_;
+  const uint64_t incarnation_ = RandomNonZero();
+  const ParamLayout layout_ = *ParamLayout::Create(TwoTensors());
+  WorkerIdentity identity_;
+  std::atomic<bool> stop_{false};
+  std::atomic<uint64_t> acknowledged_{0};
+  bool uncertain_ = false;  // Whether the push under way has been applied.
+  double sum_ = 0;
+  std::string error_;
+  std::thread thread_;
+};
+
+// The one value of all parameters in the newest snapshot.
+double ValueOfNewest(const std::string& directory) {
+  const auto store = *LocalStore::Open(directory, /*writer=*/false);
+  const SnapshotReader reader(store.get());
+  const std::vector<Generation> generations = *reader.List();
+  const Manifest manifest = *reader.ReadManifest(generations.back());
+  const ParamLayout layout = *ParamLayout::Create(manifest.model());
+  double value = 0;
+  for (uint32_t shard = 0; shard < layout.shard_count(); ++shard) {
+    const std::vector<PageRef> pages = *reader.ReadChunk(manifest, static_cast<int>(shard));
+    if (shard == 0) value = pages[0].data()[0];
+    for (uint32_t i = 0; i < layout.shards()[shard].size; ++i) {
+      REQUIRE(pages[i / kPageParams].data()[i % kPageParams] == value);
+    }
+  }
+  return value;
+}
+
+}  // namespace
+
+TEST_CASE("SIGKILL under load, again and again: no acknowledged push is lost, none is applied twice",
+          "[crash]") {
+  for (const std::string durability : {"log", "sync"}) {
+    INFO(durability);
+    Cluster cluster({"--durability", durability, "--optimizer", "sgd", "--learning-rate", "1", "--sync",
+                     "asp", "--snapshot-interval", "150ms", "--snapshot-keep", "2", "--evict-after", "60s",
+                     "--suspect-after", "50s"});
+    REQUIRE(cluster.StartServer());
+    Pusher one("one", cluster.address());
+    Pusher two("two", cluster.address());
+    std::mt19937_64 random(20261121);
+    uint64_t before = 0;
+    for (int round = 0; round < Rounds(); ++round) {
+      CAPTURE(round);
+      REQUIRE(Eventually([&] { return one.acknowledged() + two.acknowledged() > before + 4; }));
+      absl::SleepFor(absl::Milliseconds(random() % 60));
+      before = one.acknowledged() + two.acknowledged();
+      cluster.server().Kill();
+      REQUIRE(cluster.StartServer());
+    }
+    one.Stop();
+    two.Stop();
+    CHECK(one.error().empty());
+    cluster.server().Signal(SIGTERM);
+    REQUIRE(cluster.server().Wait(absl::Seconds(30)) == 0);
+    CHECK(ValueOfNewest(cluster.snapshots()) == -(one.sum() + two.sum()));
+    CHECK_FALSE(absl::StrContains(cluster.ServerLog(), "DAMAGED"));
+    CHECK(absl::StrContains(cluster.ServerLog(), "replayed "));
+  }
+}
+
+#if defined(RECON_FAULT_POINTS)
+TEST_CASE("dying between any two steps of the log loses nothing that was acknowledged", "[crash]") {
+  for (const char* point : {"log.before_segment", "log.before_head", "log.before_directory_sync",
+                            "log.before_write", "log.before_sync", "log.before_acknowledging", "log.trim"}) {
+    for (const int occurrence : {1, 2}) {
+      INFO(point << ", occurrence " << occurrence);
+      Cluster cluster({"--durability", "sync", "--optimizer", "sgd", "--learning-rate", "1",
+                       "--snapshot-interval", "50ms", "--evict-after", "60s", "--suspect-after", "50s"});
+      // Of this size, so that there are several segments in a short time.
+      const std::string small = "RECON_LOG_SEGMENT_BYTES=1000000";
+      const bool at_start =
+          !cluster.StartServer({absl::StrCat("RECON_FAULT=", point, ":", occurrence, "=kill"), small});
+      if (at_start) REQUIRE(cluster.StartServer({small}));
+      Pusher one("one", cluster.address());
+      if (!at_start) {
+        REQUIRE(cluster.server().Wait(absl::Seconds(60)) == 128 + SIGKILL);
+        REQUIRE(cluster.StartServer({small}));
+      }
+      const uint64_t before = one.acknowledged();
+      REQUIRE(Eventually([&] { return one.acknowledged() > before + 5; }));
+      one.Stop();
+      cluster.server().Signal(SIGTERM);
+      REQUIRE(cluster.server().Wait(absl::Seconds(30)) == 0);
+      CHECK(ValueOfNewest(cluster.snapshots()) == -one.sum());
+      CHECK_FALSE(absl::StrContains(cluster.ServerLog(), "DAMAGED"));
+    }
+  }
+}
+
+TEST_CASE("a full disk or an I/O error under the log: the server says so and ends; nothing is lost",
+          "[crash]") {
+  for (const char* fault :
+       {"log.before_write:3=enospc", "log.before_sync:4=eio", "log.before_segment:2=enospc"}) {
+    INFO(fault);
+    Cluster cluster({"--durability", "sync", "--optimizer", "sgd", "--learning-rate", "1"});
+    const std::string small = "RECON_LOG_SEGMENT_BYTES=1000000";
+    REQUIRE(cluster.StartServer({absl::StrCat("RECON_FAULT=", fault), small}));
+    Pusher one("one", cluster.address());
+    REQUIRE(cluster.server().Wait(absl::Seconds(60)) == 1);
+    CHECK(absl::StrContains(cluster.ServerLog(), "the push log has failed"));
+    REQUIRE(cluster.StartServer({small}));
+    const uint64_t before = one.acknowledged();
+    REQUIRE(Eventually([&] { return one.acknowledged() > before + 5; }));
+    one.Stop();
+    cluster.server().Signal(SIGTERM);
+    REQUIRE(cluster.server().Wait(absl::Seconds(30)) == 0);
+    CHECK(ValueOfNewest(cluster.snapshots()) == -one.sum());
+  }
+}
+#endif
+
+}  // namespace recon

@@ -1,0 +1,285 @@
+// A ParamServer with log and snapshots on a file system of the test's own, which is copied at any moment:
+// what the death of the process, or a power failure, leaves then.
+
+#include <atomic>
+#include <memory>
+#include <random>
+#include <set>
+#include <utility>
+
+#include "catch2/catch.hpp"
+#include "common/base/mutex.h"
+#include "common/base/status_macros.h"
+#include "common/storage/local_store.h"
+#include "server/durability/recovery.h"
+#include "server/log_replay.h"
+#include "server/snapshot_service.h"
+#include "tests/server/durability/sample_state.h"
+#include "tests/server/push_frames.h"
+#include "tests/support/faulty_file_system.h"
+
+namespace recon {
+namespace {
+
+constexpr uint32_t kWorkers = 2;
+constexpr uint64_t kStepsARound = 12;
+
+// Even, so that the mean of two workers' is a whole number: sums are exact in FP32, in any order.
+float ValueOf(uint32_t worker, uint64_t step) {
+  return static_cast<float>(2 * ((step * 7 + worker * 3) % 13));
+}
+
+// What the workers know: which pushes were acknowledged.
+class Oracle {
+ public:
+  void Acknowledge(uint32_t worker, uint64_t step) {
+    MutexLock lock(&mu_);
+    acknowledged_.insert({worker, step});
+  }
+  std::set<std::pair<uint32_t, uint64_t>> acknowledged() const {
+    MutexLock lock(&mu_);
+    return acknowledged_;
+  }
+
+ private:
+  mutable Mutex mu_;
+  std::set<std::pair<uint32_t, uint64_t>> acknowledged_;
+};
+
+// One life of a server on `files`.
+class Life {
+ public:
+  Life(FaultyFileSystem* files, int bound, bool sync, uint64_t cluster_epoch)
+      : files_(files), bound_(bound), store_(*LocalStore::Open("/snapshots", /*writer=*/true, files)) {
+    ParamServer::Options options = ParamServerHarness::MakeOptions(bound, OptimizerKind::kSgd, 1, 2);
+    options.rules.cluster_epoch = cluster_epoch;
+    harness_ = std::make_unique<ParamServerHarness>(options);
+    SnapshotService::Options snapshot_options;
+    snapshot_options.writer.keep_last = 2;
+    service_ = std::make_unique<SnapshotService>(snapshot_options, &server(), store_.get(), &metrics_);
+    const SnapshotReader reader(store_.get());
+    const auto restored = LoadNewest(reader, [&](const Manifest& manifest) {
+      if (server().layout() == nullptr) RECON_RETURN_IF_ERROR(server().DefineModel(manifest.model()));
+      return server().Restore(reader, manifest, /*parameters_only=*/false);
+    });
+    REQUIRE(restored.ok());
+    if (*restored) {
+      service_->NoteRestored(**restored);
+      const auto end = ReplayLog(files, "/log", **restored, &server());
+      INFO(end.status());
+      REQUIRE(end.ok());
+      CHECK(end->records_lost == 0);
+      replayed_ = end->records;
+    } else {
+      harness_->Define(SampleModel(), std::vector<float>(300 * 300 + 30, 0.0f));
+      Snapshot();
+    }
+    PushLog::Options log_options;
+    log_options.directory = "/log";
+    log_options.sync = sync;
+    log_options.segment_bytes = 4 << 20;
+    server().SetLog(*PushLog::Open(log_options, files, options.rules, server().sequence() + 1));
+  }
+
+  ParamServer& server() { return harness_->server(); }
+  uint64_t replayed() const { return replayed_; }
+
+  void Snapshot() {
+    service_->Take("test", [](const absl::StatusOr<SnapshotReply>&) {});
+    service_->Flush();
+  }
+  void BeginSnapshot() {
+    service_->Take("test", [](const absl::StatusOr<SnapshotReply>&) {});
+  }
+
+  // Sends every push up to `end` that was not acknowledged; again those that were, if `all`.
+  void Push(Oracle* oracle, uint64_t end, bool all) {
+    const auto before = oracle->acknowledged();
+    for (uint32_t worker = 1; worker <= kWorkers; ++worker) {
+      uint64_t next = 0;
+      while (before.count({worker, next}) > 0) ++next;
+      harness_->Join(worker, next);
+    }
+    for (uint64_t step = 0; step < end; ++step) {
+      for (uint32_t worker = 1; worker <= kWorkers; ++worker) {
+        if (!all && before.count({worker, step}) > 0) continue;
+        Frame frame = harness_->PushFrame(worker, step, ValueOf(worker, step));
+        sent_.push_back(std::make_shared<Notification>());
+        server().Handle(FrameKind::kPushPull, EncodeFrame(std::move(frame)), Now(),
+                        [oracle, worker, step, event = sent_.back()](const absl::StatusOr<ByteChain>& reply) {
+                          if (reply.ok()) oracle->Acknowledge(worker, step);
+                          event->Notify();
+                        });
+      }
+    }
+  }
+  void WaitForReplies() {
+    for (const auto& event : sent_) event->WaitForNotification();
+    sent_.clear();
+  }
+
+  // The one value that all parameters have.
+  float Value() {
+    const std::vector<float> values = harness_->Values(1);
+    for (const float value : values) REQUIRE(value == values[0]);
+    return values[0];
+  }
+  float Expected(uint64_t end) const {
+    float sum = 0;
+    for (uint64_t step = 0; step < end; ++step) {
+      for (uint32_t worker = 1; worker <= kWorkers; ++worker) {
+        sum += ValueOf(worker, step) / (bound_ == 0 ? kWorkers : 1);
+      }
+    }
+    return -sum;
+  }
+
+  std::string Root() {
+    std::string root;
+    service_->Take("root", [&](const absl::StatusOr<SnapshotReply>& reply) { root = reply->state_root(); });
+    service_->Flush();
+    return root;
+  }
+
+  // Every push adds one value to all parameters: a snapshot in which they differ has part of one.
+  static void CheckSnapshots(FaultyFileSystem* files) {
+    const auto store = *LocalStore::Open("/snapshots", /*writer=*/false, files);
+    const SnapshotReader reader(store.get());
+    const std::vector<Generation> generations = *reader.List();
+    for (const Generation generation : generations) {
+      const auto manifest = reader.ReadManifest(generation);
+      REQUIRE(manifest.ok());
+      const ParamLayout layout = *ParamLayout::Create(manifest->model());
+      const std::vector<PageRef> first = *reader.ReadChunk(*manifest, 0);
+      for (int chunk = 0; chunk < manifest->chunks_size(); ++chunk) {
+        const std::vector<PageRef> pages = *reader.ReadChunk(*manifest, chunk);
+        for (size_t page = 0; page < pages.size(); ++page) {
+          const uint32_t size =
+              layout.shards()[static_cast<size_t>(chunk)].PageSize(static_cast<uint32_t>(page));
+          for (uint32_t i = 0; i < size; ++i) REQUIRE(pages[page].data()[i] == first[0].data()[0]);
+        }
+      }
+    }
+  }
+
+ private:
+  FaultyFileSystem* const files_;
+  const int bound_;
+  Metrics metrics_;
+  std::unique_ptr<LocalStore> store_;
+  std::unique_ptr<ParamServerHarness> harness_;
+  std::unique_ptr<SnapshotService> service_;
+  std::vector<std::shared_ptr<Notification>> sent_;
+  uint64_t replayed_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("killed at any moment, again and again: nothing acknowledged is lost, nothing is applied twice",
+          "[crash]") {
+  for (const int bound : {StalenessGate::kUnlimited, 2, 0}) {
+    for (const bool power : {false, true}) {
+      std::mt19937_64 random(static_cast<uint64_t>(bound * 2 + 5 + (power ? 100 : 0)));
+      auto files = std::make_unique<FaultyFileSystem>();
+      Oracle oracle;
+      uint64_t replayed = 0;
+      for (uint64_t round = 1; round <= 12; ++round) {
+        CAPTURE(bound, power, round);
+        const uint64_t end = round * kStepsARound;
+        std::unique_ptr<FaultyFileSystem> image;
+        std::unique_ptr<Oracle> known = std::make_unique<Oracle>();
+        {
+          Life life(files.get(), bound, /*sync=*/power, round);
+          replayed += life.replayed();
+          life.Push(&oracle, end, /*all=*/round % 3 == 0);
+          if (round % 2 == 0) life.BeginSnapshot();
+          absl::SleepFor(absl::Microseconds(random() % 20'000));
+          // First what was acknowledged, then the image: it must have all of that.
+          for (const auto& [worker, step] : oracle.acknowledged()) known->Acknowledge(worker, step);
+          image = power ? files->AfterPowerFailure(random(), 512) : files->Copy();
+          life.WaitForReplies();
+          CHECK(life.Value() == life.Expected(end));
+        }
+        // The image lives on, with workers that only know what they were told until then.
+        Life next(image.get(), bound, /*sync=*/power, 1000 + round);
+        next.Push(known.get(), end, /*all=*/true);
+        next.WaitForReplies();
+        CHECK(known->acknowledged().size() == end * kWorkers);
+        CHECK(next.Value() == next.Expected(end));
+        Life::CheckSnapshots(image.get());
+      }
+      CHECK(replayed > 0);
+    }
+  }
+}
+
+TEST_CASE("replay makes the same bits as the life it repeats", "[crash]") {
+  for (const int bound : {StalenessGate::kUnlimited, 0}) {
+    FaultyFileSystem files;
+    Oracle oracle;
+    std::unique_ptr<FaultyFileSystem> image;
+    std::string root;
+    {
+      Life life(&files, bound, false, 1);
+      life.Push(&oracle, 20, false);
+      life.WaitForReplies();
+      image = files.Copy();
+      root = life.Root();
+    }
+    Life again(image.get(), bound, false, 2);
+    CHECK(again.replayed() >= 40);
+    CHECK(again.Root() == root);
+  }
+}
+
+TEST_CASE("a damaged newest snapshot: the one before and the log lose nothing", "[crash]") {
+  FaultyFileSystem files;
+  Oracle oracle;
+  {
+    Life life(&files, 0, false, 1);
+    life.Push(&oracle, 10, false);
+    life.WaitForReplies();
+    life.Snapshot();
+    life.Push(&oracle, 20, false);
+    life.WaitForReplies();
+    life.Snapshot();
+    life.Push(&oracle, 30, false);
+    life.WaitForReplies();
+  }
+  const std::string newest = "/snapshots/manifests/MANIFEST-0000000000000003";
+  std::string content = files.Content(newest);
+  content[content.size() / 2] = static_cast<char>(content[content.size() / 2] ^ 1);
+  files.SetContent(newest, content);
+  Life life(&files, 0, false, 2);
+  CHECK(life.replayed() >= 60);
+  life.Push(&oracle, 31, false);
+  life.WaitForReplies();
+  CHECK(life.Value() == life.Expected(31));
+}
+
+TEST_CASE("a log that fails: pushes are refused, what was acknowledged is there afterwards", "[crash]") {
+  for (const int bound : {StalenessGate::kUnlimited, 0}) {
+    for (int call = 1; call <= 12; ++call) {
+      CAPTURE(bound, call);
+      FaultyFileSystem files;
+      Oracle oracle;
+      {
+        Life life(&files, bound, true, 1);
+        life.Push(&oracle, 5, false);
+        life.WaitForReplies();
+        files.FailCall(call, FaultyFileSystem::Fault::kFull, /*for_good=*/true);
+        life.Push(&oracle, 10, false);
+        life.WaitForReplies();
+        if (oracle.acknowledged().size() < 10 * kWorkers) CHECK_FALSE(life.server().log_status().ok());
+      }
+      files.FailNothing();
+      Life life(&files, bound, true, 2);
+      life.Push(&oracle, 10, false);
+      life.WaitForReplies();
+      CHECK(oracle.acknowledged().size() == 10 * kWorkers);
+      CHECK(life.Value() == life.Expected(10));
+    }
+  }
+}
+
+}  // namespace recon
