@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Installs what recon needs to build, test and run on Debian 12. Installs only what is missing; safe to run
-# again. Works as root and, for anybody else, through sudo.
+# again. Works as root and, for anybody else, through sudo. With --tests: what only tests need, too.
 set -euo pipefail
 
 packages=(
   # Building
   build-essential cmake ninja-build ccache pkg-config clang clang-format clang-tidy libclang-rt-14-dev python3
+  # Packages of PyPI for the tests, in a virtual environment of their own
+  python3-venv ca-certificates
   # Libraries
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev librocksdb-dev libzstd-dev
   libxxhash-dev libhwy-dev libopenblas-pthread-dev zlib1g-dev libcli11-dev libspdlog-dev libfmt-dev
@@ -16,25 +18,39 @@ packages=(
   iproute2 ethtool
 )
 
+# For tests only: other implementations of the file formats, from PyPI.
+python_packages=(numpy==2.4.6 safetensors==0.8.0 xxhash==4.1.0 zstandard==0.25.0)
+
 missing=()
 for package in "${packages[@]}"; do
   state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
   [ "$state" = installed ] || missing+=("$package")
 done
-if [ ${#missing[@]} -eq 0 ]; then
-  echo "setup: everything is installed"
-  exit 0
+if [ ${#missing[@]} -gt 0 ]; then
+  as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    if ! command -v sudo >/dev/null; then
+      echo "setup: these packages are missing and need root to install: ${missing[*]}" >&2
+      exit 1
+    fi
+    as_root=(sudo)
+  fi
+  echo "setup: installing ${#missing[@]} packages: ${missing[*]}"
+  "${as_root[@]}" apt-get update -qq
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
 
-as_root=()
-if [ "$(id -u)" -ne 0 ]; then
-  if ! command -v sudo >/dev/null; then
-    echo "setup: these packages are missing and need root to install: ${missing[*]}" >&2
-    exit 1
+if [ "${1:-}" = --tests ]; then
+  environment=$(dirname "$0")/../build/python
+  stamp="$environment/installed ${python_packages[*]}"
+  if [ ! -e "$stamp" ]; then
+    echo "setup: installing Python packages for the tests: ${python_packages[*]}"
+    rm -rf "$environment"
+    if python3 -m venv "$environment" && "$environment/bin/pip" install -q --disable-pip-version-check "${python_packages[@]}"; then
+      touch "$stamp"
+    else
+      echo "setup: they could not be installed; the test \"formats\" will say that it was skipped" >&2
+    fi
   fi
-  as_root=(sudo)
 fi
-echo "setup: installing ${#missing[@]} packages: ${missing[*]}"
-"${as_root[@]}" apt-get update -qq
-"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
-echo "setup: done"
+echo "setup: everything is installed"

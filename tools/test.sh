@@ -15,7 +15,7 @@ for part in "${parts[@]}"; do
       ;;
   esac
 done
-tools/setup.sh
+tools/setup.sh --tests
 
 run_fuzzers() {
   for fuzzer in build/fuzz/bin/fuzz_*; do

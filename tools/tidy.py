@@ -36,6 +36,8 @@ ALLOWED = {
     "worker/runtime": ["common", "worker/client", "worker/encode", "worker/model", "worker/data"],
     "worker": ["common", "worker"],
     "tools": ["common", "tools"],
+    # Replays a server's log without a server.
+    "tools/reconctl": ["common", "tools", "server"],
     # Measures the encoders of a GPU where they are.
     "tools/bench": ["common", "tools", "worker/cuda", "worker/model"],
     "tests": ["common", "server", "worker", "tools", "tests"],

@@ -34,7 +34,9 @@ class Cluster {
     server_ = std::make_unique<Process>(arguments, directory_ / "server.log", std::move(environment));
     if (!Eventually([&] { return !ReadWholeFile(data() + "/ADDRESS").empty() || !server_->running(); }))
       return false;
-    address_ = std::string(absl::StripSuffix(ReadWholeFile(data() + "/ADDRESS"), "\n"));
+    const std::string address(absl::StripSuffix(ReadWholeFile(data() + "/ADDRESS"), "\n"));
+    if (address.empty()) return false;
+    address_ = address;
     return server_->running();
   }
 

@@ -58,7 +58,7 @@ void AddSnapshotFlags(CLI::App* verb, recon::SnapshotTarget* target, bool genera
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"reconctl: shows a running job; lists and verifies snapshots"};
+  CLI::App app{"reconctl: shows a running job; lists, verifies, compares and exports snapshots"};
   app.footer(kExitCodes);
   app.require_subcommand(1);
   recon::ServerTarget server;
@@ -89,7 +89,8 @@ int main(int argc, char** argv) {
   AddServerFlags(drain, &server);
   drain->callback([&] { run = [&] { return recon::DrainServer(server); }; });
 
-  CLI::App* snapshot = app.add_subcommand("snapshot", "list, show, verify and take snapshots");
+  CLI::App* snapshot =
+      app.add_subcommand("snapshot", "list, show, verify, compare, export and take snapshots");
   snapshot->require_subcommand(1);
   CLI::App* list = snapshot->add_subcommand("list", "the snapshots of a directory, oldest first");
   AddSnapshotFlags(list, &snapshots, false);
@@ -101,6 +102,55 @@ int main(int argc, char** argv) {
       snapshot->add_subcommand("verify", "read everything back and check it (default: all snapshots)");
   AddSnapshotFlags(verify, &snapshots, true);
   verify->callback([&] { run = [&] { return recon::VerifySnapshots(snapshots); }; });
+  recon::DiffTarget diff_target;
+  CLI::App* diff = snapshot->add_subcommand("diff", "what changed between two snapshots, tensor by tensor");
+  diff->add_option("directory", diff_target.directory, "snapshot directory")->required();
+  diff->add_option("before", diff_target.before, "number of a snapshot; 0 = the newest")->required();
+  diff->add_option("after", diff_target.after, "number of another; 0 = the newest")->required();
+  diff->add_option("--other", diff_target.other, "directory of the second snapshot; default: the first's");
+  diff->add_flag("--json", diff_target.json, "one JSON value instead of a table");
+  diff->callback([&] { run = [&] { return recon::DiffSnapshots(diff_target); }; });
+
+  recon::ExportTarget export_target;
+  CLI::App* exporting =
+      snapshot->add_subcommand("export", "parameters as safetensors, for PyTorch and others");
+  exporting->add_option("directory", export_target.directory, "snapshot directory")->required();
+  exporting->add_option("generation", export_target.generation,
+                        "number of the snapshot; default: the newest");
+  exporting->add_option("--output", export_target.output, "file, or directory with --file-bytes")->required();
+  exporting
+      ->add_option("--file-bytes", export_target.file_bytes,
+                   "several files of at most about so many bytes, and an index")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 50));
+  exporting->add_flag("--state", export_target.with_state,
+                      "the optimizer's state, too: NAME.exp_avg and so on");
+  exporting->callback([&] { run = [&] { return recon::ExportSnapshot(export_target); }; });
+
+  recon::ImportTarget import_target;
+  CLI::App* importing =
+      snapshot->add_subcommand("import", "a safetensors file as a snapshot, for --from-snapshot");
+  importing->add_option("file", import_target.file, "safetensors file")->required();
+  importing->add_option("--output", import_target.output, "directory for the snapshot, empty")->required();
+  importing->add_option("--model", import_target.model, "name of the model; default: what the file says");
+  importing->callback([&] { run = [&] { return recon::ImportSnapshot(import_target); }; });
+
+  std::string tensor;
+  CLI::App* cat =
+      snapshot->add_subcommand("cat", "one tensor's values to standard output, in NumPy's format");
+  cat->add_option("directory", snapshots.directory, "snapshot directory")->required();
+  cat->add_option("tensor", tensor, "its name")->required();
+  cat->add_option("generation", snapshots.generation, "number of the snapshot; default: the newest");
+  cat->callback([&] { run = [&] { return recon::CatTensor(snapshots, tensor); }; });
+
+  recon::RestoreTarget restore_target;
+  CLI::App* restore = snapshot->add_subcommand(
+      "restore", "the state after a logged push, as a snapshot of another directory");
+  restore->add_option("directory", restore_target.directory, "snapshot directory")->required();
+  restore->add_option("--log", restore_target.log, "push log: <data>/log of the server")->required();
+  restore->add_option("--to-sequence", restore_target.sequence, "last record to apply")->required();
+  restore->add_option("--output", restore_target.output, "directory for the snapshot, empty")->required();
+  restore->callback([&] { run = [&] { return recon::RestoreSnapshot(restore_target); }; });
+
   CLI::App* take = snapshot->add_subcommand("take", "ask the server for a snapshot now");
   AddServerFlags(take, &server);
   take->callback([&] { run = [&] { return recon::TakeSnapshot(server); }; });

@@ -37,4 +37,36 @@ absl::Status ShowSnapshot(const SnapshotTarget& target);
 // One generation, or (generation 0) all of them.
 absl::Status VerifySnapshots(const SnapshotTarget& target);
 
+// What changed between two snapshots, tensor by tensor; `other` is the directory of the second, if another.
+struct DiffTarget {
+  std::string directory, other;
+  uint64_t before = 0, after = 0;
+  bool json = false;
+};
+absl::Status DiffSnapshots(const DiffTarget& target);
+
+// To a safetensors file or, with `file_bytes`, to a directory of files of about that size and an index.
+struct ExportTarget {
+  std::string directory, output;
+  uint64_t generation = 0, file_bytes = 0;
+  bool with_state = false;
+};
+absl::Status ExportSnapshot(const ExportTarget& target);
+
+// A safetensors file as the only snapshot of a directory: parameters for --from-snapshot. `model` names it.
+struct ImportTarget {
+  std::string file, output, model;
+};
+absl::Status ImportSnapshot(const ImportTarget& target);
+
+// One tensor's values to standard output, in NumPy's format.
+absl::Status CatTensor(const SnapshotTarget& target, const std::string& name);
+
+// The state after a logged push, as the only snapshot of another directory.
+struct RestoreTarget {
+  std::string directory, log, output;
+  uint64_t sequence = 0;
+};
+absl::Status RestoreSnapshot(const RestoreTarget& target);
+
 }  // namespace recon
