@@ -1,5 +1,6 @@
 #include "server/log_replay.h"
 
+#include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 
 namespace recon {
@@ -7,20 +8,30 @@ namespace {
 
 class Replayer : public LogVisitor {
  public:
-  explicit Replayer(ParamServer* params) : params_(params) {}
+  Replayer(uint64_t job_id, ParamServer* params) : job_id_(job_id), params_(params) {}
 
   absl::Status OnRules(const ApplyRules& rules) override {
+    if (job_id_ != 0 && rules.job_id != 0 && rules.job_id != job_id_) {
+      return absl::FailedPreconditionError(absl::StrCat("the log is of job ", absl::Hex(rules.job_id),
+                                                        ", the snapshot of job ", absl::Hex(job_id_),
+                                                        ": they do not belong together"));
+    }
     params_->BeginReplay(rules);
     return absl::OkStatus();
   }
   absl::Status OnRecord(LogRecordKind kind, uint64_t sequence, const ByteChain& payload) override {
     if (kind == LogRecordKind::kFrame) return params_->ReplayFrame(sequence, payload);
-    RECON_ASSIGN_OR_RETURN(const StepClosing closing, DecodeClosing(payload.ToString()));
+    const absl::StatusOr<StepClosing> decoded = DecodeClosing(payload.ToString());
+    if (!decoded.ok()) {
+      return absl::DataLossError(absl::StrCat("record ", sequence, ": ", decoded.status().message()));
+    }
+    const StepClosing& closing = *decoded;
     params_->ReplayClosing(sequence, closing);
     return absl::OkStatus();
   }
 
  private:
+  const uint64_t job_id_;
   ParamServer* const params_;
 };
 
@@ -32,12 +43,17 @@ uint64_t FirstRecordFor(const Manifest& manifest) {
 
 absl::StatusOr<LogEnd> ReplayLog(FileSystem* files, const std::string& directory, const Manifest& manifest,
                                  ParamServer* params) {
-  Replayer replayer(params);
+  Replayer replayer(manifest.job_id(), params);
   absl::StatusOr<LogEnd> end = ReadLog(files, directory, FirstRecordFor(manifest), &replayer);
   params->EndReplay();
-  RECON_RETURN_IF_ERROR(end.status());
-  RECON_RETURN_IF_ERROR(SetAside(files, directory, end->unread_segments));
+  if (!end.ok())
+    return absl::Status(end.status().code(), absl::StrCat(directory, ": ", end.status().message()));
+  RECON_RETURN_IF_ERROR(SetAside(files, directory, *end));
   return end;
+}
+
+bool NeedsSnapshotFirst(const LogEnd& replayed, bool sync, uint64_t sequence) {
+  return (sync && replayed.records > 0) || replayed.next_sequence != sequence + 1;
 }
 
 }  // namespace recon

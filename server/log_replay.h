@@ -18,4 +18,9 @@ uint64_t FirstRecordFor(const Manifest& manifest);
 absl::StatusOr<LogEnd> ReplayLog(FileSystem* files, const std::string& directory, const Manifest& manifest,
                                  ParamServer* params);
 
+// Whether a snapshot must be published before a new segment's records go on from the replayed state: with
+// `sync` because what was replayed may never have reached the disk, or because of a gap between the log's end
+// and the state, beyond which nobody could read on.
+bool NeedsSnapshotFirst(const LogEnd& replayed, bool sync, uint64_t sequence);
+
 }  // namespace recon

@@ -78,9 +78,10 @@ void ParamServer::Cut(absl::AnyInvocable<void(StateCut)> done) {
     }
     collector->cut.log_from = sequence_ + 1;
     for (const auto& [step, first] : open_steps_) {
-      collector->cut.log_from = std::min(collector->cut.log_from, first);
+      // Without a log nothing can be asked of it.
+      if (log_ != nullptr) collector->cut.log_from = std::min(collector->cut.log_from, first);
     }
-    collector->cut.apply_seconds = apply_seconds();
+    collector->cut.replay_seconds = replay_seconds();
     for (uint32_t i = 0; i < shards_.size(); ++i) {
       lanes_.Post(i, [this, i, collector] {
         collector->cut.shards[i] = shards_[i]->Cut();
@@ -111,6 +112,13 @@ void ParamServer::SetLog(std::unique_ptr<PushLog> log) { log_ = std::move(log); 
 
 absl::Status ParamServer::log_status() const { return log_ == nullptr ? absl::OkStatus() : log_->status(); }
 
+double ParamServer::replay_seconds() const {
+  const double lanes =
+      std::max<double>(1, std::min<double>(options_.lanes, static_cast<double>(shards_.size())));
+  const double bytes = log_ == nullptr ? 0 : static_cast<double>(log_->bytes_written());
+  return static_cast<double>(apply_nanos_.load()) / 1e9 / lanes + bytes / limits::kLogReadBytesPerSecond;
+}
+
 void ParamServer::BeginReplay(const ApplyRules& rules) {
   const bool another_process =
       replay_rules_.empty() || replay_rules_.back().cluster_epoch != rules.cluster_epoch;
@@ -137,7 +145,12 @@ absl::Status ParamServer::ReplayFrame(uint64_t sequence, const ByteChain& payloa
                      ", --optimizer is ", OptimizerName(options_.rules.optimizer.kind)));
   }
   auto op = std::make_shared<Operation>();
-  RECON_ASSIGN_OR_RETURN(op->frame, DecodeFrame(payload));
+  const auto damaged = [sequence](const absl::Status& status) {
+    return absl::DataLossError(absl::StrCat("record ", sequence, ": ", status.message()));
+  };
+  absl::StatusOr<Frame> frame = DecodeFrame(payload);
+  if (!frame.ok()) return damaged(frame.status());
+  op->frame = *std::move(frame);
   op->kind = static_cast<FrameKind>(op->frame.header.kind);
   if (op->kind != FrameKind::kPush && op->kind != FrameKind::kPushPull) {
     return absl::DataLossError(absl::StrCat("record ", sequence, ": frame of kind ", op->frame.header.kind));
@@ -148,10 +161,12 @@ absl::Status ParamServer::ReplayFrame(uint64_t sequence, const ByteChain& payloa
   op->bytes = payload.size();
   for (size_t i = 0; i < op->frame.parts.size(); ++i) {
     const PartHeader& part = op->frame.parts[i];
-    RECON_RETURN_IF_ERROR(CheckPayload(static_cast<CodecId>(part.codec), part.count, op->frame.payloads[i]));
+    const absl::Status checked =
+        CheckPayload(static_cast<CodecId>(part.codec), part.count, op->frame.payloads[i]);
+    if (!checked.ok()) return damaged(checked);
   }
   MutexLock lock(&mu_);
-  RECON_RETURN_IF_ERROR(CheckParts(*op));
+  if (const absl::Status checked = CheckParts(*op); !checked.ok()) return damaged(checked);
   // Before the cut only contributions to steps that were open then are of use.
   if (sequence <= sequence_ && rules.bound != 0) return absl::OkStatus();
   sequence_ = std::max(sequence_, sequence);

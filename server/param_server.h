@@ -34,8 +34,8 @@ struct StateCut {
   uint64_t frontier_step = 0;
   // First record of the log that is needed beside it.
   uint64_t log_from = 1;
-  // ParamServer::apply_seconds() then.
-  double apply_seconds = 0;
+  // ParamServer::replay_seconds() then.
+  double replay_seconds = 0;
   std::vector<ShardCut> shards;
 };
 
@@ -132,9 +132,9 @@ class ParamServer {
 
   Stats GetStats() const;
   uint64_t sequence() const;
-  // CPU time spent on updates, of all lanes, replay included: what replaying them would take.
-  double apply_seconds() const { return static_cast<double>(apply_nanos_.load()) / 1e9; }
-  int lanes() const { return options_.lanes; }
+  // About the time that replaying all updates until now would take: reading them, and applying them on all
+  // lanes that have shards.
+  double replay_seconds() const;
   // Null before DefineModel().
   std::shared_ptr<const ParamLayout> layout() const;
   int state_planes() const { return StatePlanes(options_.rules.optimizer.kind); }

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <fstream>
 #include <optional>
@@ -65,15 +66,18 @@ struct ReconServer::Parts {
   std::unique_ptr<ParamServer> params;
   std::unique_ptr<SnapshotService> snapshots;
   std::unique_ptr<Coordinator> coordinator;
+  std::optional<LogEnd> replayed;
   std::atomic<bool> drain_requested{false};
   std::unique_ptr<ParamService> param_service;
   std::unique_ptr<ControlService> control_service;
   std::unique_ptr<RpcServer> rpc;
 
   absl::Status Open();
+  absl::StatusOr<Manifest> NewestManifest() const;
   absl::StatusOr<std::optional<Manifest>> Recover();
   absl::Status ReplayLog(const Manifest& restored);
   absl::Status CheckNoLog() const;
+  absl::Status LeaveLog();
   absl::Status OpenLog(const ApplyRules& rules);
   absl::Status TakeSnapshot(const std::string& reason);
   std::string LogDirectory() const { return flags.data + "/log"; }
@@ -92,13 +96,21 @@ absl::Status ReconServer::Parts::Open() {
   snapshot_lock.emplace(std::move(snapshots_held));
   RECON_ASSIGN_OR_RETURN(store, LocalStore::Open(flags.snapshot_dir, /*writer=*/true));
   RECON_ASSIGN_OR_RETURN(db, ControlDb::Open(flags.data + "/control"));
-  RECON_ASSIGN_OR_RETURN(const uint64_t cluster_epoch, db->NextClusterEpoch());
+  RECON_ASSIGN_OR_RETURN(const Manifest before, NewestManifest());
+  RECON_ASSIGN_OR_RETURN(const uint64_t job_id, db->JobId(before.job_id()));
+  if (before.job_id() != 0 && before.job_id() != job_id) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--snapshot-dir ", flags.snapshot_dir, " has snapshots of job ",
+                     absl::Hex(before.job_id()), ", --data ", flags.data, " is of job ", absl::Hex(job_id)));
+  }
+  RECON_ASSIGN_OR_RETURN(const uint64_t cluster_epoch, db->NextClusterEpoch(before.cluster_epoch()));
 
   ParamServer::Options options;
   options.rules.optimizer = flags.optimizer;
   options.rules.groups = flags.groups;
   options.rules.bound = flags.job.bound();
   options.rules.cluster_epoch = cluster_epoch;
+  options.rules.job_id = job_id;
   options.lanes = flags.lanes;
   options.refused_codecs = flags.job.refused_codecs();
   options.state_bytes_max = PhysicalMemoryBytes();
@@ -112,6 +124,7 @@ absl::Status ReconServer::Parts::Open() {
     snapshot_options.replay_target = flags.replay_target;
   snapshot_options.optimizer = OptimizerName(flags.optimizer.kind);
   snapshot_options.cluster_epoch = cluster_epoch;
+  snapshot_options.job_id = job_id;
   snapshots = std::make_unique<SnapshotService>(snapshot_options, params.get(), store.get(), &metrics);
 
   Coordinator::Options coordinator_options;
@@ -138,6 +151,17 @@ absl::Status ReconServer::Parts::Open() {
                cluster_epoch, flags.job.bound() < 0 ? "unlimited" : absl::StrCat(flags.job.bound()),
                OptimizerName(flags.optimizer.kind));
   return absl::OkStatus();
+}
+
+// Of those that can be read; an empty one if there is none.
+absl::StatusOr<Manifest> ReconServer::Parts::NewestManifest() const {
+  const SnapshotReader reader(store.get());
+  RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
+  for (auto it = generations.rbegin(); it != generations.rend(); ++it) {
+    absl::StatusOr<Manifest> manifest = reader.ReadManifest(*it);
+    if (manifest.ok()) return manifest;
+  }
+  return Manifest();
 }
 
 absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
@@ -181,8 +205,9 @@ absl::Status ReconServer::Parts::TakeSnapshot(const std::string& reason) {
 
 absl::Status ReconServer::Parts::ReplayLog(const Manifest& restored) {
   const absl::Time start = Now();
-  RECON_ASSIGN_OR_RETURN(const LogEnd end,
+  RECON_ASSIGN_OR_RETURN(replayed,
                          recon::ReplayLog(FileSystem::Local(), LogDirectory(), restored, params.get()));
+  const LogEnd& end = *replayed;
   if (end.records > 0) {
     spdlog::info("replayed {} records of the push log ({:.1f} MB, to sequence {}) in {:.0f} ms", end.records,
                  static_cast<double>(end.bytes) / 1e6, end.next_sequence - 1,
@@ -190,8 +215,11 @@ absl::Status ReconServer::Parts::ReplayLog(const Manifest& restored) {
   }
   if (end.records_lost > 0) {
     spdlog::error(
-        "THE PUSH LOG IS DAMAGED: {}; {} records behind it cannot be applied and are kept in *.damaged",
-        end.trailing, end.records_lost);
+        "THE PUSH LOG IS DAMAGED: {}; {} records behind it cannot be applied and are kept in *.damaged{}",
+        end.trailing, end.records_lost,
+        flags.durability == ServerFlags::Durability::kSync
+            ? ""
+            : "; a power failure can do that, too, without --durability sync");
     metrics.Counter("recon_server_log_records_lost_total", "Records of a damaged push log")
         .Increment(static_cast<double>(end.records_lost));
   } else if (!end.trailing.empty()) {
@@ -210,21 +238,28 @@ absl::Status ReconServer::Parts::CheckNoLog() const {
       flags.snapshot_dir, ": is --snapshot-dir another than before?"));
 }
 
-absl::Status ReconServer::Parts::OpenLog(const ApplyRules& rules) {
-  if (flags.durability == ServerFlags::Durability::kSnapshot) {
-    RECON_ASSIGN_OR_RETURN(const std::vector<std::string> names, FileSystem::Local()->List(LogDirectory()));
-    if (names.empty()) return absl::OkStatus();
-    // Once more from the log, never again: there will be none that goes on from it.
-    RECON_RETURN_IF_ERROR(TakeSnapshot("recovered"));
-    for (const std::string& name : names) {
-      if (!FirstSequenceOf(name).ok()) continue;
-      RECON_RETURN_IF_ERROR(FileSystem::Local()->Remove(absl::StrCat(LogDirectory(), "/", name)));
-    }
-    return absl::OkStatus();
+// Once more from the log, never again: there will be none that goes on from it.
+absl::Status ReconServer::Parts::LeaveLog() {
+  FileSystem* files = FileSystem::Local();
+  RECON_ASSIGN_OR_RETURN(std::vector<std::string> names, files->List(LogDirectory()));
+  const auto other = [](const std::string& name) { return !FirstSequenceOf(name).ok(); };
+  names.erase(std::remove_if(names.begin(), names.end(), other), names.end());
+  if (names.empty()) return absl::OkStatus();
+  if (params->has_values()) RECON_RETURN_IF_ERROR(TakeSnapshot("recovered"));
+  for (const std::string& name : names) {
+    RECON_RETURN_IF_ERROR(files->Remove(absl::StrCat(LogDirectory(), "/", name)));
   }
+  return files->SyncDirectory(LogDirectory());
+}
+
+absl::Status ReconServer::Parts::OpenLog(const ApplyRules& rules) {
+  if (flags.durability == ServerFlags::Durability::kSnapshot) return LeaveLog();
   PushLog::Options options;
   options.directory = LogDirectory();
   options.sync = flags.durability == ServerFlags::Durability::kSync;
+  if (replayed && NeedsSnapshotFirst(*replayed, options.sync, params->sequence())) {
+    RECON_RETURN_IF_ERROR(TakeSnapshot("recovered"));
+  }
   options.segment_bytes = flags.log_segment_bytes;
   RECON_ASSIGN_OR_RETURN(auto log,
                          PushLog::Open(options, FileSystem::Local(), rules, params->sequence() + 1));

@@ -173,8 +173,9 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
   env(app->add_option("--snapshot-interval", raw->snapshot_interval,
                       "time between periodic snapshots, such as 30s"),
       "RECON_SNAPSHOT_INTERVAL");
-  env(app->add_option("--snapshot-keep", flags->snapshot_keep, "snapshots to keep")
-          ->check(CLI::Range(1, 100000)),
+  env(app->add_option("--snapshot-keep", flags->snapshot_keep,
+                      "newest snapshots to keep; two at least: one may be found damaged")
+          ->check(CLI::Range(2, 100000)),
       "RECON_SNAPSHOT_KEEP");
   env(app->add_option("--zstd-level", flags->zstd_level, "compression of snapshots")
           ->check(CLI::Range(-100, 19)),

@@ -76,12 +76,13 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   description.sequence = cut.sequence;
   description.log_from = cut.log_from;
   description.cluster_epoch = options_.cluster_epoch;
+  description.job_id = options_.job_id;
   description.frontier_step = cut.frontier_step;
   description.created_unix_ms = absl::ToUnixMillis(start);
   description.reason = reason;
   RECON_ASSIGN_OR_RETURN(const Manifest manifest, writer_.Write(*layout, cut.shards, description));
   const double seconds = absl::ToDoubleSeconds(Now() - start);
-  NotePublished(manifest, seconds, cut.apply_seconds);
+  NotePublished(manifest, seconds, cut.replay_seconds);
   const absl::Status collected = writer_.CollectGarbage();
   if (!collected.ok()) spdlog::warn("old snapshots: {}", collected.message());
   SnapshotReply reply;
@@ -92,7 +93,7 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   return reply;
 }
 
-void SnapshotService::NotePublished(const Manifest& manifest, double seconds, double apply_seconds) {
+void SnapshotService::NotePublished(const Manifest& manifest, double seconds, double replay_seconds) {
   published_.Increment();
   seconds_.Set(seconds);
   spdlog::info("snapshot {} published ({}): {:.1f} MB of {:.1f} MB, {:.2f} s, root {}", manifest.generation(),
@@ -102,7 +103,7 @@ void SnapshotService::NotePublished(const Manifest& manifest, double seconds, do
     MutexLock lock(&mu_);
     status_.set_published(status_.published() + 1);
     status_.set_seconds(seconds);
-    apply_seconds_at_last_ = apply_seconds;
+    replay_seconds_at_last_ = replay_seconds;
   }
   NoteRestored(manifest);
 }
@@ -126,8 +127,9 @@ void SnapshotService::Tick(absl::Time now) {
     if (periodic_running_ || now < next_try_) return;
     if (params_->sequence() == last_sequence_ || !params_->has_values()) return;
     due = now - last_periodic_ >= options_.interval;
-    const double replay = (params_->apply_seconds() - apply_seconds_at_last_) / params_->lanes();
-    if (!due && replay < absl::ToDoubleSeconds(options_.replay_target)) return;
+    if (!due &&
+        params_->replay_seconds() - replay_seconds_at_last_ < absl::ToDoubleSeconds(options_.replay_target))
+      return;
     periodic_running_ = true;
     last_periodic_ = now;
     next_try_ = now + kBetweenTries;

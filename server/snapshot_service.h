@@ -31,6 +31,7 @@ class SnapshotService {
     absl::Duration replay_target = absl::InfiniteDuration();
     std::string optimizer;
     uint64_t cluster_epoch = 0;
+    uint64_t job_id = 0;
   };
   using Done = absl::AnyInvocable<void(const absl::StatusOr<SnapshotReply>&)>;
 
@@ -53,7 +54,7 @@ class SnapshotService {
 
  private:
   absl::StatusOr<SnapshotReply> TakeNow(const std::string& reason);
-  void NotePublished(const Manifest& manifest, double seconds, double apply_seconds);
+  void NotePublished(const Manifest& manifest, double seconds, double replay_seconds);
 
   // Set in the constructor.
   const Options options_;
@@ -70,7 +71,7 @@ class SnapshotService {
   SnapshotStatus status_ ABSL_GUARDED_BY(mu_);
   absl::Time last_periodic_ ABSL_GUARDED_BY(mu_);
   std::optional<uint64_t> last_sequence_ ABSL_GUARDED_BY(mu_);  // Of the newest snapshot.
-  double apply_seconds_at_last_ ABSL_GUARDED_BY(mu_) = 0;
+  double replay_seconds_at_last_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Time next_try_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   bool periodic_running_ ABSL_GUARDED_BY(mu_) = false;
 

@@ -18,27 +18,39 @@ done
 tools/setup.sh --tests
 
 run_fuzzers() {
-  for fuzzer in build/fuzz/bin/fuzz_*; do
-    name=$(basename "$fuzzer")
-    corpus=$(mktemp -d)
-    cp "tests/fuzz/corpus/$name/"* "$corpus/" 2>/dev/null || true
-    if ! "$fuzzer" -max_total_time="${RECON_FUZZ_SECONDS:-15}" -rss_limit_mb=2048 -print_final_stats=1 "$corpus" \
-        >"$corpus.log" 2>&1; then
-      tail -n 40 "$corpus.log"
-      echo "fuzz: $name failed" >&2
-      return 1
-    fi
-    echo "fuzz: $name: $(grep -o 'number_of_executed_units: [0-9]*' "$corpus.log")"
-    rm -rf "$corpus" "$corpus.log"
-  done
+  printf '%s\n' build/fuzz/bin/fuzz_* | xargs -P "$(nproc)" -I{} bash -c 'run_fuzzer {} || exit 255'
 }
 
+run_fuzzer() {
+  local name corpus
+  name=$(basename "$1")
+  corpus=$(mktemp -d)
+  cp "tests/fuzz/corpus/$name/"* "$corpus/" 2>/dev/null || true
+  if ! "$1" -max_total_time="${RECON_FUZZ_SECONDS:-15}" -rss_limit_mb=2048 -print_final_stats=1 "$corpus" \
+      >"$corpus.log" 2>&1; then
+    tail -n 40 "$corpus.log"
+    echo "fuzz: $name failed" >&2
+    return 1
+  fi
+  echo "fuzz: $name: $(grep -o 'number_of_executed_units: [0-9]*' "$corpus.log")"
+  rm -rf "$corpus" "$corpus.log"
+}
+export -f run_fuzzer
+
 for part in "${parts[@]}"; do
-  tools/build.sh "$part"
   case "$part" in
-    release | dev) ctest --preset "$part" --timeout 900 ;;
-    tsan) ctest --preset tsan -L 'unit|concurrent' --timeout 900 ;;
-    fuzz) run_fuzzers ;;
+    release | dev)
+      tools/build.sh "$part"
+      ctest --preset "$part"
+      ;;
+    tsan)
+      tools/build.sh tsan concurrent_test
+      ctest --preset tsan -L concurrent
+      ;;
+    fuzz)
+      tools/build.sh fuzz
+      run_fuzzers
+      ;;
   esac
 done
 echo "test: all parts passed: ${parts[*]}"

@@ -64,6 +64,9 @@ constexpr uint64_t kPackBytesTarget = uint64_t{256} << 20;
 constexpr uint64_t kLogRecordBytesMax = kFrameBytesMax;
 // Small enough that a trimmed log wastes little, large enough that beginning one costs nothing.
 constexpr uint64_t kLogSegmentBytes = uint64_t{64} << 20;
+// What replay is expected to read of the log; slow disks are slower, and then replay takes longer than
+// planned.
+constexpr double kLogReadBytesPerSecond = 5e8;
 // Records that wait for the log's thread; as they hold their frames, kPushBytesInFlightMax bounds them, too.
 constexpr uint64_t kLogBatchBytes = uint64_t{8} << 20;
 

@@ -39,6 +39,7 @@ class LocalFile : public FileSystem::File {
   LocalFile& operator=(const LocalFile&) = delete;
 
   bool ok() const { return fd_ >= 0; }
+  int fd() const { return fd_; }
 
   absl::Status Append(absl::Span<const absl::string_view> pieces) override {
     std::vector<iovec> left;
@@ -137,15 +138,20 @@ class LocalFileSystem : public FileSystem {
   }
 
   absl::Status SyncDirectory(const std::string& path) override {
-    LocalFile directory(path, O_RDONLY | O_DIRECTORY);
+    const LocalFile directory(path, O_RDONLY | O_DIRECTORY);
     if (!directory.ok()) return Errno(errno, absl::StrCat("open ", path));
-    return directory.Sync();
+    if (fsync(directory.fd()) != 0) return Errno(errno, absl::StrCat("fsync ", path));
+    return absl::OkStatus();
   }
 
   absl::Status CreateDirectories(const std::string& path) override {
+    if (IsDirectory(path)) return absl::OkStatus();
+    const std::string parent = fs::absolute(path).lexically_normal().parent_path();
+    if (parent != path) RECON_RETURN_IF_ERROR(CreateDirectories(parent));
     std::error_code error;
-    fs::create_directories(path, error);
-    return error ? Errno(error.value(), absl::StrCat("create ", path)) : absl::OkStatus();
+    fs::create_directory(path, error);
+    if (error) return Errno(error.value(), absl::StrCat("create ", path));
+    return SyncDirectory(parent);
   }
 
   bool IsDirectory(const std::string& path) override {

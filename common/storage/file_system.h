@@ -47,7 +47,7 @@ class FileSystem {
   // OK if the file is gone, whether or not it was there.
   virtual absl::Status Remove(const std::string& path) = 0;
   virtual absl::Status SyncDirectory(const std::string& path) = 0;
-  // With those above it.
+  // With those above it; the names survive the machine.
   virtual absl::Status CreateDirectories(const std::string& path) = 0;
   virtual bool IsDirectory(const std::string& path) = 0;
   // Paths of the files below a directory, relative to it, sorted; none if it is not there.

@@ -5,6 +5,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/base/hash.h"
 #include "common/base/status_macros.h"
 #include "rocksdb/db.h"
 
@@ -12,6 +13,7 @@ namespace recon {
 namespace {
 
 constexpr char kEpochKey[] = "epoch";
+constexpr char kJobIdKey[] = "job_id";
 constexpr char kJobKey[] = "job";
 constexpr char kLastWorkerKey[] = "last-worker";
 constexpr char kWorkerPrefix[] = "worker/";
@@ -81,15 +83,23 @@ absl::StatusOr<std::optional<std::string>> ControlDb::Get(const std::string& key
   return value;
 }
 
-absl::StatusOr<uint64_t> ControlDb::NextClusterEpoch() {
+absl::StatusOr<uint64_t> ControlDb::NextClusterEpoch(uint64_t last) {
   RECON_ASSIGN_OR_RETURN(const auto value, Get(kEpochKey));
   uint64_t epoch = 0;
   if (value) {
     RECON_ASSIGN_OR_RETURN(epoch, ParseNumber(kEpochKey, *value));
   }
-  ++epoch;
+  epoch = std::max(epoch, last) + 1;
   RECON_RETURN_IF_ERROR(Put(kEpochKey, absl::StrCat(epoch)));
   return epoch;
+}
+
+absl::StatusOr<uint64_t> ControlDb::JobId(uint64_t id) {
+  RECON_ASSIGN_OR_RETURN(const auto value, Get(kJobIdKey));
+  if (value) return ParseNumber(kJobIdKey, *value);
+  if (id == 0) id = RandomNonZero();
+  RECON_RETURN_IF_ERROR(Put(kJobIdKey, absl::StrCat(id)));
+  return id;
 }
 
 absl::StatusOr<std::optional<JobRecord>> ControlDb::LoadJob() const {

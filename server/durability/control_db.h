@@ -20,14 +20,18 @@ namespace recon {
 // machine dies.
 //
 // Threads: thread-safe, as RocksDB is. Blocks on the disk: never call it on a gRPC thread.
-// Keys: "epoch", "job", "worker/<name>", "done/<kind>/<data epoch>/<split>" (numbers as 8 hex digits).
+// Keys: "epoch", "job_id", "job", "worker/<name>", "done/<kind>/<data epoch>/<split>" (numbers as 8 hex
+// digits).
 class ControlDb {
  public:
   static absl::StatusOr<std::unique_ptr<ControlDb>> Open(const std::string& directory);
   ~ControlDb();
 
-  // Raises the cluster epoch by one and returns it; 1 in a new database.
-  absl::StatusOr<uint64_t> NextClusterEpoch();
+  // Raises the cluster epoch by one, beyond `last` at least, and returns it; 1 in a new database.
+  absl::StatusOr<uint64_t> NextClusterEpoch(uint64_t last = 0);
+
+  // The job's random number, not 0. A database that has none yet takes `id`, or a new one if that is 0.
+  absl::StatusOr<uint64_t> JobId(uint64_t id);
 
   absl::StatusOr<std::optional<JobRecord>> LoadJob() const;
   absl::Status SaveJob(const JobRecord& job);

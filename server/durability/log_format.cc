@@ -1,5 +1,6 @@
 #include "server/durability/log_format.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -142,11 +143,21 @@ std::string EncodeRecordHead(LogRecordKind kind, uint64_t sequence, uint64_t ack
   return head;
 }
 
+uint64_t SkipZeros(absl::string_view segment, uint64_t offset) {
+  for (uint64_t word = 0; offset + sizeof(word) <= segment.size(); offset += sizeof(word)) {
+    std::memcpy(&word, segment.data() + offset, sizeof(word));
+    if (word != 0) return offset;
+  }
+  const bool zeros = segment.substr(std::min<uint64_t>(offset, segment.size())).find_first_not_of('\0') ==
+                     absl::string_view::npos;
+  return zeros ? segment.size() : offset;
+}
+
 absl::StatusOr<LogRecord> DecodeRecord(absl::string_view segment, uint64_t offset) {
   if (offset >= segment.size()) return absl::NotFoundError("the segment ends");
   const absl::string_view bytes = segment.substr(offset);
   if (bytes.size() < kRecordHeadBytes || Get<uint32_t>(bytes, 0) == 0) {
-    if (bytes.find_first_not_of('\0') == absl::string_view::npos) return absl::NotFoundError("zeros");
+    if (SkipZeros(segment, offset) >= segment.size()) return absl::NotFoundError("zeros");
     return absl::DataLossError(absl::StrCat("no record: ", bytes.size(), " bytes that are not all zero"));
   }
   LogRecord record;

@@ -50,6 +50,10 @@ struct LogRecord {
   absl::string_view payload;
   uint64_t bytes = 0;  // With head and padding.
 };
+// The first multiple of 8 from `offset`, one itself, on whose 8 bytes are not all zero; segment.size() or
+// more if there is none.
+uint64_t SkipZeros(absl::string_view segment, uint64_t offset);
+
 // The record at `offset`. NotFound if only zeros or nothing follow; DataLoss, with what is wrong, if
 // something does that is no record.
 absl::StatusOr<LogRecord> DecodeRecord(absl::string_view segment, uint64_t offset);

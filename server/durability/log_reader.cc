@@ -1,7 +1,6 @@
 #include "server/durability/log_reader.h"
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -33,10 +32,9 @@ struct Remains {
 
 Remains FindRecords(absl::string_view segment, uint64_t offset) {
   Remains remains;
-  for (uint64_t at = PaddedBytes(offset); at + kRecordHeadBytes <= segment.size();) {
+  for (uint64_t at = SkipZeros(segment, PaddedBytes(offset)); at + kRecordHeadBytes <= segment.size();) {
     const absl::StatusOr<LogRecord> record = DecodeRecord(segment, at);
-    if (absl::IsNotFound(record.status())) break;
-    at += record.ok() ? record->bytes : 8;
+    at = SkipZeros(segment, at + (record.ok() ? record->bytes : 8));
     if (!record.ok()) continue;
     ++remains.records;
     remains.acknowledged = std::max(remains.acknowledged, record->acknowledged);
@@ -46,9 +44,9 @@ Remains FindRecords(absl::string_view segment, uint64_t offset) {
 
 // Where the first record behind `offset` is whose sequence is within [low, high]; 0 if there is none.
 uint64_t FindRecordBetween(absl::string_view segment, uint64_t offset, uint64_t low, uint64_t high) {
-  for (uint64_t at = PaddedBytes(offset); at + kRecordHeadBytes <= segment.size(); at += 8) {
+  for (uint64_t at = SkipZeros(segment, PaddedBytes(offset)); at + kRecordHeadBytes <= segment.size();
+       at = SkipZeros(segment, at + 8)) {
     const absl::StatusOr<LogRecord> record = DecodeRecord(segment, at);
-    if (absl::IsNotFound(record.status())) break;
     if (record.ok() && record->sequence >= low && record->sequence <= high) return at;
   }
   return 0;
@@ -85,7 +83,10 @@ class Reader {
       RECON_ASSIGN_OR_RETURN(const std::string bytes, Load(files_, directory_, segments[next].name));
       NoteRemains(FindRecords(bytes, 0));
     }
-    if (!damaged_) end_.records_lost = 0;
+    if (!damaged_) {
+      end_.records_lost = 0;
+      end_.damaged_segments.clear();
+    }
     return std::move(end_);
   }
 
@@ -95,7 +96,7 @@ class Reader {
     const auto bytes = std::make_shared<const std::string>(std::move(loaded));
     const absl::StatusOr<SegmentHead> head = DecodeSegmentHead(*bytes);
     if (!head.ok()) {
-      const bool zeros = bytes->find_first_not_of('\0') == std::string::npos;
+      const bool zeros = SkipZeros(*bytes, 0) >= bytes->size();
       NoteEnd(segment, *bytes, 0, zeros ? absl::NotFoundError("zeros") : head.status());
       return absl::OkStatus();
     }
@@ -139,15 +140,16 @@ class Reader {
   void NoteEnd(const SegmentFile& segment, absl::string_view bytes, uint64_t offset,
                const absl::Status& why) {
     end_.trailing.clear();
+    end_.damaged_segments.clear();
     end_.records_lost = 0;
     damaged_ = false;
     if (absl::IsNotFound(why)) return;
     end_.trailing = absl::StrCat(directory_, "/", segment.name, " at byte ", offset, ": ", why.message());
     NoteRemains(FindRecords(bytes, offset));
     // The next segment to be written would have its name.
-    if (end_.records_lost > 0 && segment.first == end_.next_sequence) {
-      end_.unread_segments.push_back(segment.name);
-    }
+    if (end_.records_lost == 0) return;
+    auto& segments = segment.first == end_.next_sequence ? end_.unread_segments : end_.damaged_segments;
+    segments.push_back(segment.name);
   }
 
   // Whole records of later sequences are there. A crash leaves some, too, if they were written together with
@@ -182,13 +184,23 @@ absl::StatusOr<uint64_t> CountLogRecords(FileSystem* files, const std::string& d
   return records;
 }
 
-absl::Status SetAside(FileSystem* files, const std::string& directory,
-                      const std::vector<std::string>& segments) {
-  for (const std::string& name : segments) {
+absl::Status SetAside(FileSystem* files, const std::string& directory, const LogEnd& end) {
+  // A link first: what was set aside before is not overwritten.
+  const auto keep = [&](const std::string& name) {
     const std::string path = absl::StrCat(directory, "/", name);
-    RECON_RETURN_IF_ERROR(files->Rename(path, path + ".damaged"));
+    absl::Status linked = absl::AlreadyExistsError("");
+    for (int copy = 1; absl::IsAlreadyExists(linked); ++copy) {
+      linked = files->Link(path, absl::StrCat(path, ".damaged", copy == 1 ? "" : absl::StrCat("-", copy)));
+    }
+    return linked;
+  };
+  for (const std::string& name : end.damaged_segments) RECON_RETURN_IF_ERROR(keep(name));
+  for (const std::string& name : end.unread_segments) {
+    RECON_RETURN_IF_ERROR(keep(name));
+    RECON_RETURN_IF_ERROR(files->Remove(absl::StrCat(directory, "/", name)));
   }
-  return segments.empty() ? absl::OkStatus() : files->SyncDirectory(directory);
+  if (end.damaged_segments.empty() && end.unread_segments.empty()) return absl::OkStatus();
+  return files->SyncDirectory(directory);
 }
 
 }  // namespace recon

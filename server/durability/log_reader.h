@@ -23,6 +23,8 @@ struct LogEnd {
   uint64_t records_lost = 0;
   // Segments with nothing in them that was handed out, of which some may hold those records.
   std::vector<std::string> unread_segments;
+  // Segments with such records behind some that were handed out.
+  std::vector<std::string> damaged_segments;
 };
 
 class LogVisitor {
@@ -43,8 +45,8 @@ absl::StatusOr<LogEnd> ReadLog(FileSystem* files, const std::string& directory, 
 // Whole records there are, needed or not.
 absl::StatusOr<uint64_t> CountLogRecords(FileSystem* files, const std::string& directory);
 
-// Keeps segments that cannot be used out of the way of new ones, under other names.
-absl::Status SetAside(FileSystem* files, const std::string& directory,
-                      const std::vector<std::string>& segments);
+// Keeps segments with records that cannot be used under other names, <segment>.damaged: unread ones would be
+// in the way of new ones, the others would be trimmed.
+absl::Status SetAside(FileSystem* files, const std::string& directory, const LogEnd& end);
 
 }  // namespace recon

@@ -90,8 +90,12 @@ absl::Status PushLog::BeginSegment(uint64_t bytes_needed) {
   segment_ = Segment();
   RECON_FAULT_POINT("log.before_segment");
   RECON_ASSIGN_OR_RETURN(segment_.file, files_->Create(path));
-  RECON_RETURN_IF_ERROR(
-      segment_.file->Allocate(std::max(options_.segment_bytes, segment_head_.size() + bytes_needed)));
+  const absl::Status allocated =
+      segment_.file->Allocate(std::max(options_.segment_bytes, segment_head_.size() + bytes_needed));
+  if (!allocated.ok()) {
+    files_->Remove(path).IgnoreError();  // Half a segment helps nobody on a full disk.
+    return allocated;
+  }
   RECON_FAULT_POINT("log.before_head");
   RECON_RETURN_IF_ERROR(segment_.file->Append({segment_head_}));
   segment_.bytes = segment_head_.size();

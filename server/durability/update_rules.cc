@@ -9,6 +9,7 @@ namespace recon {
 UpdateRules EncodeRules(const ApplyRules& rules) {
   UpdateRules message;
   message.set_cluster_epoch(rules.cluster_epoch);
+  message.set_job_id(rules.job_id);
   message.set_bound(rules.bound);
   message.set_optimizer(OptimizerName(rules.optimizer.kind));
   message.set_learning_rate(rules.optimizer.learning_rate);
@@ -36,6 +37,7 @@ UpdateRules EncodeRules(const ApplyRules& rules) {
 absl::StatusOr<ApplyRules> DecodeRules(const UpdateRules& message) {
   ApplyRules rules;
   rules.cluster_epoch = message.cluster_epoch();
+  rules.job_id = message.job_id();
   rules.bound = message.bound();
   if (rules.bound < -1) return absl::DataLossError(absl::StrCat("rules: bound is ", rules.bound));
   const absl::StatusOr<OptimizerKind> kind = ParseOptimizer(message.optimizer());

@@ -15,6 +15,7 @@ struct ApplyRules {
   int bound = -1;  // As StalenessGate's: 0 makes means of steps.
   // Of the process that applies them; another one begins its steps anew.
   uint64_t cluster_epoch = 1;
+  uint64_t job_id = 0;  // 0: not known.
 
   GroupPolicy PolicyOf(const std::string& group) const {
     const auto found = groups.find(group);

@@ -60,6 +60,7 @@ void StalenessGate::Advance(WorkerId worker, uint64_t step) {
   if (found == workers_.end() || step < found->second.next_step) return;
   found->second.ahead.insert(step);
   RaiseTo(0, &found->second);
+  if (bound_ == 0 && !any_active()) frontier_ = std::max(frontier_, found->second.next_step);
   MoveFrontier();
 }
 
@@ -68,7 +69,7 @@ bool StalenessGate::any_active() const {
 }
 
 bool StalenessGate::Open(uint64_t step) const {
-  if (bound_ == kUnlimited || !any_active()) return true;
+  if (bound_ == kUnlimited || (bound_ > 0 && !any_active())) return true;
   return frontier_ + static_cast<uint64_t>(bound_) > step;
 }
 

@@ -27,7 +27,8 @@ class StalenessGate {
   StalenessGate(int bound, uint64_t frontier) : bound_(bound), frontier_(frontier) {}
 
   int bound() const { return bound_; }
-  // First step that some active worker has not pushed; the highest such step ever, if none is active.
+  // First step that some active worker has not pushed; the highest such step ever, if none is active. With
+  // bound 0 and nobody active, a push moves it, too: every push that is acknowledged is in a closed step.
   uint64_t frontier() const { return frontier_; }
 
   // A worker and the first step it has no acknowledgement for; it takes no part yet. What is known of a

@@ -131,7 +131,7 @@ TEST_CASE("a log that is not there, or begins too late, hands out nothing", "[pu
   CHECK(end.records_lost == 5);
   CHECK(absl::StrContains(end.trailing, "begins with record 10, needed is 5"));
   CHECK_FALSE(end.unread_segments.empty());
-  REQUIRE(SetAside(&files, kDirectory, end.unread_segments).ok());
+  REQUIRE(SetAside(&files, kDirectory, end).ok());
   CheckReads(&files, 5, 5);
 }
 
@@ -206,9 +206,45 @@ TEST_CASE("a damaged record in the middle: what follows is set aside, and a new 
   CHECK(end.records >= 3);
   CHECK(end.records + 1 + end.records_lost == 29);
   CHECK(absl::StrContains(end.trailing, victim));
-  REQUIRE(SetAside(&files, kDirectory, end.unread_segments).ok());
+  REQUIRE(SetAside(&files, kDirectory, end).ok());
   REQUIRE(WriteRecords(&files, end.next_sequence, 40, false).acknowledged == 40);
   CheckReads(&files, 1, 40);
+}
+
+TEST_CASE("a damaged record keeps the whole segment under another name, and none is overwritten",
+          "[push_log]") {
+  FaultyFileSystem files;
+  REQUIRE(WriteRecords(&files, 1, 21, false, 1 << 16).acknowledged == 21);
+  const std::string path = absl::StrCat(kDirectory, "/", SegmentName(1));
+  std::string content = files.Content(path);
+  content[content.find("record 12")] = '!';
+  files.SetContent(path, content);
+  Recorder recorder;
+  const LogEnd end = *ReadLog(&files, kDirectory, 1, &recorder);
+  CHECK(end.next_sequence == 12);
+  CHECK(end.records_lost == 8);
+  CHECK(end.damaged_segments == std::vector<std::string>{SegmentName(1)});
+  REQUIRE(SetAside(&files, kDirectory, end).ok());
+  CHECK(files.Content(path + ".damaged") == content);
+  REQUIRE(SetAside(&files, kDirectory, end).ok());
+  CHECK(files.Content(path + ".damaged-2") == content);
+  REQUIRE(WriteRecords(&files, 12, 25, false).acknowledged == 25);
+  CheckReads(&files, 1, 25);
+}
+
+TEST_CASE("megabytes of zeros between a record and what follows are passed over at once", "[push_log]") {
+  FaultyFileSystem files;
+  REQUIRE(WriteRecords(&files, 1, 9, false, 24 << 20).acknowledged == 9);
+  const std::string path = absl::StrCat(kDirectory, "/", SegmentName(1));
+  std::string content = files.Content(path);
+  content[content.find("record 5")] = '!';
+  content.back() = 'x';
+  files.SetContent(path, content);
+  Recorder recorder;
+  const LogEnd end = *ReadLog(&files, kDirectory, 1, &recorder);
+  CHECK(end.records == 4);
+  CHECK(end.records_lost == 3);
+  CHECK(*CountLogRecords(&files, kDirectory) == 7);
 }
 
 TEST_CASE("damage before what is needed does not matter", "[push_log]") {
