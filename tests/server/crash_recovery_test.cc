@@ -23,11 +23,11 @@ namespace {
 
 constexpr uint32_t kWorkers = 2;
 constexpr uint64_t kStepsARound = 12;
-// ThreadSanitizer looks for races, and is slow with large files in memory.
+// ThreadSanitizer looks for races, and is slow with large blocks of memory.
 #if defined(__SANITIZE_THREAD__)
-constexpr uint64_t kRounds = 3;
+constexpr uint64_t kRounds = 3, kSide = 40, kSegmentBytes = 64 << 10;
 #else
-constexpr uint64_t kRounds = 8;
+constexpr uint64_t kRounds = 8, kSide = 300, kSegmentBytes = 4 << 20;
 #endif
 
 // Even, so that the mean of two workers' is a whole number: sums are exact in FP32, in any order.
@@ -78,13 +78,13 @@ class Life {
       replayed_ = end->records;
       if (NeedsSnapshotFirst(*end, sync, server().sequence())) Snapshot();
     } else {
-      harness_->Define(SampleModel(), std::vector<float>(300 * 300 + 30, 0.0f));
+      harness_->Define(SampleModel(kSide), std::vector<float>(kSide * kSide + 30, 0.0f));
       Snapshot();
     }
     PushLog::Options log_options;
     log_options.directory = "/log";
     log_options.sync = sync;
-    log_options.segment_bytes = 4 << 20;
+    log_options.segment_bytes = kSegmentBytes;
     server().SetLog(*PushLog::Open(log_options, files, options.rules, server().sequence() + 1));
   }
 

@@ -8,14 +8,14 @@
 
 namespace recon {
 
-// A model of two shards in two groups.
-inline ModelSpec SampleModel() {
+// A model of two shards in two groups; the larger has `side` x `side` values, two pages of them by default.
+inline ModelSpec SampleModel(uint64_t side = 300) {
   ModelSpec model;
   model.set_name("sample");
   TensorSpec* weight = model.add_tensors();
   weight->set_name("weight");
-  weight->add_shape(300);
-  weight->add_shape(300);
+  weight->add_shape(side);
+  weight->add_shape(side);
   TensorSpec* bias = model.add_tensors();
   bias->set_name("bias");
   bias->add_shape(30);
