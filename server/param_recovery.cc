@@ -14,6 +14,8 @@
 namespace recon {
 namespace {
 
+// Of those that restore: some wait for the disk while others decode.
+constexpr int kReadersALane = 2;
 // Frames being replayed hold their segments of the log.
 constexpr uint64_t kReplayBytesInFlight = uint64_t{128} << 20;
 
@@ -44,8 +46,9 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
     shards_[shard]->Restore(std::move(cut), parameters_only ? 0 : manifest.frontier_step());
     return absl::OkStatus();
   };
+  LanePool readers("restore", kReadersALane * options_.lanes);
   for (uint32_t i = 0; i < shards_.size(); ++i) {
-    lanes_.Post(i, [&, i] {
+    readers.Post(i, [&, i] {
       statuses[i] = restore_shard(i);
       if (pending.fetch_sub(1) == 1) restored.Notify();
     });

@@ -88,6 +88,7 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
                                                      options_.state_bytes_max));
   }
   try {
+    ReservePages(bytes / kPageBytes);
     for (uint32_t i = 0; i < layout.shard_count(); ++i) {
       const ShardPlacement& placement = layout.shards()[i];
       shards_.push_back(std::make_unique<Shard>(ShardId(i), placement, &options_.rules.optimizer,

@@ -117,7 +117,7 @@ absl::Status ReconServer::Parts::Open() {
   params = std::make_unique<ParamServer>(options, &metrics);
 
   SnapshotService::Options snapshot_options;
-  snapshot_options.writer.keep_last = flags.snapshot_keep;
+  snapshot_options.writer.keep = flags.snapshot_keep;
   snapshot_options.writer.zstd_level = flags.zstd_level;
   snapshot_options.interval = flags.snapshot_interval;
   if (flags.durability != ServerFlags::Durability::kSnapshot)

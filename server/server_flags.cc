@@ -173,12 +173,21 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
   env(app->add_option("--snapshot-interval", raw->snapshot_interval,
                       "time between periodic snapshots, such as 30s"),
       "RECON_SNAPSHOT_INTERVAL");
-  env(app->add_option("--snapshot-keep", flags->snapshot_keep,
+  env(app->add_option("--snapshot-keep", flags->snapshot_keep.last,
                       "newest snapshots to keep; two at least: one may be found damaged")
           ->check(CLI::Range(2, 100000)),
       "RECON_SNAPSHOT_KEEP");
-  env(app->add_option("--zstd-level", flags->zstd_level, "compression of snapshots")
-          ->check(CLI::Range(-100, 19)),
+  env(app->add_option("--snapshot-keep-hourly", flags->snapshot_keep.hourly,
+                      "and the newest of each hour, of so many hours")
+          ->check(CLI::Range(0, 100000)),
+      "RECON_SNAPSHOT_KEEP_HOURLY");
+  env(app->add_option("--snapshot-keep-daily", flags->snapshot_keep.daily,
+                      "and the newest of each day, of so many days")
+          ->check(CLI::Range(0, 100000)),
+      "RECON_SNAPSHOT_KEEP_DAILY");
+  env(app->add_option("--zstd-level", flags->zstd_level,
+                      "compression of snapshots: 1 (frequencies of bytes only) to 19")
+          ->check(CLI::Range(1, 19)),
       "RECON_ZSTD_LEVEL");
   env(app->add_option("--heartbeat-interval", raw->heartbeat_interval, "time between a worker's heartbeats"),
       "RECON_HEARTBEAT_INTERVAL");

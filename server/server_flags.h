@@ -7,6 +7,7 @@
 #include "absl/time/time.h"
 #include "common/base/limits.h"
 #include "proto/control.pb.h"
+#include "server/durability/retention.h"
 #include "server/store/optimizer.h"
 
 namespace recon {
@@ -35,7 +36,7 @@ struct ServerFlags {
   uint64_t log_segment_bytes = limits::kLogSegmentBytes;
   absl::Duration replay_target;
   absl::Duration snapshot_interval;
-  int snapshot_keep = 5;
+  RetentionRules snapshot_keep;
   int zstd_level = 1;
   absl::Duration suspect_after;
   absl::Duration evict_after;

@@ -8,6 +8,7 @@
 #include "common/base/log.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
+#include "common/snapshot/manifest.h"
 #include "server/log_replay.h"
 
 namespace recon {
@@ -18,18 +19,6 @@ namespace {
 constexpr absl::Duration kBetweenTries = absl::Seconds(1);
 
 }  // namespace
-
-uint64_t RawBytes(const Manifest& manifest) {
-  uint64_t bytes = 0;
-  for (const ChunkEntry& chunk : manifest.chunks()) bytes += chunk.raw_bytes();
-  return bytes;
-}
-
-uint64_t StoredBytes(const Manifest& manifest) {
-  uint64_t bytes = 0;
-  for (const PackEntry& pack : manifest.packs()) bytes += pack.bytes();
-  return bytes;
-}
 
 SnapshotService::SnapshotService(const Options& options, ParamServer* params, ObjectStore* store,
                                  Metrics* metrics)
@@ -43,9 +32,9 @@ SnapshotService::SnapshotService(const Options& options, ParamServer* params, Ob
       last_periodic_(Now()),
       lane_("snapshot") {}
 
-void SnapshotService::Take(const std::string& reason, Done done) {
-  lane_.Post([this, reason, done = std::move(done)]() mutable {
-    const absl::StatusOr<SnapshotReply> reply = TakeNow(reason);
+void SnapshotService::Take(const std::string& reason, Done done, SnapshotWriter::Pace pace) {
+  lane_.Post([this, reason, pace, done = std::move(done)]() mutable {
+    const absl::StatusOr<SnapshotReply> reply = TakeNow(reason, pace);
     if (!reply.ok()) {
       failed_.Increment();
       spdlog::error("snapshot ({}) failed, the one before stays: {}", reason, reply.status().message());
@@ -57,7 +46,7 @@ void SnapshotService::Take(const std::string& reason, Done done) {
   });
 }
 
-absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason) {
+absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason, SnapshotWriter::Pace pace) {
   const auto layout = params_->layout();
   if (layout == nullptr || !params_->has_values()) {
     return absl::FailedPreconditionError("no snapshot: the server has no parameters yet");
@@ -80,7 +69,7 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   description.frontier_step = cut.frontier_step;
   description.created_unix_ms = absl::ToUnixMillis(start);
   description.reason = reason;
-  RECON_ASSIGN_OR_RETURN(const Manifest manifest, writer_.Write(*layout, cut.shards, description));
+  RECON_ASSIGN_OR_RETURN(const Manifest manifest, writer_.Write(*layout, cut.shards, description, pace));
   const double seconds = absl::ToDoubleSeconds(Now() - start);
   NotePublished(manifest, seconds, cut.replay_seconds);
   const absl::Status collected = writer_.CollectGarbage();
@@ -88,7 +77,7 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   SnapshotReply reply;
   reply.set_generation(manifest.generation());
   reply.set_state_root(ToHex(manifest.state_root()));
-  reply.set_stored_bytes(StoredBytes(manifest));
+  reply.set_stored_bytes(SizesOf(manifest).stored);
   reply.set_seconds(seconds);
   return reply;
 }
@@ -96,26 +85,35 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
 void SnapshotService::NotePublished(const Manifest& manifest, double seconds, double replay_seconds) {
   published_.Increment();
   seconds_.Set(seconds);
-  spdlog::info("snapshot {} published ({}): {:.1f} MB of {:.1f} MB, {:.2f} s, root {}", manifest.generation(),
-               manifest.reason(), static_cast<double>(StoredBytes(manifest)) / 1e6,
-               static_cast<double>(RawBytes(manifest)) / 1e6, seconds, ToHex(manifest.state_root()));
+  const SnapshotSizes sizes = SizesOf(manifest);
+  spdlog::info(
+      "snapshot {} published ({}): {:.1f} MB for {:.1f} MB, {:.1f} MB of them new, {:.2f} s, root {}",
+      manifest.generation(), manifest.reason(), static_cast<double>(sizes.stored) / 1e6,
+      static_cast<double>(sizes.raw) / 1e6, static_cast<double>(sizes.own) / 1e6, seconds,
+      ToHex(manifest.state_root()));
   {
     MutexLock lock(&mu_);
     status_.set_published(status_.published() + 1);
     status_.set_seconds(seconds);
     replay_seconds_at_last_ = replay_seconds;
   }
-  NoteRestored(manifest);
+  NoteNewest(manifest);
 }
 
 void SnapshotService::NoteRestored(const Manifest& manifest) {
+  lane_.RunAndWait([&] { writer_.NoteRestored(manifest); });
+  NoteNewest(manifest);
+}
+
+void SnapshotService::NoteNewest(const Manifest& manifest) {
   params_->NoteSnapshot(FirstRecordFor(manifest));
   generation_.Set(static_cast<double>(manifest.generation()));
   MutexLock lock(&mu_);
   status_.set_generation(manifest.generation());
   status_.set_unix_ms(manifest.created_unix_ms());
-  status_.set_stored_bytes(StoredBytes(manifest));
-  status_.set_raw_bytes(RawBytes(manifest));
+  const SnapshotSizes sizes = SizesOf(manifest);
+  status_.set_stored_bytes(sizes.stored);
+  status_.set_raw_bytes(sizes.raw);
   status_.set_state_root(ToHex(manifest.state_root()));
   last_sequence_ = manifest.sequence();
 }
@@ -134,10 +132,11 @@ void SnapshotService::Tick(absl::Time now) {
     last_periodic_ = now;
     next_try_ = now + kBetweenTries;
   }
-  Take(due ? "periodic" : "replay", [this](const absl::StatusOr<SnapshotReply>&) {
+  const auto done = [this](const absl::StatusOr<SnapshotReply>&) {
     MutexLock lock(&mu_);
     periodic_running_ = false;
-  });
+  };
+  Take(due ? "periodic" : "replay", done, SnapshotWriter::Pace::kBackground);
 }
 
 void SnapshotService::Flush() {

@@ -39,7 +39,7 @@ class SnapshotService {
   SnapshotService(const Options& options, ParamServer* params, ObjectStore* store, Metrics* metrics);
 
   // `reason` is one word for the manifest. `done` runs on the service's thread.
-  void Take(const std::string& reason, Done done);
+  void Take(const std::string& reason, Done done, SnapshotWriter::Pace pace = SnapshotWriter::Pace::kNow);
 
   // Returns when all that was asked for is done.
   void Flush();
@@ -53,7 +53,8 @@ class SnapshotService {
   void NoteRestored(const Manifest& manifest);
 
  private:
-  absl::StatusOr<SnapshotReply> TakeNow(const std::string& reason);
+  absl::StatusOr<SnapshotReply> TakeNow(const std::string& reason, SnapshotWriter::Pace pace);
+  void NoteNewest(const Manifest& manifest);
   void NotePublished(const Manifest& manifest, double seconds, double replay_seconds);
 
   // Set in the constructor.
@@ -77,9 +78,5 @@ class SnapshotService {
 
   Lane lane_;
 };
-
-// Bytes of a manifest's chunks, raw and as stored.
-uint64_t RawBytes(const Manifest& manifest);
-uint64_t StoredBytes(const Manifest& manifest);
 
 }  // namespace recon

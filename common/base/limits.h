@@ -56,8 +56,12 @@ constexpr uint64_t kSamplesMax = uint64_t{1} << 32;
 // Frames of one pull in flight together: enough to fill a connection at 1 MiB each.
 constexpr int kFramesInFlight = 8;
 
-// A snapshot's table of contents: 100 bytes for a chunk of 2 MiB; 2^36 parameters need 20 MB.
+// A snapshot's table of contents: 35 bytes a page of 256 KiB; 2^36 parameters need 37 MB.
 constexpr uint64_t kManifestBytesMax = uint64_t{256} << 20;
+// A page that does not compress, and its header.
+constexpr uint64_t kEncodedPageBytesMax = (uint64_t{256} << 10) + 64;
+// Pages that lie side by side in a pack are read together, up to so many bytes.
+constexpr uint64_t kPackReadBytes = uint64_t{4} << 20;
 constexpr uint64_t kPackBytesTarget = uint64_t{256} << 20;
 
 // Push log: a record is a frame, or a closing of kMembersMax contributors.

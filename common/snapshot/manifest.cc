@@ -9,7 +9,7 @@
 #include "common/base/hash.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
-#include "common/snapshot/chunk.h"
+#include "common/snapshot/page_codec.h"
 #include "common/tensor/param_layout.h"
 
 namespace recon {
@@ -17,7 +17,7 @@ namespace {
 
 constexpr char kMagic[] = "RCNMANIF";
 constexpr size_t kMagicBytes = 8;
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kHeaderBytes = kMagicBytes + 4 + 8;
 constexpr size_t kChecksumBytes = 8;
 constexpr uint32_t kStatePlanesMax = 8;
@@ -48,11 +48,22 @@ absl::Status CheckChunk(const Manifest& manifest, const ShardPlacement& shard, i
         "manifest: chunk ", index, " has ", chunk.raw_bytes(), " bytes and ", chunk.page_hash_size(),
         " page hashes, its shard has ", shard.size, " values in ", shard.pages(), " pages"));
   }
-  if (chunk.pack() >= static_cast<uint32_t>(manifest.packs_size()) ||
-      chunk.offset() > manifest.packs(chunk.pack()).bytes() ||
-      chunk.stored_bytes() > manifest.packs(chunk.pack()).bytes() - chunk.offset()) {
-    return absl::DataLossError(absl::StrCat("manifest: chunk ", index, " lies in pack ", chunk.pack(), " at ",
-                                            chunk.offset(), "+", chunk.stored_bytes(), ", outside of it"));
+  const int pages = chunk.page_hash_size();
+  if (chunk.pack_size() != pages || chunk.offset_size() != pages || chunk.stored_bytes_size() != pages) {
+    return absl::DataLossError(absl::StrCat("manifest: chunk ", index, " has ", pages, " pages, ",
+                                            chunk.pack_size(), " packs, ", chunk.offset_size(),
+                                            " offsets and ", chunk.stored_bytes_size(), " sizes of them"));
+  }
+  for (int page = 0; page < pages; ++page) {
+    const uint32_t pack = chunk.pack(page);
+    if (pack >= static_cast<uint32_t>(manifest.packs_size()) ||
+        chunk.offset(page) > manifest.packs(static_cast<int>(pack)).bytes() ||
+        chunk.stored_bytes(page) > manifest.packs(static_cast<int>(pack)).bytes() - chunk.offset(page) ||
+        chunk.stored_bytes(page) > limits::kEncodedPageBytesMax) {
+      return absl::DataLossError(absl::StrCat("manifest: chunk ", index, " page ", page, " lies in pack ",
+                                              pack, " at ", chunk.offset(page), "+", chunk.stored_bytes(page),
+                                              ", outside of it"));
+    }
   }
   return absl::OkStatus();
 }
@@ -69,6 +80,14 @@ absl::Status CheckContent(const Manifest& manifest) {
     return absl::DataLossError(absl::StrCat("manifest: ", manifest.chunks_size(), " chunks of ",
                                             manifest.shards_size(), " shards, expected ", chunks, " of ",
                                             layout->shard_count()));
+  }
+  for (const PackEntry& pack : manifest.packs()) {
+    const absl::StatusOr<Generation> generation = GenerationOfName(pack.name());
+    if (!generation.ok() || !absl::StartsWith(pack.name(), "packs/") ||
+        generation->value() > manifest.generation()) {
+      return absl::DataLossError(absl::StrCat("manifest: ", pack.name(), " is no pack of generation ",
+                                              manifest.generation(), " or before"));
+    }
   }
   for (int i = 0; i < manifest.shards_size(); ++i) {
     if (manifest.shards(i).shard() != static_cast<uint32_t>(i)) {
@@ -97,20 +116,22 @@ std::string PackName(Generation generation, uint32_t pack) {
   return absl::StrFormat("packs/PACK-%016x-%d", generation.value(), pack);
 }
 
+std::string PinName(Generation generation) { return absl::StrFormat("pins/PIN-%016x", generation.value()); }
+
 absl::StatusOr<Generation> GenerationOfName(absl::string_view name) {
   constexpr size_t kDigits = 16;
-  for (const absl::string_view prefix : {"manifests/MANIFEST-", "packs/PACK-"}) {
+  for (const absl::string_view prefix : {"manifests/MANIFEST-", "packs/PACK-", "pins/PIN-"}) {
     if (!absl::StartsWith(name, prefix)) continue;
     const absl::string_view digits = name.substr(prefix.size(), kDigits);
     const absl::string_view rest = name.substr(prefix.size() + digits.size());
     uint64_t value = 0;
     uint32_t pack = 0;
-    const bool rest_ok = prefix[0] == 'm'
-                             ? rest.empty()
-                             : absl::StartsWith(rest, "-") && absl::SimpleAtoi(rest.substr(1), &pack);
+    const bool rest_ok = absl::StartsWith(prefix, "packs/")
+                             ? absl::StartsWith(rest, "-") && absl::SimpleAtoi(rest.substr(1), &pack)
+                             : rest.empty();
     if (digits.size() == kDigits && absl::SimpleHexAtoi(digits, &value) && rest_ok) return Generation(value);
   }
-  return absl::InvalidArgumentError(absl::StrCat(name, " is the name of neither a manifest nor a pack"));
+  return absl::InvalidArgumentError(absl::StrCat(name, " is not the name of a manifest, a pack or a pin"));
 }
 
 std::string EncodeManifest(const Manifest& manifest) {
@@ -150,6 +171,20 @@ absl::StatusOr<Manifest> DecodeManifest(absl::string_view bytes) {
   }
   RECON_RETURN_IF_ERROR(CheckContent(manifest));
   return manifest;
+}
+
+SnapshotSizes SizesOf(const Manifest& manifest) {
+  SnapshotSizes sizes;
+  for (const ChunkEntry& chunk : manifest.chunks()) {
+    sizes.raw += chunk.raw_bytes();
+    for (int page = 0; page < chunk.page_hash_size(); ++page) {
+      sizes.stored += chunk.stored_bytes(page);
+      const auto generation = GenerationOfName(manifest.packs(static_cast<int>(chunk.pack(page))).name());
+      if (generation.ok() && generation->value() == manifest.generation())
+        sizes.own += chunk.stored_bytes(page);
+    }
+  }
+  return sizes;
 }
 
 std::string ComputeStateRoot(const Manifest& manifest) {

@@ -13,15 +13,24 @@ namespace recon {
 
 std::string ManifestName(Generation generation);
 std::string PackName(Generation generation, uint32_t pack);
-// The generation in a manifest's or a pack's name; InvalidArgument if it is neither.
+// An empty object of this name keeps a generation from being removed.
+std::string PinName(Generation generation);
+// The generation in a manifest's, a pack's or a pin's name; InvalidArgument if it is none of them.
 absl::StatusOr<Generation> GenerationOfName(absl::string_view name);
 
 std::string EncodeManifest(const Manifest& manifest);
 
 // DataLoss, saying what differs, unless magic, version, length and checksum are right, and the content
-// is consistent: every shard of the model has one chunk for each role, within a listed pack, with a
-// hash for each page, and the state root is the hash of those.
+// is consistent: every shard of the model has one chunk for each role, with a hash and a place within a
+// listed pack, of this generation or an earlier one, for each page, and the state root is the hash of those.
 absl::StatusOr<Manifest> DecodeManifest(absl::string_view bytes);
+
+struct SnapshotSizes {
+  uint64_t raw = 0;     // Of all pages,
+  uint64_t stored = 0;  // encoded.
+  uint64_t own = 0;     // Encoded, of those that this generation brought.
+};
+SnapshotSizes SizesOf(const Manifest& manifest);
 
 // The state root of a manifest's page hashes, 16 bytes. Chunks must be in order of shard, then role.
 std::string ComputeStateRoot(const Manifest& manifest);

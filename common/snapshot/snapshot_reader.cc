@@ -1,11 +1,13 @@
 #include "common/snapshot/snapshot_reader.h"
 
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
 #include "common/base/status_macros.h"
-#include "common/snapshot/chunk.h"
 #include "common/snapshot/manifest.h"
+#include "common/snapshot/page_codec.h"
 
 namespace recon {
 namespace {
@@ -13,6 +15,18 @@ namespace {
 // The same code, with the file in front of the text.
 absl::Status In(const std::string& name, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(name, ": ", status.message()));
+}
+
+// Pages from `first` on that lie side by side in a pack are read at once: the last of them, and their bytes.
+int SideBySide(const ChunkEntry& entry, int first, uint64_t* bytes) {
+  int last = first;
+  *bytes = entry.stored_bytes(first);
+  while (last + 1 < entry.page_hash_size() && entry.pack(last + 1) == entry.pack(first) &&
+         entry.offset(last + 1) == entry.offset(first) + *bytes &&
+         *bytes + entry.stored_bytes(last + 1) <= limits::kPackReadBytes) {
+    *bytes += entry.stored_bytes(++last);
+  }
+  return last;
 }
 
 }  // namespace
@@ -27,9 +41,23 @@ absl::StatusOr<std::vector<Generation>> SnapshotReader::List() const {
   return generations;
 }
 
+absl::StatusOr<std::set<Generation>> SnapshotReader::Pinned() const {
+  RECON_ASSIGN_OR_RETURN(const std::vector<std::string> names, store_->List("pins/"));
+  std::set<Generation> pinned;
+  for (const std::string& name : names) {
+    const auto generation = GenerationOfName(name);
+    if (generation.ok()) pinned.insert(*generation);
+  }
+  return pinned;
+}
+
 absl::StatusOr<Manifest> SnapshotReader::ReadManifest(Generation generation) const {
   const std::string name = ManifestName(generation);
   RECON_ASSIGN_OR_RETURN(const uint64_t size, store_->Size(name));
+  if (size > limits::kManifestBytesMax) {
+    return absl::DataLossError(
+        absl::StrCat(name, ": ", size, " bytes, allowed are ", limits::kManifestBytesMax));
+  }
   RECON_ASSIGN_OR_RETURN(const std::string bytes, store_->Read(name, 0, size));
   absl::StatusOr<Manifest> manifest = DecodeManifest(bytes);
   if (!manifest.ok()) return In(name, manifest.status());
@@ -39,21 +67,38 @@ absl::StatusOr<Manifest> SnapshotReader::ReadManifest(Generation generation) con
   return manifest;
 }
 
-absl::StatusOr<std::vector<PageRef>> SnapshotReader::ReadChunk(const Manifest& manifest, int index) const {
+absl::StatusOr<std::vector<PageRef>> SnapshotReader::ReadChunk(const Manifest& manifest, int index,
+                                                               PlaneStats* stats) const {
   const ChunkEntry& entry = manifest.chunks(index);
-  const std::string& pack = manifest.packs(entry.pack()).name();
-  const absl::StatusOr<std::string> bytes = store_->Read(pack, entry.offset(), entry.stored_bytes());
-  if (!bytes.ok()) {
-    // The manifest promises the pack: that it is absent is damage, not an answer.
-    return absl::DataLossError(absl::StrCat("shard ", entry.shard(), ": ", bytes.status().message()));
-  }
+  // Kept from chunk to chunk: fresh memory costs as much as reading it.
+  static thread_local PageCodec codec;
+  static thread_local std::vector<char> buffer;
+  codec.ClearStats();
   std::vector<PageRef> pages;
-  for (int i = 0; i < entry.page_hash_size(); ++i) pages.push_back(PageRef::Zeroed());
-  const std::vector<std::string> hashes(entry.page_hash().begin(), entry.page_hash().end());
-  const ChunkId id{entry.shard(), entry.role(), manifest.generation()};
-  const absl::Status decoded =
-      DecodeChunk(*bytes, id, static_cast<uint32_t>(entry.raw_bytes() / sizeof(float)), hashes, &pages);
-  if (!decoded.ok()) return In(absl::StrCat(pack, " at byte ", entry.offset()), decoded);
+  uint64_t values_left = entry.raw_bytes() / sizeof(float);
+  for (int first = 0; first < entry.page_hash_size();) {
+    uint64_t bytes = 0;
+    const int last = SideBySide(entry, first, &bytes);
+    const std::string& pack = manifest.packs(static_cast<int>(entry.pack(first))).name();
+    RECON_ASSIGN_OR_RETURN(const Generation generation, GenerationOfName(pack));
+    buffer.resize(std::max<size_t>(buffer.size(), bytes));
+    const absl::Status read = store_->ReadInto(pack, entry.offset(first), bytes, buffer.data());
+    if (!read.ok()) {
+      // The manifest promises the pack: that it is absent is damage, not an answer.
+      return absl::DataLossError(absl::StrCat("shard ", entry.shard(), ": ", read.message()));
+    }
+    for (const char* at = buffer.data(); first <= last; at += entry.stored_bytes(first), ++first) {
+      const auto values = static_cast<size_t>(std::min<uint64_t>(values_left, kPageParams));
+      values_left -= values;
+      pages.push_back(values == kPageParams ? PageRef::New() : PageRef::Zeroed());
+      bool cloned;
+      const PageId id{entry.shard(), entry.role(), static_cast<uint32_t>(first), generation.value()};
+      const absl::Status decoded = codec.Decode({at, entry.stored_bytes(first)}, id, entry.page_hash(first),
+                                                {pages.back().Writable(&cloned), values});
+      if (!decoded.ok()) return In(absl::StrCat(pack, " at byte ", entry.offset(first)), decoded);
+    }
+  }
+  if (stats != nullptr) codec.AddStatsTo(stats);
   return pages;
 }
 

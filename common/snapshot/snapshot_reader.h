@@ -1,10 +1,12 @@
 #pragma once
 
 #include <functional>
+#include <set>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/base/ids.h"
+#include "common/snapshot/page_codec.h"
 #include "common/storage/object_store.h"
 #include "common/tensor/page.h"
 #include "proto/manifest.pb.h"
@@ -20,11 +22,16 @@ class SnapshotReader {
   // Published generations, oldest first.
   absl::StatusOr<std::vector<Generation>> List() const;
 
+  // Generations that somebody has pinned (FORMAT.md): no rule removes them.
+  absl::StatusOr<std::set<Generation>> Pinned() const;
+
   // NotFound, or DataLoss if the manifest does not verify.
   absl::StatusOr<Manifest> ReadManifest(Generation generation) const;
 
-  // The pages of chunk `index` of the manifest, checked against their hashes.
-  absl::StatusOr<std::vector<PageRef>> ReadChunk(const Manifest& manifest, int index) const;
+  // The pages of chunk `index` of the manifest, checked against their hashes. `stats` (may be null) gets what
+  // their planes add to it.
+  absl::StatusOr<std::vector<PageRef>> ReadChunk(const Manifest& manifest, int index,
+                                                 PlaneStats* stats = nullptr) const;
 
   // Reads everything back. `progress` (may be empty) is called with chunks done and their number.
   absl::Status Verify(Generation generation, const std::function<void(int, int)>& progress) const;

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <system_error>
 
@@ -18,6 +20,10 @@ namespace recon {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr uint64_t kDirectBytes = uint64_t{512} << 10;
+constexpr uint64_t kDirectBuffer = uint64_t{4} << 20;
+constexpr size_t kDirectAlign = 4096;
 
 absl::Status Errno(int error, const std::string& what) {
   const std::string text =
@@ -70,9 +76,33 @@ class LocalFile : public FileSystem::File {
     return error == 0 ? absl::OkStatus() : Errno(error, absl::StrCat("allocate ", path_));
   }
 
+  void StartWriting() override {
+    sync_file_range(fd_, static_cast<off_t>(started_), static_cast<off_t>(offset_ - started_),
+                    SYNC_FILE_RANGE_WRITE);
+    started_ = offset_;
+  }
+
   absl::Status Sync() override {
     if (fdatasync(fd_) != 0) return Errno(errno, absl::StrCat("fsync ", path_));
     return absl::OkStatus();
+  }
+
+  // Of a file that was opened with O_DIRECT. False if it could not be read that way.
+  bool ReadDirect(uint64_t offset, uint64_t size, char* out) {
+    static thread_local std::unique_ptr<char, void (*)(void*)> buffer(
+        static_cast<char*>(std::aligned_alloc(kDirectAlign, kDirectBuffer)), std::free);
+    const uint64_t end = offset + size;
+    for (uint64_t at = offset; at < end;) {
+      const uint64_t begin = at / kDirectAlign * kDirectAlign;
+      const uint64_t want =
+          std::min<uint64_t>(kDirectBuffer, (end - begin + kDirectAlign - 1) / kDirectAlign * kDirectAlign);
+      const ssize_t got = pread(fd_, buffer.get(), want, static_cast<off_t>(begin));
+      if (got <= 0 || begin + static_cast<uint64_t>(got) <= at) return false;
+      const uint64_t stop = std::min(end, begin + static_cast<uint64_t>(got));
+      std::memcpy(out + (at - offset), buffer.get() + (at - begin), stop - at);
+      at = stop;
+    }
+    return true;
   }
 
   absl::Status ReadAt(uint64_t offset, uint64_t size, char* out) {
@@ -93,6 +123,7 @@ class LocalFile : public FileSystem::File {
   int fd_;
   std::string path_;
   uint64_t offset_ = 0;
+  uint64_t started_ = 0;  // To be written, up to here.
 };
 
 class LocalFileSystem : public FileSystem {
@@ -109,17 +140,16 @@ class LocalFileSystem : public FileSystem {
     return static_cast<uint64_t>(info.st_size);
   }
 
-  absl::StatusOr<std::string> Read(const std::string& path, uint64_t offset, uint64_t size) override {
-    RECON_ASSIGN_OR_RETURN(const uint64_t have, Size(path));
-    if (offset > have || size > have - offset) {
-      return absl::DataLossError(
-          absl::StrCat(path, " has ", have, " bytes, ", size, " were expected from byte ", offset));
+  absl::Status ReadInto(const std::string& path, uint64_t offset, uint64_t size, char* out) override {
+    if (size >= kDirectBytes) {
+      // Past the page cache: what is read once in a large piece would only be copied there. Where the file
+      // system cannot do that, through it.
+      LocalFile direct(path, O_RDONLY | O_DIRECT);
+      if (direct.ok() && direct.ReadDirect(offset, size, out)) return absl::OkStatus();
     }
     LocalFile file(path, O_RDONLY);
     if (!file.ok()) return Errno(errno, absl::StrCat("open ", path));
-    std::string bytes(size, '\0');
-    RECON_RETURN_IF_ERROR(file.ReadAt(offset, size, bytes.data()));
-    return bytes;
+    return file.ReadAt(offset, size, out);
   }
 
   absl::Status Rename(const std::string& from, const std::string& to) override {
@@ -174,6 +204,18 @@ class LocalFileSystem : public FileSystem {
 };
 
 }  // namespace
+
+absl::StatusOr<std::string> FileSystem::Read(const std::string& path, uint64_t offset, uint64_t size) {
+  // Before it allocates: sizes may come from a damaged file.
+  RECON_ASSIGN_OR_RETURN(const uint64_t have, Size(path));
+  if (offset > have || size > have - offset) {
+    return absl::DataLossError(
+        absl::StrCat(path, " has ", have, " bytes, ", size, " were expected from byte ", offset));
+  }
+  std::string bytes(size, '\0');
+  RECON_RETURN_IF_ERROR(ReadInto(path, offset, size, bytes.data()));
+  return bytes;
+}
 
 FileSystem* FileSystem::Local() {
   static auto* const local = new LocalFileSystem;

@@ -28,6 +28,8 @@ class FileSystem {
     virtual absl::Status Append(absl::Span<const absl::string_view> pieces) = 0;
     // Makes the file `bytes` long, of zeros that the next Append() calls overwrite from where they are.
     virtual absl::Status Allocate(uint64_t bytes) = 0;
+    // A hint: what was appended may go to the disk now, so that Sync() finds less to do.
+    virtual void StartWriting() {}
     // What was appended survives the machine when it returns OK; the name does after SyncDirectory().
     virtual absl::Status Sync() = 0;
   };
@@ -38,7 +40,9 @@ class FileSystem {
   virtual absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path) = 0;
   virtual absl::StatusOr<uint64_t> Size(const std::string& path) = 0;
   // Exactly `size` bytes from `offset`; DataLoss if the file is shorter.
-  virtual absl::StatusOr<std::string> Read(const std::string& path, uint64_t offset, uint64_t size) = 0;
+  absl::StatusOr<std::string> Read(const std::string& path, uint64_t offset, uint64_t size);
+  // The same, to `out`.
+  virtual absl::Status ReadInto(const std::string& path, uint64_t offset, uint64_t size, char* out) = 0;
 
   // Replaces what is at `to`.
   virtual absl::Status Rename(const std::string& from, const std::string& to) = 0;

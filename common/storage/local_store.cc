@@ -14,6 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr char kTemporary[] = ".tmp";
+// The disk works while what comes next is made.
+constexpr uint64_t kWriteBehindBytes = uint64_t{8} << 20;
 
 std::string ParentOf(const std::string& path) { return fs::path(path).parent_path(); }
 
@@ -33,7 +35,12 @@ class LocalWriter : public ObjectStore::Writer {
 
   absl::Status Append(absl::string_view bytes) override {
     RECON_FAULT_POINT("store.append");
-    return file_->Append({bytes});
+    RECON_RETURN_IF_ERROR(file_->Append({bytes}));
+    unwritten_ += bytes.size();
+    if (unwritten_ < kWriteBehindBytes) return absl::OkStatus();
+    unwritten_ = 0;
+    file_->StartWriting();
+    return absl::OkStatus();
   }
 
   absl::Status Close() override {
@@ -52,10 +59,23 @@ class LocalWriter : public ObjectStore::Writer {
   FileSystem* const files_;
   const std::string path_;
   std::unique_ptr<FileSystem::File> file_;
+  uint64_t unwritten_ = 0;
   bool closed_ = false;
 };
 
 }  // namespace
+
+absl::StatusOr<std::string> ObjectStore::Read(const std::string& name, uint64_t offset, uint64_t size) {
+  // Before it allocates: sizes may come from a damaged object.
+  RECON_ASSIGN_OR_RETURN(const uint64_t have, Size(name));
+  if (offset > have || size > have - offset) {
+    return absl::DataLossError(absl::StrCat(Describe(), "/", name, " has ", have, " bytes, ", size,
+                                            " were expected from byte ", offset));
+  }
+  std::string bytes(size, '\0');
+  RECON_RETURN_IF_ERROR(ReadInto(name, offset, size, bytes.data()));
+  return bytes;
+}
 
 absl::StatusOr<std::unique_ptr<LocalStore>> LocalStore::Open(const std::string& directory, bool writer,
                                                              FileSystem* files) {
@@ -105,8 +125,8 @@ absl::Status LocalStore::PutIfAbsent(const std::string& name, absl::string_view 
 
 absl::StatusOr<uint64_t> LocalStore::Size(const std::string& name) { return files_->Size(PathOf(name)); }
 
-absl::StatusOr<std::string> LocalStore::Read(const std::string& name, uint64_t offset, uint64_t size) {
-  return files_->Read(PathOf(name), offset, size);
+absl::Status LocalStore::ReadInto(const std::string& name, uint64_t offset, uint64_t size, char* out) {
+  return files_->ReadInto(PathOf(name), offset, size, out);
 }
 
 absl::StatusOr<std::vector<std::string>> LocalStore::List(const std::string& prefix) {

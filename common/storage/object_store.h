@@ -34,8 +34,10 @@ class ObjectStore {
   virtual absl::Status PutIfAbsent(const std::string& name, absl::string_view bytes) = 0;
 
   virtual absl::StatusOr<uint64_t> Size(const std::string& name) = 0;
-  // Exactly `size` bytes from `offset`; DataLoss if the object is shorter.
-  virtual absl::StatusOr<std::string> Read(const std::string& name, uint64_t offset, uint64_t size) = 0;
+  // Exactly `size` bytes from `offset` to `out`; DataLoss if the object is shorter.
+  virtual absl::Status ReadInto(const std::string& name, uint64_t offset, uint64_t size, char* out) = 0;
+  // The same, in a string.
+  absl::StatusOr<std::string> Read(const std::string& name, uint64_t offset, uint64_t size);
 
   // Names that start with `prefix`, sorted.
   virtual absl::StatusOr<std::vector<std::string>> List(const std::string& prefix) = 0;

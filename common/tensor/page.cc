@@ -37,6 +37,11 @@ class PagePool {
     free_.push_back(values);
   }
 
+  void Reserve(uint64_t pages) {
+    MutexLock lock(&mu_);
+    while (free_.size() < pages) AddSlab();
+  }
+
   size_t bytes() {
     MutexLock lock(&mu_);
     return bytes_;
@@ -74,10 +79,26 @@ void PageRef::Drop(Block* block) {
   delete block;
 }
 
+// Never dropped by the last reference: this one is not.
+PageRef::Block* PageRef::ZeroBlock() {
+  static Block* const zeros = [] {
+    Block* block = NewBlock();
+    std::memset(block->values, 0, kPageBytes);
+    return block;
+  }();
+  return zeros;
+}
+
 PageRef PageRef::Zeroed() {
   PageRef page;
+  page.block_ = ZeroBlock();
+  page.block_->references.fetch_add(1, std::memory_order_relaxed);
+  return page;
+}
+
+PageRef PageRef::New() {
+  PageRef page;
   page.block_ = NewBlock();
-  std::memset(page.block_->values, 0, kPageBytes);
   return page;
 }
 
@@ -93,10 +114,12 @@ float* PageRef::Writable(bool* cloned) {
   if (block_->references.load(std::memory_order_acquire) == 1) return block_->values;
   Block* clone = NewBlock();
   std::memcpy(clone->values, block_->values, kPageBytes);
+  *cloned = block_ != ZeroBlock();
   Drop(std::exchange(block_, clone));
-  *cloned = true;
   return block_->values;
 }
+
+void ReservePages(uint64_t pages) { PagePool::Get().Reserve(pages); }
 
 size_t PageMemoryBytes() { return PagePool::Get().bytes(); }
 

@@ -23,8 +23,10 @@ inline constexpr size_t kPageBytes = kPageParams * sizeof(float);
 class PageRef {
  public:
   PageRef() = default;
-  // A page of zeros.
+  // The page of zeros: one for all, so that it costs nothing until it is written.
   static PageRef Zeroed();
+  // A page of unspecified values, to be written.
+  static PageRef New();
 
   PageRef(const PageRef& other);
   PageRef(PageRef&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
@@ -36,7 +38,7 @@ class PageRef {
 
   const float* data() const { return block_->values; }
   // The values, for writing: in place if this is the only reference, else of a clone that this
-  // reference moves to. `cloned` is set when a clone was made.
+  // reference moves to. `cloned` is set when a clone was made of what others hold, too, zeros excepted.
   float* Writable(bool* cloned);
 
   // Whether both refer to the same memory.
@@ -49,10 +51,14 @@ class PageRef {
   };
 
   static Block* NewBlock();
+  static Block* ZeroBlock();
   static void Drop(Block* block);
 
   Block* block_ = nullptr;
 };
+
+// Takes memory for `pages` pages from the system, so that they can be had later. May throw std::bad_alloc.
+void ReservePages(uint64_t pages);
 
 // Bytes of page memory taken from the system so far.
 size_t PageMemoryBytes();

@@ -1,83 +1,269 @@
 #include "server/durability/snapshot_writer.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
+#include <atomic>
+#include <functional>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/base/cpu_usage.h"
 #include "common/base/fault_point.h"
+#include "common/base/hash.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
+#include "common/base/mutex.h"
 #include "common/base/status_macros.h"
-#include "common/snapshot/chunk.h"
 #include "common/snapshot/manifest.h"
+#include "common/snapshot/page_codec.h"
 #include "common/snapshot/snapshot_reader.h"
 
 namespace recon {
 namespace {
 
-// Packs of one generation, filled one after the other.
+// Pages that a thread takes at once; they lie side by side in a pack.
+constexpr size_t kBatchPages = 16;
+// Behind training: a tenth of what a busy core's other threads get; and, as the memory's bandwidth has no
+// priorities, a seventh of the time.
+constexpr int kBackgroundPriority = 10;
+constexpr double kBackgroundShare = 0.15;
+
+// One page of the state, and its entry in the manifest.
+struct PageWork {
+  ChunkEntry* chunk;
+  int page;
+  absl::Span<const float> values;
+  bool write = true;
+};
+
+// Runs `work` on so many threads of that priority, and returns the first error.
+absl::Status OnThreads(int threads, int priority, const std::function<absl::Status()>& work) {
+  std::vector<absl::Status> statuses(static_cast<size_t>(threads));
+  std::vector<std::thread> running;
+  for (int i = 0; i < threads; ++i) {
+    running.emplace_back([&, i] {
+      if (priority > 0) (void)setpriority(PRIO_PROCESS, 0, priority);  // On Linux it is the thread's.
+      statuses[static_cast<size_t>(i)] = work();
+    });
+  }
+  for (std::thread& thread : running) thread.join();
+  for (const absl::Status& status : statuses) RECON_RETURN_IF_ERROR(status);
+  return absl::OkStatus();
+}
+
+// The packs of a manifest, with those of the snapshot before that are still of use.
+class PackTable {
+ public:
+  explicit PackTable(Manifest* manifest) : manifest_(manifest) {}
+
+  // Thread-safe; the entry's bytes are set by Finish().
+  uint32_t Add(const std::string& name) {
+    MutexLock lock(&mu_);
+    manifest_->add_packs()->set_name(name);
+    return static_cast<uint32_t>(manifest_->packs_size() - 1);
+  }
+  std::pair<uint32_t, std::string> AddOwn() {
+    std::string name;
+    {
+      MutexLock lock(&mu_);
+      name = PackName(Generation(manifest_->generation()), own_++);
+    }
+    return {Add(name), name};
+  }
+  void Finish(uint32_t pack, uint64_t bytes) {
+    MutexLock lock(&mu_);
+    manifest_->mutable_packs(static_cast<int>(pack))->set_bytes(bytes);
+  }
+
+ private:
+  Mutex mu_;
+  Manifest* const manifest_;
+  uint32_t own_ = 0;
+};
+
+// One thread's packs, filled one after the other.
 class PackSequence {
  public:
-  PackSequence(ObjectStore* store, Manifest* manifest) : store_(store), manifest_(manifest) {}
+  PackSequence(ObjectStore* store, PackTable* table) : store_(store), table_(table) {}
 
-  absl::Status Append(const EncodedChunk& chunk, ChunkEntry* entry) {
-    if (writer_ == nullptr) RECON_RETURN_IF_ERROR(Start());
-    PackEntry* pack = manifest_->mutable_packs(manifest_->packs_size() - 1);
-    entry->set_pack(static_cast<uint32_t>(manifest_->packs_size() - 1));
-    entry->set_offset(pack->bytes());
-    entry->set_stored_bytes(chunk.bytes.size());
-    RECON_RETURN_IF_ERROR(writer_->Append(chunk.bytes));
-    pack->set_bytes(pack->bytes() + chunk.bytes.size());
-    return pack->bytes() >= limits::kPackBytesTarget ? Close() : absl::OkStatus();
+  // Where the bytes begin in pack().
+  absl::StatusOr<uint64_t> Append(const std::string& bytes) {
+    if (writer_ == nullptr) {
+      std::string name;
+      std::tie(pack_, name) = table_->AddOwn();
+      RECON_ASSIGN_OR_RETURN(writer_, store_->Create(name));
+      bytes_ = 0;
+    }
+    RECON_RETURN_IF_ERROR(writer_->Append(bytes));
+    bytes_ += bytes.size();
+    return bytes_ - bytes.size();
   }
+  uint32_t pack() const { return pack_; }
+  bool full() const { return bytes_ >= limits::kPackBytesTarget; }
 
   absl::Status Close() {
     if (writer_ == nullptr) return absl::OkStatus();
+    table_->Finish(pack_, bytes_);
     const std::unique_ptr<ObjectStore::Writer> writer = std::move(writer_);
     return writer->Close();
   }
 
  private:
-  absl::Status Start() {
-    PackEntry* pack = manifest_->add_packs();
-    pack->set_name(
-        PackName(Generation(manifest_->generation()), static_cast<uint32_t>(manifest_->packs_size() - 1)));
-    RECON_ASSIGN_OR_RETURN(writer_, store_->Create(pack->name()));
-    return absl::OkStatus();
-  }
-
-  ObjectStore* store_;
-  Manifest* manifest_;
+  ObjectStore* const store_;
+  PackTable* const table_;
   std::unique_ptr<ObjectStore::Writer> writer_;
+  uint32_t pack_ = 0;
+  uint64_t bytes_ = 0;
 };
 
-}  // namespace
-
-absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, const std::vector<ShardCut>& shards,
-                                        Manifest* manifest) {
-  PackSequence packs(store_, manifest);
+// Entries for every page, without places.
+std::vector<PageWork> ListPages(const ParamLayout& layout, const std::vector<ShardCut>& shards,
+                                Manifest* manifest) {
+  std::vector<PageWork> work;
   for (uint32_t i = 0; i < shards.size(); ++i) {
+    const ShardPlacement& placement = layout.shards()[i];
     ShardEntry* shard = manifest->add_shards();
     shard->set_shard(i);
     shard->set_version(shards[i].version);
     for (const LedgerEntry& entry : shards[i].ledger) *shard->add_ledger() = entry;
     for (uint32_t role = 0; role < shards[i].pages.size(); ++role) {
-      const EncodedChunk chunk = EncodeChunk({i, role, manifest->generation()}, shards[i].pages[role],
-                                             layout.shards()[i].size, options_.zstd_level);
-      ChunkEntry* entry = manifest->add_chunks();
-      entry->set_shard(i);
-      entry->set_role(role);
-      entry->set_raw_bytes(chunk.raw_bytes);
-      for (const std::string& hash : chunk.page_hashes) entry->add_page_hash(hash);
-      RECON_RETURN_IF_ERROR(packs.Append(chunk, entry));
+      ChunkEntry* chunk = manifest->add_chunks();
+      chunk->set_shard(i);
+      chunk->set_role(role);
+      chunk->set_raw_bytes(uint64_t{placement.size} * sizeof(float));
+      const auto pages = static_cast<int>(placement.pages());
+      chunk->mutable_pack()->Resize(pages, 0);
+      chunk->mutable_offset()->Resize(pages, 0);
+      chunk->mutable_stored_bytes()->Resize(pages, 0);
+      for (int page = 0; page < pages; ++page) {
+        chunk->add_page_hash();
+        work.push_back({chunk,
+                        page,
+                        {shards[i].pages[role][static_cast<size_t>(page)].data(),
+                         placement.PageSize(static_cast<uint32_t>(page))}});
+      }
     }
   }
-  return packs.Close();
+  return work;
+}
+
+// Lets others have the rest of the time.
+class Pacer {
+ public:
+  explicit Pacer(bool background) : background_(background) {}
+  // After a piece of work.
+  void Rest() {
+    if (!background_) return;
+    const double used = ThreadCpuSeconds() - used_before_;
+    absl::SleepFor(absl::Seconds(used * (1 / kBackgroundShare - 1)));
+    used_before_ = ThreadCpuSeconds();
+  }
+
+ private:
+  const bool background_;
+  double used_before_ = ThreadCpuSeconds();
+};
+
+// Has unchanged pages refer to where the snapshot before has them. Not to packs of which less than half is
+// still of use: those would stay for ever.
+void ReferToBase(const Manifest& base, std::vector<PageWork>* work, PackTable* table) {
+  std::map<std::pair<uint32_t, uint32_t>, const ChunkEntry*> chunks;
+  for (const ChunkEntry& chunk : base.chunks()) chunks[{chunk.shard(), chunk.role()}] = &chunk;
+  const auto base_of = [&](const PageWork& page) -> const ChunkEntry* {
+    const auto found = chunks.find({page.chunk->shard(), page.chunk->role()});
+    if (found == chunks.end() || page.page >= found->second->page_hash_size()) return nullptr;
+    return found->second->page_hash(page.page) == page.chunk->page_hash(page.page) ? found->second : nullptr;
+  };
+  std::vector<uint64_t> of_use(static_cast<size_t>(base.packs_size()));
+  for (const PageWork& page : *work) {
+    const ChunkEntry* before = base_of(page);
+    if (before != nullptr) of_use[before->pack(page.page)] += before->stored_bytes(page.page);
+  }
+  std::map<uint32_t, uint32_t> packs;
+  for (PageWork& page : *work) {
+    const ChunkEntry* before = base_of(page);
+    if (before == nullptr) continue;
+    const uint32_t pack = before->pack(page.page);
+    const PackEntry& entry = base.packs(static_cast<int>(pack));
+    if (of_use[pack] * 2 < entry.bytes()) continue;
+    const auto [it, added] = packs.try_emplace(pack, 0);
+    if (added) {
+      it->second = table->Add(entry.name());
+      table->Finish(it->second, entry.bytes());
+    }
+    page.chunk->set_pack(page.page, it->second);
+    page.chunk->set_offset(page.page, before->offset(page.page));
+    page.chunk->set_stored_bytes(page.page, before->stored_bytes(page.page));
+    page.write = false;
+  }
+}
+
+}  // namespace
+
+void SnapshotWriter::NoteRestored(const Manifest& manifest) {
+  base_ = manifest;
+  restored_ = Generation(manifest.generation());
+  published_ = 0;
+}
+
+absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, const std::vector<ShardCut>& shards,
+                                        Pace pace, Manifest* manifest) {
+  const int threads = pace == Pace::kNow ? options_.threads : 1;
+  const int priority = pace == Pace::kNow ? 0 : kBackgroundPriority;
+  std::vector<PageWork> work = ListPages(layout, shards, manifest);
+  std::atomic<size_t> next{0};
+  RECON_RETURN_IF_ERROR(OnThreads(threads, priority, [&] {
+    Pacer pacer(pace == Pace::kBackground);
+    for (size_t i; (i = next.fetch_add(1)) < work.size();) {
+      const PageWork& page = work[i];
+      if (i % kBatchPages == 0) pacer.Rest();
+      page.chunk->set_page_hash(page.page, Hash128(page.values.data(), page.values.size() * sizeof(float)));
+    }
+    return absl::OkStatus();
+  }));
+  PackTable table(manifest);
+  if (base_) ReferToBase(*base_, &work, &table);
+  work.erase(std::remove_if(work.begin(), work.end(), [](const PageWork& page) { return !page.write; }),
+             work.end());
+  next = 0;
+  return OnThreads(threads, priority, [&]() -> absl::Status {
+    Pacer pacer(pace == Pace::kBackground);
+    PageCodec codec;
+    PackSequence packs(store_, &table);
+    std::string bytes;
+    std::vector<size_t> ends;
+    for (size_t first; (first = next.fetch_add(kBatchPages)) < work.size();) {
+      const size_t last = std::min(first + kBatchPages, work.size());
+      bytes.clear();
+      ends.clear();
+      for (size_t i = first; i < last; ++i) {
+        const PageWork& page = work[i];
+        codec.Encode({page.chunk->shard(), page.chunk->role(), static_cast<uint32_t>(page.page),
+                      manifest->generation()},
+                     page.values, options_.zstd_level, &bytes);
+        ends.push_back(bytes.size());
+      }
+      RECON_ASSIGN_OR_RETURN(const uint64_t offset, packs.Append(bytes));
+      for (size_t i = first; i < last; ++i) {
+        const size_t begin = i == first ? 0 : ends[i - first - 1];
+        const PageWork& page = work[i];
+        page.chunk->set_pack(page.page, packs.pack());
+        page.chunk->set_offset(page.page, offset + begin);
+        page.chunk->set_stored_bytes(page.page, static_cast<uint32_t>(ends[i - first] - begin));
+      }
+      pacer.Rest();
+      if (packs.full()) RECON_RETURN_IF_ERROR(packs.Close());
+    }
+    return packs.Close();
+  });
 }
 
 absl::StatusOr<Manifest> SnapshotWriter::Write(const ParamLayout& layout, const std::vector<ShardCut>& shards,
-                                               const Description& description) {
+                                               const Description& description, Pace pace) {
   RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, SnapshotReader(store_).List());
   Manifest manifest;
   manifest.set_generation(generations.empty() ? 1 : generations.back().value() + 1);
@@ -91,38 +277,70 @@ absl::StatusOr<Manifest> SnapshotWriter::Write(const ParamLayout& layout, const 
   manifest.set_frontier_step(description.frontier_step);
   manifest.set_created_unix_ms(description.created_unix_ms);
   manifest.set_reason(description.reason);
-  absl::Status written = WritePacks(layout, shards, &manifest);
+  absl::Status written = WritePacks(layout, shards, pace, &manifest);
   RECON_FAULT_POINT("publish.before_manifest");
   if (written.ok()) {
     manifest.set_state_root(ComputeStateRoot(manifest));
     written = store_->PutIfAbsent(ManifestName(Generation(manifest.generation())), EncodeManifest(manifest));
   }
-  if (written.ok()) return manifest;
+  if (written.ok()) {
+    base_ = manifest;
+    ++published_;
+    return manifest;
+  }
   // By what is published, not by what we tried: the manifest may be there though publishing it failed.
   const absl::Status removed = RemoveOrphanPacks();
   if (!removed.ok()) spdlog::warn("snapshot {}: {}", manifest.generation(), removed.message());
   return written;
 }
 
-absl::Status SnapshotWriter::CollectGarbage() {
+absl::StatusOr<std::vector<Generation>> SnapshotWriter::Expired() {
+  // With the snapshot that was restored there are two at least, should the newest be damaged.
+  constexpr int kEnough = 2;
   const SnapshotReader reader(store_);
-  RECON_ASSIGN_OR_RETURN(std::vector<Generation> generations, reader.List());
-  const size_t keep = static_cast<size_t>(std::max(options_.keep_last, 1));
-  while (generations.size() > keep) {
-    RECON_RETURN_IF_ERROR(store_->Delete(ManifestName(generations.front())));
+  RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
+  RECON_ASSIGN_OR_RETURN(const std::set<Generation> pinned, reader.Pinned());
+  std::vector<RetentionCandidate> candidates;
+  for (const Generation generation : generations) {
+    RetentionCandidate candidate;
+    candidate.generation = generation;
+    candidate.pinned = pinned.count(generation) > 0 || (restored_ == generation && published_ < kEnough);
+    const absl::StatusOr<Manifest> manifest = reader.ReadManifest(generation);
+    candidate.readable = manifest.ok();
+    if (manifest.ok()) candidate.created_unix_ms = manifest->created_unix_ms();
+    candidates.push_back(candidate);
+  }
+  return ToDelete(candidates, options_.keep);
+}
+
+absl::Status SnapshotWriter::CollectGarbage() {
+  RECON_ASSIGN_OR_RETURN(const std::vector<Generation> expired, Expired());
+  for (const Generation generation : expired) {
+    RECON_RETURN_IF_ERROR(store_->Delete(ManifestName(generation)));
     RECON_FAULT_POINT("collect.after_manifest");
-    generations.erase(generations.begin());
   }
   return RemoveOrphanPacks();
 }
 
 absl::Status SnapshotWriter::RemoveOrphanPacks() {
-  RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, SnapshotReader(store_).List());
+  const SnapshotReader reader(store_);
+  RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
   RECON_ASSIGN_OR_RETURN(const std::vector<std::string> packs, store_->List("packs/"));
+  std::set<std::string> named;
+  std::set<Generation> unreadable;
+  for (const Generation generation : generations) {
+    const absl::StatusOr<Manifest> manifest = reader.ReadManifest(generation);
+    if (!manifest.ok()) {
+      unreadable.insert(generation);
+      continue;
+    }
+    for (const PackEntry& pack : manifest->packs()) named.insert(pack.name());
+  }
   for (const std::string& pack : packs) {
     const auto generation = GenerationOfName(pack);
     if (!generation.ok()) continue;  // Not ours: never delete what we did not write.
-    if (std::find(generations.begin(), generations.end(), *generation) != generations.end()) continue;
+    // What a damaged manifest names is not known, but that its own packs belong to it.
+    if (named.count(pack) > 0 || unreadable.count(*generation) > 0) continue;
     RECON_RETURN_IF_ERROR(store_->Delete(pack));
   }
   return absl::OkStatus();

@@ -1,6 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -9,16 +12,19 @@
 #include "common/storage/object_store.h"
 #include "common/tensor/param_layout.h"
 #include "proto/manifest.pb.h"
+#include "server/durability/retention.h"
 #include "server/store/shard.h"
 
 namespace recon {
 
-// Publishes snapshots: packs first, the manifest last. Used by one thread at a time.
+// Publishes snapshots: packs first, the manifest last. Pages that have not changed since the snapshot before
+// stay where they are and are not written again. Used by one thread at a time; encodes on threads of its own.
 class SnapshotWriter {
  public:
   struct Options {
     int zstd_level = 1;
-    int keep_last = 5;
+    int threads = 2;  // That encode when somebody waits for it.
+    RetentionRules keep;
   };
   // What the manifest says besides the state.
   struct Description {
@@ -33,24 +39,38 @@ class SnapshotWriter {
     std::string reason;
   };
 
+  // Whether training goes first (one thread of low priority), or somebody waits for the snapshot.
+  enum class Pace { kBackground, kNow };
+
   // `store` must outlive the writer.
   SnapshotWriter(ObjectStore* store, const Options& options) : store_(store), options_(options) {}
+
+  // A snapshot of this store that has just been read in full and found good: the next one may refer to its
+  // pages, and it is kept until two newer ones are there.
+  void NoteRestored(const Manifest& manifest);
 
   // Publishes `shards` as the generation after the newest. On failure nothing is published and what was
   // written is removed; the generations before are untouched.
   absl::StatusOr<Manifest> Write(const ParamLayout& layout, const std::vector<ShardCut>& shards,
-                                 const Description& description);
+                                 const Description& description, Pace pace = Pace::kNow);
 
-  // Removes all but the newest keep_last generations, and packs no manifest names. Manifests go first:
+  // Removes generations that the rules do not keep, and packs that no manifest names. Manifests go first:
   // a crash in between leaves packs without a manifest, never the reverse.
   absl::Status CollectGarbage();
+  // What CollectGarbage() would remove.
+  absl::StatusOr<std::vector<Generation>> Expired();
 
  private:
   absl::Status RemoveOrphanPacks();
-  absl::Status WritePacks(const ParamLayout& layout, const std::vector<ShardCut>& shards, Manifest* manifest);
+  absl::Status WritePacks(const ParamLayout& layout, const std::vector<ShardCut>& shards, Pace pace,
+                          Manifest* manifest);
 
   ObjectStore* store_;
   Options options_;
+  // Of the newest snapshot that this process restored or wrote.
+  std::optional<Manifest> base_;
+  std::optional<Generation> restored_;
+  int published_ = 0;
 };
 
 }  // namespace recon

@@ -61,7 +61,7 @@ class Life {
     options.rules.cluster_epoch = cluster_epoch;
     harness_ = std::make_unique<ParamServerHarness>(options);
     SnapshotService::Options snapshot_options;
-    snapshot_options.writer.keep_last = 2;
+    snapshot_options.writer.keep.last = 2;
     service_ = std::make_unique<SnapshotService>(snapshot_options, &server(), store_.get(), &metrics_);
     const SnapshotReader reader(store_.get());
     const auto restored = LoadNewest(reader, [&](const Manifest& manifest) {

@@ -168,7 +168,7 @@ absl::StatusOr<uint64_t> FaultyFileSystem::Size(const std::string& path) {
   return found->second->data.size();
 }
 
-absl::StatusOr<std::string> FaultyFileSystem::Read(const std::string& path, uint64_t offset, uint64_t size) {
+absl::Status FaultyFileSystem::ReadInto(const std::string& path, uint64_t offset, uint64_t size, char* out) {
   const Lock lock(mu_);
   if (const auto fault = NextFault()) return ErrorOf(*fault, "read " + path);
   const auto found = names_.find(path);
@@ -177,7 +177,8 @@ absl::StatusOr<std::string> FaultyFileSystem::Read(const std::string& path, uint
   if (offset > data.size() || size > data.size() - offset) {
     return absl::DataLossError(absl::StrCat(path, " has ", data.size(), " bytes"));
   }
-  return data.substr(offset, size);
+  data.copy(out, size, offset);
+  return absl::OkStatus();
 }
 
 absl::Status FaultyFileSystem::Rename(const std::string& from, const std::string& to) {

@@ -37,7 +37,7 @@ class FaultyFileSystem : public FileSystem {
 
   absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path) override;
   absl::StatusOr<uint64_t> Size(const std::string& path) override;
-  absl::StatusOr<std::string> Read(const std::string& path, uint64_t offset, uint64_t size) override;
+  absl::Status ReadInto(const std::string& path, uint64_t offset, uint64_t size, char* out) override;
   absl::Status Rename(const std::string& from, const std::string& to) override;
   absl::Status Link(const std::string& from, const std::string& to) override;
   absl::Status Remove(const std::string& path) override;

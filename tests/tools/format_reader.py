@@ -4,6 +4,7 @@ nothing else: a second implementation that shows the two pages are enough to wri
 import pathlib
 import struct
 
+import numpy
 import xxhash
 import zstandard
 
@@ -41,6 +42,15 @@ def fields(data):
     return out
 
 
+def packed(message, field):
+    """A packed repeated field of numbers."""
+    data, at, out = b"".join(message.get(field, [])), 0, []
+    while at < len(data):
+        value, at = varint(data, at)
+        out.append(value)
+    return out
+
+
 def number(message, field):
     return message.get(field, [0])[0]
 
@@ -52,38 +62,49 @@ class Snapshot:
         directory = pathlib.Path(directory)
         data = (directory / f"manifests/MANIFEST-{generation:016x}").read_bytes()
         magic, version, length = struct.unpack_from("<8sIQ", data)
-        assert magic == b"RCNMANIF" and version == 1 and length == len(data) - 28
+        assert magic == b"RCNMANIF" and version == 2 and length == len(data) - 28
         assert struct.unpack_from("<Q", data, len(data) - 8)[0] == xxh3(data[:-8])
         manifest = fields(data[20:-8])
         self.sequence, self.root = number(manifest, 3), number(manifest, 12)
         self.log_from = number(manifest, 14) or self.sequence + 1
-        packs = [(directory / fields(pack)[1][0].decode()).read_bytes() for pack in manifest[9]]
+        names = [fields(pack)[1][0].decode() for pack in manifest[9]]
+        packs = [(directory / name).read_bytes() for name in names]
         self.chunks, roots = {}, b""
         for entry in map(fields, manifest[11]):
-            shard, role, offset = number(entry, 1), number(entry, 2), number(entry, 4)
-            raw = self.chunk(packs[number(entry, 3)][offset:offset + number(entry, 5)], shard, role, number(entry, 6))
-            for page, expected in enumerate(entry[7]):
-                digest = xxhash.xxh3_128(raw[page * PAGE:(page + 1) * PAGE]).digest()
+            shard, role, raw = number(entry, 1), number(entry, 2), b""
+            places = zip(entry[4], packed(entry, 5), packed(entry, 6), packed(entry, 7))
+            for page, (expected, pack, offset, size) in enumerate(places):
+                written = int(names[pack].split("-")[1], 16)
+                left = number(entry, 3) - len(raw)
+                values = self.page(packs[pack][offset:offset + size], (shard, role, page), written, min(left, PAGE))
+                digest = xxhash.xxh3_128(values).digest()
                 assert digest == expected, f"shard {shard} role {role} page {page}"
                 roots += struct.pack("<III", shard, role, page) + digest
+                raw += values
+            assert len(raw) == number(entry, 3)
             self.chunks[shard, role] = raw
         assert xxhash.xxh3_128(roots).digest() == self.root
 
     @staticmethod
-    def chunk(data, shard, role, raw_bytes):
-        head = struct.unpack_from("<4sHHIIQQQQ", data)
-        assert head[0] == b"RCNK" and head[1] == 1 and head[3:5] == (shard, role) and head[6] == raw_bytes
+    def page(data, place, generation, raw_bytes):
+        head = struct.unpack_from("<4sBBHIIIIIIQQ", data)
+        assert head[:2] == (b"RCNP", 2) and head[3] == head[9] == 0
+        assert head[4:7] == place and head[7] == raw_bytes and head[10] == generation
         payload = data[48:]
-        assert len(payload) == head[7]
-        zeroed = data[:40] + bytes(8)
-        assert head[8] == xxh3(struct.pack("<QQ", xxh3(zeroed), xxh3(payload)))
+        assert len(payload) == head[8]
+        assert head[11] == xxh3(struct.pack("<QQ", xxh3(data[:40] + bytes(8)), xxh3(payload)))
         if head[2] == 0:
             return payload
-        planes = zstandard.ZstdDecompressor().decompress(payload, max_output_size=raw_bytes)
-        raw = bytearray(raw_bytes)
+        words, at = 0, 32
         for plane in range(4):
-            raw[plane::4] = planes[plane * raw_bytes // 4:(plane + 1) * raw_bytes // 4]
-        return bytes(raw)
+            size, code = struct.unpack_from("<IB", payload, 8 * plane)
+            stored = payload[at:at + size]
+            at += size
+            if code == 1:
+                stored = zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_bytes // 4)
+            words = words | numpy.frombuffer(stored, numpy.uint8).astype(numpy.uint32) << 8 * plane
+        assert at == len(payload)
+        return (words >> 1 | words << 31).astype("<u4").tobytes()
 
 
 def log_records(directory, first):

@@ -164,6 +164,9 @@ def check_formats(ctl, bin_directory, work, sync):
     assert {kind for _, kind, _ in records} == ({1, 2} if sync == "bsp" else {1})
     # Frames are the server's own format: magic first.
     assert len({payload[:4] for _, kind, payload in records if kind == 1}) == 1
+    stats = json.loads(ctl.ok("snapshot", "stats", data / "snapshots", "--json"))
+    assert stats["raw_bytes"] == sum(plane["raw_bytes"] for plane in stats["planes"]) == sum(map(len, first.chunks.values()))
+    assert abs(sum(t["stored_bytes"] for t in stats["tensors"]) - stats["stored_bytes"]) < 1
     # The state after any logged push.
     last, roots = records[-1][0], set()
     for sequence in (first.sequence, first.sequence + 1, first.sequence + len(records) // 2, last):
@@ -179,6 +182,26 @@ def check_formats(ctl, bin_directory, work, sync):
     assert not (work / "never").exists()
 
 
+def check_retention(ctl, work):
+    """pin and prune; and what they refuse."""
+    st.save_file({"a": np.ones(100, np.float32)}, work / "one.safetensors")
+    kept = work / "kept"
+    ctl.ok("snapshot", "import", work / "one.safetensors", "--model", "m", "--output", kept)
+    ctl.ok("snapshot", "pin", kept, 1)
+    assert (kept / "pins/PIN-0000000000000001").read_bytes() == b""
+    pruned = json.loads(ctl.ok("snapshot", "prune", kept, "--keep-last", 2, "--dry-run", "--json"))
+    assert pruned == {"removed": [], "dry_run": True}
+    ctl.ok("snapshot", "prune", kept, "--keep-last", 2)
+    ctl.ok("snapshot", "pin", kept, 1, "--remove")
+    assert not list((kept / "pins").iterdir())
+    for arguments, code, word in ((("prune", kept, "--keep-last", 1), 2, b"--keep-last"), (("prune", kept), 2, b"--keep-last"),
+                                  (("pin", kept, 7), 5, b"MANIFEST-0000000000000007"), (("pin", kept, 0), 2, b"generation"),
+                                  (("prune", work / "nowhere", "--keep-last", 2), 5, b"nowhere"),
+                                  (("stats", kept, 9), 5, b"MANIFEST-0000000000000009")):
+        done = ctl.run("snapshot", *arguments)
+        assert done.returncode == code and word in done.stderr, (arguments, done)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", required=True, type=pathlib.Path, help="where the programs are")
@@ -188,6 +211,7 @@ def main():
         work = pathlib.Path(work)
         check_round_trip(ctl, work)
         check_refusals(ctl, work)
+        check_retention(ctl, work)
         for sync in ("asp", "bsp"):
             check_formats(ctl, options.bin, work, sync)
     print("formats: all agree")

@@ -151,6 +151,34 @@ int main(int argc, char** argv) {
   restore->add_option("--output", restore_target.output, "directory for the snapshot, empty")->required();
   restore->callback([&] { run = [&] { return recon::RestoreSnapshot(restore_target); }; });
 
+  CLI::App* stats =
+      snapshot->add_subcommand("stats", "what tensors and byte planes compress to (default: the newest)");
+  AddSnapshotFlags(stats, &snapshots, true);
+  stats->callback([&] { run = [&] { return recon::ShowSnapshotStats(snapshots); }; });
+  bool unpin = false;
+  CLI::App* pin = snapshot->add_subcommand("pin", "keep a snapshot, whatever the rules say");
+  pin->add_option("directory", snapshots.directory, "snapshot directory")->required();
+  pin->add_option("generation", snapshots.generation, "number of the snapshot")
+      ->required()
+      ->check(CLI::PositiveNumber);
+  pin->add_flag("--remove", unpin, "the rules apply to it again");
+  pin->callback([&] { run = [&] { return recon::PinSnapshot(snapshots, unpin); }; });
+  recon::PruneTarget prune_target;
+  CLI::App* prune =
+      snapshot->add_subcommand("prune", "remove snapshots that no rule keeps; not while a server runs");
+  prune->add_option("directory", prune_target.directory, "snapshot directory")->required();
+  prune->add_option("--keep-last", prune_target.keep.last, "the newest, two at least")
+      ->required()
+      ->check(CLI::Range(2, 100000));
+  prune
+      ->add_option("--keep-hourly", prune_target.keep.hourly, "and the newest of each hour, of so many hours")
+      ->check(CLI::Range(0, 100000));
+  prune->add_option("--keep-daily", prune_target.keep.daily, "and the newest of each day, of so many days")
+      ->check(CLI::Range(0, 100000));
+  prune->add_flag("--dry-run", prune_target.dry_run, "only say which");
+  prune->add_flag("--json", prune_target.json, "one JSON value");
+  prune->callback([&] { run = [&] { return recon::PruneSnapshots(prune_target); }; });
+
   CLI::App* take = snapshot->add_subcommand("take", "ask the server for a snapshot now");
   AddServerFlags(take, &server);
   take->callback([&] { run = [&] { return recon::TakeSnapshot(server); }; });

@@ -1,16 +1,22 @@
 #include <unistd.h>
 
+#include <algorithm>
 #include <iostream>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/base/data_lock.h"
 #include "common/base/hash.h"
 #include "common/base/status_macros.h"
+#include "common/snapshot/manifest.h"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/storage/local_store.h"
 #include "nlohmann/json.hpp"
+#include "server/durability/snapshot_writer.h"
 #include "tools/reconctl/render.h"
 #include "tools/reconctl/verbs.h"
 
@@ -19,20 +25,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Sizes {
-  uint64_t raw = 0;
-  uint64_t stored = 0;
-};
-
-Sizes SizesOf(const Manifest& manifest) {
-  Sizes sizes;
-  for (const ChunkEntry& chunk : manifest.chunks()) sizes.raw += chunk.raw_bytes();
-  for (const PackEntry& pack : manifest.packs()) sizes.stored += pack.bytes();
-  return sizes;
-}
-
 Json Summary(const Manifest& manifest) {
-  const Sizes sizes = SizesOf(manifest);
+  const SnapshotSizes sizes = SizesOf(manifest);
   return {{"generation", manifest.generation()},
           {"created_unix_ms", manifest.created_unix_ms()},
           {"reason", manifest.reason()},
@@ -43,6 +37,7 @@ Json Summary(const Manifest& manifest) {
           {"optimizer", manifest.optimizer()},
           {"raw_bytes", sizes.raw},
           {"stored_bytes", sizes.stored},
+          {"new_bytes", sizes.own},
           {"state_root", ToHex(manifest.state_root())}};
 }
 
@@ -72,7 +67,7 @@ absl::Status ListSnapshots(const SnapshotTarget& target) {
           {absl::StrCat(generation.value()), "-", "DAMAGED", std::string(manifest.status().message())});
       continue;
     }
-    const Sizes sizes = SizesOf(*manifest);
+    const SnapshotSizes sizes = SizesOf(*manifest);
     list.push_back(Summary(*manifest));
     rows.push_back({absl::StrCat(generation.value()), HumanTime(manifest->created_unix_ms()),
                     manifest->reason(), manifest->model().name(), absl::StrCat(manifest->frontier_step()),
@@ -148,6 +143,104 @@ absl::Status VerifySnapshots(const SnapshotTarget& target) {
   }
   if (target.json) std::cout << list.dump() << "\n";
   return damage;
+}
+
+absl::Status ShowSnapshotStats(const SnapshotTarget& target) {
+  RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(target.directory, /*writer=*/false));
+  const SnapshotReader reader(store.get());
+  Generation generation(target.generation);
+  if (target.generation == 0) {
+    RECON_ASSIGN_OR_RETURN(generation, Newest(reader, target.directory));
+  }
+  RECON_ASSIGN_OR_RETURN(const Manifest manifest, reader.ReadManifest(generation));
+  RECON_ASSIGN_OR_RETURN(const ParamLayout layout, ParamLayout::Create(manifest.model()));
+  const int roles = static_cast<int>(manifest.state_planes()) + 1;
+  // A page may hold several tensors: each has its share of it.
+  std::vector<double> stored(layout.tensors().size());
+  std::vector<PlaneStats> planes(static_cast<size_t>(roles));
+  for (int i = 0; i < manifest.chunks_size(); ++i) {
+    const ChunkEntry& chunk = manifest.chunks(i);
+    RECON_RETURN_IF_ERROR(reader.ReadChunk(manifest, i, &planes[chunk.role()]).status());
+    const ShardPlacement& shard = layout.shards()[chunk.shard()];
+    for (int page = 0; page < chunk.page_hash_size(); ++page) {
+      const uint64_t begin = shard.offset + static_cast<uint64_t>(page) * kPageParams;
+      const uint64_t end = begin + shard.PageSize(static_cast<uint32_t>(page));
+      for (size_t t = 0; t < stored.size(); ++t) {
+        const TensorPlacement& tensor = layout.tensors()[t];
+        const uint64_t low = std::max(begin, tensor.offset);
+        const uint64_t high = std::min(end, tensor.offset + tensor.size);
+        if (low < high) {
+          stored[t] += static_cast<double>(chunk.stored_bytes(page)) * static_cast<double>(high - low) /
+                       static_cast<double>(end - begin);
+        }
+      }
+    }
+  }
+  const SnapshotSizes sizes = SizesOf(manifest);
+  Json json = {{"generation", generation.value()}, {"raw_bytes", sizes.raw},   {"stored_bytes", sizes.stored},
+               {"new_bytes", sizes.own},           {"tensors", Json::array()}, {"planes", Json::array()}};
+  std::vector<std::vector<std::string>> tensor_rows = {{"TENSOR", "VALUES", "RAW", "STORED", "RATIO"}};
+  for (size_t t = 0; t < stored.size(); ++t) {
+    const TensorPlacement& tensor = layout.tensors()[t];
+    const uint64_t raw = tensor.size * sizeof(float) * static_cast<uint64_t>(roles);
+    const double ratio = static_cast<double>(raw) / stored[t];
+    json["tensors"].push_back({{"tensor", tensor.name}, {"raw_bytes", raw}, {"stored_bytes", stored[t]}});
+    tensor_rows.push_back({tensor.name, absl::StrCat(tensor.size), HumanBytes(raw),
+                           HumanBytes(static_cast<uint64_t>(stored[t])), absl::StrFormat("%.2f", ratio)});
+  }
+  std::vector<std::vector<std::string>> plane_rows = {{"ROLE", "PLANE", "RAW", "STORED", "SHARE"}};
+  for (int role = 0; role < roles; ++role) {
+    for (int plane = 0; plane < 4; ++plane) {
+      const PlaneStats& stats = planes[static_cast<size_t>(role)];
+      const uint64_t raw = stats.raw_bytes[plane];
+      json["planes"].push_back({{"role", role},
+                                {"plane", plane},
+                                {"raw_bytes", raw},
+                                {"stored_bytes", stats.stored_bytes[plane]}});
+      plane_rows.push_back(
+          {role == 0 ? "parameters" : absl::StrCat("state ", role),
+           plane == 3 ? "exponents" : absl::StrCat("mantissas ", plane), HumanBytes(raw),
+           HumanBytes(stats.stored_bytes[plane]),
+           absl::StrFormat("%.1f %%", 100.0 * static_cast<double>(stats.stored_bytes[plane]) /
+                                          static_cast<double>(raw))});
+    }
+  }
+  std::cout << (target.json ? json.dump() + "\n" : Table(tensor_rows) + "\n" + Table(plane_rows));
+  return absl::OkStatus();
+}
+
+absl::Status PinSnapshot(const SnapshotTarget& target, bool remove) {
+  // Not as the writer: that is a server's, which may be running.
+  RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(target.directory, /*writer=*/false));
+  const Generation generation(target.generation);
+  RECON_RETURN_IF_ERROR(SnapshotReader(store.get()).ReadManifest(generation).status());
+  if (remove) return store->Delete(PinName(generation));
+  const absl::Status pinned = store->PutIfAbsent(PinName(generation), "");
+  return absl::IsAlreadyExists(pinned) ? absl::OkStatus() : pinned;
+}
+
+absl::Status PruneSnapshots(const PruneTarget& target) {
+  RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(target.directory, /*writer=*/false));
+  std::optional<DataLock> lock;
+  if (!target.dry_run) {
+    RECON_ASSIGN_OR_RETURN(DataLock held, DataLock::Acquire(target.directory));
+    lock.emplace(std::move(held));
+  }
+  SnapshotWriter::Options options;
+  options.keep = target.keep;
+  SnapshotWriter writer(store.get(), options);
+  RECON_ASSIGN_OR_RETURN(const std::vector<Generation> expired, writer.Expired());
+  Json list = Json::array();
+  for (const Generation generation : expired) {
+    list.push_back(generation.value());
+    if (!target.json) {
+      std::cout << (target.dry_run ? "would remove snapshot " : "removes snapshot ") << generation.value()
+                << "\n";
+    }
+  }
+  if (target.json) std::cout << Json{{"removed", list}, {"dry_run", target.dry_run}}.dump() << "\n";
+  if (!target.json && expired.empty()) std::cout << "nothing to remove\n";
+  return target.dry_run ? absl::OkStatus() : writer.CollectGarbage();
 }
 
 }  // namespace recon

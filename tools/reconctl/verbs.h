@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "common/rpc/credentials.h"
+#include "server/durability/retention.h"
 
 namespace recon {
 
@@ -36,6 +37,20 @@ absl::Status ListSnapshots(const SnapshotTarget& target);
 absl::Status ShowSnapshot(const SnapshotTarget& target);
 // One generation, or (generation 0) all of them.
 absl::Status VerifySnapshots(const SnapshotTarget& target);
+
+// What the values of a snapshot compress to: by tensor, and by byte plane of parameters and state.
+absl::Status ShowSnapshotStats(const SnapshotTarget& target);
+
+// Keeps one generation from being removed by any rule, or (`remove`) no longer.
+absl::Status PinSnapshot(const SnapshotTarget& target, bool remove);
+
+// Removes the snapshots that the rules do not keep; only says which, if `dry_run`. Not while a server runs.
+struct PruneTarget {
+  std::string directory;
+  RetentionRules keep;
+  bool dry_run = false, json = false;
+};
+absl::Status PruneSnapshots(const PruneTarget& target);
 
 // What changed between two snapshots, tensor by tensor; `other` is the directory of the second, if another.
 struct DiffTarget {

@@ -30,6 +30,7 @@ TEST_CASE("names carry their generation", "[manifest]") {
   CHECK(PackName(Generation(2), 3) == "packs/PACK-0000000000000002-3");
   CHECK(*GenerationOfName("manifests/MANIFEST-000000000000001f") == Generation(0x1f));
   CHECK(*GenerationOfName("packs/PACK-0000000000000002-3") == Generation(2));
+  CHECK(*GenerationOfName(PinName(Generation(5))) == Generation(5));
   for (const char* name :
        {"manifests/MANIFEST-1", "manifests/MANIFEST-000000000000001f.tmp", "packs/PACK-0000000000000002",
         "packs/PACK-0000000000000002-x", "LOCK", "packs/other"}) {
@@ -58,8 +59,8 @@ TEST_CASE("every changed byte and every other length of a manifest is refused", 
 
 TEST_CASE("a manifest of a newer version is refused by both numbers", "[manifest]") {
   std::string bytes = EncodeManifest(SampleManifest());
-  bytes[8] = 2;
-  CHECK(absl::StrContains(DecodeManifest(bytes).status().message(), "version 2, newest known is 1"));
+  bytes[8] = 3;
+  CHECK(absl::StrContains(DecodeManifest(bytes).status().message(), "version 3, newest known is 2"));
 }
 
 TEST_CASE("a manifest that contradicts itself is refused, though its checksum is right", "[manifest]") {
@@ -77,10 +78,15 @@ TEST_CASE("a manifest that contradicts itself is refused, though its checksum is
   CHECK(broken([](Manifest* m) { m->mutable_shards(1)->set_shard(0); }));
   CHECK(broken([](Manifest* m) { m->mutable_chunks(1)->set_role(0); }));
   CHECK(broken([](Manifest* m) { m->mutable_chunks(0)->set_raw_bytes(4); }));
-  CHECK(broken([](Manifest* m) { m->mutable_chunks(0)->set_pack(9); }));
-  CHECK(broken([](Manifest* m) { m->mutable_chunks(0)->set_offset(1 << 30); }));
-  CHECK(broken([](Manifest* m) { m->mutable_chunks(0)->set_stored_bytes(~uint64_t{0}); }));
+  CHECK(broken([](Manifest* m) { m->mutable_chunks(0)->set_pack(0, 9); }));
+  CHECK(broken([](Manifest* m) { m->mutable_chunks(0)->set_offset(0, 1 << 30); }));
+  CHECK(broken([](Manifest* m) { m->mutable_chunks(0)->set_stored_bytes(0, ~uint32_t{0}); }));
   CHECK(broken([](Manifest* m) { m->mutable_chunks(0)->clear_page_hash(); }));
+  CHECK(broken([](Manifest* m) { m->mutable_chunks(0)->mutable_pack()->RemoveLast(); }));
+  CHECK(broken([](Manifest* m) { m->mutable_chunks(0)->add_offset(0); }));
+  CHECK(broken([](Manifest* m) { m->mutable_chunks(0)->clear_stored_bytes(); }));
+  CHECK(broken([](Manifest* m) { m->mutable_packs(0)->set_name("../secret"); }));
+  CHECK(broken([](Manifest* m) { m->mutable_packs(0)->set_name(PackName(Generation(2), 0)); }));
   CHECK(broken([](Manifest* m) { m->mutable_chunks(0)->set_page_hash(0, std::string(16, 'x')); }));
   CHECK(broken([](Manifest* m) { m->set_state_root(std::string(16, 'x')); }));
 }

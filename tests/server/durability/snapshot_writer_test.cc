@@ -1,5 +1,6 @@
 #include "server/durability/snapshot_writer.h"
 
+#include <atomic>
 #include <filesystem>
 #include <memory>
 
@@ -10,6 +11,7 @@
 #include "common/storage/local_store.h"
 #include "server/durability/recovery.h"
 #include "tests/server/durability/sample_state.h"
+#include "tests/support/faulty_file_system.h"
 #include "tests/support/temp_dir.h"
 
 namespace recon {
@@ -30,8 +32,8 @@ class FullStore : public ObjectStore {
     return room_ < 0 ? absl::ResourceExhaustedError("disk full") : real_->PutIfAbsent(name, bytes);
   }
   absl::StatusOr<uint64_t> Size(const std::string& name) override { return real_->Size(name); }
-  absl::StatusOr<std::string> Read(const std::string& name, uint64_t offset, uint64_t size) override {
-    return real_->Read(name, offset, size);
+  absl::Status ReadInto(const std::string& name, uint64_t offset, uint64_t size, char* out) override {
+    return real_->ReadInto(name, offset, size, out);
   }
   absl::StatusOr<std::vector<std::string>> List(const std::string& prefix) override {
     return real_->List(prefix);
@@ -42,7 +44,8 @@ class FullStore : public ObjectStore {
  private:
   class FullWriter : public Writer {
    public:
-    FullWriter(std::unique_ptr<Writer> real, int64_t* room) : real_(std::move(real)), room_(room) {}
+    FullWriter(std::unique_ptr<Writer> real, std::atomic<int64_t>* room)
+        : real_(std::move(real)), room_(room) {}
     absl::Status Append(absl::string_view bytes) override {
       *room_ -= static_cast<int64_t>(bytes.size());
       return *room_ < 0 ? absl::ResourceExhaustedError("disk full") : real_->Append(bytes);
@@ -51,11 +54,11 @@ class FullStore : public ObjectStore {
 
    private:
     std::unique_ptr<Writer> real_;
-    int64_t* room_;
+    std::atomic<int64_t>* room_;
   };
 
   ObjectStore* real_;
-  int64_t room_;
+  std::atomic<int64_t> room_;
 };
 
 struct Fixture {
@@ -66,7 +69,7 @@ struct Fixture {
 
   Manifest Write(float value, int keep = 5) {
     SnapshotWriter::Options options;
-    options.keep_last = keep;
+    options.keep.last = keep;
     SnapshotWriter writer(store.get(), options);
     auto manifest = writer.Write(layout, SampleCut(layout, value, 5), SampleDescription());
     REQUIRE(manifest.ok());
@@ -197,6 +200,121 @@ TEST_CASE("a wrong flag ends recovery; it is no damage to fall back from", "[sna
   };
   CHECK(absl::IsFailedPrecondition(LoadNewest(f.reader, refuse).status()));
   CHECK(tried == 1);
+}
+
+TEST_CASE("pages that have not changed stay where they are, as long as anybody needs them", "[snapshot]") {
+  Fixture f;
+  SnapshotWriter::Options options;
+  options.keep.last = 2;
+  SnapshotWriter writer(f.store.get(), options);
+  const std::vector<ShardCut> one = SampleCut(f.layout, 1, 5);
+  std::vector<ShardCut> two = SampleCut(f.layout, 1, 5);
+  two[1] = SampleCut(f.layout, 2, 5)[1];
+  const auto write = [&](const std::vector<ShardCut>& cut) {
+    const auto manifest = writer.Write(f.layout, cut, SampleDescription());
+    REQUIRE(manifest.ok());
+    REQUIRE(writer.CollectGarbage().ok());
+    REQUIRE(f.reader.Verify(Generation(manifest->generation()), {}).ok());
+    return *manifest;
+  };
+  const Manifest first = write(one);
+  CHECK(SizesOf(first).own == SizesOf(first).stored);
+  const Manifest second = write(two);
+  CHECK(SizesOf(second).own < SizesOf(second).stored / 100);  // The shard of the bias.
+  CHECK(second.packs_size() == 2);
+  const Manifest third = write(two);
+  CHECK(SizesOf(third).own == 0);
+  CHECK(third.packs_size() == 2);
+  CHECK(third.state_root() == second.state_root());
+  // The first generation is gone; its pack is not, until nobody refers to it.
+  CHECK(*f.reader.List() == std::vector<Generation>{Generation(2), Generation(3)});
+  CHECK(f.store->List("packs/")->size() == 2);
+  const std::vector<ShardCut> other = SampleCut(f.layout, 7, 5);
+  write(other);
+  write(other);
+  CHECK(*f.store->List("packs/") == std::vector<std::string>{PackName(Generation(4), 0)});
+}
+
+TEST_CASE("a pack of which little is of use is not referred to any more", "[snapshot]") {
+  Fixture f;
+  SnapshotWriter writer(f.store.get(), {});
+  REQUIRE(writer.Write(f.layout, SampleCut(f.layout, 1, 5), SampleDescription()).ok());
+  std::vector<ShardCut> cut = SampleCut(f.layout, 2, 5);
+  cut[1] = SampleCut(f.layout, 1, 5)[1];  // The same small shard.
+  const auto manifest = writer.Write(f.layout, cut, SampleDescription());
+  REQUIRE(manifest.ok());
+  CHECK(manifest->packs_size() == 1);
+  CHECK(SizesOf(*manifest).own == SizesOf(*manifest).stored);
+}
+
+TEST_CASE("a new process refers to what it restored, and keeps it until two newer ones are there",
+          "[snapshot]") {
+  Fixture f;
+  for (int i = 1; i <= 4; ++i) f.Write(static_cast<float>(i));
+  SnapshotWriter::Options options;
+  options.keep.last = 2;
+  SnapshotWriter writer(f.store.get(), options);
+  // 3 and 4 were found damaged.
+  writer.NoteRestored(*f.reader.ReadManifest(Generation(2)));
+  const auto write = [&](float value) {
+    const auto manifest = writer.Write(f.layout, SampleCut(f.layout, value, 5), SampleDescription());
+    REQUIRE(manifest.ok());
+    REQUIRE(writer.CollectGarbage().ok());
+    return *manifest;
+  };
+  CHECK(SizesOf(write(2)).own == 0);
+  CHECK(*f.reader.List() == std::vector<Generation>{Generation(2), Generation(4), Generation(5)});
+  write(9);
+  CHECK(*f.reader.List() == std::vector<Generation>{Generation(5), Generation(6)});
+  CHECK(f.reader.Verify(Generation(5), {}).ok());
+}
+
+TEST_CASE("a pinned snapshot stays", "[snapshot]") {
+  Fixture f;
+  f.Write(1, /*keep=*/2);
+  REQUIRE(f.store->PutIfAbsent(PinName(Generation(1)), "").ok());
+  for (int i = 2; i <= 4; ++i) f.Write(static_cast<float>(i), /*keep=*/2);
+  CHECK(*f.reader.List() == std::vector<Generation>{Generation(1), Generation(3), Generation(4)});
+  REQUIRE(f.store->Delete(PinName(Generation(1))).ok());
+  f.Write(5, /*keep=*/2);
+  CHECK(*f.reader.List() == std::vector<Generation>{Generation(4), Generation(5)});
+}
+
+TEST_CASE("every byte of a manifest and a pack flipped, and every length: the one before is taken",
+          "[snapshot]") {
+  FaultyFileSystem files;
+  const auto store = *LocalStore::Open("/snapshots", /*writer=*/true, &files);
+  const SnapshotReader reader(store.get());
+  const ParamLayout layout = *ParamLayout::Create(SampleModel(/*side=*/4));
+  SnapshotWriter writer(store.get(), {});
+  for (const float value : {1.0f, 2.0f}) {
+    REQUIRE(writer.Write(layout, SampleCut(layout, value, 5), SampleDescription()).ok());
+  }
+  const auto load = [&](const Manifest& manifest) {
+    return reader.Verify(Generation(manifest.generation()), {});
+  };
+  for (const std::string& name : {ManifestName(Generation(2)), PackName(Generation(2), 0)}) {
+    const std::string path = "/snapshots/" + name;
+    const std::string content = files.Content(path);
+    const auto check = [&](const std::string& damaged) {
+      files.SetContent(path, damaged);
+      const absl::Status verified = reader.Verify(Generation(2), {});
+      REQUIRE(absl::IsDataLoss(verified));
+      REQUIRE(absl::StrContains(verified.message(), name));
+      const auto loaded = LoadNewest(reader, load);
+      REQUIRE(loaded.ok());
+      REQUIRE((*loaded)->generation() == 1);
+    };
+    for (size_t at = 0; at < content.size(); ++at) {
+      CAPTURE(name, at);
+      std::string damaged = content;
+      damaged[at] = static_cast<char>(damaged[at] ^ 0x04);
+      check(damaged);
+      check(content.substr(0, at));
+    }
+    files.SetContent(path, content);
+    REQUIRE(reader.Verify(Generation(2), {}).ok());
+  }
 }
 
 }  // namespace recon
