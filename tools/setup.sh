@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what recon needs to build, test and run on Debian 12. Installs only what is missing; safe to run
-# again. Works as root and, for anybody else, through sudo. With --tests: what only tests need, too.
+# again. Works as root and, for anybody else, through sudo. With --tests: what only tests need, too; with --bench: what
+# measurements compare with.
 set -euo pipefail
 
 packages=(
@@ -20,6 +21,11 @@ packages=(
 
 # For tests only: other implementations of the file formats, from PyPI.
 python_packages=(numpy==2.4.6 safetensors==0.8.0 xxhash==4.1.0 zstandard==0.25.0)
+
+# For measurements only.
+if [ "${1:-}" = --bench ]; then
+  packages+=(python3-torch python3-numpy)
+fi
 
 missing=()
 for package in "${packages[@]}"; do

@@ -39,7 +39,7 @@ ALLOWED = {
     # Replays a server's log without a server.
     "tools/reconctl": ["common", "tools", "server"],
     # Measures the encoders of a GPU where they are.
-    "tools/bench": ["common", "tools", "worker/cuda", "worker/model"],
+    "tools/bench": ["common", "server", "tools", "worker/cuda", "worker/model"],
     "tests": ["common", "server", "worker", "tools", "tests"],
 }
 # Pure code: no threads, clock, I/O or gRPC.

@@ -34,8 +34,10 @@ BenchProcess::~BenchProcess() {
   waitpid(pid_, nullptr, 0);
 }
 
-BenchDirectory::BenchDirectory() {
-  path_ = (std::filesystem::temp_directory_path() / "recon-bench-XXXXXX").string();
+BenchDirectory::BenchDirectory(const std::string& parent) {
+  const std::filesystem::path base =
+      parent.empty() ? std::filesystem::temp_directory_path() : std::filesystem::path(parent);
+  path_ = (base / "recon-bench-XXXXXX").string();
   if (mkdtemp(path_.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
 }
 

@@ -23,7 +23,8 @@ class BenchProcess {
 // A directory of its own, removed at the end.
 class BenchDirectory {
  public:
-  BenchDirectory();
+  // Below `parent`; by default where temporary files are.
+  explicit BenchDirectory(const std::string& parent = "");
   ~BenchDirectory();
   BenchDirectory(const BenchDirectory&) = delete;
   BenchDirectory& operator=(const BenchDirectory&) = delete;

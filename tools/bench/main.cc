@@ -4,6 +4,7 @@
 #include "nlohmann/json.hpp"
 #include "tools/bench/codecs.h"
 #include "tools/bench/codecs_gpu.h"
+#include "tools/bench/durability.h"
 #include "tools/bench/straggler.h"
 
 // Exit codes: 0 measured, 1 failed, 2 wrong flags.
@@ -45,14 +46,36 @@ int main(int argc, char** argv) {
   int device = -1;
   codecs_verb->add_option("--cuda", device, "measure this CUDA device instead of the CPU")
       ->check(CLI::Range(0, 64));
+  recon::DurabilityOptions durability;
+  durability.state = RECON_SOURCE_DIR "/build/durability_state";
+  CLI::App* durability_verb =
+      app.add_subcommand("durability", "snapshots and the push log beside PyTorch's and plain appends");
+  durability_verb->add_option("--rounds", durability.rounds, "medians are over these")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
+  durability_verb->add_option("--bytes", durability.bytes, "of state, when it is made")
+      ->check(CLI::Range(uint64_t{1} << 20, uint64_t{1} << 40))
+      ->capture_default_str();
+  durability_verb->add_option("--state", durability.state, "directory that keeps the state of real training")
+      ->capture_default_str();
+  durability_verb->add_option("--work", durability.work, "directory on the disk to measure")
+      ->check(CLI::ExistingDirectory)
+      ->capture_default_str();
+  durability_verb->add_flag("--json", json, "one JSON object");
+  std::string restore_directory;
+  CLI::App* restore_verb =
+      app.add_subcommand("durability-restore", "one part of durability, in a process of its own");
+  restore_verb->group("")->add_option("directory", restore_directory)->required();
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  const auto result = !codecs_verb->parsed() ? recon::RunStraggler(straggler)
-                      : device >= 0          ? recon::RunCodecsOnGpu(codecs, device)
-                                             : recon::RunCodecs(codecs);
+  const auto result = restore_verb->parsed()      ? recon::RunRestore(restore_directory)
+                      : durability_verb->parsed() ? recon::RunDurability(durability)
+                      : !codecs_verb->parsed()    ? recon::RunStraggler(straggler)
+                      : device >= 0               ? recon::RunCodecsOnGpu(codecs, device)
+                                                  : recon::RunCodecs(codecs);
   if (!result.ok()) {
     std::cerr << "recon-bench: " << result.status().message() << "\n";
     return 1;
