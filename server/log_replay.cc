@@ -11,7 +11,7 @@ class Replayer : public LogVisitor {
   Replayer(uint64_t job_id, ParamServer* params) : job_id_(job_id), params_(params) {}
 
   absl::Status OnRules(const ApplyRules& rules) override {
-    if (job_id_ != 0 && rules.job_id != 0 && rules.job_id != job_id_) {
+    if (rules.job_id != job_id_) {
       return absl::FailedPreconditionError(absl::StrCat("the log is of job ", absl::Hex(rules.job_id),
                                                         ", the snapshot of job ", absl::Hex(job_id_),
                                                         ": they do not belong together"));

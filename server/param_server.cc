@@ -516,11 +516,17 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
 }
 
 void ParamServer::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) {
-  MutexLock lock(&mu_);
-  Session& session = sessions_[worker];
-  if (session.incarnation != incarnation) session.delivered.clear();
-  session.incarnation = incarnation;
-  gate_.Know(worker, next_step);
+  std::vector<OperationPtr> released;
+  {
+    MutexLock lock(&mu_);
+    Session& session = sessions_[worker];
+    if (session.incarnation != incarnation) session.delivered.clear();
+    session.incarnation = incarnation;
+    gate_.Know(worker, next_step);
+    CloseSteps();
+    released = TakeReleased();
+  }
+  AnswerReleased(std::move(released));
 }
 
 void ParamServer::Expel(WorkerId worker) {

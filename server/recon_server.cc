@@ -174,6 +174,8 @@ absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
     spdlog::info("restored snapshot {} (sequence {}) {:.0f} ms after process start", newest->generation(),
                  newest->sequence(), absl::ToDoubleMilliseconds(ProcessUptime()));
     RECON_RETURN_IF_ERROR(ReplayLog(*newest));
+    // One that no server wrote: a log of this job does not go with it.
+    if (newest->job_id() == 0) RECON_RETURN_IF_ERROR(TakeSnapshot("adopted"));
     return newest;
   }
   RECON_RETURN_IF_ERROR(CheckNoLog());

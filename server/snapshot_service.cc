@@ -33,7 +33,9 @@ SnapshotService::SnapshotService(const Options& options, ParamServer* params, Ob
       lane_("snapshot") {}
 
 void SnapshotService::Take(const std::string& reason, Done done, SnapshotWriter::Pace pace) {
-  lane_.Post([this, reason, pace, done = std::move(done)]() mutable {
+  const bool waits = pace == SnapshotWriter::Pace::kNow;
+  if (waits) writer_.Hurry(1);
+  lane_.Post([this, reason, pace, waits, done = std::move(done)]() mutable {
     const absl::StatusOr<SnapshotReply> reply = TakeNow(reason, pace);
     if (!reply.ok()) {
       failed_.Increment();
@@ -42,6 +44,7 @@ void SnapshotService::Take(const std::string& reason, Done done, SnapshotWriter:
       status_.set_failed(status_.failed() + 1);
       status_.set_last_error(std::string(reply.status().message()));
     }
+    if (waits) writer_.Hurry(-1);
     done(reply);
   });
 }

@@ -151,10 +151,6 @@ absl::StatusOr<Manifest> DecodeManifest(absl::string_view bytes) {
                                             limits::kManifestBytesMax));
   }
   if (bytes.substr(0, kMagicBytes) != kMagic) return absl::DataLossError("manifest: bad magic");
-  const auto version = ReadNumber<uint32_t>(bytes, kMagicBytes);
-  if (version != kVersion) {
-    return absl::DataLossError(absl::StrCat("manifest: version ", version, ", newest known is ", kVersion));
-  }
   const auto length = ReadNumber<uint64_t>(bytes, kMagicBytes + 4);
   if (length != bytes.size() - kHeaderBytes - kChecksumBytes) {
     return absl::DataLossError(absl::StrCat("manifest: payload length ", length, ", expected ",
@@ -164,6 +160,11 @@ absl::StatusOr<Manifest> DecodeManifest(absl::string_view bytes) {
   const uint64_t checksum = Hash64(bytes.data(), bytes.size() - kChecksumBytes);
   if (checksum != stored) {
     return absl::DataLossError(absl::StrFormat("manifest: checksum %#x, expected %#x", checksum, stored));
+  }
+  const auto version = ReadNumber<uint32_t>(bytes, kMagicBytes);
+  if (version != kVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("manifest: version ", version, ", the one known is ", kVersion));
   }
   Manifest manifest;
   if (!manifest.ParseFromArray(bytes.data() + kHeaderBytes, static_cast<int>(length))) {

@@ -20,9 +20,10 @@ absl::StatusOr<Generation> GenerationOfName(absl::string_view name);
 
 std::string EncodeManifest(const Manifest& manifest);
 
-// DataLoss, saying what differs, unless magic, version, length and checksum are right, and the content
-// is consistent: every shard of the model has one chunk for each role, with a hash and a place within a
-// listed pack, of this generation or an earlier one, for each page, and the state root is the hash of those.
+// FailedPrecondition for another version; DataLoss, saying what differs, unless magic, length and checksum
+// are right, and the content is consistent: every shard of the model has one chunk for each role, with a hash
+// and a place within a listed pack, of this generation or an earlier one, for each page, and the state root
+// is the hash of those.
 absl::StatusOr<Manifest> DecodeManifest(absl::string_view bytes);
 
 struct SnapshotSizes {

@@ -17,6 +17,11 @@ absl::Status In(const std::string& name, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(name, ": ", status.message()));
 }
 
+// A manifest that could not be read may be a good one: nobody shall take it for damaged and clear it away.
+absl::Status NotDamage(const absl::Status& status) {
+  return absl::IsNotFound(status) ? status : absl::InternalError(status.message());
+}
+
 // Pages from `first` on that lie side by side in a pack are read at once: the last of them, and their bytes.
 int SideBySide(const ChunkEntry& entry, int first, uint64_t* bytes) {
   int last = first;
@@ -53,12 +58,16 @@ absl::StatusOr<std::set<Generation>> SnapshotReader::Pinned() const {
 
 absl::StatusOr<Manifest> SnapshotReader::ReadManifest(Generation generation) const {
   const std::string name = ManifestName(generation);
-  RECON_ASSIGN_OR_RETURN(const uint64_t size, store_->Size(name));
+  const absl::StatusOr<uint64_t> found = store_->Size(name);
+  if (!found.ok()) return NotDamage(found.status());
+  const uint64_t size = *found;
   if (size > limits::kManifestBytesMax) {
     return absl::DataLossError(
         absl::StrCat(name, ": ", size, " bytes, allowed are ", limits::kManifestBytesMax));
   }
-  RECON_ASSIGN_OR_RETURN(const std::string bytes, store_->Read(name, 0, size));
+  const absl::StatusOr<std::string> read = store_->Read(name, 0, size);
+  if (!read.ok()) return NotDamage(read.status());
+  const std::string& bytes = *read;
   absl::StatusOr<Manifest> manifest = DecodeManifest(bytes);
   if (!manifest.ok()) return In(name, manifest.status());
   if (manifest->generation() != generation.value()) {

@@ -25,7 +25,8 @@ class SnapshotReader {
   // Generations that somebody has pinned (FORMAT.md): no rule removes them.
   absl::StatusOr<std::set<Generation>> Pinned() const;
 
-  // NotFound, or DataLoss if the manifest does not verify.
+  // NotFound; DataLoss if the manifest does not verify; FailedPrecondition if it is of another version;
+  // Internal if it could not be read.
   absl::StatusOr<Manifest> ReadManifest(Generation generation) const;
 
   // The pages of chunk `index` of the manifest, checked against their hashes. `stats` (may be null) gets what

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -45,10 +46,16 @@ absl::Status OnThreads(int threads, int priority, const std::function<absl::Stat
   std::vector<absl::Status> statuses(static_cast<size_t>(threads));
   std::vector<std::thread> running;
   for (int i = 0; i < threads; ++i) {
-    running.emplace_back([&, i] {
+    const auto body = [&, i] {
       if (priority > 0) (void)setpriority(PRIO_PROCESS, 0, priority);  // On Linux it is the thread's.
       statuses[static_cast<size_t>(i)] = work();
-    });
+    };
+    try {
+      running.emplace_back(body);
+    } catch (const std::system_error&) {  // No more threads: those there are do all.
+      if (running.empty()) return absl::ResourceExhaustedError("no thread can be started");
+      break;
+    }
   }
   for (std::thread& thread : running) thread.join();
   for (const absl::Status& status : statuses) RECON_RETURN_IF_ERROR(status);
@@ -154,10 +161,11 @@ std::vector<PageWork> ListPages(const ParamLayout& layout, const std::vector<Sha
 // Lets others have the rest of the time.
 class Pacer {
  public:
-  explicit Pacer(bool background) : background_(background) {}
+  // `hurry` not 0: somebody waits.
+  Pacer(bool background, const std::atomic<int>* hurry) : background_(background), hurry_(hurry) {}
   // After a piece of work.
   void Rest() {
-    if (!background_) return;
+    if (!background_ || hurry_->load() > 0) return;
     const double used = ThreadCpuSeconds() - used_before_;
     absl::SleepFor(absl::Seconds(used * (1 / kBackgroundShare - 1)));
     used_before_ = ThreadCpuSeconds();
@@ -165,12 +173,15 @@ class Pacer {
 
  private:
   const bool background_;
+  const std::atomic<int>* const hurry_;
   double used_before_ = ThreadCpuSeconds();
 };
 
-// Has unchanged pages refer to where the snapshot before has them. Not to packs of which less than half is
-// still of use: those would stay for ever.
-void ReferToBase(const Manifest& base, std::vector<PageWork>* work, PackTable* table) {
+// Has unchanged pages refer to where the snapshot before has them. Not to packs of generations before
+// `oldest`, so that not all snapshots hang on one file; nor to those of which less than half is still of use:
+// they would stay for ever; nor to any that is not as long as it was.
+void ReferToBase(const Manifest& base, Generation oldest, ObjectStore* store, std::vector<PageWork>* work,
+                 PackTable* table) {
   std::map<std::pair<uint32_t, uint32_t>, const ChunkEntry*> chunks;
   for (const ChunkEntry& chunk : base.chunks()) chunks[{chunk.shard(), chunk.role()}] = &chunk;
   const auto base_of = [&](const PageWork& page) -> const ChunkEntry* {
@@ -183,13 +194,21 @@ void ReferToBase(const Manifest& base, std::vector<PageWork>* work, PackTable* t
     const ChunkEntry* before = base_of(page);
     if (before != nullptr) of_use[before->pack(page.page)] += before->stored_bytes(page.page);
   }
+  std::vector<bool> usable;
+  for (int i = 0; i < base.packs_size(); ++i) {
+    const PackEntry& pack = base.packs(i);
+    const absl::StatusOr<Generation> generation = GenerationOfName(pack.name());
+    const bool wanted =
+        generation.ok() && !(*generation < oldest) && of_use[static_cast<size_t>(i)] * 2 >= pack.bytes();
+    usable.push_back(wanted && store->Size(pack.name()) == absl::StatusOr<uint64_t>(pack.bytes()));
+  }
   std::map<uint32_t, uint32_t> packs;
   for (PageWork& page : *work) {
     const ChunkEntry* before = base_of(page);
     if (before == nullptr) continue;
     const uint32_t pack = before->pack(page.page);
     const PackEntry& entry = base.packs(static_cast<int>(pack));
-    if (of_use[pack] * 2 < entry.bytes()) continue;
+    if (!usable[pack]) continue;
     const auto [it, added] = packs.try_emplace(pack, 0);
     if (added) {
       it->second = table->Add(entry.name());
@@ -217,7 +236,7 @@ absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, const std::ve
   std::vector<PageWork> work = ListPages(layout, shards, manifest);
   std::atomic<size_t> next{0};
   RECON_RETURN_IF_ERROR(OnThreads(threads, priority, [&] {
-    Pacer pacer(pace == Pace::kBackground);
+    Pacer pacer(pace == Pace::kBackground, &hurry_);
     for (size_t i; (i = next.fetch_add(1)) < work.size();) {
       const PageWork& page = work[i];
       if (i % kBatchPages == 0) pacer.Rest();
@@ -226,12 +245,16 @@ absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, const std::ve
     return absl::OkStatus();
   }));
   PackTable table(manifest);
-  if (base_) ReferToBase(*base_, &work, &table);
+  if (base_) {
+    const auto age = static_cast<uint64_t>(std::max(1, options_.keep.last / 2));
+    const Generation oldest(manifest->generation() - std::min(age, manifest->generation()));
+    ReferToBase(*base_, oldest, store_, &work, &table);
+  }
   work.erase(std::remove_if(work.begin(), work.end(), [](const PageWork& page) { return !page.write; }),
              work.end());
   next = 0;
   return OnThreads(threads, priority, [&]() -> absl::Status {
-    Pacer pacer(pace == Pace::kBackground);
+    Pacer pacer(pace == Pace::kBackground, &hurry_);
     PageCodec codec;
     PackSequence packs(store_, &table);
     std::string bytes;
@@ -266,7 +289,13 @@ absl::StatusOr<Manifest> SnapshotWriter::Write(const ParamLayout& layout, const 
                                                const Description& description, Pace pace) {
   RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, SnapshotReader(store_).List());
   Manifest manifest;
-  manifest.set_generation(generations.empty() ? 1 : generations.back().value() + 1);
+  // Never a number that was used before: its packs may be referred to.
+  const uint64_t listed = generations.empty() ? 0 : generations.back().value();
+  manifest.set_generation(std::max(listed, base_ ? base_->generation() : 0) + 1);
+  if (base_ && std::find(generations.begin(), generations.end(), Generation(base_->generation())) ==
+                   generations.end()) {
+    base_.reset();
+  }
   *manifest.mutable_model() = layout.model();
   manifest.set_optimizer(description.optimizer);
   manifest.set_state_planes(static_cast<uint32_t>(description.state_planes));
@@ -281,7 +310,11 @@ absl::StatusOr<Manifest> SnapshotWriter::Write(const ParamLayout& layout, const 
   RECON_FAULT_POINT("publish.before_manifest");
   if (written.ok()) {
     manifest.set_state_root(ComputeStateRoot(manifest));
-    written = store_->PutIfAbsent(ManifestName(Generation(manifest.generation())), EncodeManifest(manifest));
+    const std::string bytes = EncodeManifest(manifest);
+    written = bytes.size() > limits::kManifestBytesMax
+                  ? absl::ResourceExhaustedError(absl::StrCat(
+                        "manifest of ", bytes.size(), " bytes, allowed are ", limits::kManifestBytesMax))
+                  : store_->PutIfAbsent(ManifestName(Generation(manifest.generation())), bytes);
   }
   if (written.ok()) {
     base_ = manifest;
@@ -306,6 +339,8 @@ absl::StatusOr<std::vector<Generation>> SnapshotWriter::Expired() {
     candidate.generation = generation;
     candidate.pinned = pinned.count(generation) > 0 || (restored_ == generation && published_ < kEnough);
     const absl::StatusOr<Manifest> manifest = reader.ReadManifest(generation);
+    // What could not be read this time may be good: then nothing is decided.
+    if (!manifest.ok() && !absl::IsDataLoss(manifest.status())) return manifest.status();
     candidate.readable = manifest.ok();
     if (manifest.ok()) candidate.created_unix_ms = manifest->created_unix_ms();
     candidates.push_back(candidate);
@@ -316,6 +351,9 @@ absl::StatusOr<std::vector<Generation>> SnapshotWriter::Expired() {
 absl::Status SnapshotWriter::CollectGarbage() {
   RECON_ASSIGN_OR_RETURN(const std::vector<Generation> expired, Expired());
   for (const Generation generation : expired) {
+    // Somebody may have pinned it meanwhile.
+    RECON_ASSIGN_OR_RETURN(const std::set<Generation> pinned, SnapshotReader(store_).Pinned());
+    if (pinned.count(generation) > 0) continue;
     RECON_RETURN_IF_ERROR(store_->Delete(ManifestName(generation)));
     RECON_FAULT_POINT("collect.after_manifest");
   }
@@ -327,11 +365,12 @@ absl::Status SnapshotWriter::RemoveOrphanPacks() {
   RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
   RECON_ASSIGN_OR_RETURN(const std::vector<std::string> packs, store_->List("packs/"));
   std::set<std::string> named;
-  std::set<Generation> unreadable;
+  Generation newest_unreadable;
   for (const Generation generation : generations) {
     const absl::StatusOr<Manifest> manifest = reader.ReadManifest(generation);
     if (!manifest.ok()) {
-      unreadable.insert(generation);
+      if (!absl::IsDataLoss(manifest.status())) return manifest.status();
+      newest_unreadable = generation;
       continue;
     }
     for (const PackEntry& pack : manifest->packs()) named.insert(pack.name());
@@ -339,8 +378,8 @@ absl::Status SnapshotWriter::RemoveOrphanPacks() {
   for (const std::string& pack : packs) {
     const auto generation = GenerationOfName(pack);
     if (!generation.ok()) continue;  // Not ours: never delete what we did not write.
-    // What a damaged manifest names is not known, but that its own packs belong to it.
-    if (named.count(pack) > 0 || unreadable.count(*generation) > 0) continue;
+    // What a damaged manifest names is not known, but that it is not newer than itself.
+    if (named.count(pack) > 0 || !(newest_unreadable < *generation)) continue;
     RECON_RETURN_IF_ERROR(store_->Delete(pack));
   }
   return absl::OkStatus();

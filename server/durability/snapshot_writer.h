@@ -1,7 +1,7 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -18,7 +18,8 @@
 namespace recon {
 
 // Publishes snapshots: packs first, the manifest last. Pages that have not changed since the snapshot before
-// stay where they are and are not written again. Used by one thread at a time; encodes on threads of its own.
+// stay where they are and are not written again, but after half as many snapshots as are kept. Used by one
+// thread at a time; encodes on threads of its own.
 class SnapshotWriter {
  public:
   struct Options {
@@ -44,6 +45,10 @@ class SnapshotWriter {
 
   // `store` must outlive the writer.
   SnapshotWriter(ObjectStore* store, const Options& options) : store_(store), options_(options) {}
+
+  // Thread-safe. While there are more calls with 1 than with -1, a snapshot in the background takes all the
+  // time it needs: others wait behind it.
+  void Hurry(int change) { hurry_.fetch_add(change); }
 
   // A snapshot of this store that has just been read in full and found good: the next one may refer to its
   // pages, and it is kept until two newer ones are there.
@@ -71,6 +76,7 @@ class SnapshotWriter {
   std::optional<Manifest> base_;
   std::optional<Generation> restored_;
   int published_ = 0;
+  std::atomic<int> hurry_{0};
 };
 
 }  // namespace recon

@@ -14,7 +14,10 @@ void StalenessGate::RaiseTo(uint64_t next_step, Progress* progress) {
   }
 }
 
-void StalenessGate::Know(WorkerId worker, uint64_t next_step) { RaiseTo(next_step, &workers_[worker]); }
+void StalenessGate::Know(WorkerId worker, uint64_t next_step) {
+  workers_[worker];
+  Raise(worker, next_step);
+}
 
 void StalenessGate::Forget(WorkerId worker) {
   Leave(worker);
@@ -52,6 +55,8 @@ void StalenessGate::Raise(WorkerId worker, uint64_t next_step) {
   const auto found = workers_.find(worker);
   if (found == workers_.end()) return;
   RaiseTo(next_step, &found->second);
+  // Beyond what was said: by pushes that are complete.
+  if (found->second.next_step > next_step) MoveFrontierAlone(found->second);
   MoveFrontier();
 }
 
@@ -60,7 +65,7 @@ void StalenessGate::Advance(WorkerId worker, uint64_t step) {
   if (found == workers_.end() || step < found->second.next_step) return;
   found->second.ahead.insert(step);
   RaiseTo(0, &found->second);
-  if (bound_ == 0 && !any_active()) frontier_ = std::max(frontier_, found->second.next_step);
+  MoveFrontierAlone(found->second);
   MoveFrontier();
 }
 
@@ -101,6 +106,10 @@ std::vector<StalenessGate::Ticket> StalenessGate::TakeExpired(absl::Time now) {
     it = waiting_.erase(it);
   }
   return expired;
+}
+
+void StalenessGate::MoveFrontierAlone(const Progress& progress) {
+  if (bound_ == 0 && !any_active()) frontier_ = std::max(frontier_, progress.next_step);
 }
 
 void StalenessGate::MoveFrontier() {

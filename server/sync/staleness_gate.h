@@ -74,6 +74,8 @@ class StalenessGate {
   static void RaiseTo(uint64_t next_step, Progress* progress);
   bool any_active() const;
   void MoveFrontier();
+  // With bound 0 and nobody active.
+  void MoveFrontierAlone(const Progress& progress);
 
   int bound_;
   uint64_t frontier_;

@@ -58,9 +58,10 @@ absl::StatusOr<OpenSnapshot> OpenGeneration(const std::string& directory, uint64
 
 // A directory for a first snapshot.
 absl::StatusOr<std::unique_ptr<LocalStore>> OpenEmpty(const std::string& directory) {
-  RECON_ASSIGN_OR_RETURN(auto store, LocalStore::Open(directory, /*writer=*/true));
-  RECON_ASSIGN_OR_RETURN(const std::vector<std::string> names, store->List(""));
-  if (names.empty()) return store;
+  // Looked at before a store is opened for writing, which clears away what it takes for its own leftovers.
+  RECON_RETURN_IF_ERROR(FileSystem::Local()->CreateDirectories(directory));
+  RECON_ASSIGN_OR_RETURN(const std::vector<std::string> names, FileSystem::Local()->List(directory));
+  if (names.empty()) return LocalStore::Open(directory, /*writer=*/true);
   return absl::FailedPreconditionError(absl::StrCat(directory, " is not empty (", names[0], ")"));
 }
 

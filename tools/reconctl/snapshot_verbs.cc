@@ -213,10 +213,15 @@ absl::Status PinSnapshot(const SnapshotTarget& target, bool remove) {
   // Not as the writer: that is a server's, which may be running.
   RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(target.directory, /*writer=*/false));
   const Generation generation(target.generation);
-  RECON_RETURN_IF_ERROR(SnapshotReader(store.get()).ReadManifest(generation).status());
   if (remove) return store->Delete(PinName(generation));
+  const SnapshotReader reader(store.get());
+  RECON_RETURN_IF_ERROR(reader.ReadManifest(generation).status());
   const absl::Status pinned = store->PutIfAbsent(PinName(generation), "");
-  return absl::IsAlreadyExists(pinned) ? absl::OkStatus() : pinned;
+  if (!pinned.ok() && !absl::IsAlreadyExists(pinned)) return pinned;
+  // A server may have removed it meanwhile.
+  const absl::Status still = reader.ReadManifest(generation).status();
+  if (!still.ok()) RECON_RETURN_IF_ERROR(store->Delete(PinName(generation)));
+  return still;
 }
 
 absl::Status PruneSnapshots(const PruneTarget& target) {

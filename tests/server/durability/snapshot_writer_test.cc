@@ -205,7 +205,7 @@ TEST_CASE("a wrong flag ends recovery; it is no damage to fall back from", "[sna
 TEST_CASE("pages that have not changed stay where they are, as long as anybody needs them", "[snapshot]") {
   Fixture f;
   SnapshotWriter::Options options;
-  options.keep.last = 2;
+  options.keep.last = 6;
   SnapshotWriter writer(f.store.get(), options);
   const std::vector<ShardCut> one = SampleCut(f.layout, 1, 5);
   std::vector<ShardCut> two = SampleCut(f.layout, 1, 5);
@@ -226,13 +226,66 @@ TEST_CASE("pages that have not changed stay where they are, as long as anybody n
   CHECK(SizesOf(third).own == 0);
   CHECK(third.packs_size() == 2);
   CHECK(third.state_root() == second.state_root());
+  CHECK(SizesOf(write(two)).own == 0);
+  // Not all snapshots hang on one file.
+  const Manifest fifth = write(two);
+  CHECK(SizesOf(fifth).own > SizesOf(fifth).stored / 2);
+  write(two);
+  write(two);
   // The first generation is gone; its pack is not, until nobody refers to it.
-  CHECK(*f.reader.List() == std::vector<Generation>{Generation(2), Generation(3)});
-  CHECK(f.store->List("packs/")->size() == 2);
+  CHECK(f.reader.List()->front() == Generation(2));
+  CHECK(f.store->List("packs/")->front() == PackName(Generation(1), 0));
   const std::vector<ShardCut> other = SampleCut(f.layout, 7, 5);
-  write(other);
-  write(other);
-  CHECK(*f.store->List("packs/") == std::vector<std::string>{PackName(Generation(4), 0)});
+  for (int i = 8; i <= 13; ++i) write(other);
+  CHECK(*f.store->List("packs/") ==
+        std::vector<std::string>{PackName(Generation(8), 0), PackName(Generation(12), 0)});
+}
+
+TEST_CASE("a pack that is gone or cut short is not referred to, and no generation has a number twice",
+          "[snapshot]") {
+  Fixture f;
+  SnapshotWriter writer(f.store.get(), {});
+  const std::vector<ShardCut> cut = SampleCut(f.layout, 1, 5);
+  const auto write = [&] {
+    const auto manifest = writer.Write(f.layout, cut, SampleDescription());
+    REQUIRE(manifest.ok());
+    REQUIRE(f.reader.Verify(Generation(manifest->generation()), {}).ok());
+    return *manifest;
+  };
+  write();
+  std::filesystem::resize_file(f.PathOf(PackName(Generation(1), 0)), 100);
+  CHECK(SizesOf(write()).own > 0);
+  CHECK(SizesOf(write()).own == 0);
+  std::filesystem::remove(f.PathOf(ManifestName(Generation(3))));
+  const Manifest fourth = write();
+  CHECK(fourth.generation() == 4);
+  CHECK(SizesOf(fourth).own > 0);
+}
+
+TEST_CASE("what cannot be read is not taken for damaged: nothing is removed", "[snapshot]") {
+  FaultyFileSystem files;
+  const auto store = *LocalStore::Open("/snapshots", /*writer=*/true, &files);
+  const ParamLayout layout = *ParamLayout::Create(SampleModel(/*side=*/4));
+  SnapshotWriter::Options options;
+  options.keep.last = 2;
+  SnapshotWriter writer(store.get(), options);
+  for (int i = 0; i < 4; ++i) {
+    REQUIRE(writer.Write(layout, SampleCut(layout, static_cast<float>(i), 5), SampleDescription()).ok());
+  }
+  const size_t objects = store->List("")->size();
+  int failed = 0;
+  for (int call = 1; call <= 8; ++call) {
+    files.FailCall(call, FaultyFileSystem::Fault::kIoError, /*for_good=*/false);
+    failed += writer.Expired().ok() ? 0 : 1;
+    files.FailNothing();
+  }
+  CHECK(failed == 8);
+  files.FailCall(4, FaultyFileSystem::Fault::kIoError, /*for_good=*/false);
+  CHECK_FALSE(writer.CollectGarbage().ok());
+  files.FailNothing();
+  CHECK(store->List("")->size() == objects);
+  REQUIRE(writer.CollectGarbage().ok());
+  CHECK(store->List("")->size() == 4);
 }
 
 TEST_CASE("a pack of which little is of use is not referred to any more", "[snapshot]") {
@@ -247,8 +300,7 @@ TEST_CASE("a pack of which little is of use is not referred to any more", "[snap
   CHECK(SizesOf(*manifest).own == SizesOf(*manifest).stored);
 }
 
-TEST_CASE("a new process refers to what it restored, and keeps it until two newer ones are there",
-          "[snapshot]") {
+TEST_CASE("a new process keeps what it restored until two newer ones are there", "[snapshot]") {
   Fixture f;
   for (int i = 1; i <= 4; ++i) f.Write(static_cast<float>(i));
   SnapshotWriter::Options options;
@@ -262,11 +314,20 @@ TEST_CASE("a new process refers to what it restored, and keeps it until two newe
     REQUIRE(writer.CollectGarbage().ok());
     return *manifest;
   };
-  CHECK(SizesOf(write(2)).own == 0);
+  write(2);
   CHECK(*f.reader.List() == std::vector<Generation>{Generation(2), Generation(4), Generation(5)});
   write(9);
   CHECK(*f.reader.List() == std::vector<Generation>{Generation(5), Generation(6)});
   CHECK(f.reader.Verify(Generation(5), {}).ok());
+}
+
+TEST_CASE("a new process refers to what it restored", "[snapshot]") {
+  Fixture f;
+  SnapshotWriter writer(f.store.get(), {});
+  writer.NoteRestored(f.Write(1));
+  const auto manifest = writer.Write(f.layout, SampleCut(f.layout, 1, 5), SampleDescription());
+  REQUIRE(manifest.ok());
+  CHECK(SizesOf(*manifest).own == 0);
 }
 
 TEST_CASE("a pinned snapshot stays", "[snapshot]") {

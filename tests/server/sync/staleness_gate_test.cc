@@ -161,4 +161,20 @@ TEST_CASE("under any order of events nobody passes the bound and nobody waits fo
   }
 }
 
+TEST_CASE("BSP with nobody active: what is complete is closed, in whatever order it comes", "[gate]") {
+  StalenessGate gate(0, 5);
+  gate.Know(WorkerId(1), 5);
+  CHECK_FALSE(gate.Open(5));
+  gate.Advance(WorkerId(1), 5);
+  CHECK(gate.frontier() == 6);
+  CHECK(gate.Open(5));
+  // One whose acknowledgement of step 6 was lost, and comes to be known after its push of step 7.
+  gate.Know(WorkerId(2), 6);
+  gate.Advance(WorkerId(2), 7);
+  CHECK_FALSE(gate.Open(7));
+  gate.Raise(WorkerId(2), 7);
+  CHECK(gate.frontier() == 8);
+  CHECK(gate.Open(7));
+}
+
 }  // namespace recon
