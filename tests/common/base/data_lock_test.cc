@@ -1,8 +1,8 @@
 #include "common/base/data_lock.h"
 
+#include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
-
-#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -28,6 +28,22 @@ TEST_CASE("a data directory that cannot be made is refused by name", "[data_lock
   const auto lock = DataLock::Acquire(directory / "file/data");
   REQUIRE_FALSE(lock.ok());
   CHECK(absl::StrContains(lock.status().message(), "file/data"));
+}
+
+TEST_CASE("a data directory on a disk with no room left can still be taken", "[data_lock]") {
+  const TempDir directory;
+  REQUIRE(DataLock::Acquire(directory / "data").ok());
+  rlimit limit{};
+  REQUIRE(getrlimit(RLIMIT_FSIZE, &limit) == 0);
+  const rlimit none{0, limit.rlim_max};
+  const auto handler = signal(SIGXFSZ, SIG_IGN);
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &none) == 0);  // No file of this process may grow.
+  const auto lock = DataLock::Acquire(directory / "data");
+  const auto second = DataLock::Acquire(directory / "data");
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+  signal(SIGXFSZ, handler);
+  CHECK(lock.ok());
+  CHECK(absl::StrContains(second.status().message(), "in use by process unknown"));
 }
 
 }  // namespace recon
