@@ -144,7 +144,12 @@ def run_job(bin_directory, work, sync):
         worker = subprocess.Popen([bin_directory / "recon-worker", "--server", address, "--name", "w", "--device", "cpu",
                                    "--data", "clusters:4000,500,16,4", "--model", "mlp:16-24-4"],
                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(1.5)
+        deadline, pushes = time.monotonic() + 60, 0
+        while pushes < 100:
+            assert time.monotonic() < deadline and worker.poll() is None, pushes
+            shown = subprocess.run([bin_directory / "reconctl", "status", "--server", address, "--json"],
+                                   capture_output=True, check=False)
+            pushes = int(json.loads(shown.stdout).get("pushes", 0)) if shown.returncode == 0 else 0
         worker.kill()
         worker.wait()
     finally:
