@@ -1,6 +1,7 @@
 #include "common/snapshot/manifest.h"
 
 #include <cstring>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -9,7 +10,6 @@
 #include "common/base/hash.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
-#include "common/snapshot/page_codec.h"
 #include "common/tensor/param_layout.h"
 
 namespace recon {
@@ -176,13 +176,15 @@ absl::StatusOr<Manifest> DecodeManifest(absl::string_view bytes) {
 
 SnapshotSizes SizesOf(const Manifest& manifest) {
   SnapshotSizes sizes;
+  std::vector<bool> own;
+  for (const PackEntry& pack : manifest.packs()) {
+    own.push_back(GenerationOfName(pack.name()) == absl::StatusOr<Generation>(manifest.generation()));
+  }
   for (const ChunkEntry& chunk : manifest.chunks()) {
     sizes.raw += chunk.raw_bytes();
     for (int page = 0; page < chunk.page_hash_size(); ++page) {
       sizes.stored += chunk.stored_bytes(page);
-      const auto generation = GenerationOfName(manifest.packs(static_cast<int>(chunk.pack(page))).name());
-      if (generation.ok() && generation->value() == manifest.generation())
-        sizes.own += chunk.stored_bytes(page);
+      if (own[chunk.pack(page)]) sizes.own += chunk.stored_bytes(page);
     }
   }
   return sizes;
@@ -192,8 +194,10 @@ std::string ComputeStateRoot(const Manifest& manifest) {
   std::string bytes;
   for (const ChunkEntry& chunk : manifest.chunks()) {
     for (int page = 0; page < chunk.page_hash_size(); ++page) {
-      AppendRootEntry(chunk.shard(), chunk.role(), static_cast<uint32_t>(page), chunk.page_hash(page),
-                      &bytes);
+      AppendNumber<uint32_t>(chunk.shard(), &bytes);
+      AppendNumber<uint32_t>(chunk.role(), &bytes);
+      AppendNumber<uint32_t>(static_cast<uint32_t>(page), &bytes);
+      bytes += chunk.page_hash(page);
     }
   }
   return Hash128(bytes.data(), bytes.size());

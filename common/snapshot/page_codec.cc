@@ -277,11 +277,4 @@ void PageCodec::AddStatsTo(PlaneStats* stats) const {
   }
 }
 
-void AppendRootEntry(uint32_t shard, uint32_t role, uint32_t page, absl::string_view page_hash,
-                     std::string* root_bytes) {
-  const uint32_t numbers[3] = {shard, role, page};
-  root_bytes->append(reinterpret_cast<const char*>(numbers), sizeof(numbers));
-  root_bytes->append(page_hash.data(), page_hash.size());
-}
-
 }  // namespace recon

@@ -63,8 +63,4 @@ class PageCodec {
   PlaneStats stats_;
 };
 
-// Adds one page to the bytes a state root is the hash of.
-void AppendRootEntry(uint32_t shard, uint32_t role, uint32_t page, absl::string_view page_hash,
-                     std::string* root_bytes);
-
 }  // namespace recon

@@ -21,6 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Reads past the page cache: from this size on, through a buffer of a thread's own, aligned as any disk wants
+// it.
 constexpr uint64_t kDirectBytes = uint64_t{512} << 10;
 constexpr uint64_t kDirectBuffer = uint64_t{4} << 20;
 constexpr size_t kDirectAlign = 4096;

@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
+#include <set>
 #include <system_error>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -74,11 +77,7 @@ class PackTable {
     return static_cast<uint32_t>(manifest_->packs_size() - 1);
   }
   std::pair<uint32_t, std::string> AddOwn() {
-    std::string name;
-    {
-      MutexLock lock(&mu_);
-      name = PackName(Generation(manifest_->generation()), own_++);
-    }
+    const std::string name = PackName(Generation(manifest_->generation()), own_.fetch_add(1));
     return {Add(name), name};
   }
   void Finish(uint32_t pack, uint64_t bytes) {
@@ -89,7 +88,7 @@ class PackTable {
  private:
   Mutex mu_;
   Manifest* const manifest_;
-  uint32_t own_ = 0;
+  std::atomic<uint32_t> own_{0};
 };
 
 // One thread's packs, filled one after the other.

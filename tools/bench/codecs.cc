@@ -19,6 +19,7 @@
 #include "common/codec/sparsifier.h"
 #include "common/tensor/page.h"
 #include "nlohmann/json.hpp"
+#include "tools/bench/median.h"
 
 namespace recon {
 namespace {
@@ -27,11 +28,6 @@ constexpr int kThreadsMax = 2;
 constexpr int kWarmUpPushes = 20;
 // Values one call of an encoder gets: a shard of the largest size.
 constexpr size_t kShard = 8 * kPageParams;
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 // Gradient-like values: 64 layers of different scale, each normally distributed.
 std::vector<float> GradientLike(size_t count, uint64_t seed) {

@@ -17,6 +17,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
@@ -29,6 +30,7 @@
 #include "server/param_server.h"
 #include "server/snapshot_service.h"
 #include "tools/bench/bench_process.h"
+#include "tools/bench/median.h"
 
 namespace recon {
 namespace {
@@ -41,21 +43,21 @@ constexpr uint64_t kRecordBytes = uint64_t{1} << 20;
 constexpr uint64_t kLogBytes = uint64_t{1} << 30;
 constexpr uint64_t kSyncedBytes = uint64_t{128} << 20;
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 double Seconds(const std::function<void()>& work) {
   const absl::Time start = Now();
   work();
   return absl::ToDoubleSeconds(Now() - start);
 }
 
+// One word for a shell, whatever is in it.
+std::string Quoted(const std::string& word) {
+  return absl::StrCat("'", absl::StrReplaceAll(word, {{"'", "'\\''"}}), "'");
+}
+
 // What the script prints; see tools/bench/torch_state.py.
 absl::StatusOr<std::string> Torch(const std::string& arguments) {
-  const std::string command =
-      absl::StrCat("/usr/bin/python3 ", RECON_SOURCE_DIR, "/tools/bench/torch_state.py ", arguments);
+  const std::string command = absl::StrCat(
+      "/usr/bin/python3 ", Quoted(RECON_SOURCE_DIR "/tools/bench/torch_state.py"), " ", arguments);
   FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return absl::InternalError("popen failed");
   std::string out;
@@ -128,7 +130,7 @@ absl::StatusOr<Manifest> Save(const State& state, const std::string& directory) 
 // In a process of its own.
 absl::StatusOr<double> RestoreSeconds(const std::string& directory) {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
-  const std::string command = absl::StrCat(self, " durability-restore ", directory);
+  const std::string command = absl::StrCat(Quoted(self), " durability-restore ", Quoted(directory));
   FILE* pipe = popen(command.c_str(), "r");
   double seconds = 0;
   if (pipe == nullptr || fscanf(pipe, "%lf", &seconds) != 1 || pclose(pipe) != 0) {
@@ -162,11 +164,11 @@ absl::Status MeasureSnapshots(const DurabilityOptions& options, const State& sta
     restore.push_back(restored);
     std::filesystem::remove(torch_file);
     sync();
-    RECON_ASSIGN_OR_RETURN(const double saved,
-                           TorchSeconds(absl::StrCat("save ", options.state, " ", torch_file)));
+    RECON_ASSIGN_OR_RETURN(const double saved, TorchSeconds(absl::StrCat("save ", Quoted(options.state), " ",
+                                                                         Quoted(torch_file))));
     torch_save.push_back(saved);
     RECON_ASSIGN_OR_RETURN(const double loaded,
-                           BetterOfTwo([&] { return TorchSeconds("load " + torch_file); }));
+                           BetterOfTwo([&] { return TorchSeconds("load " + Quoted(torch_file)); }));
     torch_load.push_back(loaded);
   }
   const SnapshotSizes sizes = SizesOf(manifest);
@@ -416,7 +418,7 @@ absl::StatusOr<Json> RunDurability(const DurabilityOptions& options) {
   if (!std::filesystem::exists(options.state + "/state.bin")) {
     fprintf(stderr, "recon-bench: training ResNet-50 for %s; this takes minutes, once\n",
             options.state.c_str());
-    RECON_RETURN_IF_ERROR(Torch(absl::StrCat("make ", options.state, " ", options.bytes)).status());
+    RECON_RETURN_IF_ERROR(Torch(absl::StrCat("make ", Quoted(options.state), " ", options.bytes)).status());
   }
   const BenchDirectory directory(options.work);
   const std::string& work = directory.path();

@@ -13,6 +13,7 @@
 #include "common/rpc/control_client.h"
 #include "nlohmann/json.hpp"
 #include "tools/bench/bench_process.h"
+#include "tools/bench/median.h"
 
 namespace recon {
 namespace {
@@ -20,11 +21,6 @@ namespace {
 constexpr int kBatch = 32;
 constexpr absl::Duration kPoll = absl::Milliseconds(20);
 constexpr absl::Duration kStartTimeout = absl::Seconds(30);
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 absl::StatusOr<uint64_t> Pushes(ControlClient* control) {
   RECON_ASSIGN_OR_RETURN(const StatusReply status, control->Status());

@@ -44,13 +44,8 @@ struct OpenSnapshot {
 absl::StatusOr<OpenSnapshot> OpenGeneration(const std::string& directory, uint64_t number) {
   OpenSnapshot open;
   RECON_ASSIGN_OR_RETURN(open.store, LocalStore::Open(directory, /*writer=*/false));
-  Generation generation(number);
-  if (number == 0) {
-    RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations,
-                           SnapshotReader(open.store.get()).List());
-    if (generations.empty()) return absl::NotFoundError(absl::StrCat(directory, " holds no snapshot"));
-    generation = generations.back();
-  }
+  RECON_ASSIGN_OR_RETURN(const Generation generation,
+                         OrNewest(number, SnapshotReader(open.store.get()), directory));
   RECON_ASSIGN_OR_RETURN(TensorReader tensors, TensorReader::Open(open.store.get(), generation));
   open.tensors = std::make_unique<TensorReader>(std::move(tensors));
   return open;

@@ -41,13 +41,15 @@ Json Summary(const Manifest& manifest) {
           {"state_root", ToHex(manifest.state_root())}};
 }
 
-absl::StatusOr<Generation> Newest(const SnapshotReader& reader, const std::string& directory) {
+}  // namespace
+
+absl::StatusOr<Generation> OrNewest(uint64_t number, const SnapshotReader& reader,
+                                    const std::string& directory) {
+  if (number != 0) return Generation(number);
   RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
   if (generations.empty()) return absl::NotFoundError(absl::StrCat(directory, " holds no snapshot"));
   return generations.back();
 }
-
-}  // namespace
 
 absl::Status ListSnapshots(const SnapshotTarget& target) {
   RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(target.directory, /*writer=*/false));
@@ -80,10 +82,7 @@ absl::Status ListSnapshots(const SnapshotTarget& target) {
 absl::Status ShowSnapshot(const SnapshotTarget& target) {
   RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(target.directory, /*writer=*/false));
   const SnapshotReader reader(store.get());
-  Generation generation(target.generation);
-  if (target.generation == 0) {
-    RECON_ASSIGN_OR_RETURN(generation, Newest(reader, target.directory));
-  }
+  RECON_ASSIGN_OR_RETURN(const Generation generation, OrNewest(target.generation, reader, target.directory));
   RECON_ASSIGN_OR_RETURN(const Manifest manifest, reader.ReadManifest(generation));
   Json json = Summary(manifest);
   json["tensors"] = Json::array();
@@ -148,10 +147,7 @@ absl::Status VerifySnapshots(const SnapshotTarget& target) {
 absl::Status ShowSnapshotStats(const SnapshotTarget& target) {
   RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(target.directory, /*writer=*/false));
   const SnapshotReader reader(store.get());
-  Generation generation(target.generation);
-  if (target.generation == 0) {
-    RECON_ASSIGN_OR_RETURN(generation, Newest(reader, target.directory));
-  }
+  RECON_ASSIGN_OR_RETURN(const Generation generation, OrNewest(target.generation, reader, target.directory));
   RECON_ASSIGN_OR_RETURN(const Manifest manifest, reader.ReadManifest(generation));
   RECON_ASSIGN_OR_RETURN(const ParamLayout layout, ParamLayout::Create(manifest.model()));
   const int roles = static_cast<int>(manifest.state_planes()) + 1;

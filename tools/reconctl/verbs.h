@@ -4,7 +4,10 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/ids.h"
 #include "common/rpc/credentials.h"
+#include "common/snapshot/snapshot_reader.h"
 #include "server/durability/retention.h"
 
 namespace recon {
@@ -32,6 +35,10 @@ struct SnapshotTarget {
   uint64_t generation = 0;
   bool json = false;
 };
+
+// That generation or, if `number` is 0, the newest; NotFound if there is none.
+absl::StatusOr<Generation> OrNewest(uint64_t number, const SnapshotReader& reader,
+                                    const std::string& directory);
 
 absl::Status ListSnapshots(const SnapshotTarget& target);
 absl::Status ShowSnapshot(const SnapshotTarget& target);
