@@ -35,11 +35,11 @@ constexpr absl::Duration kSnapshotRetry = absl::Seconds(2);
 
 }  // namespace
 
-Coordinator::Coordinator(const Options& options, ParamServer* params, ControlDb* db,
+Coordinator::Coordinator(const Options& options, ParamServer* params, ControlJournal* journal,
                          SnapshotService* snapshots, Metrics* metrics)
     : options_(options),
       params_(params),
-      db_(db),
+      journal_(journal),
       snapshots_(snapshots),
       members_(metrics->Gauge("recon_server_members", "Workers alive")),
       samples_completed_(metrics->Gauge("recon_server_samples_completed", "Training samples completed")),
@@ -59,7 +59,7 @@ Coordinator::Coordinator(const Options& options, ParamServer* params, ControlDb*
 
 absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
   if (restored) restored_generation_ = restored->generation();
-  RECON_ASSIGN_OR_RETURN(record_, db_->LoadJob());
+  RECON_ASSIGN_OR_RETURN(record_, journal_->LoadJob());
   if (!record_) return absl::OkStatus();
   if (record_->split_samples() != options_.job.split_samples()) {
     return Differs("--split-samples", options_.job.split_samples(), record_->split_samples());
@@ -75,7 +75,7 @@ absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
         absl::StrCat("the snapshots are not of this data directory's job: ", difference));
   }
   RECON_RETURN_IF_ERROR(StartQueue(*record_));
-  RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, db_->LoadCompletions());
+  RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, journal_->LoadCompletions());
   // Training before evaluations (their kinds sort so): a finished pass makes its evaluation's tasks.
   for (const Completion& completion : completions) {
     const auto task = queue_->Find(completion.kind(), completion.data_epoch(), SplitId(completion.split()));
@@ -185,12 +185,12 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
     record.set_seed(options_.job.seed());
     RECON_RETURN_IF_ERROR(StartQueue(record));
     RECON_RETURN_IF_ERROR(AdoptModel(request));
-    RECON_RETURN_IF_ERROR(db_->SaveJob(record));
+    RECON_RETURN_IF_ERROR(journal_->SaveJob(record));
     record_ = record;
   }
   RECON_RETURN_IF_ERROR(AdoptModel(request));
   RECON_RETURN_IF_ERROR(CheckDataset(request));
-  RECON_ASSIGN_OR_RETURN(const WorkerId worker, db_->WorkerIdFor(request.name()));
+  RECON_ASSIGN_OR_RETURN(const WorkerId worker, journal_->WorkerIdFor(request.name()));
 
   Membership::Member member;
   member.name = request.name();
@@ -384,7 +384,7 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
     *completion.mutable_eval() = request.eval();
   }
   // Durable before it is acknowledged.
-  const absl::Status saved = db_->SaveCompletion(completion);
+  const absl::Status saved = journal_->SaveCompletion(completion);
   if (absl::IsAlreadyExists(saved)) {
     spdlog::error("{}", saved.message());
     return absl::AbortedError(saved.message());
@@ -497,7 +497,7 @@ bool Coordinator::DoneAndQuiet(absl::Time now, absl::Duration grace) const {
 }
 
 absl::StatusOr<CompletionsReply> Coordinator::Completions() const {
-  RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, db_->LoadCompletions());
+  RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, journal_->LoadCompletions());
   CompletionsReply reply;
   for (const Completion& completion : completions) *reply.add_completions() = completion;
   return reply;

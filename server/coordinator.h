@@ -11,7 +11,7 @@
 #include "common/base/ids.h"
 #include "common/base/lane.h"
 #include "proto/control.pb.h"
-#include "server/durability/control_db.h"
+#include "server/control_journal.h"
 #include "server/membership/membership.h"
 #include "server/param_server.h"
 #include "server/scheduler/lease_table.h"
@@ -24,7 +24,7 @@ namespace recon {
 // The control plane without gRPC: who is a member, who works on what, when a job starts and ends.
 //
 // Threads: every method runs on the control lane, one after the other (see lane()); they may block on the
-// control database, not on anything else. Time is an argument.
+// disk (ControlJournal), not on anything else. Time is an argument.
 class Coordinator {
  public:
   struct Options {
@@ -35,8 +35,8 @@ class Coordinator {
   };
 
   // The pointers must outlive the coordinator.
-  Coordinator(const Options& options, ParamServer* params, ControlDb* db, SnapshotService* snapshots,
-              Metrics* metrics);
+  Coordinator(const Options& options, ParamServer* params, ControlJournal* journal,
+              SnapshotService* snapshots, Metrics* metrics);
 
   // Takes up the job a data directory holds. FailedPrecondition, naming the flag, if the job's settings
   // differ from what it was started with. `restored` is the snapshot it continues from, if any.
@@ -82,7 +82,7 @@ class Coordinator {
 
   const Options options_;
   ParamServer* const params_;
-  ControlDb* const db_;
+  ControlJournal* const journal_;
   SnapshotService* const snapshots_;
   prometheus::Gauge& members_;
   prometheus::Gauge& samples_completed_;

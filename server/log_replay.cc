@@ -4,46 +4,40 @@
 #include "common/base/status_macros.h"
 
 namespace recon {
-namespace {
 
-class Replayer : public LogVisitor {
- public:
-  Replayer(uint64_t job_id, ParamServer* params) : job_id_(job_id), params_(params) {}
-
-  absl::Status OnRules(const ApplyRules& rules) override {
-    if (rules.job_id != job_id_) {
-      return absl::FailedPreconditionError(absl::StrCat("the log is of job ", absl::Hex(rules.job_id),
-                                                        ", the snapshot of job ", absl::Hex(job_id_),
-                                                        ": they do not belong together"));
-    }
-    params_->BeginReplay(rules);
-    return absl::OkStatus();
+absl::Status Replayer::OnRules(const ApplyRules& rules) {
+  if (rules.job_id != job_id_) {
+    return absl::FailedPreconditionError(absl::StrCat("the log is of job ", absl::Hex(rules.job_id),
+                                                      ", the snapshot of job ", absl::Hex(job_id_),
+                                                      ": they do not belong together"));
   }
-  absl::Status OnRecord(LogRecordKind kind, uint64_t sequence, const ByteChain& payload) override {
-    if (kind == LogRecordKind::kFrame) return params_->ReplayFrame(sequence, payload);
-    const absl::StatusOr<StepClosing> decoded = DecodeClosing(payload.ToString());
-    if (!decoded.ok()) {
-      return absl::DataLossError(absl::StrCat("record ", sequence, ": ", decoded.status().message()));
-    }
-    const StepClosing& closing = *decoded;
-    params_->ReplayClosing(sequence, closing);
-    return absl::OkStatus();
+  params_->BeginReplay(rules);
+  return absl::OkStatus();
+}
+
+absl::Status Replayer::OnRecord(LogRecordKind kind, uint64_t sequence, const ByteChain& payload) {
+  if (sequence > last_) return absl::CancelledError("far enough");
+  if (kind == LogRecordKind::kFrame) return params_->ReplayFrame(sequence, payload);
+  absl::Status decoded;
+  if (kind == LogRecordKind::kClosing) {
+    const absl::StatusOr<StepClosing> closing = DecodeClosing(payload.ToString());
+    if (closing.ok()) params_->ReplayClosing(sequence, *closing);
+    decoded = closing.status();
+  } else {
+    decoded = AddControlRecord(payload.ToString(), control_);
+    if (decoded.ok()) params_->ReplayControl(sequence);
   }
-
- private:
-  const uint64_t job_id_;
-  ParamServer* const params_;
-};
-
-}  // namespace
+  if (decoded.ok()) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("record ", sequence, ": ", decoded.message()));
+}
 
 uint64_t FirstRecordFor(const Manifest& manifest) {
   return manifest.log_from() > 0 ? manifest.log_from() : manifest.sequence() + 1;
 }
 
 absl::StatusOr<LogEnd> ReplayLog(FileSystem* files, const std::string& directory, const Manifest& manifest,
-                                 ParamServer* params) {
-  Replayer replayer(manifest.job_id(), params);
+                                 ParamServer* params, ControlState* control) {
+  Replayer replayer(manifest.job_id(), UINT64_MAX, params, control);
   absl::StatusOr<LogEnd> end = ReadLog(files, directory, FirstRecordFor(manifest), &replayer);
   params->EndReplay();
   if (!end.ok())

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "common/snapshot/control_state.h"
 #include "common/storage/file_system.h"
 #include "proto/manifest.pb.h"
 #include "server/durability/log_reader.h"
@@ -13,10 +14,29 @@ namespace recon {
 // First record of the push log that a snapshot needs beside it.
 uint64_t FirstRecordFor(const Manifest& manifest);
 
-// Brings `params`, restored from `manifest`, up to date by the push log of a directory. Segments that cannot
-// be used are set aside (LOG.md). Errors are those of files and of records that are not this model's.
+// Applies records to a restored state: those of pushes to `params`, others to `control`. Both must outlive
+// it.
+class Replayer : public LogVisitor {
+ public:
+  // Rules of another job than `job_id` are refused; records after `last` end the reading with Cancelled.
+  Replayer(uint64_t job_id, uint64_t last, ParamServer* params, ControlState* control)
+      : job_id_(job_id), last_(last), params_(params), control_(control) {}
+
+  absl::Status OnRules(const ApplyRules& rules) override;
+  absl::Status OnRecord(LogRecordKind kind, uint64_t sequence, const ByteChain& payload) override;
+
+ private:
+  const uint64_t job_id_;
+  const uint64_t last_;
+  ParamServer* const params_;
+  ControlState* const control_;
+};
+
+// Brings `params` and `control`, restored from `manifest`, up to date by the push log of a directory.
+// Segments that cannot be used are set aside (LOG.md). Errors are those of files and of records that are not
+// this model's.
 absl::StatusOr<LogEnd> ReplayLog(FileSystem* files, const std::string& directory, const Manifest& manifest,
-                                 ParamServer* params);
+                                 ParamServer* params, ControlState* control);
 
 // Whether a snapshot must be published before a new segment's records go on from the replayed state: with
 // `sync` because what was replayed may never have reached the disk, or because of a gap between the log's end

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "common/codec/frame.h"
 #include "server/param_server.h"
 
@@ -31,5 +33,10 @@ struct ParamServer::Operation {
   std::vector<PartHeader> reply_parts;
   std::vector<ByteChain> reply_payloads;
 };
+
+// Workers try again until the server has been started anew.
+inline absl::Status LogFailed(const absl::Status& status) {
+  return absl::UnavailableError(absl::StrCat("the push log has failed: ", status.message()));
+}
 
 }  // namespace recon

@@ -113,6 +113,23 @@ void ParamServer::NoteSnapshot(uint64_t log_from) {
 
 void ParamServer::SetLog(std::unique_ptr<PushLog> log) { log_ = std::move(log); }
 
+absl::StatusOr<uint64_t> ParamServer::RecordControl(const std::string& record) {
+  if (log_ == nullptr) return sequence();
+  absl::StatusOr<uint64_t> sequence = absl::UnknownError("");
+  Notification recorded;
+  log_->Append(LogRecordKind::kControl, ByteChain::FromString(record), [&](const absl::Status& written) {
+    if (written.ok()) {
+      MutexLock lock(&mu_);
+      sequence = ++sequence_;
+    } else {
+      sequence = LogFailed(written);
+    }
+    recorded.Notify();
+  });
+  recorded.WaitForNotification();
+  return sequence;
+}
+
 absl::Status ParamServer::log_status() const { return log_ == nullptr ? absl::OkStatus() : log_->status(); }
 
 double ParamServer::replay_seconds() const {
@@ -195,6 +212,11 @@ void ParamServer::ReplayClosing(uint64_t sequence, const StepClosing& closing) {
   sequence_ = sequence;
   if (closing.step >= gate_.frontier()) gate_ = StalenessGate(options_.rules.bound, closing.step + 1);
   PostClosing(closing);
+}
+
+void ParamServer::ReplayControl(uint64_t sequence) {
+  MutexLock lock(&mu_);
+  sequence_ = std::max(sequence_, sequence);
 }
 
 void ParamServer::EndReplay() {

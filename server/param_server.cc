@@ -19,11 +19,6 @@ namespace {
 
 bool CarriesGradient(FrameKind kind) { return kind == FrameKind::kPush || kind == FrameKind::kPushPull; }
 
-// Workers try again until the server has been started anew.
-absl::Status LogFailed(const absl::Status& status) {
-  return absl::UnavailableError(absl::StrCat("the push log has failed: ", status.message()));
-}
-
 }  // namespace
 
 // A worker that the coordinator has admitted.

@@ -93,12 +93,16 @@ class ParamServer {
   void BeginReplay(const ApplyRules& rules);
   absl::Status ReplayFrame(uint64_t sequence, const ByteChain& payload);
   void ReplayClosing(uint64_t sequence, const StepClosing& closing);
+  void ReplayControl(uint64_t sequence);
   void EndReplay();
 
   // From now on pushes go through `log`, whose next record follows sequence(). Before frames come.
   void SetLog(std::unique_ptr<PushLog> log);
   // Not OK once the log has failed: nothing more is acknowledged, and the process should be started anew.
   absl::Status log_status() const;
+  // Puts a record of the control state (ControlRecord) into the log, and returns its sequence when it is
+  // written; without a log, the sequence that there is. Blocks on the disk.
+  absl::StatusOr<uint64_t> RecordControl(const std::string& record);
   // A snapshot is published that needs the log's records from `log_from` on. Blocks on the disk.
   void NoteSnapshot(uint64_t log_from);
 

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <fstream>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +19,7 @@
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/storage/local_store.h"
+#include "server/control_journal.h"
 #include "server/coordinator.h"
 #include "server/durability/control_db.h"
 #include "server/durability/push_log.h"
@@ -35,6 +38,9 @@ constexpr absl::Duration kTick = absl::Milliseconds(100);
 constexpr absl::Duration kDrainTimeout = absl::Seconds(10);
 // How long after the end of a job workers may still ask for its outcome.
 constexpr absl::Duration kFarewell = absl::Seconds(5);
+// A control database that was lost had counted starts that no snapshot tells of; their epochs must not come
+// again.
+constexpr uint64_t kStartsNobodyKnowsOf = 1000;
 
 uint64_t PhysicalMemoryBytes() {
   return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE));
@@ -64,19 +70,22 @@ struct ReconServer::Parts {
   std::unique_ptr<LocalStore> store;
   std::unique_ptr<ControlDb> db;
   std::unique_ptr<ParamServer> params;
+  std::unique_ptr<ControlJournal> journal;
   std::unique_ptr<SnapshotService> snapshots;
   std::unique_ptr<Coordinator> coordinator;
   std::optional<LogEnd> replayed;
+  ControlState recovered;  // From snapshot and log.
   std::atomic<bool> drain_requested{false};
   std::unique_ptr<ParamService> param_service;
   std::unique_ptr<ControlService> control_service;
   std::unique_ptr<RpcServer> rpc;
 
   absl::Status Open();
+  absl::Status OpenControlDb(const Manifest& before);
   absl::StatusOr<Manifest> NewestManifest() const;
   absl::StatusOr<std::optional<Manifest>> Recover();
   absl::Status ReplayLog(const Manifest& restored);
-  absl::Status CheckNoLog() const;
+  absl::Status DropLogWithoutPushes();
   absl::Status LeaveLog();
   absl::Status OpenLog(const ApplyRules& rules);
   absl::Status TakeSnapshot(const std::string& reason);
@@ -95,15 +104,17 @@ absl::Status ReconServer::Parts::Open() {
   RECON_ASSIGN_OR_RETURN(DataLock snapshots_held, DataLock::Acquire(flags.snapshot_dir));
   snapshot_lock.emplace(std::move(snapshots_held));
   RECON_ASSIGN_OR_RETURN(store, LocalStore::Open(flags.snapshot_dir, /*writer=*/true));
-  RECON_ASSIGN_OR_RETURN(db, ControlDb::Open(flags.data + "/control"));
   RECON_ASSIGN_OR_RETURN(const Manifest before, NewestManifest());
+  RECON_RETURN_IF_ERROR(OpenControlDb(before));
   RECON_ASSIGN_OR_RETURN(const uint64_t job_id, db->JobId(before.job_id()));
   if (before.job_id() != 0 && before.job_id() != job_id) {
     return absl::FailedPreconditionError(
         absl::StrCat("--snapshot-dir ", flags.snapshot_dir, " has snapshots of job ",
                      absl::Hex(before.job_id()), ", --data ", flags.data, " is of job ", absl::Hex(job_id)));
   }
-  RECON_ASSIGN_OR_RETURN(const uint64_t cluster_epoch, db->NextClusterEpoch(before.cluster_epoch()));
+  const bool lost = db->created() && before.has_control();
+  RECON_ASSIGN_OR_RETURN(const uint64_t cluster_epoch,
+                         db->NextClusterEpoch(before.cluster_epoch() + (lost ? kStartsNobodyKnowsOf : 0)));
 
   ParamServer::Options options;
   options.rules.optimizer = flags.optimizer;
@@ -115,6 +126,7 @@ absl::Status ReconServer::Parts::Open() {
   options.refused_codecs = flags.job.refused_codecs();
   options.state_bytes_max = PhysicalMemoryBytes();
   params = std::make_unique<ParamServer>(options, &metrics);
+  journal = std::make_unique<ControlJournal>(db.get(), params.get());
 
   SnapshotService::Options snapshot_options;
   snapshot_options.writer.keep = flags.snapshot_keep;
@@ -125,6 +137,7 @@ absl::Status ReconServer::Parts::Open() {
   snapshot_options.optimizer = OptimizerName(flags.optimizer.kind);
   snapshot_options.cluster_epoch = cluster_epoch;
   snapshot_options.job_id = job_id;
+  snapshot_options.control = [this](uint64_t sequence) { return journal->StateAt(sequence); };
   snapshots = std::make_unique<SnapshotService>(snapshot_options, params.get(), store.get(), &metrics);
 
   Coordinator::Options coordinator_options;
@@ -132,14 +145,20 @@ absl::Status ReconServer::Parts::Open() {
   coordinator_options.timeouts = {flags.suspect_after, flags.evict_after};
   coordinator_options.cluster_epoch = cluster_epoch;
   coordinator_options.optimizer = OptimizerName(flags.optimizer.kind);
-  coordinator =
-      std::make_unique<Coordinator>(coordinator_options, params.get(), db.get(), snapshots.get(), &metrics);
+  coordinator = std::make_unique<Coordinator>(coordinator_options, params.get(), journal.get(),
+                                              snapshots.get(), &metrics);
 
   RECON_ASSIGN_OR_RETURN(const std::optional<Manifest> restored, Recover());
+  if (lost) {
+    spdlog::warn("there was no control database: filled with {} workers and {} completed splits from {}",
+                 recovered.workers.size(), recovered.completions.size(),
+                 replayed && replayed->records > 0 ? "snapshot and push log" : "the snapshot");
+  }
   RECON_RETURN_IF_ERROR(OpenLog(options.rules));
-  absl::Status recovered;
-  coordinator->lane()->RunAndWait([&] { recovered = coordinator->Recover(restored); });
-  RECON_RETURN_IF_ERROR(recovered);
+  RECON_RETURN_IF_ERROR(journal->Start(recovered));
+  absl::Status resumed;
+  coordinator->lane()->RunAndWait([&] { resumed = coordinator->Recover(restored); });
+  RECON_RETURN_IF_ERROR(resumed);
 
   if (!flags.metrics_address.empty()) RECON_RETURN_IF_ERROR(metrics.Serve(flags.metrics_address));
   param_service = std::make_unique<ParamService>(params.get());
@@ -150,6 +169,22 @@ absl::Status ReconServer::Parts::Open() {
   spdlog::info("listening on {}, cluster epoch {}, sync bound {}, optimizer {}", rpc->address(),
                cluster_epoch, flags.job.bound() < 0 ? "unlimited" : absl::StrCat(flags.job.bound()),
                OptimizerName(flags.optimizer.kind));
+  return absl::OkStatus();
+}
+
+// One that is damaged is set aside if there is a snapshot to fill a new one from.
+absl::Status ReconServer::Parts::OpenControlDb(const Manifest& before) {
+  const std::string directory = flags.data + "/control";
+  absl::StatusOr<std::unique_ptr<ControlDb>> opened = ControlDb::Open(directory);
+  if (absl::IsDataLoss(opened.status()) && before.has_control()) {
+    const std::string aside = absl::StrCat(directory, ".damaged-", absl::ToUnixMillis(Now()));
+    spdlog::error("THE CONTROL DATABASE IS DAMAGED: {}; it is kept as {}", opened.status().message(), aside);
+    std::error_code error;
+    std::filesystem::rename(directory, aside, error);
+    if (error) return absl::UnavailableError(absl::StrCat("rename ", directory, ": ", error.message()));
+    opened = ControlDb::Open(directory);
+  }
+  RECON_ASSIGN_OR_RETURN(db, std::move(opened));
   return absl::OkStatus();
 }
 
@@ -173,12 +208,14 @@ absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
     snapshots->NoteRestored(*newest);
     spdlog::info("restored snapshot {} (sequence {}) {:.0f} ms after process start", newest->generation(),
                  newest->sequence(), absl::ToDoubleMilliseconds(ProcessUptime()));
+    RECON_ASSIGN_OR_RETURN(recovered, DecodeControl(newest->control(), newest->model()));
     RECON_RETURN_IF_ERROR(ReplayLog(*newest));
+    RECON_RETURN_IF_ERROR(db->Merge(recovered));
     // One that no server wrote: a log of this job does not go with it.
     if (newest->job_id() == 0) RECON_RETURN_IF_ERROR(TakeSnapshot("adopted"));
     return newest;
   }
-  RECON_RETURN_IF_ERROR(CheckNoLog());
+  RECON_RETURN_IF_ERROR(DropLogWithoutPushes());
   if (flags.from_snapshot.empty()) return std::nullopt;
   RECON_ASSIGN_OR_RETURN(const auto source, LocalStore::Open(flags.from_snapshot, /*writer=*/false));
   const SnapshotReader source_reader(source.get());
@@ -207,8 +244,8 @@ absl::Status ReconServer::Parts::TakeSnapshot(const std::string& reason) {
 
 absl::Status ReconServer::Parts::ReplayLog(const Manifest& restored) {
   const absl::Time start = Now();
-  RECON_ASSIGN_OR_RETURN(replayed,
-                         recon::ReplayLog(FileSystem::Local(), LogDirectory(), restored, params.get()));
+  RECON_ASSIGN_OR_RETURN(
+      replayed, recon::ReplayLog(FileSystem::Local(), LogDirectory(), restored, params.get(), &recovered));
   const LogEnd& end = *replayed;
   if (end.records > 0) {
     spdlog::info("replayed {} records of the push log ({:.1f} MB, to sequence {}) in {:.0f} ms", end.records,
@@ -232,11 +269,12 @@ absl::Status ReconServer::Parts::ReplayLog(const Manifest& restored) {
 }
 
 // Without a snapshot there is nothing that a log could go on from.
-absl::Status ReconServer::Parts::CheckNoLog() const {
-  RECON_ASSIGN_OR_RETURN(const uint64_t records, CountLogRecords(FileSystem::Local(), LogDirectory()));
-  if (records == 0) return absl::OkStatus();
+absl::Status ReconServer::Parts::DropLogWithoutPushes() {
+  RECON_ASSIGN_OR_RETURN(const uint64_t pushes, CountLoggedPushes(FileSystem::Local(), LogDirectory()));
+  // A worker's number may be there: the control database has it, too.
+  if (pushes == 0) return LeaveLog();
   return absl::FailedPreconditionError(absl::StrCat(
-      LogDirectory(), " has ", records, " records that go on from a snapshot, but there is none in ",
+      LogDirectory(), " has ", pushes, " pushes that go on from a snapshot, but there is none in ",
       flags.snapshot_dir, ": is --snapshot-dir another than before?"));
 }
 

@@ -72,6 +72,10 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   description.frontier_step = cut.frontier_step;
   description.created_unix_ms = absl::ToUnixMillis(start);
   description.reason = reason;
+  if (options_.control) {
+    RECON_ASSIGN_OR_RETURN(const ControlState control, options_.control(cut.sequence));
+    description.control = EncodeControl(control);
+  }
   RECON_ASSIGN_OR_RETURN(const Manifest manifest, writer_.Write(*layout, cut.shards, description, pace));
   const double seconds = absl::ToDoubleSeconds(Now() - start);
   NotePublished(manifest, seconds, cut.replay_seconds);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -10,6 +11,7 @@
 #include "common/base/lane.h"
 #include "common/base/mutex.h"
 #include "common/metrics/metrics.h"
+#include "common/snapshot/control_state.h"
 #include "common/storage/object_store.h"
 #include "proto/control.pb.h"
 #include "server/durability/snapshot_writer.h"
@@ -32,6 +34,8 @@ class SnapshotService {
     std::string optimizer;
     uint64_t cluster_epoch = 0;
     uint64_t job_id = 0;
+    // What the job had come to at a cut with that sequence; may be empty. Called on the service's thread.
+    std::function<absl::StatusOr<ControlState>(uint64_t sequence)> control;
   };
   using Done = absl::AnyInvocable<void(const absl::StatusOr<SnapshotReply>&)>;
 

@@ -10,6 +10,7 @@
 #include "common/base/hash.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
+#include "common/snapshot/control_state.h"
 #include "common/tensor/param_layout.h"
 
 namespace recon {
@@ -97,6 +98,10 @@ absl::Status CheckContent(const Manifest& manifest) {
   }
   for (int i = 0; i < manifest.chunks_size(); ++i) {
     RECON_RETURN_IF_ERROR(CheckChunk(manifest, layout->shards()[i / (manifest.state_planes() + 1)], i));
+  }
+  if (manifest.has_control()) {
+    const auto control = DecodeControl(manifest.control(), manifest.model());
+    if (!control.ok()) return absl::DataLossError(absl::StrCat("manifest: ", control.status().message()));
   }
   const std::string root = ComputeStateRoot(manifest);
   if (root != manifest.state_root()) {

@@ -1,13 +1,16 @@
 #include "server/durability/control_db.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "common/base/hash.h"
 #include "common/base/status_macros.h"
 #include "rocksdb/db.h"
+#include "rocksdb/write_batch.h"
 
 namespace recon {
 namespace {
@@ -32,8 +35,9 @@ std::string DoneKey(const Completion& completion) {
                          completion.split());
 }
 
-absl::StatusOr<uint64_t> ParseNumber(const std::string& key, const std::string& value) {
-  uint64_t number = 0;
+template <typename Number = uint64_t>
+absl::StatusOr<Number> ParseNumber(const std::string& key, const std::string& value) {
+  Number number = 0;
   if (!absl::SimpleAtoi(value, &number)) {
     return absl::DataLossError(
         absl::StrCat("control database: key ", key, " holds '", value, "', not a number"));
@@ -63,7 +67,11 @@ absl::StatusOr<std::unique_ptr<ControlDb>> ControlDb::Open(const std::string& di
   rocksdb::DB* db = nullptr;
   RECON_RETURN_IF_ERROR(
       FromRocks(rocksdb::DB::Open(options, directory, &db), absl::StrCat("open ", directory)));
-  return std::unique_ptr<ControlDb>(new ControlDb(std::unique_ptr<rocksdb::DB>(db)));
+  std::unique_ptr<ControlDb> opened(new ControlDb(std::unique_ptr<rocksdb::DB>(db)));
+  RECON_ASSIGN_OR_RETURN(const auto epoch, opened->Get(kEpochKey));
+  opened->created_ = !epoch;
+  RECON_RETURN_IF_ERROR(opened->Load().status());
+  return opened;
 }
 
 ControlDb::ControlDb(std::unique_ptr<rocksdb::DB> db) : db_(std::move(db)) {}
@@ -111,23 +119,25 @@ absl::StatusOr<std::optional<JobRecord>> ControlDb::LoadJob() const {
 
 absl::Status ControlDb::SaveJob(const JobRecord& job) { return Put(kJobKey, job.SerializeAsString()); }
 
-absl::StatusOr<WorkerId> ControlDb::WorkerIdFor(const std::string& name) {
+absl::StatusOr<std::optional<WorkerId>> ControlDb::FindWorker(const std::string& name) const {
   const std::string key = kWorkerPrefix + name;
   RECON_ASSIGN_OR_RETURN(const auto known, Get(key));
-  if (known) {
-    RECON_ASSIGN_OR_RETURN(const uint64_t id, ParseNumber(key, *known));
-    return WorkerId(static_cast<uint32_t>(id));
-  }
+  if (!known) return std::nullopt;
+  RECON_ASSIGN_OR_RETURN(const auto id, ParseNumber<uint32_t>(key, *known));
+  return WorkerId(id);
+}
+
+absl::StatusOr<WorkerId> ControlDb::AddWorker(const std::string& name) {
   RECON_ASSIGN_OR_RETURN(const auto last, Get(kLastWorkerKey));
-  uint64_t id = 0;
+  uint32_t id = 0;
   if (last) {
-    RECON_ASSIGN_OR_RETURN(id, ParseNumber(kLastWorkerKey, *last));
+    RECON_ASSIGN_OR_RETURN(id, ParseNumber<uint32_t>(kLastWorkerKey, *last));
   }
   ++id;
   // The counter first: a crash in between skips a number and never gives one out twice.
   RECON_RETURN_IF_ERROR(Put(kLastWorkerKey, absl::StrCat(id)));
-  RECON_RETURN_IF_ERROR(Put(key, absl::StrCat(id)));
-  return WorkerId(static_cast<uint32_t>(id));
+  RECON_RETURN_IF_ERROR(Put(kWorkerPrefix + name, absl::StrCat(id)));
+  return WorkerId(id);
 }
 
 absl::Status ControlDb::SaveCompletion(const Completion& completion) {
@@ -148,6 +158,52 @@ absl::StatusOr<std::vector<Completion>> ControlDb::LoadCompletions() const {
   }
   RECON_RETURN_IF_ERROR(FromRocks(it->status(), "list completions"));
   return completions;
+}
+
+absl::StatusOr<ControlState> ControlDb::Load() const {
+  ControlState state;
+  RECON_ASSIGN_OR_RETURN(state.job, LoadJob());
+  const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(rocksdb::ReadOptions()));
+  for (it->Seek(kWorkerPrefix); it->Valid() && it->key().starts_with(kWorkerPrefix); it->Next()) {
+    const std::string key = it->key().ToString();
+    RECON_ASSIGN_OR_RETURN(const auto id, ParseNumber<uint32_t>(key, it->value().ToString()));
+    state.workers[std::string(absl::StripPrefix(key, kWorkerPrefix))] = id;
+  }
+  RECON_RETURN_IF_ERROR(FromRocks(it->status(), "list workers"));
+  RECON_ASSIGN_OR_RETURN(std::vector<Completion> completions, LoadCompletions());
+  for (Completion& completion : completions) {
+    const ControlState::SplitKey key = ControlState::KeyOf(completion);
+    state.completions.emplace(key, std::move(completion));
+  }
+  return state;
+}
+
+absl::Status ControlDb::Merge(const ControlState& state) {
+  RECON_ASSIGN_OR_RETURN(const ControlState known, Load());
+  rocksdb::WriteBatch batch;
+  if (state.job && !known.job) batch.Put(kJobKey, state.job->SerializeAsString());
+  RECON_ASSIGN_OR_RETURN(const auto last, Get(kLastWorkerKey));
+  uint32_t last_worker = 0;
+  if (last) {
+    RECON_ASSIGN_OR_RETURN(last_worker, ParseNumber<uint32_t>(kLastWorkerKey, *last));
+  }
+  for (const auto& [name, number] : state.workers) {
+    const auto found = known.workers.find(name);
+    if (found != known.workers.end() && found->second != number) {
+      return absl::DataLossError(absl::StrCat("control database: worker ", name, " is number ", found->second,
+                                              ", in the snapshot and the push log ", number));
+    }
+    if (found == known.workers.end()) batch.Put(kWorkerPrefix + name, absl::StrCat(number));
+    last_worker = std::max(last_worker, number);
+  }
+  for (const auto& [split, completion] : state.completions) {
+    if (known.completions.count(split) == 0) batch.Put(DoneKey(completion), completion.SerializeAsString());
+  }
+  if (batch.Count() == 0) return absl::OkStatus();
+  batch.Put(kLastWorkerKey, absl::StrCat(last_worker));
+  rocksdb::WriteOptions options;
+  options.sync = true;
+  return FromRocks(db_->Write(options, &batch), "merge");
 }
 
 }  // namespace recon

@@ -7,7 +7,8 @@
 
 #include "absl/status/statusor.h"
 #include "common/base/ids.h"
-#include "proto/control.pb.h"
+#include "common/snapshot/control_state.h"
+#include "proto/job.pb.h"
 
 namespace rocksdb {
 class DB;
@@ -17,15 +18,20 @@ namespace recon {
 
 // The control state that must outlive the server, in RocksDB: cluster epoch, job, workers' numbers and
 // completed splits. Every write is synced before it returns, so that nothing is lost when the process or the
-// machine dies.
+// machine dies. Snapshots and the push log have all of it but the epoch, too: a database that is lost is
+// filled again from them.
 //
 // Threads: thread-safe, as RocksDB is. Blocks on the disk: never call it on a gRPC thread.
 // Keys: "epoch", "job_id", "job", "worker/<name>", "done/<kind>/<data epoch>/<split>" (numbers as 8 hex
 // digits).
 class ControlDb {
  public:
+  // Reads all of it: DataLoss if something in it is damaged.
   static absl::StatusOr<std::unique_ptr<ControlDb>> Open(const std::string& directory);
   ~ControlDb();
+
+  // Whether it was empty when it was opened.
+  bool created() const { return created_; }
 
   // Raises the cluster epoch by one, beyond `last` at least, and returns it; 1 in a new database.
   absl::StatusOr<uint64_t> NextClusterEpoch(uint64_t last = 0);
@@ -36,13 +42,19 @@ class ControlDb {
   absl::StatusOr<std::optional<JobRecord>> LoadJob() const;
   absl::Status SaveJob(const JobRecord& job);
 
-  // The number of the worker of that name, given out when the name is new.
-  absl::StatusOr<WorkerId> WorkerIdFor(const std::string& name);
+  // The number of the worker of that name, if it has one.
+  absl::StatusOr<std::optional<WorkerId>> FindWorker(const std::string& name) const;
+  // Gives out a number to a name that has none.
+  absl::StatusOr<WorkerId> AddWorker(const std::string& name);
 
   // AlreadyExists if this split was completed before: the first record stays.
   absl::Status SaveCompletion(const Completion& completion);
   // In the order of kind, data epoch and split.
   absl::StatusOr<std::vector<Completion>> LoadCompletions() const;
+
+  absl::StatusOr<ControlState> Load() const;
+  // Adds what is missing. DataLoss if `state` and the database contradict each other.
+  absl::Status Merge(const ControlState& state);
 
  private:
   explicit ControlDb(std::unique_ptr<rocksdb::DB> db);
@@ -50,6 +62,7 @@ class ControlDb {
   absl::StatusOr<std::optional<std::string>> Get(const std::string& key) const;
 
   std::unique_ptr<rocksdb::DB> db_;
+  bool created_ = false;
 };
 
 }  // namespace recon

@@ -166,7 +166,8 @@ absl::StatusOr<LogRecord> DecodeRecord(absl::string_view segment, uint64_t offse
   record.kind = static_cast<LogRecordKind>(kind);
   record.sequence = Get<uint64_t>(bytes, 8);
   record.acknowledged = Get<uint64_t>(bytes, 16);
-  if (record.kind != LogRecordKind::kFrame && record.kind != LogRecordKind::kClosing) {
+  if (kind < static_cast<uint8_t>(LogRecordKind::kFrame) ||
+      kind > static_cast<uint8_t>(LogRecordKind::kControl)) {
     return absl::DataLossError(absl::StrCat("record of kind ", kind));
   }
   if (Get<uint8_t>(bytes, 5) != 0 || Get<uint16_t>(bytes, 6) != 0) {

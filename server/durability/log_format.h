@@ -14,7 +14,7 @@ namespace recon {
 
 // The bytes of the push log; the grammar is in LOG.md. Pure functions.
 
-enum class LogRecordKind : uint8_t { kFrame = 1, kClosing = 2 };
+enum class LogRecordKind : uint8_t { kFrame = 1, kClosing = 2, kControl = 3 };
 
 // A synchronous step's end, and whose pushes count.
 struct StepClosing {

@@ -27,6 +27,7 @@ absl::StatusOr<std::vector<SegmentFile>> Segments(FileSystem* files, const std::
 // Whole records behind a place in a segment.
 struct Remains {
   uint64_t records = 0;
+  uint64_t pushes = 0;        // Of those, frames and closings.
   uint64_t acknowledged = 0;  // The highest that any of them knows to be safe.
 };
 
@@ -37,6 +38,7 @@ Remains FindRecords(absl::string_view segment, uint64_t offset) {
     at = SkipZeros(segment, at + (record.ok() ? record->bytes : 8));
     if (!record.ok()) continue;
     ++remains.records;
+    if (record->kind != LogRecordKind::kControl) ++remains.pushes;
     remains.acknowledged = std::max(remains.acknowledged, record->acknowledged);
   }
   return remains;
@@ -174,14 +176,14 @@ absl::StatusOr<LogEnd> ReadLog(FileSystem* files, const std::string& directory, 
   return Reader(files, directory, first, visitor).Read();
 }
 
-absl::StatusOr<uint64_t> CountLogRecords(FileSystem* files, const std::string& directory) {
+absl::StatusOr<uint64_t> CountLoggedPushes(FileSystem* files, const std::string& directory) {
   RECON_ASSIGN_OR_RETURN(const std::vector<SegmentFile> segments, Segments(files, directory));
-  uint64_t records = 0;
+  uint64_t pushes = 0;
   for (const SegmentFile& segment : segments) {
     RECON_ASSIGN_OR_RETURN(const std::string bytes, Load(files, directory, segment.name));
-    records += FindRecords(bytes, 0).records;
+    pushes += FindRecords(bytes, 0).pushes;
   }
-  return records;
+  return pushes;
 }
 
 absl::Status SetAside(FileSystem* files, const std::string& directory, const LogEnd& end) {

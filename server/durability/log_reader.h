@@ -42,8 +42,8 @@ class LogVisitor {
 absl::StatusOr<LogEnd> ReadLog(FileSystem* files, const std::string& directory, uint64_t first,
                                LogVisitor* visitor);
 
-// Whole records there are, needed or not.
-absl::StatusOr<uint64_t> CountLogRecords(FileSystem* files, const std::string& directory);
+// Whole records of pushes and closings there are, needed or not.
+absl::StatusOr<uint64_t> CountLoggedPushes(FileSystem* files, const std::string& directory);
 
 // Keeps segments with records that cannot be used under other names, <segment>.damaged: unread ones would be
 // in the way of new ones, the others would be trimmed.

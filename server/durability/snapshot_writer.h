@@ -38,6 +38,7 @@ class SnapshotWriter {
     uint64_t frontier_step = 0;
     int64_t created_unix_ms = 0;
     std::string reason;
+    std::optional<ControlColumns> control;
   };
 
   // Whether training goes first (one thread of low priority), or somebody waits for the snapshot.

@@ -1,6 +1,7 @@
 #include <cstdint>
 #include <string>
 
+#include "common/snapshot/control_state.h"
 #include "server/durability/log_format.h"
 #include "server/durability/log_reader.h"
 #include "tests/support/faulty_file_system.h"
@@ -12,8 +13,13 @@ class Ignore : public recon::LogVisitor {
   absl::Status OnRules(const recon::ApplyRules&) override { return absl::OkStatus(); }
   absl::Status OnRecord(recon::LogRecordKind kind, uint64_t, const recon::ByteChain& payload) override {
     if (kind == recon::LogRecordKind::kClosing) recon::DecodeClosing(payload.ToString()).IgnoreError();
+    if (kind == recon::LogRecordKind::kControl)
+      recon::AddControlRecord(payload.ToString(), &control_).IgnoreError();
     return absl::OkStatus();
   }
+
+ private:
+  recon::ControlState control_;
 };
 
 // Checksums made right, so that what comes behind them is reached.
@@ -23,7 +29,7 @@ std::string WithRecords(const std::string& bytes) {
   for (size_t at = 0; at < bytes.size();) {
     const size_t size = std::min<size_t>(1 + static_cast<uint8_t>(bytes[at]), bytes.size() - at);
     const recon::ByteChain payload = recon::ByteChain::FromString(bytes.substr(at, size));
-    const auto kind = static_cast<recon::LogRecordKind>(1 + size % 2);
+    const auto kind = static_cast<recon::LogRecordKind>(1 + size % 3);
     segment += recon::EncodeRecordHead(kind, sequence, sequence - 1, payload);
     segment += payload.ToString();
     segment.resize(recon::PaddedBytes(segment.size()), '\0');
@@ -48,7 +54,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     files.SetContent("/log/" + recon::SegmentName(5), bytes);
     recon::ReadLog(&files, "/log", 1, &ignore).IgnoreError();
     recon::ReadLog(&files, "/log", 4, &ignore).IgnoreError();
-    recon::CountLogRecords(&files, "/log").IgnoreError();
+    recon::CountLoggedPushes(&files, "/log").IgnoreError();
   }
   return 0;
 }

@@ -1,5 +1,6 @@
 #include <signal.h>
 
+#include <filesystem>
 #include <set>
 #include <string>
 #include <vector>
@@ -174,6 +175,64 @@ TEST_CASE("a damaged newest snapshot is passed over, loudly", "[kill]") {
   REQUIRE(cluster.StartServer());
   CHECK(cluster.Status()->restored_generation() == newest - 1);
   CHECK(absl::StrContains(cluster.ServerLog(), absl::StrCat("SNAPSHOT ", newest, " IS DAMAGED")));
+}
+
+TEST_CASE("the control database can be lost or damaged: same answers from snapshots and log", "[kill]") {
+  const auto [sync, durability, damaged] =
+      GENERATE(table<std::string, std::string, bool>({{"asp", "log", false}, {"bsp", "sync", true}}));
+  INFO(sync << ", " << durability << ", damaged " << damaged);
+  std::vector<std::string> flags = JobFlags(sync, 8);
+  flags.insert(flags.end(), {"--durability", durability});
+  Cluster cluster(flags);
+  REQUIRE(cluster.StartServer());
+  auto one = cluster.StartWorker("one");
+  REQUIRE(Eventually([&] { return absl::StrContains(cluster.ServerLog(), "worker one"); }));
+  auto two = cluster.StartWorker("two");
+  REQUIRE(cluster.SamplesReach(kSamples + 400));
+  one->Kill();
+  two->Kill();
+  const std::string completions = cluster.Completions()->SerializeAsString();
+  const StatusReply before = *cluster.Status();
+  cluster.server().Kill();
+  const std::string control = cluster.data() + "/control";
+  if (damaged) {
+    for (const auto& entry : std::filesystem::directory_iterator(control)) {
+      if (absl::StartsWith(entry.path().filename().string(), "MANIFEST"))
+        WriteWholeFile(entry.path(), "rubbish");
+    }
+  } else {
+    std::filesystem::remove_all(control);
+  }
+  REQUIRE(cluster.StartServer());
+  CHECK(absl::StrContains(cluster.ServerLog(), "THE CONTROL DATABASE IS DAMAGED") == damaged);
+  CHECK(absl::StrContains(cluster.ServerLog(), "filled with 2 workers"));
+  CHECK(cluster.Completions()->SerializeAsString() == completions);
+  const StatusReply after = *cluster.Status();
+  CHECK(after.samples_completed() == before.samples_completed());
+  CHECK(after.evaluations_size() == before.evaluations_size());
+  CHECK(after.cluster_epoch() > before.cluster_epoch());
+  // In the other order: the number goes with the name.
+  two = cluster.StartWorker("two");
+  REQUIRE(Eventually([&] { return cluster.Status()->members_size() == 1; }));
+  CHECK(cluster.Status()->members(0).worker() == 2);
+  one = cluster.StartWorker("one");
+  REQUIRE(cluster.Finished());
+  CheckCompletedOnce(cluster, 8);
+}
+
+TEST_CASE("snapshots alone are enough to go on from, each split once", "[kill]") {
+  Cluster cluster(JobFlags("asp", 6));
+  REQUIRE(cluster.StartServer());
+  auto one = cluster.StartWorker("one");
+  auto two = cluster.StartWorker("two");
+  REQUIRE(cluster.SamplesReach(kSamples + 400));
+  cluster.server().Kill();
+  std::filesystem::remove_all(cluster.data() + "/control");
+  std::filesystem::remove_all(cluster.data() + "/log");
+  REQUIRE(cluster.StartServer());
+  // The workers are still there, with leases of before.
+  REQUIRE(cluster.Finished());
+  CheckCompletedOnce(cluster, 6);
 }
 
 #if defined(RECON_FAULT_POINTS)

@@ -71,7 +71,7 @@ class Life {
     REQUIRE(restored.ok());
     if (*restored) {
       service_->NoteRestored(**restored);
-      const auto end = ReplayLog(files, "/log", **restored, &server());
+      const auto end = ReplayLog(files, "/log", **restored, &server(), &control_);
       INFO(end.status());
       REQUIRE(end.ok());
       CHECK(end->records_lost == 0);
@@ -181,6 +181,7 @@ class Life {
   std::unique_ptr<SnapshotService> service_;
   std::vector<std::shared_ptr<Notification>> sent_;
   uint64_t replayed_ = 0;
+  ControlState control_;
 };
 
 }  // namespace

@@ -55,6 +55,10 @@ def number(message, field):
     return message.get(field, [0])[0]
 
 
+def signed(value):
+    return value >> 1 ^ -(value & 1)
+
+
 class Snapshot:
     """One generation: manifest fields, and the raw bytes of every (shard, role) in `chunks`."""
 
@@ -67,6 +71,7 @@ class Snapshot:
         manifest = fields(data[20:-8])
         self.sequence, self.root = number(manifest, 3), number(manifest, 12)
         self.log_from = number(manifest, 14) or self.sequence + 1
+        self.control = fields(number(manifest, 16)) if 16 in manifest else {}
         names = [fields(pack)[1][0].decode() for pack in manifest[9]]
         packs = [(directory / name).read_bytes() for name in names]
         self.chunks, roots = {}, b""
@@ -107,6 +112,35 @@ class Snapshot:
         return (words >> 1 | words << 31).astype("<u4").tobytes()
 
 
+def control_state(snapshot, records):
+    """Workers' numbers, and (kind, data epoch, split) -> (begin, end, worker, ms) of completed splits: those of the
+    snapshot, then those of the log's records."""
+    control, splits = snapshot.control, {}
+    workers = {w[1][0].decode(): number(w, 2) for w in map(fields, control.get(2, []))}
+    processes = [number(fields(process), 1).decode() for process in control.get(3, [])]
+    for entry in map(fields, control.get(4, [])):
+        split, end, ms = -1, 0, 0
+        columns = [packed(entry, field) for field in (3, 4, 5, 6, 7)]
+        assert len(set(map(len, columns))) == 1
+        for gap, begin_gap, samples, process, ms_gap in zip(*columns):
+            split, begin, ms = split + 1 + gap, end + signed(begin_gap), ms + signed(ms_gap)
+            end = begin + samples
+            splits[number(entry, 1), number(entry, 2), split] = (begin, end, processes[process], ms)
+    for _, kind, payload in records:
+        if kind != 3:
+            continue
+        record = fields(payload)
+        if 1 in record:
+            worker = fields(record[1][0])
+            workers[worker[1][0].decode()] = number(worker, 2)
+        else:
+            done = fields(record[2][0])
+            key = number(done, 1), number(done, 2), number(done, 3)
+            assert key not in splits
+            splits[key] = number(done, 4), number(done, 5), done[6][0].decode(), number(done, 8)
+    return {"workers": workers, "splits": splits}
+
+
 def log_records(directory, first):
     """(sequence, kind, payload) from record `first` on, to the end of the log."""
     segments = sorted(pathlib.Path(directory).glob("LOG-" + "[0-9a-f]" * 16))
@@ -124,7 +158,7 @@ def log_records(directory, first):
             payload = data[at + 32:at + 32 + size]
             if size == 0 or sequence != expected or checksum != xxh3(data[at:at + 24], payload):
                 break
-            assert zero == bytes(3) and kind in (1, 2) and acknowledged < sequence
+            assert zero == bytes(3) and kind in (1, 2, 3) and acknowledged < sequence
             if sequence >= first:
                 yield sequence, kind, payload
             at, expected = at + (32 + size + 7) // 8 * 8, sequence + 1

@@ -145,7 +145,7 @@ def run_job(bin_directory, work, sync):
                                    "--data", "clusters:4000,500,16,4", "--model", "mlp:16-24-4"],
                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline, pushes = time.monotonic() + 60, 0
-        while pushes < 100:
+        while pushes < 500:
             assert time.monotonic() < deadline and worker.poll() is None, pushes
             shown = subprocess.run([bin_directory / "reconctl", "status", "--server", address, "--json"],
                                    capture_output=True, check=False)
@@ -166,18 +166,26 @@ def check_formats(ctl, bin_directory, work, sync):
     records = list(format_reader.log_records(data / "log", first.log_from))
     assert len(records) > 50, len(records)
     assert [r[0] for r in records] == list(range(first.log_from, first.log_from + len(records)))
-    assert {kind for _, kind, _ in records} == ({1, 2} if sync == "bsp" else {1})
+    # The worker's number is given out after the first snapshot or before: a record of its own, or part of it.
+    assert {kind for _, kind, _ in records} - {3} == ({1, 2} if sync == "bsp" else {1})
+    state = format_reader.control_state(first, records)
+    assert state["workers"] == {"w": 1}, state
     # Frames are the server's own format: magic first.
     assert len({payload[:4] for _, kind, payload in records if kind == 1}) == 1
     stats = json.loads(ctl.ok("snapshot", "stats", data / "snapshots", "--json"))
     assert stats["raw_bytes"] == sum(plane["raw_bytes"] for plane in stats["planes"]) == sum(map(len, first.chunks.values()))
     assert abs(sum(t["stored_bytes"] for t in stats["tensors"]) - stats["stored_bytes"]) < 1
     # The state after any logged push.
+    assert state["splits"]
     last, roots = records[-1][0], set()
     for sequence in (first.sequence, first.sequence + 1, first.sequence + len(records) // 2, last):
         out = work / f"restored-{sync}-{sequence}"
         ctl.ok("snapshot", "restore", data / "snapshots", "--log", data / "log", "--to-sequence", sequence, "--output", out)
         restored = format_reader.Snapshot(out, 1)
+        expected = format_reader.control_state(first, [r for r in records if r[0] <= sequence])
+        assert format_reader.control_state(restored, []) == expected
+        assert sum(p["splits"] for p in json.loads(ctl.ok("snapshot", "show", out, 1, "--json"))["passes"]) == len(
+            expected["splits"])
         assert restored.sequence == sequence
         roots.add(restored.root)
     assert first.root in roots and len(roots) >= 3

@@ -279,28 +279,6 @@ absl::Status LoadTensor(const std::string& path, const SafetensorsEntry& entry, 
   return absl::OkStatus();
 }
 
-// Applies the records up to a sequence.
-class ReplayUpTo : public LogVisitor {
- public:
-  ReplayUpTo(uint64_t last, ParamServer* params) : last_(last), params_(params) {}
-
-  absl::Status OnRules(const ApplyRules& rules) override {
-    params_->BeginReplay(rules);
-    return absl::OkStatus();
-  }
-  absl::Status OnRecord(LogRecordKind kind, uint64_t sequence, const ByteChain& payload) override {
-    if (sequence > last_) return absl::CancelledError("far enough");
-    if (kind == LogRecordKind::kFrame) return params_->ReplayFrame(sequence, payload);
-    RECON_ASSIGN_OR_RETURN(const StepClosing closing, DecodeClosing(payload.ToString()));
-    params_->ReplayClosing(sequence, closing);
-    return absl::OkStatus();
-  }
-
- private:
-  const uint64_t last_;
-  ParamServer* const params_;
-};
-
 absl::StatusOr<Manifest> NewestUpTo(const SnapshotReader& reader, uint64_t sequence) {
   RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
   uint64_t oldest = 0;
@@ -443,7 +421,8 @@ absl::Status RestoreSnapshot(const RestoreTarget& target) {
   ParamServer params(options, &metrics);
   RECON_RETURN_IF_ERROR(params.DefineModel(manifest.model()));
   RECON_RETURN_IF_ERROR(params.Restore(reader, manifest, /*parameters_only=*/false));
-  ReplayUpTo visitor(target.sequence, &params);
+  RECON_ASSIGN_OR_RETURN(ControlState control, DecodeControl(manifest.control(), manifest.model()));
+  Replayer visitor(manifest.job_id(), target.sequence, &params, &control);
   const auto end = ReadLog(FileSystem::Local(), target.log, FirstRecordFor(manifest), &visitor);
   params.EndReplay();
   if (!end.ok() && !absl::IsCancelled(end.status())) return end.status();
@@ -456,6 +435,7 @@ absl::Status RestoreSnapshot(const RestoreTarget& target) {
   SnapshotService::Options service_options;
   service_options.optimizer = manifest.optimizer();
   service_options.cluster_epoch = manifest.cluster_epoch();
+  service_options.control = [&](uint64_t) { return control; };
   SnapshotService service(service_options, &params, output.get(), &metrics);
   absl::StatusOr<SnapshotReply> reply = absl::UnknownError("no snapshot was taken");
   service.Take("restored", [&](const absl::StatusOr<SnapshotReply>& taken) { reply = taken; });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iostream>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -101,6 +102,19 @@ absl::Status ShowSnapshot(const SnapshotTarget& target) {
     shard_rows.push_back(
         {absl::StrCat(shard.shard()), absl::StrCat(shard.version()), absl::StrCat(shard.ledger_size())});
   }
+  json["workers"] = manifest.control().workers_size();
+  json["passes"] = Json::array();
+  std::vector<std::vector<std::string>> pass_rows = {{"DATA EPOCH", "KIND", "SPLITS COMPLETED", "SAMPLES"}};
+  for (const CompletedPass& pass : manifest.control().passes()) {
+    const std::string kind = pass.kind() == LEASE_TRAIN ? "training" : "evaluation";
+    const uint64_t samples = std::accumulate(pass.samples().begin(), pass.samples().end(), uint64_t{0});
+    json["passes"].push_back({{"data_epoch", pass.data_epoch()},
+                              {"kind", kind},
+                              {"splits", pass.samples_size()},
+                              {"samples", samples}});
+    pass_rows.push_back(
+        {absl::StrCat(pass.data_epoch()), kind, absl::StrCat(pass.samples_size()), absl::StrCat(samples)});
+  }
   if (target.json) {
     std::cout << json.dump() << "\n";
     return absl::OkStatus();
@@ -110,7 +124,7 @@ absl::Status ShowSnapshot(const SnapshotTarget& target) {
       std::cout << absl::StrFormat("%-16s ", key)
                 << (value.is_string() ? value.get<std::string>() : value.dump()) << "\n";
   }
-  std::cout << "\n" << Table(rows) << "\n" << Table(shard_rows);
+  std::cout << "\n" << Table(rows) << "\n" << Table(shard_rows) << "\n" << Table(pass_rows);
   return absl::OkStatus();
 }
 

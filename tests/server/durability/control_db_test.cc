@@ -1,5 +1,8 @@
 #include "server/durability/control_db.h"
 
+#include <filesystem>
+
+#include "absl/strings/match.h"
 #include "catch2/catch.hpp"
 #include "tests/support/temp_dir.h"
 
@@ -27,13 +30,64 @@ TEST_CASE("a worker's number stays with its name", "[control_db]") {
   const TempDir directory;
   {
     const auto db = *ControlDb::Open(directory.path());
-    CHECK(db->WorkerIdFor("a")->value() == 1);
-    CHECK(db->WorkerIdFor("b")->value() == 2);
-    CHECK(db->WorkerIdFor("a")->value() == 1);
+    CHECK_FALSE(db->FindWorker("a")->has_value());
+    CHECK(db->AddWorker("a")->value() == 1);
+    CHECK(db->AddWorker("b")->value() == 2);
+    CHECK((*db->FindWorker("a"))->value() == 1);
   }
   const auto db = *ControlDb::Open(directory.path());
-  CHECK(db->WorkerIdFor("b")->value() == 2);
-  CHECK(db->WorkerIdFor("c")->value() == 3);
+  CHECK((*db->FindWorker("b"))->value() == 2);
+  CHECK(db->AddWorker("c")->value() == 3);
+}
+
+TEST_CASE("a lost database is filled from what was known elsewhere, and only with what it lacks",
+          "[control_db]") {
+  const TempDir directory;
+  ControlState known;
+  known.job.emplace().set_train_samples(60);
+  known.workers = {{"a", 7}, {"b", 2}};
+  for (const uint32_t split : {3, 4}) {
+    const Completion completion = Split(LEASE_TRAIN, 1, split);
+    known.completions[ControlState::KeyOf(completion)] = completion;
+  }
+  const auto db = *ControlDb::Open(directory.path());
+  CHECK(db->created());
+  Completion own = Split(LEASE_TRAIN, 1, 4);
+  own.set_worker("its own");
+  REQUIRE(db->SaveCompletion(own).ok());
+  REQUIRE(db->Merge(known).ok());
+  const ControlState merged = *db->Load();
+  CHECK(merged.job->train_samples() == 60);
+  CHECK(merged.workers == known.workers);
+  REQUIRE(merged.completions.size() == 2);
+  CHECK(merged.completions.at({LEASE_TRAIN, 1, 4}).worker() == "its own");
+  CHECK(db->AddWorker("c")->value() == 8);
+  known.workers["a"] = 9;
+  const absl::Status contradiction = db->Merge(known);
+  CHECK(absl::IsDataLoss(contradiction));
+  CHECK(absl::StrContains(contradiction.message(), "worker a is number 7"));
+}
+
+TEST_CASE("a damaged database is refused when it is opened, not when it is used", "[control_db]") {
+  const TempDir directory;
+  {
+    const auto db = *ControlDb::Open(directory.path());
+    REQUIRE(db->NextClusterEpoch().ok());
+    for (uint32_t split = 0; split < 500; ++split)
+      REQUIRE(db->SaveCompletion(Split(LEASE_TRAIN, 1, split)).ok());
+  }
+  // Opening it again makes a table of its log.
+  CHECK_FALSE((*ControlDb::Open(directory.path()))->created());
+  int tables = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(directory.path())) {
+    if (entry.path().extension() != ".sst") continue;
+    ++tables;
+    std::string bytes = ReadWholeFile(entry.path());
+    bytes[bytes.size() / 4] = static_cast<char>(bytes[bytes.size() / 4] ^ 1);
+    WriteWholeFile(entry.path(), bytes);
+  }
+  REQUIRE(tables > 0);
+  CHECK(absl::IsDataLoss(ControlDb::Open(directory.path()).status()));
 }
 
 TEST_CASE("job and completions are there after a restart, training before evaluations, in order",

@@ -116,7 +116,7 @@ TEST_CASE("what was appended is read back, from any record on, with its rules", 
     CHECK(recorder.rules.front().bound == 0);
     CHECK(recorder.rules.back().optimizer.learning_rate == 0.25);
     CHECK(recorder.rules.back().cluster_epoch == 2);
-    CHECK(*CountLogRecords(&files, kDirectory) == 49);
+    CHECK(*CountLoggedPushes(&files, kDirectory) == 49);
   }
 }
 
@@ -244,7 +244,7 @@ TEST_CASE("megabytes of zeros between a record and what follows are passed over 
   const LogEnd end = *ReadLog(&files, kDirectory, 1, &recorder);
   CHECK(end.records == 4);
   CHECK(end.records_lost == 3);
-  CHECK(*CountLogRecords(&files, kDirectory) == 7);
+  CHECK(*CountLoggedPushes(&files, kDirectory) == 7);
 }
 
 TEST_CASE("damage before what is needed does not matter", "[push_log]") {
