@@ -4,21 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <sstream>
-#include <thread>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
-#include "absl/strings/strip.h"
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
@@ -27,10 +19,13 @@
 #include "common/storage/file_system.h"
 #include "common/storage/local_store.h"
 #include "server/durability/push_log.h"
+#include "server/log_replay.h"
 #include "server/param_server.h"
 #include "server/snapshot_service.h"
 #include "tools/bench/bench_process.h"
 #include "tools/bench/median.h"
+#include "tools/bench/push_load.h"
+#include "tools/bench/shell.h"
 
 namespace recon {
 namespace {
@@ -39,6 +34,10 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kThreads = 2;
 constexpr int kPlanes = 2;  // Adam's.
+// After a file of a gigabyte has been removed.
+constexpr absl::Duration kDiskRest = absl::Seconds(2);
+// The default of --replay-target.
+constexpr absl::Duration kReplayTarget = absl::Seconds(5);
 constexpr uint64_t kRecordBytes = uint64_t{1} << 20;
 constexpr uint64_t kLogBytes = uint64_t{1} << 30;
 constexpr uint64_t kSyncedBytes = uint64_t{128} << 20;
@@ -49,33 +48,19 @@ double Seconds(const std::function<void()>& work) {
   return absl::ToDoubleSeconds(Now() - start);
 }
 
-// One word for a shell, whatever is in it.
-std::string Quoted(const std::string& word) {
-  return absl::StrCat("'", absl::StrReplaceAll(word, {{"'", "'\\''"}}), "'");
-}
-
 // What the script prints; see tools/bench/torch_state.py.
 absl::StatusOr<std::string> Torch(const std::string& arguments) {
   const std::string command = absl::StrCat(
       "/usr/bin/python3 ", Quoted(RECON_SOURCE_DIR "/tools/bench/torch_state.py"), " ", arguments);
-  FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return absl::InternalError("popen failed");
-  std::string out;
-  char piece[256];
-  for (size_t got; (got = fread(piece, 1, sizeof(piece), pipe)) > 0;) out.append(piece, got);
-  if (pclose(pipe) != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("'", command, "' failed; it needs PyTorch: tools/setup.sh --bench"));
-  }
-  return out;
+  absl::StatusOr<std::string> out = OutputOf(command);
+  if (out.ok()) return out;
+  return absl::FailedPreconditionError(
+      absl::StrCat(out.status().message(), "; it needs PyTorch: tools/setup.sh --bench"));
 }
 
 absl::StatusOr<double> TorchSeconds(const std::string& arguments) {
   RECON_ASSIGN_OR_RETURN(const std::string out, Torch(arguments));
-  double seconds = 0;
-  if (!absl::SimpleAtod(absl::StripSuffix(out, "\n"), &seconds))
-    return absl::InternalError("no number: " + out);
-  return seconds;
+  return ParseSeconds(out);
 }
 
 // Parameters and both moments, of one group: the flat space of the layout is that of the file.
@@ -127,16 +112,12 @@ absl::StatusOr<Manifest> Save(const State& state, const std::string& directory) 
   return SnapshotWriter(store.get(), {}).Write(*state.layout, state.shards, description);
 }
 
-// In a process of its own.
-absl::StatusOr<double> RestoreSeconds(const std::string& directory) {
-  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
-  const std::string command = absl::StrCat(Quoted(self), " durability-restore ", Quoted(directory));
-  FILE* pipe = popen(command.c_str(), "r");
-  double seconds = 0;
-  if (pipe == nullptr || fscanf(pipe, "%lf", &seconds) != 1 || pclose(pipe) != 0) {
-    return absl::InternalError(command + " failed");
-  }
-  return seconds;
+// A verb of this program in a process of its own; it prints seconds.
+absl::StatusOr<double> OwnSeconds(const std::string& arguments) {
+  RECON_ASSIGN_OR_RETURN(
+      const std::string out,
+      OutputOf(absl::StrCat(Quoted(std::filesystem::read_symlink("/proc/self/exe")), " ", arguments)));
+  return ParseSeconds(out);
 }
 
 // Loading takes memory, and a virtual machine may have to ask its host for some that nobody used for a while.
@@ -150,26 +131,36 @@ absl::Status MeasureSnapshots(const DurabilityOptions& options, const State& sta
                               Json* json, Json* ratios) {
   std::vector<double> save, torch_save, restore, torch_load;
   const std::string torch_file = work + "/torch.pt";
+  const std::string directory = work + "/snapshots";
   Manifest manifest;
-  for (int round = 0; round < options.rounds; ++round) {
-    const std::string directory = absl::StrCat(work, "/snapshots");
-    std::filesystem::remove_all(directory);
-    sync();
+  const auto ours = [&]() -> absl::Status {
     const absl::Time start = Now();
     RECON_ASSIGN_OR_RETURN(manifest, Save(state, directory));
     save.push_back(absl::ToDoubleSeconds(Now() - start));
-    // Each begins with a quiet disk, and is loaded right behind its own saving: the disk has as much of the
-    // other to do.
-    RECON_ASSIGN_OR_RETURN(const double restored, BetterOfTwo([&] { return RestoreSeconds(directory); }));
+    RECON_ASSIGN_OR_RETURN(const double restored, BetterOfTwo([&] {
+                             return OwnSeconds("durability-restore " + Quoted(directory));
+                           }));
     restore.push_back(restored);
-    std::filesystem::remove(torch_file);
-    sync();
+    return absl::OkStatus();
+  };
+  const auto torchs = [&]() -> absl::Status {
     RECON_ASSIGN_OR_RETURN(const double saved, TorchSeconds(absl::StrCat("save ", Quoted(options.state), " ",
                                                                          Quoted(torch_file))));
     torch_save.push_back(saved);
     RECON_ASSIGN_OR_RETURN(const double loaded,
                            BetterOfTwo([&] { return TorchSeconds("load " + Quoted(torch_file)); }));
     torch_load.push_back(loaded);
+    return absl::OkStatus();
+  };
+  for (int round = 0; round < options.rounds; ++round) {
+    std::filesystem::remove_all(directory);
+    std::filesystem::remove(torch_file);
+    // Each begins with a quiet disk and is loaded right behind its own saving; in turn, each is the first.
+    for (const bool first : {true, false}) {
+      sync();
+      absl::SleepFor(kDiskRest);
+      RECON_RETURN_IF_ERROR(first == (round % 2 == 0) ? ours() : torchs());
+    }
   }
   const SnapshotSizes sizes = SizesOf(manifest);
   uint64_t weights_raw = 0, weights_stored = 0;
@@ -183,7 +174,12 @@ absl::Status MeasureSnapshots(const DurabilityOptions& options, const State& sta
                          {"save_s", Median(save)},
                          {"torch_save_fsync_s", Median(torch_save)},
                          {"restore_cold_verified_s", Median(restore)},
-                         {"torch_load_cold_s", Median(torch_load)}};
+                         {"torch_load_cold_s", Median(torch_load)},
+                         {"rounds",
+                          {{"save_s", save},
+                           {"torch_save_fsync_s", torch_save},
+                           {"restore_cold_verified_s", restore},
+                           {"torch_load_cold_s", torch_load}}}};
   (*ratios)["save_vs_torch"] = Median(save) / Median(torch_save);
   (*ratios)["compression"] = static_cast<double>(weights_raw) / static_cast<double>(weights_stored);
   (*ratios)["compression_with_state"] = static_cast<double>(sizes.raw) / static_cast<double>(sizes.stored);
@@ -261,120 +257,43 @@ absl::Status MeasureLog(const DurabilityOptions& options, const std::string& wor
   return absl::OkStatus();
 }
 
-// Pushes FP16 gradients, one shard a frame, as fast as the server takes them, some frames in flight.
-class Load {
- public:
-  Load(ParamServer* params, uint32_t worker) : params_(params), worker_(worker) {
-    params_->Admit(WorkerId(worker), Incarnation(worker), 0);
-    params_->Activate(WorkerId(worker), 0);
-    thread_ = std::thread([this] { Run(); });
-  }
-  ~Load() {
-    stop_ = true;
-    thread_.join();
-  }
+ParamServer::Options AdamServer() {
+  ParamServer::Options options;
+  options.rules.optimizer.kind = OptimizerKind::kAdam;
+  options.rules.optimizer.learning_rate = 1e-6;
+  options.lanes = kThreads;
+  return options;
+}
 
-  // Frames acknowledged, and the longest time without one, since the last call.
-  struct Taken {
-    uint64_t frames = 0;
-    double longest_gap = 0;
-    double slowest = 0;
-  };
-  Taken Take() {
-    MutexLock lock(&mu_);
-    last_ = Now();
-    return std::exchange(taken_, {});
-  }
-
- private:
-  void Run() {
-    constexpr int kInFlight = 4;
-    const auto layout = params_->layout();
-    std::vector<ByteChain> payloads;
-    for (const ShardPlacement& shard : layout->shards()) {
-      const std::vector<float> gradient(shard.size, 1e-3f);
-      std::string bytes(EncodedBytes(CodecId::kFp16, shard.size), '\0');
-      Encode(CodecId::kFp16, gradient.data(), shard.size, reinterpret_cast<uint8_t*>(bytes.data()));
-      payloads.push_back(ByteChain::FromString(std::move(bytes)));
-    }
-    for (uint64_t step = 0; !stop_; ++step) {
-      for (uint32_t i = 0; i < layout->shard_count() && !stop_; ++i) {
-        {
-          MutexLock lock(&mu_);
-          mu_.Await([this] { return in_flight_ < kInFlight; });
-          ++in_flight_;
-        }
-        Frame frame;
-        frame.header.kind = static_cast<uint8_t>(FrameKind::kPush);
-        frame.header.worker = worker_;
-        frame.header.incarnation = worker_;
-        frame.header.cluster_epoch = 1;
-        frame.header.step = step;
-        frame.header.samples = 1;
-        frame.header.push_parts = layout->shard_count();
-        PartHeader part;
-        part.shard = i;
-        part.count = layout->shards()[i].size;
-        part.codec = static_cast<uint8_t>(CodecId::kFp16);
-        part.version = 0;
-        frame.parts.push_back(part);
-        frame.payloads.push_back(payloads[i]);
-        const absl::Time sent = Now();
-        params_->Handle(FrameKind::kPush, EncodeFrame(std::move(frame)), sent,
-                        [this, sent](const absl::StatusOr<ByteChain>& reply) {
-                          const absl::Time now = Now();
-                          MutexLock lock(&mu_);
-                          --in_flight_;
-                          if (!reply.ok()) return;
-                          ++taken_.frames;
-                          taken_.longest_gap =
-                              std::max(taken_.longest_gap, absl::ToDoubleSeconds(now - last_));
-                          taken_.slowest = std::max(taken_.slowest, absl::ToDoubleSeconds(now - sent));
-                          last_ = now;
-                        });
-      }
-    }
-    MutexLock lock(&mu_);
-    mu_.Await([this] { return in_flight_ == 0; });
-  }
-
-  ParamServer* const params_;
-  const uint32_t worker_;
-  std::atomic<bool> stop_{false};
-  Mutex mu_;
-  int in_flight_ ABSL_GUARDED_BY(mu_) = 0;
-  absl::Time last_ ABSL_GUARDED_BY(mu_) = Now();
-  Taken taken_ ABSL_GUARDED_BY(mu_);
-  std::thread thread_;
-};
+absl::StatusOr<Manifest> RestoreNewest(ObjectStore* store, ParamServer* params) {
+  const SnapshotReader reader(store);
+  RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
+  if (generations.empty()) return absl::NotFoundError(store->Describe() + " holds no snapshot");
+  RECON_ASSIGN_OR_RETURN(const Manifest manifest, reader.ReadManifest(generations.back()));
+  RECON_RETURN_IF_ERROR(params->DefineModel(manifest.model()));
+  RECON_RETURN_IF_ERROR(params->Restore(reader, manifest, /*parameters_only=*/false));
+  return manifest;
+}
 
 absl::Status MeasurePushes(const DurabilityOptions& options, const std::string& directory, Json* json,
                            Json* ratios) {
   constexpr absl::Duration kWithout = absl::Seconds(4);
   Metrics metrics;
-  ParamServer::Options server_options;
-  server_options.rules.optimizer.kind = OptimizerKind::kAdam;
-  server_options.rules.optimizer.learning_rate = 1e-6;
-  server_options.lanes = kThreads;
-  ParamServer params(server_options, &metrics);
+  ParamServer params(AdamServer(), &metrics);
   RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(directory, /*writer=*/true));
-  const SnapshotReader reader(store.get());
-  RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
-  RECON_ASSIGN_OR_RETURN(const Manifest manifest, reader.ReadManifest(generations.back()));
-  RECON_RETURN_IF_ERROR(params.DefineModel(manifest.model()));
-  RECON_RETURN_IF_ERROR(params.Restore(reader, manifest, /*parameters_only=*/false));
+  RECON_RETURN_IF_ERROR(RestoreNewest(store.get(), &params).status());
   SnapshotService::Options service_options;
   service_options.writer.keep.last = 2;
   service_options.optimizer = OptimizerName(OptimizerKind::kAdam);
   SnapshotService service(service_options, &params, store.get(), &metrics);
   std::vector<double> without, during, gap_without, gap, slow_without, slow, snapshot;
   {
-    Load load(&params, 1);
+    PushLoad load(&params, 1);
     absl::SleepFor(absl::Seconds(1));
     for (int round = 0; round < options.rounds; ++round) {
       load.Take();
       absl::SleepFor(kWithout);
-      const Load::Taken quiet = load.Take();
+      const PushLoad::Taken quiet = load.Take();
       Notification done;
       absl::Status status;
       const absl::Time start = Now();
@@ -387,8 +306,9 @@ absl::Status MeasurePushes(const DurabilityOptions& options, const std::string& 
           SnapshotWriter::Pace::kBackground);
       done.WaitForNotification();
       const double seconds = absl::ToDoubleSeconds(Now() - start);
-      const Load::Taken busy = load.Take();
+      const PushLoad::Taken busy = load.Take();
       RECON_RETURN_IF_ERROR(status);
+      RECON_RETURN_IF_ERROR(load.status());
       without.push_back(static_cast<double>(quiet.frames) / absl::ToDoubleSeconds(kWithout));
       during.push_back(static_cast<double>(busy.frames) / seconds);
       gap_without.push_back(1e3 * quiet.longest_gap);
@@ -412,6 +332,64 @@ absl::Status MeasurePushes(const DurabilityOptions& options, const std::string& 
   return absl::OkStatus();
 }
 
+// A server's death with a log as long as --replay-target lets it become: the state of `directory` and that
+// log in `work`/log, of dense FP16 pushes.
+absl::Status FillLog(const std::string& directory, const std::string& work) {
+  Metrics metrics;
+  ParamServer params(AdamServer(), &metrics);
+  RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(directory, /*writer=*/false));
+  RECON_ASSIGN_OR_RETURN(const Manifest manifest, RestoreNewest(store.get(), &params));
+  PushLog::Options log_options;
+  log_options.directory = work + "/log";
+  ApplyRules rules = AdamServer().rules;
+  rules.cluster_epoch = 1;
+  RECON_ASSIGN_OR_RETURN(auto log,
+                         PushLog::Open(log_options, FileSystem::Local(), rules, params.sequence() + 1));
+  params.SetLog(std::move(log));
+  params.NoteSnapshot(FirstRecordFor(manifest));
+  const double target = absl::ToDoubleSeconds(kReplayTarget);
+  PushLoad load(&params, 1);
+  while (params.replay_seconds() < target && load.status().ok()) absl::SleepFor(absl::Milliseconds(20));
+  return load.status();
+}
+
+absl::Status MeasureRecovery(const DurabilityOptions& options, const std::string& work, Json* json) {
+  const std::string directory = work + "/snapshots";
+  RECON_RETURN_IF_ERROR(FillLog(directory, work));
+  sync();
+  std::vector<double> recover;
+  for (int round = 0; round < options.rounds; ++round) {
+    RECON_ASSIGN_OR_RETURN(
+        const double seconds,
+        OwnSeconds(absl::StrCat("durability-restore ", Quoted(directory), " ", Quoted(work + "/log"))));
+    recover.push_back(seconds);
+  }
+  uint64_t log_bytes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(work + "/log")) log_bytes += entry.file_size();
+  (*json)["server_recover"] = {{"server_recover_s", Median(recover)},
+                               {"replay_target_s", absl::ToDoubleSeconds(kReplayTarget)},
+                               {"log_bytes", log_bytes}};
+  return absl::OkStatus();
+}
+
+// Over a limited link, by processes: see join.py.
+absl::Status MeasureJoin(Json* json, Json* ratios) {
+  if (geteuid() != 0) {
+    (*json)["join"] = "not measured: network namespaces need root";
+    return absl::OkStatus();
+  }
+  const std::string script = RECON_SOURCE_DIR "/tools/bench/join.py";
+  const std::string binaries = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  RECON_ASSIGN_OR_RETURN(
+      const std::string out,
+      OutputOf(absl::StrCat("python3 ", Quoted(script), " --bin ", Quoted(binaries), " --json | tail -n 1")));
+  const Json join = Json::parse(out, nullptr, /*allow_exceptions=*/false);
+  if (!join.contains("ratios")) return absl::InternalError("join.py: " + out);
+  (*json)["join"] = join;
+  (*ratios)["join_of_link"] = join["ratios"]["join_of_link"];
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Json> RunDurability(const DurabilityOptions& options) {
@@ -430,33 +408,35 @@ absl::StatusOr<Json> RunDurability(const DurabilityOptions& options) {
   }
   std::filesystem::remove(work + "/torch.pt");
   RECON_RETURN_IF_ERROR(MeasurePushes(options, work + "/snapshots", &json, &ratios));
+  RECON_RETURN_IF_ERROR(MeasureRecovery(options, work, &json));
+  std::filesystem::remove_all(work + "/log");
   RECON_RETURN_IF_ERROR(MeasureLog(options, work, &json, &ratios));
+  RECON_RETURN_IF_ERROR(MeasureJoin(&json, &ratios));
   json["ratios"] = ratios;
   return json;
 }
 
-absl::StatusOr<Json> RunRestore(const std::string& directory) {
-  RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(directory, /*writer=*/false));
-  RECON_ASSIGN_OR_RETURN(const std::vector<std::string> names, store->List(""));
-  for (const std::string& name : names) {
-    const int fd = open(absl::StrCat(directory, "/", name).c_str(), O_RDONLY);
-    if (fd >= 0) {
+absl::StatusOr<Json> RunRestore(const std::string& directory, const std::string& log) {
+  for (const std::string& below : {directory, log}) {
+    if (below.empty()) continue;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(below)) {
+      const int fd = open(entry.path().c_str(), O_RDONLY);
+      if (fd < 0) continue;
       (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
       close(fd);
     }
   }
+  RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(directory, /*writer=*/false));
   Metrics metrics;
-  ParamServer::Options options;
-  options.rules.optimizer.kind = OptimizerKind::kAdam;
-  options.lanes = kThreads;
-  ParamServer params(options, &metrics);
+  ParamServer params(AdamServer(), &metrics);
   const absl::Time start = Now();
-  const SnapshotReader reader(store.get());
-  RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
-  if (generations.empty()) return absl::NotFoundError(directory + " holds no snapshot");
-  RECON_ASSIGN_OR_RETURN(const Manifest manifest, reader.ReadManifest(generations.back()));
-  RECON_RETURN_IF_ERROR(params.DefineModel(manifest.model()));
-  RECON_RETURN_IF_ERROR(params.Restore(reader, manifest, /*parameters_only=*/false));
+  RECON_ASSIGN_OR_RETURN(const Manifest manifest, RestoreNewest(store.get(), &params));
+  if (!log.empty()) {
+    ControlState control;
+    RECON_ASSIGN_OR_RETURN(const LogEnd end,
+                           ReplayLog(FileSystem::Local(), log, manifest, &params, &control));
+    if (end.records == 0) return absl::NotFoundError(log + " has nothing to replay");
+  }
   return Json(absl::ToDoubleSeconds(Now() - start));
 }
 

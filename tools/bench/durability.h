@@ -19,8 +19,9 @@ struct DurabilityOptions {
 // torch.
 absl::StatusOr<nlohmann::ordered_json> RunDurability(const DurabilityOptions& options);
 
-// The newest snapshot of a directory into fresh memory, verified, when it is not in the page cache: seconds.
-// In a process of its own, as a server does it when it starts.
-absl::StatusOr<nlohmann::ordered_json> RunRestore(const std::string& directory);
+// The newest snapshot of a directory into fresh memory, verified, when it is not in the page cache, and then
+// the push log `log` unless that is empty: seconds. In a process of its own, as a server does it when it
+// starts.
+absl::StatusOr<nlohmann::ordered_json> RunRestore(const std::string& directory, const std::string& log);
 
 }  // namespace recon

@@ -62,16 +62,17 @@ int main(int argc, char** argv) {
       ->check(CLI::ExistingDirectory)
       ->capture_default_str();
   durability_verb->add_flag("--json", json, "one JSON object");
-  std::string restore_directory;
+  std::string restore_directory, restore_log;
   CLI::App* restore_verb =
       app.add_subcommand("durability-restore", "one part of durability, in a process of its own");
   restore_verb->group("")->add_option("directory", restore_directory)->required();
+  restore_verb->add_option("log", restore_log);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  const auto result = restore_verb->parsed()      ? recon::RunRestore(restore_directory)
+  const auto result = restore_verb->parsed()      ? recon::RunRestore(restore_directory, restore_log)
                       : durability_verb->parsed() ? recon::RunDurability(durability)
                       : !codecs_verb->parsed()    ? recon::RunStraggler(straggler)
                       : device >= 0               ? recon::RunCodecsOnGpu(codecs, device)

@@ -1,0 +1,85 @@
+#include "tools/bench/push_load.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/codec/codec.h"
+
+namespace recon {
+
+PushLoad::PushLoad(ParamServer* params, uint32_t worker) : params_(params), worker_(worker) {
+  params_->Admit(WorkerId(worker), Incarnation(worker), 0);
+  params_->Activate(WorkerId(worker), 0);
+  thread_ = std::thread([this] { Run(); });
+}
+
+PushLoad::~PushLoad() {
+  stop_ = true;
+  thread_.join();
+}
+
+PushLoad::Taken PushLoad::Take() {
+  MutexLock lock(&mu_);
+  last_ = Now();
+  return std::exchange(taken_, {});
+}
+
+absl::Status PushLoad::status() {
+  MutexLock lock(&mu_);
+  return status_;
+}
+
+void PushLoad::Run() {
+  constexpr int kInFlight = 4;
+  const auto layout = params_->layout();
+  std::vector<ByteChain> payloads;
+  for (const ShardPlacement& shard : layout->shards()) {
+    const std::vector<float> gradient(shard.size, 1e-3f);
+    std::string bytes(EncodedBytes(CodecId::kFp16, shard.size), '\0');
+    Encode(CodecId::kFp16, gradient.data(), shard.size, reinterpret_cast<uint8_t*>(bytes.data()));
+    payloads.push_back(ByteChain::FromString(std::move(bytes)));
+  }
+  for (uint64_t step = 0; !stop_; ++step) {
+    for (uint32_t i = 0; i < layout->shard_count() && !stop_; ++i) {
+      {
+        MutexLock lock(&mu_);
+        mu_.Await([this] { return in_flight_ < kInFlight; });
+        ++in_flight_;
+      }
+      Frame frame;
+      frame.header.kind = static_cast<uint8_t>(FrameKind::kPush);
+      frame.header.worker = worker_;
+      frame.header.incarnation = worker_;
+      frame.header.cluster_epoch = 1;
+      frame.header.step = step;
+      frame.header.samples = 1;
+      frame.header.push_parts = layout->shard_count();
+      PartHeader part;
+      part.shard = i;
+      part.count = layout->shards()[i].size;
+      part.codec = static_cast<uint8_t>(CodecId::kFp16);
+      part.version = 0;
+      frame.parts.push_back(part);
+      frame.payloads.push_back(payloads[i]);
+      const absl::Time sent = Now();
+      params_->Handle(FrameKind::kPush, EncodeFrame(std::move(frame)), sent,
+                      [this, sent](const absl::StatusOr<ByteChain>& reply) {
+                        const absl::Time now = Now();
+                        MutexLock lock(&mu_);
+                        --in_flight_;
+                        status_.Update(reply.status());
+                        if (!reply.ok()) return;
+                        ++taken_.frames;
+                        taken_.longest_gap = std::max(taken_.longest_gap, absl::ToDoubleSeconds(now - last_));
+                        taken_.slowest = std::max(taken_.slowest, absl::ToDoubleSeconds(now - sent));
+                        last_ = now;
+                      });
+    }
+  }
+  MutexLock lock(&mu_);
+  mu_.Await([this] { return in_flight_ == 0; });
+}
+
+}  // namespace recon
