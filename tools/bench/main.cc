@@ -1,6 +1,7 @@
 #include <iostream>
 
 #include "CLI/CLI.hpp"
+#include "common/base/log.h"
 #include "nlohmann/json.hpp"
 #include "tools/bench/codecs.h"
 #include "tools/bench/codecs_gpu.h"
@@ -61,6 +62,8 @@ int main(int argc, char** argv) {
   durability_verb->add_option("--work", durability.work, "directory on the disk to measure")
       ->check(CLI::ExistingDirectory)
       ->capture_default_str();
+  durability_verb->add_flag("--snapshots-only", durability.snapshots_only,
+                            "saving and restoring; neither pushes nor the log nor joining");
   durability_verb->add_flag("--json", json, "one JSON object");
   std::string restore_directory, restore_log;
   CLI::App* restore_verb =
@@ -72,6 +75,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
+  recon::InitLog("warn");
   const auto result = restore_verb->parsed()      ? recon::RunRestore(restore_directory, restore_log)
                       : durability_verb->parsed() ? recon::RunDurability(durability)
                       : !codecs_verb->parsed()    ? recon::RunStraggler(straggler)
