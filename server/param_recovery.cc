@@ -14,8 +14,8 @@
 namespace recon {
 namespace {
 
-// Of those that restore: some wait for the disk while others decode.
-constexpr int kReadersALane = 2;
+// Of those that restore: most wait for the disk while others decode.
+constexpr int kReadersALane = 4;
 // Frames being replayed hold their segments of the log.
 constexpr uint64_t kReplayBytesInFlight = uint64_t{128} << 20;
 

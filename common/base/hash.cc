@@ -1,6 +1,9 @@
 #include "common/base/hash.h"
 
 #include <xxhash.h>
+#if defined(RECON_XXH_DISPATCH)
+#include <xxh_x86dispatch.h>  // Makes XXH3's names those of the functions that look at the machine.
+#endif
 
 #include <random>
 

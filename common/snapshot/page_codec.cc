@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/hash.h"
+#include "common/snapshot/plane_kernels.h"
 #include "common/tensor/page.h"
 
 namespace recon {
@@ -21,7 +22,6 @@ namespace {
 constexpr char kMagic[4] = {'R', 'C', 'N', 'P'};
 constexpr uint8_t kVersion = 2;
 enum Encoding : uint8_t { kRaw = 0, kPlanes = 1 };
-constexpr size_t kPlaneCount = 4;
 
 struct Header {
   char magic[4];
@@ -46,40 +46,6 @@ struct PlaneHead {
   uint8_t zero[3];
 };
 static_assert(sizeof(PlaneHead) == 8);
-
-// Words of a block that stays in the first-level cache while its planes are taken out one by one.
-constexpr size_t kBlock = 1024;
-
-// Rotated by one bit, so that the exponent is a byte of its own and the sign goes to the mantissa.
-void SplitPlanes(const float* values, size_t count, char* planes) {
-  uint32_t words[kBlock];
-  for (size_t begin = 0; begin < count; begin += kBlock) {
-    const size_t size = std::min(kBlock, count - begin);
-    std::memcpy(words, values + begin, size * sizeof(float));
-    for (size_t i = 0; i < size; ++i) words[i] = words[i] << 1 | words[i] >> 31;
-    for (size_t plane = 0; plane < kPlaneCount; ++plane) {
-      char* out = planes + plane * count + begin;
-      const int shift = static_cast<int>(8 * plane);
-      for (size_t i = 0; i < size; ++i) out[i] = static_cast<char>(words[i] >> shift);
-    }
-  }
-}
-
-void JoinPlanes(const std::array<const char*, kPlaneCount>& planes, size_t count, float* values) {
-  uint32_t words[kBlock];
-  for (size_t begin = 0; begin < count; begin += kBlock) {
-    const size_t size = std::min(kBlock, count - begin);
-    const auto* p0 = reinterpret_cast<const uint8_t*>(planes[0] + begin);
-    const auto* p1 = reinterpret_cast<const uint8_t*>(planes[1] + begin);
-    const auto* p2 = reinterpret_cast<const uint8_t*>(planes[2] + begin);
-    const auto* p3 = reinterpret_cast<const uint8_t*>(planes[3] + begin);
-    for (size_t i = 0; i < size; ++i) {
-      const uint32_t word = p0[i] | uint32_t{p1[i]} << 8 | uint32_t{p2[i]} << 16 | uint32_t{p3[i]} << 24;
-      words[i] = word >> 1 | word << 31;
-    }
-    std::memcpy(values + begin, words, size * sizeof(float));
-  }
-}
 
 // What a plane looks like, from three pieces of it.
 struct Sample {

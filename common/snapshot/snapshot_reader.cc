@@ -8,6 +8,7 @@
 #include "common/base/status_macros.h"
 #include "common/snapshot/manifest.h"
 #include "common/snapshot/page_codec.h"
+#include "common/storage/aligned_buffer.h"
 
 namespace recon {
 namespace {
@@ -79,9 +80,8 @@ absl::StatusOr<Manifest> SnapshotReader::ReadManifest(Generation generation) con
 absl::StatusOr<std::vector<PageRef>> SnapshotReader::ReadChunk(const Manifest& manifest, int index,
                                                                PlaneStats* stats) const {
   const ChunkEntry& entry = manifest.chunks(index);
-  // Kept from chunk to chunk: fresh memory costs as much as reading it.
   static thread_local PageCodec codec;
-  static thread_local std::vector<char> buffer;
+  static thread_local AlignedBuffer buffer;
   codec.ClearStats();
   std::vector<PageRef> pages;
   uint64_t values_left = entry.raw_bytes() / sizeof(float);
@@ -90,13 +90,16 @@ absl::StatusOr<std::vector<PageRef>> SnapshotReader::ReadChunk(const Manifest& m
     const int last = SideBySide(entry, first, &bytes);
     const std::string& pack = manifest.packs(static_cast<int>(entry.pack(first))).name();
     RECON_ASSIGN_OR_RETURN(const Generation generation, GenerationOfName(pack));
-    buffer.resize(std::max<size_t>(buffer.size(), bytes));
-    const absl::Status read = store_->ReadInto(pack, entry.offset(first), bytes, buffer.data());
+    // From where a disk can be read without a copy.
+    const uint64_t begin = AlignedBuffer::Down(entry.offset(first));
+    const uint64_t before = entry.offset(first) - begin;
+    char* const data = buffer.Reserve(before + bytes);
+    const absl::Status read = store_->ReadInto(pack, begin, before + bytes, data);
     if (!read.ok()) {
       // The manifest promises the pack: that it is absent is damage, not an answer.
       return absl::DataLossError(absl::StrCat("shard ", entry.shard(), ": ", read.message()));
     }
-    for (const char* at = buffer.data(); first <= last; at += entry.stored_bytes(first), ++first) {
+    for (const char* at = data + before; first <= last; at += entry.stored_bytes(first), ++first) {
       const auto values = static_cast<size_t>(std::min<uint64_t>(values_left, kPageParams));
       values_left -= values;
       pages.push_back(values == kPageParams ? PageRef::New() : PageRef::Zeroed());

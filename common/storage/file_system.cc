@@ -15,17 +15,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/storage/aligned_buffer.h"
 
 namespace recon {
 namespace {
 
 namespace fs = std::filesystem;
 
-// Reads past the page cache: from this size on, through a buffer of a thread's own, aligned as any disk wants
-// it.
+// Reads past the page cache: from this size on, where `out` is not aligned in pieces of that.
 constexpr uint64_t kDirectBytes = uint64_t{512} << 10;
-constexpr uint64_t kDirectBuffer = uint64_t{4} << 20;
-constexpr size_t kDirectAlign = 4096;
+constexpr uint64_t kDirectPiece = uint64_t{4} << 20;
 
 absl::Status Errno(int error, const std::string& what) {
   const std::string text =
@@ -91,17 +90,21 @@ class LocalFile : public FileSystem::File {
 
   // Of a file that was opened with O_DIRECT. False if it could not be read that way.
   bool ReadDirect(uint64_t offset, uint64_t size, char* out) {
-    static thread_local std::unique_ptr<char, void (*)(void*)> buffer(
-        static_cast<char*>(std::aligned_alloc(kDirectAlign, kDirectBuffer)), std::free);
+    static thread_local AlignedBuffer buffer;
     const uint64_t end = offset + size;
+    const bool aligned = AlignedBuffer::Down(offset) == offset &&
+                         reinterpret_cast<uintptr_t>(out) % AlignedBuffer::kAlign == 0;
     for (uint64_t at = offset; at < end;) {
-      const uint64_t begin = at / kDirectAlign * kDirectAlign;
+      const uint64_t begin = AlignedBuffer::Down(at);
+      // The last, incomplete block never goes to `out`: the disk writes all of it.
+      const bool in_place = aligned && begin == at && AlignedBuffer::Down(end) > at;
+      char* const to = in_place ? out + (at - offset) : buffer.Reserve(kDirectPiece);
       const uint64_t want =
-          std::min<uint64_t>(kDirectBuffer, (end - begin + kDirectAlign - 1) / kDirectAlign * kDirectAlign);
-      const ssize_t got = pread(fd_, buffer.get(), want, static_cast<off_t>(begin));
+          in_place ? AlignedBuffer::Down(end) - at : std::min(kDirectPiece, AlignedBuffer::Up(end - begin));
+      const ssize_t got = pread(fd_, to, want, static_cast<off_t>(begin));
       if (got <= 0 || begin + static_cast<uint64_t>(got) <= at) return false;
       const uint64_t stop = std::min(end, begin + static_cast<uint64_t>(got));
-      std::memcpy(out + (at - offset), buffer.get() + (at - begin), stop - at);
+      if (!in_place) std::memcpy(out + (at - offset), to + (at - begin), stop - at);
       at = stop;
     }
     return true;

@@ -41,7 +41,7 @@ class FileSystem {
   virtual absl::StatusOr<uint64_t> Size(const std::string& path) = 0;
   // Exactly `size` bytes from `offset`; DataLoss if the file is shorter.
   absl::StatusOr<std::string> Read(const std::string& path, uint64_t offset, uint64_t size);
-  // The same, to `out`.
+  // The same, to `out`; without a copy where `out` and `offset` are multiples of AlignedBuffer::kAlign.
   virtual absl::Status ReadInto(const std::string& path, uint64_t offset, uint64_t size, char* out) = 0;
 
   // Replaces what is at `to`.

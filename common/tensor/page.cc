@@ -24,12 +24,18 @@ class PagePool {
     return pool;
   }
 
-  float* Take() {
+  struct Page {
+    float* values;
+    bool fresh;  // Nobody has written to it yet.
+  };
+  Page Take() {
     MutexLock lock(&mu_);
-    if (free_.empty()) AddSlab();
-    float* values = free_.back();
-    free_.pop_back();
-    return values;
+    if (free_.empty() && fresh_.empty()) AddSlab();
+    const bool fresh = free_.empty();
+    std::vector<float*>& from = fresh ? fresh_ : free_;
+    float* values = from.back();
+    from.pop_back();
+    return {values, fresh};
   }
 
   void Give(float* values) {
@@ -39,7 +45,7 @@ class PagePool {
 
   void Reserve(uint64_t pages) {
     MutexLock lock(&mu_);
-    while (free_.size() < pages) AddSlab();
+    while (free_.size() + fresh_.size() < pages) AddSlab();
   }
 
   size_t bytes() {
@@ -51,9 +57,8 @@ class PagePool {
   void AddSlab() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     void* slab = std::aligned_alloc(kSlabBytes, kSlabBytes);
     if (slab == nullptr) throw std::bad_alloc();
-    madvise(slab, kSlabBytes, MADV_HUGEPAGE);
     for (size_t at = 0; at < kSlabBytes; at += kPageBytes) {
-      free_.push_back(reinterpret_cast<float*>(static_cast<char*>(slab) + at));
+      fresh_.push_back(reinterpret_cast<float*>(static_cast<char*>(slab) + at));
     }
     slabs_.push_back(slab);
     bytes_ += kSlabBytes;
@@ -61,15 +66,29 @@ class PagePool {
 
   Mutex mu_;
   std::vector<float*> free_ ABSL_GUARDED_BY(mu_);
+  std::vector<float*> fresh_ ABSL_GUARDED_BY(mu_);
   std::vector<void*> slabs_ ABSL_GUARDED_BY(mu_);  // Keeps them reachable for leak checkers.
   size_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
+
+// Asks for the memory of a page at once: faults on its 64 pages of 4 KiB, one by one, cost more. No huge
+// pages: kernels stream through them no faster, and a virtual machine may have given large free blocks back
+// to its host, which must find and clear them again while somebody waits.
+void Touch(float* values) {
+#if defined(MADV_POPULATE_WRITE)
+  madvise(values, kPageBytes, MADV_POPULATE_WRITE);  // Older kernels refuse: then it comes as it is used.
+#else
+  static_cast<void>(values);
+#endif
+}
 
 }  // namespace
 
 PageRef::Block* PageRef::NewBlock() {
   auto* block = new Block;
-  block->values = PagePool::Get().Take();
+  const PagePool::Page page = PagePool::Get().Take();
+  if (page.fresh) Touch(page.values);
+  block->values = page.values;
   return block;
 }
 

@@ -14,6 +14,13 @@ find_package(prometheus-cpp CONFIG REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(recon_zstd REQUIRED IMPORTED_TARGET libzstd)
 pkg_check_modules(recon_xxhash REQUIRED IMPORTED_TARGET libxxhash)
+# Debian's has the widest vectors of the machine behind names of their own; others may be built without.
+include(CheckCXXSourceCompiles)
+set(CMAKE_REQUIRED_LIBRARIES PkgConfig::recon_xxhash)
+check_cxx_source_compiles("#include <xxhash.h>
+#include <xxh_x86dispatch.h>
+int main() { return static_cast<int>(XXH3_64bits(\"\", 0)); }" RECON_XXH_DISPATCH)
+unset(CMAKE_REQUIRED_LIBRARIES)
 pkg_check_modules(recon_hwy REQUIRED IMPORTED_TARGET libhwy)
 pkg_check_modules(recon_openblas REQUIRED IMPORTED_TARGET openblas)
 find_package(CLI11 CONFIG QUIET)
