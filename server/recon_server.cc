@@ -18,6 +18,7 @@
 #include "common/base/shutdown_signal.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
+#include "common/snapshot/reader_lease.h"
 #include "common/storage/local_store.h"
 #include "server/control_journal.h"
 #include "server/coordinator.h"
@@ -219,10 +220,12 @@ absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
   if (flags.from_snapshot.empty()) return std::nullopt;
   RECON_ASSIGN_OR_RETURN(const auto source, LocalStore::Open(flags.from_snapshot, /*writer=*/false));
   const SnapshotReader source_reader(source.get());
-  RECON_ASSIGN_OR_RETURN(const std::optional<Manifest> found,
-                         LoadNewest(source_reader, [&](const Manifest& manifest) {
-                           return LoadInto(params.get(), source_reader, manifest, /*parameters_only=*/true);
-                         }));
+  RECON_ASSIGN_OR_RETURN(
+      const std::optional<Manifest> found, LoadNewest(source_reader, [&](const Manifest& manifest) {
+        RECON_ASSIGN_OR_RETURN(const auto lease,
+                               ReaderLease::TakeIfWritable(source.get(), Generation(manifest.generation())));
+        return LoadInto(params.get(), source_reader, manifest, /*parameters_only=*/true);
+      }));
   if (!found)
     return absl::NotFoundError(absl::StrCat("--from-snapshot ", flags.from_snapshot, " holds no snapshot"));
   spdlog::info("initial parameters from snapshot {} of {}", found->generation(), flags.from_snapshot);

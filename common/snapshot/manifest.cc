@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "common/base/hash.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
@@ -123,20 +124,34 @@ std::string PackName(Generation generation, uint32_t pack) {
 
 std::string PinName(Generation generation) { return absl::StrFormat("pins/PIN-%016x", generation.value()); }
 
+std::string RetiredName(Generation generation) {
+  return absl::StrFormat("retired/RETIRED-%016x", generation.value());
+}
+
+std::string LeaseName(Generation generation, uint64_t id) {
+  return absl::StrFormat("%s%016x-%016x", kLeasePrefix, generation.value(), id);
+}
+
 absl::StatusOr<Generation> GenerationOfName(absl::string_view name) {
   constexpr size_t kDigits = 16;
-  for (const absl::string_view prefix : {"manifests/MANIFEST-", "packs/PACK-", "pins/PIN-"}) {
+  for (const absl::string_view prefix :
+       {"manifests/MANIFEST-", "packs/PACK-", "pins/PIN-", "retired/RETIRED-", kLeasePrefix}) {
     if (!absl::StartsWith(name, prefix)) continue;
     const absl::string_view digits = name.substr(prefix.size(), kDigits);
     const absl::string_view rest = name.substr(prefix.size() + digits.size());
     uint64_t value = 0;
     uint32_t pack = 0;
-    const bool rest_ok = absl::StartsWith(prefix, "packs/")
-                             ? absl::StartsWith(rest, "-") && absl::SimpleAtoi(rest.substr(1), &pack)
-                             : rest.empty();
+    uint64_t lease = 0;
+    const absl::string_view number = absl::StripPrefix(rest, "-");
+    const bool rest_ok =
+        absl::StartsWith(prefix, "packs/") ? rest != number && absl::SimpleAtoi(number, &pack)
+        : prefix == kLeasePrefix
+            ? rest != number && number.size() == kDigits && absl::SimpleHexAtoi(number, &lease)
+            : rest.empty();
     if (digits.size() == kDigits && absl::SimpleHexAtoi(digits, &value) && rest_ok) return Generation(value);
   }
-  return absl::InvalidArgumentError(absl::StrCat(name, " is not the name of a manifest, a pack or a pin"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " is not the name of a manifest, a pack, a pin, a mark or a lease"));
 }
 
 std::string EncodeManifest(const Manifest& manifest) {

@@ -15,7 +15,12 @@ std::string ManifestName(Generation generation);
 std::string PackName(Generation generation, uint32_t pack);
 // An empty object of this name keeps a generation from being removed.
 std::string PinName(Generation generation);
-// The generation in a manifest's, a pack's or a pin's name; InvalidArgument if it is none of them.
+// The collector's mark: this generation is being removed.
+std::string RetiredName(Generation generation);
+// A reader's lease of a generation; `id` is random.
+inline constexpr char kLeasePrefix[] = "leases/LEASE-";
+std::string LeaseName(Generation generation, uint64_t id);
+// The generation in one of these names; InvalidArgument if it is none of them.
 absl::StatusOr<Generation> GenerationOfName(absl::string_view name);
 
 std::string EncodeManifest(const Manifest& manifest);

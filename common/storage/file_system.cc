@@ -31,6 +31,7 @@ absl::Status Errno(int error, const std::string& what) {
       absl::StrCat(what, ": ", std::error_code(error, std::generic_category()).message());
   if (error == ENOENT) return absl::NotFoundError(text);
   if (error == EEXIST) return absl::AlreadyExistsError(text);
+  if (error == EACCES || error == EPERM || error == EROFS) return absl::PermissionDeniedError(text);
   if (error == ENOSPC || error == EDQUOT || error == EFBIG) return absl::ResourceExhaustedError(text);
   return absl::DataLossError(text);
 }

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/cpu_usage.h"
 #include "common/base/fault_point.h"
 #include "common/base/hash.h"
@@ -24,6 +25,7 @@
 #include "common/base/status_macros.h"
 #include "common/snapshot/manifest.h"
 #include "common/snapshot/page_codec.h"
+#include "common/snapshot/reader_lease.h"
 #include "common/snapshot/snapshot_reader.h"
 
 namespace recon {
@@ -332,12 +334,12 @@ absl::StatusOr<std::vector<Generation>> SnapshotWriter::Expired() {
   constexpr int kEnough = 2;
   const SnapshotReader reader(store_);
   RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
-  RECON_ASSIGN_OR_RETURN(const std::set<Generation> pinned, reader.Pinned());
+  RECON_ASSIGN_OR_RETURN(const std::set<Generation> held, Held());
   std::vector<RetentionCandidate> candidates;
   for (const Generation generation : generations) {
     RetentionCandidate candidate;
     candidate.generation = generation;
-    candidate.pinned = pinned.count(generation) > 0 || (restored_ == generation && published_ < kEnough);
+    candidate.pinned = held.count(generation) > 0 || (restored_ == generation && published_ < kEnough);
     const absl::StatusOr<Manifest> manifest = reader.ReadManifest(generation);
     // What could not be read this time may be good: then nothing is decided.
     if (!manifest.ok() && !absl::IsDataLoss(manifest.status())) return manifest.status();
@@ -348,16 +350,42 @@ absl::StatusOr<std::vector<Generation>> SnapshotWriter::Expired() {
   return ToDelete(candidates, options_.keep);
 }
 
+absl::StatusOr<std::set<Generation>> SnapshotWriter::Held() {
+  RECON_ASSIGN_OR_RETURN(std::set<Generation> held, SnapshotReader(store_).Pinned());
+  RECON_ASSIGN_OR_RETURN(const std::set<Generation> leased, LeasedGenerations(store_, Now()));
+  held.insert(leased.begin(), leased.end());
+  return held;
+}
+
 absl::Status SnapshotWriter::CollectGarbage() {
   RECON_ASSIGN_OR_RETURN(const std::vector<Generation> expired, Expired());
+  RECON_RETURN_IF_ERROR(RemoveMarksBut(expired));
   for (const Generation generation : expired) {
-    // Somebody may have pinned it meanwhile.
-    RECON_ASSIGN_OR_RETURN(const std::set<Generation> pinned, SnapshotReader(store_).Pinned());
-    if (pinned.count(generation) > 0) continue;
-    RECON_RETURN_IF_ERROR(store_->Delete(ManifestName(generation)));
-    RECON_FAULT_POINT("collect.after_manifest");
+    // Whoever comes from here on to read or pin it sees the mark; whoever came before is seen by us.
+    const absl::Status marked = store_->PutIfAbsent(RetiredName(generation), "");
+    // A full disk must not keep us from making room: a reader that comes just now may fail.
+    if (!marked.ok() && !absl::IsAlreadyExists(marked) && !absl::IsResourceExhausted(marked)) return marked;
+    RECON_FAULT_POINT("collect.after_mark");
+    RECON_ASSIGN_OR_RETURN(const std::set<Generation> held, Held());
+    if (held.count(generation) == 0) {
+      RECON_RETURN_IF_ERROR(store_->Delete(ManifestName(generation)));
+      RECON_FAULT_POINT("collect.after_manifest");
+    }
+    RECON_RETURN_IF_ERROR(store_->Delete(RetiredName(generation)));
   }
+  RECON_RETURN_IF_ERROR(RemoveExpiredLeases(store_, Now()));
   return RemoveOrphanPacks();
+}
+
+// A collector that was killed left them; the rules may be others now.
+absl::Status SnapshotWriter::RemoveMarksBut(const std::vector<Generation>& expired) {
+  RECON_ASSIGN_OR_RETURN(const std::vector<std::string> marks, store_->List("retired/"));
+  for (const std::string& mark : marks) {
+    const absl::StatusOr<Generation> generation = GenerationOfName(mark);
+    if (!generation.ok() || std::find(expired.begin(), expired.end(), *generation) != expired.end()) continue;
+    RECON_RETURN_IF_ERROR(store_->Delete(mark));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status SnapshotWriter::RemoveOrphanPacks() {

@@ -67,6 +67,9 @@ class SnapshotWriter {
   absl::StatusOr<std::vector<Generation>> Expired();
 
  private:
+  // Pinned, or being read.
+  absl::StatusOr<std::set<Generation>> Held();
+  absl::Status RemoveMarksBut(const std::vector<Generation>& expired);
   absl::Status RemoveOrphanPacks();
   absl::Status WritePacks(const ParamLayout& layout, const std::vector<ShardCut>& shards, Pace pace,
                           Manifest* manifest);

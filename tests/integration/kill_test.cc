@@ -237,9 +237,9 @@ TEST_CASE("snapshots alone are enough to go on from, each split once", "[kill]")
 
 #if defined(RECON_FAULT_POINTS)
 TEST_CASE("dying between any two steps of a snapshot loses none that was published", "[kill]") {
-  for (const char* point :
-       {"store.append", "store.before_sync", "store.before_rename", "store.before_directory_sync",
-        "publish.before_manifest", "publish.before_link", "publish.after_link", "collect.after_manifest"}) {
+  for (const char* point : {"store.append", "store.before_sync", "store.before_rename",
+                            "store.before_directory_sync", "publish.before_manifest", "publish.before_link",
+                            "publish.after_link", "collect.after_mark", "collect.after_manifest"}) {
     for (const int occurrence : {1, 2, 7}) {
       INFO(point << ", occurrence " << occurrence);
       Cluster cluster({"--data-epochs", "1000", "--snapshot-interval", "50ms", "--snapshot-keep", "2",
@@ -264,6 +264,7 @@ TEST_CASE("dying between any two steps of a snapshot loses none that was publish
       }
       const std::vector<std::string> packs = *store->List("packs/");
       CHECK(std::set<std::string>(packs.begin(), packs.end()) == named);
+      CHECK(store->List("retired/")->empty());
     }
   }
 }

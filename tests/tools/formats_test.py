@@ -24,6 +24,9 @@ except ImportError as error:
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import format_reader  # noqa: E402
+import torch_reader  # noqa: E402
+
+HAS_TORCH = subprocess.run(["/usr/bin/python3", "-c", "import torch, numpy"], capture_output=True, check=False).returncode == 0
 
 
 class Reconctl:
@@ -37,6 +40,22 @@ class Reconctl:
         done = self.run(*arguments)
         assert done.returncode == 0, (arguments, done.stderr.decode())
         return done.stdout
+
+
+def check_torch(path, expected):
+    """The file by our own reader and, where the machine has PyTorch, by that."""
+    read = torch_reader.load(path)
+    assert list(read) == sorted(expected)
+    for name, tensor in expected.items():
+        assert read[name].tobytes() == tensor.tobytes() and read[name].shape == tensor.shape, name
+    if not HAS_TORCH:
+        return
+    script = ("import sys, torch, numpy\nfor name, tensor in torch.load(sys.argv[1]).items():\n"
+              "    numpy.save(f'{sys.argv[2]}-{list(name.encode())}.npy'.replace(' ', ''), tensor.contiguous().numpy())")
+    subprocess.run(["/usr/bin/python3", "-c", script, path, path], check=True, timeout=120)
+    for name, tensor in expected.items():
+        loaded = np.load(f"{path}-{list(name.encode())}.npy".replace(" ", ""))
+        assert loaded.dtype == np.float32 and loaded.tobytes() == tensor.tobytes() and loaded.shape == tensor.shape, name
 
 
 def check_round_trip(ctl, work):
@@ -65,6 +84,14 @@ def check_round_trip(ctl, work):
     assert len(set(index["weight_map"].values())) > 1
     for name, file in index["weight_map"].items():
         assert st.load_file(work / "sharded" / file)[name].tobytes() == ours[name].tobytes()
+    # For torch.load(), as one file and as several.
+    ctl.ok("snapshot", "export", work / "imported", "--format", "torch", "--output", work / "ours.pt")
+    check_torch(work / "ours.pt", ours)
+    ctl.ok("snapshot", "export", work / "imported", "--format", "torch", "--output", work / "torch", "--file-bytes", 10_000)
+    weight_map = json.loads((work / "torch/pytorch_model.bin.index.json").read_text())["weight_map"]
+    assert weight_map.keys() == ours.keys() and len(set(weight_map.values())) > 1
+    for file in set(weight_map.values()):
+        check_torch(work / "torch" / file, {name: ours[name] for name in ours if weight_map[name] == file})
     # Again: the model comes along, so that the state is the same.
     ctl.ok("snapshot", "import", work / "ours.safetensors", "--output", work / "again")
     diff = json.loads(ctl.ok("snapshot", "diff", work / "imported", 0, 0, "--other", work / "again", "--json"))
@@ -227,7 +254,7 @@ def main():
         check_retention(ctl, work)
         for sync in ("asp", "bsp"):
             check_formats(ctl, options.bin, work, sync)
-    print("formats: all agree")
+    print("formats: all agree" + ("" if HAS_TORCH else " (there is no PyTorch here to load what is exported for it)"))
 
 
 if __name__ == "__main__":

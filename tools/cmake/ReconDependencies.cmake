@@ -23,6 +23,7 @@ int main() { return static_cast<int>(XXH3_64bits(\"\", 0)); }" RECON_XXH_DISPATC
 unset(CMAKE_REQUIRED_LIBRARIES)
 pkg_check_modules(recon_hwy REQUIRED IMPORTED_TARGET libhwy)
 pkg_check_modules(recon_openblas REQUIRED IMPORTED_TARGET openblas)
+pkg_check_modules(recon_zip REQUIRED IMPORTED_TARGET libzip)
 find_package(CLI11 CONFIG QUIET)
 
 set(RECON_HAVE_CUDA OFF)

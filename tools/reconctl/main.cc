@@ -112,8 +112,7 @@ int main(int argc, char** argv) {
   diff->callback([&] { run = [&] { return recon::DiffSnapshots(diff_target); }; });
 
   recon::ExportTarget export_target;
-  CLI::App* exporting =
-      snapshot->add_subcommand("export", "parameters as safetensors, for PyTorch and others");
+  CLI::App* exporting = snapshot->add_subcommand("export", "parameters as safetensors or for torch.load()");
   exporting->add_option("directory", export_target.directory, "snapshot directory")->required();
   exporting->add_option("generation", export_target.generation,
                         "number of the snapshot; default: the newest");
@@ -122,9 +121,16 @@ int main(int argc, char** argv) {
       ->add_option("--file-bytes", export_target.file_bytes,
                    "several files of at most about so many bytes, and an index")
       ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 50));
+  std::string export_format = "safetensors";
+  exporting->add_option("--format", export_format, "safetensors, or torch (what torch.load reads)")
+      ->check(CLI::IsMember({"safetensors", "torch"}))
+      ->capture_default_str();
   exporting->add_flag("--state", export_target.with_state,
                       "the optimizer's state, too: NAME.exp_avg and so on");
-  exporting->callback([&] { run = [&] { return recon::ExportSnapshot(export_target); }; });
+  exporting->callback([&] {
+    export_target.torch = export_format == "torch";
+    run = [&] { return recon::ExportSnapshot(export_target); };
+  });
 
   recon::ImportTarget import_target;
   CLI::App* importing =

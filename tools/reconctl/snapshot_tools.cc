@@ -1,5 +1,5 @@
-// Verbs that take snapshots apart and put them together: diff, export, import, cat, restore. All but import
-// and restore only read; those write to a directory that has no snapshot yet.
+// Verbs that take snapshots apart and put them together: diff, import, cat, restore. All but import and
+// restore only read; those write to a directory that has no snapshot yet.
 
 #include <algorithm>
 #include <cmath>
@@ -17,6 +17,7 @@
 #include "common/base/hash.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
+#include "common/snapshot/reader_lease.h"
 #include "common/snapshot/safetensors.h"
 #include "common/snapshot/tensor_reader.h"
 #include "common/storage/local_store.h"
@@ -24,6 +25,7 @@
 #include "server/durability/snapshot_writer.h"
 #include "server/log_replay.h"
 #include "server/snapshot_service.h"
+#include "tools/reconctl/open_snapshot.h"
 #include "tools/reconctl/render.h"
 #include "tools/reconctl/verbs.h"
 
@@ -32,25 +34,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// A snapshot's metadata member of an exported file: the model as it was, since a file's tensors have no
-// groups and another order.
-constexpr char kModelKey[] = "recon.model";
-
-struct OpenSnapshot {
-  std::unique_ptr<LocalStore> store;
-  std::unique_ptr<TensorReader> tensors;
-};
-
-absl::StatusOr<OpenSnapshot> OpenGeneration(const std::string& directory, uint64_t number) {
-  OpenSnapshot open;
-  RECON_ASSIGN_OR_RETURN(open.store, LocalStore::Open(directory, /*writer=*/false));
-  RECON_ASSIGN_OR_RETURN(const Generation generation,
-                         OrNewest(number, SnapshotReader(open.store.get()), directory));
-  RECON_ASSIGN_OR_RETURN(TensorReader tensors, TensorReader::Open(open.store.get(), generation));
-  open.tensors = std::make_unique<TensorReader>(std::move(tensors));
-  return open;
-}
-
 // A directory for a first snapshot.
 absl::StatusOr<std::unique_ptr<LocalStore>> OpenEmpty(const std::string& directory) {
   // Looked at before a store is opened for writing, which clears away what it takes for its own leftovers.
@@ -58,11 +41,6 @@ absl::StatusOr<std::unique_ptr<LocalStore>> OpenEmpty(const std::string& directo
   RECON_ASSIGN_OR_RETURN(const std::vector<std::string> names, FileSystem::Local()->List(directory));
   if (names.empty()) return LocalStore::Open(directory, /*writer=*/true);
   return absl::FailedPreconditionError(absl::StrCat(directory, " is not empty (", names[0], ")"));
-}
-
-std::string PlaneName(const std::string& optimizer, int role) {
-  if (optimizer == "adam" || optimizer == "adamw") return role == 1 ? "exp_avg" : "exp_avg_sq";
-  return "momentum_buffer";
 }
 
 struct TensorDifference {
@@ -102,110 +80,6 @@ absl::StatusOr<TensorDifference> Compare(const TensorPlacement& tensor, TensorRe
   return difference;
 }
 
-// A file that is there whole or not at all.
-class WholeFile {
- public:
-  static absl::StatusOr<std::unique_ptr<WholeFile>> Create(const std::string& path) {
-    auto whole = std::make_unique<WholeFile>();
-    whole->path_ = path;
-    RECON_ASSIGN_OR_RETURN(whole->file_, FileSystem::Local()->Create(path + ".tmp"));
-    return whole;
-  }
-  ~WholeFile() {
-    if (!done_ && !path_.empty()) (void)FileSystem::Local()->Remove(path_ + ".tmp");
-  }
-  absl::Status Append(absl::string_view bytes) { return file_->Append({bytes}); }
-  absl::Status Close() {
-    RECON_RETURN_IF_ERROR(file_->Sync());
-    RECON_RETURN_IF_ERROR(FileSystem::Local()->Rename(path_ + ".tmp", path_));
-    done_ = true;
-    const size_t slash = path_.rfind('/');
-    return FileSystem::Local()->SyncDirectory(slash == std::string::npos ? "." : path_.substr(0, slash + 1));
-  }
-
- private:
-  std::string path_;
-  std::unique_ptr<FileSystem::File> file_;
-  bool done_ = false;
-};
-
-// A tensor to be exported.
-struct Source {
-  std::string name;
-  const TensorPlacement* tensor = nullptr;
-  int role = 0;
-  uint64_t bytes() const { return tensor->size * sizeof(float); }
-};
-
-std::vector<Source> SourcesOf(const TensorReader& snapshot, bool with_state) {
-  std::vector<Source> sources;
-  for (const TensorPlacement& tensor : snapshot.layout().tensors()) {
-    for (int role = 0; role < (with_state ? snapshot.roles() : 1); ++role) {
-      const std::string plane = role == 0 ? "" : PlaneName(snapshot.manifest().optimizer(), role);
-      sources.push_back({role == 0 ? tensor.name : absl::StrCat(tensor.name, ".", plane), &tensor, role});
-    }
-  }
-  // As the reference writer sorts tensors of one type.
-  std::sort(sources.begin(), sources.end(), [](const Source& a, const Source& b) { return a.name < b.name; });
-  return sources;
-}
-
-std::map<std::string, std::string> MetadataOf(const Manifest& manifest) {
-  Json model = {{"name", manifest.model().name()}, {"tensors", Json::array()}};
-  for (const TensorSpec& tensor : manifest.model().tensors()) {
-    model["tensors"].push_back({{"name", tensor.name()}, {"group", tensor.group()}});
-  }
-  return {{"format", "pt"},
-          {"recon.state_root", ToHex(manifest.state_root())},
-          {"recon.generation", absl::StrCat(manifest.generation())},
-          {"recon.sequence", absl::StrCat(manifest.sequence())},
-          {kModelKey, model.dump()}};
-}
-
-absl::Status WriteSafetensors(const std::string& path, const std::vector<Source>& sources,
-                              TensorReader* snapshot) {
-  std::vector<SafetensorsEntry> entries;
-  uint64_t offset = 0;
-  for (const Source& source : sources) {
-    entries.push_back({source.name, "F32", source.tensor->shape, offset, offset + source.bytes()});
-    offset += source.bytes();
-  }
-  RECON_ASSIGN_OR_RETURN(const auto file, WholeFile::Create(path));
-  RECON_RETURN_IF_ERROR(file->Append(EncodeSafetensorsHeader(entries, MetadataOf(snapshot->manifest()))));
-  for (const Source& source : sources) {
-    RECON_RETURN_IF_ERROR(
-        snapshot->Read(*source.tensor, source.role, [&](uint64_t, absl::Span<const float> values) {
-          return file->Append({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
-        }));
-  }
-  return file->Close();
-}
-
-absl::Status WriteSharded(const std::string& directory, uint64_t bytes_max,
-                          const std::vector<Source>& sources, TensorReader* snapshot) {
-  RECON_RETURN_IF_ERROR(FileSystem::Local()->CreateDirectories(directory));
-  std::vector<std::vector<Source>> files(1);
-  uint64_t bytes = 0, total = 0;
-  for (const Source& source : sources) {
-    if (!files.back().empty() && bytes + source.bytes() > bytes_max) {
-      files.emplace_back();
-      bytes = 0;
-    }
-    bytes += source.bytes();
-    total += source.bytes();
-    files.back().push_back(source);
-  }
-  Json index = {{"metadata", {{"total_size", total}}}, {"weight_map", Json::object()}};
-  for (size_t i = 0; i < files.size(); ++i) {
-    const std::string name = absl::StrFormat("model-%05d-of-%05d.safetensors", i + 1, files.size());
-    RECON_RETURN_IF_ERROR(WriteSafetensors(absl::StrCat(directory, "/", name), files[i], snapshot));
-    for (const Source& source : files[i]) index["weight_map"][source.name] = name;
-  }
-  RECON_ASSIGN_OR_RETURN(const auto file, WholeFile::Create(directory + "/model.safetensors.index.json"));
-  RECON_RETURN_IF_ERROR(file->Append(index.dump(2) + "\n"));
-  return file->Close();
-}
-
 // The model of a file: as it was exported, or else its tensors in the order of their bytes.
 absl::StatusOr<ModelSpec> ModelOf(const SafetensorsHeader& header, const std::string& name) {
   std::map<std::string, const SafetensorsEntry*> entries;
@@ -218,14 +92,14 @@ absl::StatusOr<ModelSpec> ModelOf(const SafetensorsHeader& header, const std::st
     tensor->set_group(group);
     for (const uint64_t dimension : entry.shape) tensor->add_shape(dimension);
   };
-  const auto found = header.metadata.find(kModelKey);
+  const auto found = header.metadata.find(kModelMetadata);
   if (found == header.metadata.end()) {
     for (const SafetensorsEntry& entry : header.tensors) add(entry, "");
     return model;
   }
   const Json json = Json::parse(found->second, nullptr, /*allow_exceptions=*/false);
   const absl::Status broken =
-      absl::DataLossError(absl::StrCat("safetensors: ", kModelKey, " is not a model"));
+      absl::DataLossError(absl::StrCat("safetensors: ", kModelMetadata, " is not a model"));
   if (!json.is_object() || !json.contains("name") || !json["name"].is_string() || !json.contains("tensors") ||
       !json["tensors"].is_array()) {
     return broken;
@@ -335,17 +209,6 @@ absl::Status DiffSnapshots(const DiffTarget& target) {
   return absl::OkStatus();
 }
 
-absl::Status ExportSnapshot(const ExportTarget& target) {
-  RECON_ASSIGN_OR_RETURN(const OpenSnapshot open, OpenGeneration(target.directory, target.generation));
-  const std::vector<Source> sources = SourcesOf(*open.tensors, target.with_state);
-  RECON_RETURN_IF_ERROR(target.file_bytes > 0
-                            ? WriteSharded(target.output, target.file_bytes, sources, open.tensors.get())
-                            : WriteSafetensors(target.output, sources, open.tensors.get()));
-  std::cout << "snapshot " << open.tensors->manifest().generation() << ": " << sources.size()
-            << " tensors to " << target.output << "\n";
-  return absl::OkStatus();
-}
-
 absl::Status ImportSnapshot(const ImportTarget& target) {
   FileSystem* files = FileSystem::Local();
   RECON_ASSIGN_OR_RETURN(const uint64_t file_bytes, files->Size(target.file));
@@ -414,6 +277,8 @@ absl::Status RestoreSnapshot(const RestoreTarget& target) {
   RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(target.directory, /*writer=*/false));
   const SnapshotReader reader(store.get());
   RECON_ASSIGN_OR_RETURN(const Manifest manifest, NewestUpTo(reader, target.sequence));
+  RECON_ASSIGN_OR_RETURN(const auto lease,
+                         ReaderLease::TakeIfWritable(store.get(), Generation(manifest.generation())));
   Metrics metrics;
   ParamServer::Options options;
   RECON_ASSIGN_OR_RETURN(options.rules.optimizer.kind, ParseOptimizer(manifest.optimizer()));

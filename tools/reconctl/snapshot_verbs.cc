@@ -14,6 +14,7 @@
 #include "common/base/hash.h"
 #include "common/base/status_macros.h"
 #include "common/snapshot/manifest.h"
+#include "common/snapshot/reader_lease.h"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/storage/local_store.h"
 #include "nlohmann/json.hpp"
@@ -140,6 +141,10 @@ absl::Status VerifySnapshots(const SnapshotTarget& target) {
   Json list = Json::array();
   absl::Status damage;
   for (const Generation generation : generations) {
+    const auto lease = ReaderLease::TakeIfWritable(store.get(), generation);
+    // Of all that there were: one may be removed meanwhile.
+    if (!lease.ok() && target.generation == 0) continue;
+    RECON_RETURN_IF_ERROR(lease.status());
     const absl::Status status = reader.Verify(generation, [&](int done, int chunks) {
       if (!terminal) return;
       std::cerr << "\r" << Bar(static_cast<double>(done) / chunks, 30) << " snapshot " << generation.value()
@@ -228,8 +233,8 @@ absl::Status PinSnapshot(const SnapshotTarget& target, bool remove) {
   RECON_RETURN_IF_ERROR(reader.ReadManifest(generation).status());
   const absl::Status pinned = store->PutIfAbsent(PinName(generation), "");
   if (!pinned.ok() && !absl::IsAlreadyExists(pinned)) return pinned;
-  // A server may have removed it meanwhile.
-  const absl::Status still = reader.ReadManifest(generation).status();
+  // A server may be removing it: with the pin there, a lease tells.
+  const absl::Status still = ReaderLease::Take(store.get(), generation).status();
   if (!still.ok()) RECON_RETURN_IF_ERROR(store->Delete(PinName(generation)));
   return still;
 }

@@ -72,6 +72,7 @@ struct ExportTarget {
   std::string directory, output;
   uint64_t generation = 0, file_bytes = 0;
   bool with_state = false;
+  bool torch = false;  // For torch.load(); otherwise safetensors.
 };
 absl::Status ExportSnapshot(const ExportTarget& target);
 

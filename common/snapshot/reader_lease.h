@@ -1,0 +1,52 @@
+#pragma once
+
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/base/ids.h"
+#include "common/base/mutex.h"
+#include "common/storage/object_store.h"
+
+namespace recon {
+
+// Keeps a generation from being removed while somebody reads it: an object beside the snapshots (FORMAT.md),
+// renewed by a thread of its own until the lease is destroyed. One whose reader died ends by itself.
+class ReaderLease {
+ public:
+  static constexpr absl::Duration kDuration = absl::Minutes(5);
+
+  // NotFound if the generation is not there or being removed; PermissionDenied where nothing can be written.
+  // `store` must outlive the lease and be thread-safe.
+  static absl::StatusOr<std::unique_ptr<ReaderLease>> Take(ObjectStore* store, Generation generation,
+                                                           absl::Duration duration = kDuration);
+  // The same; nothing, and a line in the log, where a lease cannot be written.
+  static absl::StatusOr<std::unique_ptr<ReaderLease>> TakeIfWritable(ObjectStore* store,
+                                                                     Generation generation);
+  ~ReaderLease();
+
+ private:
+  ReaderLease(ObjectStore* store, Generation generation, absl::Duration duration)
+      : store_(store), generation_(generation), duration_(duration) {}
+  absl::Status Renew();
+  void Run();
+
+  ObjectStore* const store_;
+  const Generation generation_;
+  const absl::Duration duration_;
+  std::string name_;  // The thread's, once it runs.
+
+  Mutex mu_;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+// Those that somebody reads now.
+absl::StatusOr<std::set<Generation>> LeasedGenerations(ObjectStore* store, absl::Time now);
+absl::Status RemoveExpiredLeases(ObjectStore* store, absl::Time now);
+
+}  // namespace recon

@@ -1,0 +1,194 @@
+#include "tools/reconctl/torch_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+#include <zip.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "common/base/status_macros.h"
+#include "common/storage/file_system.h"
+
+namespace recon {
+namespace {
+
+uint64_t Size(const TorchTensor& tensor) {
+  return std::accumulate(tensor.shape.begin(), tensor.shape.end(), uint64_t{1}, std::multiplies<>());
+}
+
+// Opcodes of pickle's protocol 2, as Python's module pickletools describes them.
+class Pickle {
+ public:
+  Pickle() { bytes_ = "\x80\x02"; }
+
+  Pickle& Op(char op) {
+    bytes_ += op;
+    return *this;
+  }
+  Pickle& Mark() { return Op('('); }
+  Pickle& Tuple() { return Op('t'); }
+  Pickle& Global(absl::string_view module, absl::string_view name) {
+    absl::StrAppend(&bytes_, "c", module, "\n", name, "\n");
+    return *this;
+  }
+  Pickle& String(absl::string_view text) { return Op('X').Number(text.size(), 4).Raw(text); }
+  // Eight bytes and one for the sign: any size.
+  Pickle& Int(uint64_t value) { return Op('\x8a').Number(9, 1).Number(value, 8).Number(0, 1); }
+  Pickle& EmptyOrderedDict() { return Global("collections", "OrderedDict").Op(')').Op('R'); }
+
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  Pickle& Number(uint64_t value, int width) {
+    for (int byte = 0; byte < width; ++byte) bytes_ += static_cast<char>(value >> (8 * byte));
+    return *this;
+  }
+  Pickle& Raw(absl::string_view text) {
+    bytes_.append(text.data(), text.size());
+    return *this;
+  }
+
+  std::string bytes_;
+};
+
+std::string StateDict(const std::vector<TorchTensor>& tensors) {
+  Pickle pickle;
+  pickle.EmptyOrderedDict().Mark();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::vector<uint64_t>& shape = tensors[i].shape;
+    pickle.String(tensors[i].name);
+    // _rebuild_tensor_v2(storage, offset, shape, stride, requires_grad, hooks); the storage is a persistent
+    // id.
+    pickle.Global("torch._utils", "_rebuild_tensor_v2").Mark();
+    pickle.Mark().String("storage").Global("torch", "FloatStorage").String(absl::StrCat(i)).String("cpu");
+    pickle.Int(Size(tensors[i])).Tuple().Op('Q').Int(0);
+    pickle.Mark();
+    for (const uint64_t dimension : shape) pickle.Int(dimension);
+    pickle.Tuple().Mark();
+    uint64_t stride = Size(tensors[i]);
+    for (const uint64_t dimension : shape) {
+      stride /= std::max<uint64_t>(dimension, 1);
+      pickle.Int(stride);
+    }
+    pickle.Tuple().Op('\x89').EmptyOrderedDict().Tuple().Op('R');
+  }
+  return pickle.Op('u').Op('.').bytes();
+}
+
+// One tensor's bytes, read when libzip comes to them.
+struct Entry {
+  const TorchTensor* tensor = nullptr;
+  absl::Status* status = nullptr;
+  std::vector<float> values;
+  uint64_t at = 0;
+  zip_error_t error{};
+};
+
+zip_int64_t Serve(void* state, void* data, zip_uint64_t length, zip_source_cmd_t command) {
+  auto* entry = static_cast<Entry*>(state);
+  const uint64_t bytes = Size(*entry->tensor) * sizeof(float);
+  switch (command) {
+    case ZIP_SOURCE_SUPPORTS:
+      return zip_source_make_command_bitmap(ZIP_SOURCE_OPEN, ZIP_SOURCE_READ, ZIP_SOURCE_CLOSE,
+                                            ZIP_SOURCE_STAT, ZIP_SOURCE_ERROR, ZIP_SOURCE_FREE, -1);
+    case ZIP_SOURCE_STAT: {
+      auto* stat = static_cast<zip_stat_t*>(data);
+      zip_stat_init(stat);
+      stat->size = stat->comp_size = bytes;
+      stat->comp_method = ZIP_CM_STORE;
+      stat->valid = ZIP_STAT_SIZE | ZIP_STAT_COMP_SIZE | ZIP_STAT_COMP_METHOD;
+      return sizeof(*stat);
+    }
+    case ZIP_SOURCE_OPEN:
+      entry->values.reserve(Size(*entry->tensor));
+      entry->at = 0;
+      entry->status->Update(entry->tensor->read(&entry->values));
+      if (entry->status->ok() && entry->values.size() * sizeof(float) == bytes) return 0;
+      zip_error_set(&entry->error, ZIP_ER_READ, 0);
+      return -1;
+    case ZIP_SOURCE_READ: {
+      const uint64_t size = std::min<uint64_t>(length, bytes - entry->at);
+      std::memcpy(data, reinterpret_cast<const char*>(entry->values.data()) + entry->at, size);
+      entry->at += size;
+      return static_cast<zip_int64_t>(size);
+    }
+    case ZIP_SOURCE_CLOSE:
+      entry->values = std::vector<float>();
+      return 0;
+    case ZIP_SOURCE_ERROR:
+      return zip_error_to_data(&entry->error, data, length);
+    case ZIP_SOURCE_FREE:
+      return 0;
+    default:
+      zip_error_set(&entry->error, ZIP_ER_OPNOTSUPP, 0);
+      return -1;
+  }
+}
+
+absl::Status Sync(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const bool synced = fd >= 0 && fsync(fd) == 0;
+  const absl::Status status =
+      synced ? absl::OkStatus() : absl::ErrnoToStatus(errno, absl::StrCat("fsync ", path));
+  if (fd >= 0) close(fd);
+  return status;
+}
+
+absl::Status Add(zip_t* archive, const std::string& name, zip_source_t* source) {
+  const zip_int64_t index =
+      source == nullptr ? -1 : zip_file_add(archive, name.c_str(), source, ZIP_FL_ENC_UTF_8);
+  if (index < 0) {
+    if (source != nullptr) zip_source_free(source);
+    return absl::InternalError(absl::StrCat(name, ": ", zip_strerror(archive)));
+  }
+  // As torch.save does it: stored, so that it can be mapped.
+  zip_set_file_compression(archive, static_cast<zip_uint64_t>(index), ZIP_CM_STORE, 0);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status WriteTorchFile(const std::string& path, const std::vector<TorchTensor>& tensors) {
+  const std::string temporary = path + ".tmp";
+  // libzip cannot say where it failed to create a file; we can.
+  RECON_RETURN_IF_ERROR(FileSystem::Local()->Create(temporary).status());
+  int error = 0;
+  zip_t* archive = zip_open(temporary.c_str(), ZIP_CREATE | ZIP_TRUNCATE, &error);
+  if (archive == nullptr) return absl::InternalError(absl::StrCat(temporary, ": libzip error ", error));
+  absl::Status status;
+  const std::string state_dict = StateDict(tensors);
+  const std::string version = "3\n";
+  const auto text = [&](const std::string& content) {
+    return zip_source_buffer(archive, content.data(), content.size(), 0);
+  };
+  std::vector<Entry> entries(tensors.size());
+  status.Update(Add(archive, "archive/data.pkl", text(state_dict)));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    entries[i].tensor = &tensors[i];
+    entries[i].status = &status;
+    zip_source_t* source = zip_source_function(archive, Serve, &entries[i]);
+    status.Update(Add(archive, absl::StrCat("archive/data/", i), source));
+  }
+  status.Update(Add(archive, "archive/version", text(version)));
+  if (status.ok() && zip_close(archive) == 0) {
+    FileSystem* files = FileSystem::Local();
+    status = Sync(temporary);
+    if (status.ok()) status = files->Rename(temporary, path);
+    const std::string parent = std::filesystem::path(path).parent_path();
+    if (status.ok()) return files->SyncDirectory(parent.empty() ? "." : parent);
+  } else {
+    if (status.ok()) status = absl::ResourceExhaustedError(absl::StrCat(path, ": ", zip_strerror(archive)));
+    zip_discard(archive);
+  }
+  FileSystem::Local()->Remove(temporary).IgnoreError();
+  return status;
+}
+
+}  // namespace recon
