@@ -24,22 +24,28 @@ std::string Describe(const Completion& completion) {
 
 absl::Status ControlJournal::Start(const ControlState& recovered) {
   RECON_ASSIGN_OR_RETURN(const ControlState all, db_->Load());
+  std::vector<std::string> records;
+  if (all.job && !recovered.job) records.push_back(EncodeControlRecord(*all.job));
   for (const auto& [name, number] : all.workers) {
-    if (recovered.workers.count(name) > 0) continue;
-    RECON_RETURN_IF_ERROR(params_->RecordControl(EncodeControlRecord(NumberOf(name, number))).status());
+    if (recovered.workers.count(name) == 0) records.push_back(EncodeControlRecord(NumberOf(name, number)));
   }
   for (const auto& [split, completion] : all.completions) {
-    if (recovered.completions.count(split) > 0) continue;
-    RECON_RETURN_IF_ERROR(params_->RecordControl(EncodeControlRecord(completion)).status());
+    if (recovered.completions.count(split) == 0) records.push_back(EncodeControlRecord(completion));
   }
-  return absl::OkStatus();
+  return params_->RecordControl(records, [](uint64_t) {});
+}
+
+absl::Status ControlJournal::SaveJob(const JobRecord& job) {
+  RECON_RETURN_IF_ERROR(db_->SaveJob(job));
+  return params_->RecordControl({EncodeControlRecord(job)}, [](uint64_t) {});
 }
 
 absl::StatusOr<WorkerId> ControlJournal::WorkerIdFor(const std::string& name) {
   RECON_ASSIGN_OR_RETURN(const std::optional<WorkerId> known, db_->FindWorker(name));
   if (known) return *known;
   RECON_ASSIGN_OR_RETURN(const WorkerId worker, db_->AddWorker(name));
-  RECON_RETURN_IF_ERROR(params_->RecordControl(EncodeControlRecord(NumberOf(name, worker.value()))).status());
+  RECON_RETURN_IF_ERROR(
+      params_->RecordControl({EncodeControlRecord(NumberOf(name, worker.value()))}, [](uint64_t) {}));
   return worker;
 }
 
@@ -55,10 +61,10 @@ absl::Status ControlJournal::SaveCompletion(const Completion& completion) {
     return saved;
   }
   // The database first: what has a sequence before a cut is found there after it.
-  RECON_ASSIGN_OR_RETURN(const uint64_t sequence, params_->RecordControl(EncodeControlRecord(completion)));
-  MutexLock lock(&mu_);
-  recent_[split] = sequence;
-  return absl::OkStatus();
+  return params_->RecordControl({EncodeControlRecord(completion)}, [&](uint64_t sequence) {
+    MutexLock lock(&mu_);
+    recent_[split] = sequence;
+  });
 }
 
 absl::StatusOr<ControlState> ControlJournal::StateAt(uint64_t sequence) {

@@ -30,8 +30,7 @@ class ControlJournal {
   absl::Status Start(const ControlState& recovered);
 
   absl::StatusOr<std::optional<JobRecord>> LoadJob() const { return db_->LoadJob(); }
-  // Before the job's first snapshot, which has it, too.
-  absl::Status SaveJob(const JobRecord& job) { return db_->SaveJob(job); }
+  absl::Status SaveJob(const JobRecord& job);
 
   // The number of the worker of that name, given out when the name is new.
   absl::StatusOr<WorkerId> WorkerIdFor(const std::string& name);

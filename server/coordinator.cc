@@ -60,7 +60,14 @@ Coordinator::Coordinator(const Options& options, ParamServer* params, ControlJou
 absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
   if (restored) restored_generation_ = restored->generation();
   RECON_ASSIGN_OR_RETURN(record_, journal_->LoadJob());
-  if (!record_) return absl::OkStatus();
+  RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, journal_->LoadCompletions());
+  if (!record_) {
+    if (completions.empty()) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        completions.size(),
+        " splits are completed, but nothing says of what job: the control database was lost, and "
+        "neither snapshot nor push log has it"));
+  }
   if (record_->split_samples() != options_.job.split_samples()) {
     return Differs("--split-samples", options_.job.split_samples(), record_->split_samples());
   }
@@ -75,7 +82,6 @@ absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
         absl::StrCat("the snapshots are not of this data directory's job: ", difference));
   }
   RECON_RETURN_IF_ERROR(StartQueue(*record_));
-  RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, journal_->LoadCompletions());
   // Training before evaluations (their kinds sort so): a finished pass makes its evaluation's tasks.
   for (const Completion& completion : completions) {
     const auto task = queue_->Find(completion.kind(), completion.data_epoch(), SplitId(completion.split()));
@@ -86,12 +92,6 @@ absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
     }
     queue_->Complete(TaskOf(completion), completion.eval());
     if (completion.kind() == LEASE_EVAL) NoteEvaluation(completion.data_epoch(), completion.unix_ms());
-  }
-  if (!completions.empty() && !restored) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(completions.size(),
-                     " splits are completed, but there is no snapshot of their parameters: is "
-                     "--snapshot-dir another than before?"));
   }
   started_ = !completions.empty();
   if (started_) {
@@ -387,6 +387,7 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
   const absl::Status saved = journal_->SaveCompletion(completion);
   if (absl::IsAlreadyExists(saved)) {
     spdlog::error("{}", saved.message());
+    queue_->Complete(task, completion.eval());  // Or everybody would wait for it.
     return absl::AbortedError(saved.message());
   }
   if (!saved.ok()) {

@@ -113,21 +113,33 @@ void ParamServer::NoteSnapshot(uint64_t log_from) {
 
 void ParamServer::SetLog(std::unique_ptr<PushLog> log) { log_ = std::move(log); }
 
-absl::StatusOr<uint64_t> ParamServer::RecordControl(const std::string& record) {
-  if (log_ == nullptr) return sequence();
-  absl::StatusOr<uint64_t> sequence = absl::UnknownError("");
+absl::Status ParamServer::RecordControl(const std::vector<std::string>& records,
+                                        const std::function<void(uint64_t sequence)>& written) {
+  absl::Status status;
+  size_t left = records.size();
   Notification recorded;
-  log_->Append(LogRecordKind::kControl, ByteChain::FromString(record), [&](const absl::Status& written) {
-    if (written.ok()) {
-      MutexLock lock(&mu_);
-      sequence = ++sequence_;
-    } else {
-      sequence = LogFailed(written);
+  if (left == 0) return status;
+  for (const std::string& record : records) {
+    if (log_ == nullptr) {
+      written(sequence());
+      continue;
     }
-    recorded.Notify();
-  });
-  recorded.WaitForNotification();
-  return sequence;
+    log_->Append(LogRecordKind::kControl, ByteChain::FromString(record), [&](const absl::Status& done) {
+      if (done.ok()) {
+        uint64_t number;
+        {
+          MutexLock lock(&mu_);
+          number = ++sequence_;
+        }
+        written(number);
+      } else {
+        status = LogFailed(done);
+      }
+      if (--left == 0) recorded.Notify();
+    });
+  }
+  if (log_ != nullptr) recorded.WaitForNotification();
+  return status;
 }
 
 absl::Status ParamServer::log_status() const { return log_ == nullptr ? absl::OkStatus() : log_->status(); }

@@ -57,6 +57,8 @@ class ParamServer {
     uint32_t refused_codecs = 0;
     // Parameters and optimizer state may take so many bytes.
     uint64_t state_bytes_max = UINT64_MAX;
+    // Pages that snapshots may keep beside the state, as a share of it; from 1 on they are never short.
+    double snapshot_memory = 1;
   };
   using Done = absl::AnyInvocable<void(absl::StatusOr<ByteChain> reply)>;
 
@@ -100,9 +102,11 @@ class ParamServer {
   void SetLog(std::unique_ptr<PushLog> log);
   // Not OK once the log has failed: nothing more is acknowledged, and the process should be started anew.
   absl::Status log_status() const;
-  // Puts a record of the control state (ControlRecord) into the log, and returns its sequence when it is
-  // written; without a log, the sequence that there is. Blocks on the disk.
-  absl::StatusOr<uint64_t> RecordControl(const std::string& record);
+  // Puts records of the control state (ControlRecord) into the log, in this order, and returns when they are
+  // written. `written` is called with the sequence of each on the log's thread, before any later cut; without
+  // a log, with the sequence that there is. Blocks on the disk.
+  absl::Status RecordControl(const std::vector<std::string>& records,
+                             const std::function<void(uint64_t sequence)>& written);
   // A snapshot is published that needs the log's records from `log_from` on. Blocks on the disk.
   void NoteSnapshot(uint64_t log_from);
 

@@ -86,9 +86,10 @@ struct ReconServer::Parts {
   absl::StatusOr<Manifest> NewestManifest() const;
   absl::StatusOr<std::optional<Manifest>> Recover();
   absl::Status ReplayLog(const Manifest& restored);
-  absl::Status DropLogWithoutPushes();
+  absl::Status CheckNoPushesInLog() const;
   absl::Status LeaveLog();
   absl::Status OpenLog(const ApplyRules& rules);
+  absl::Status CheckNotBeyond(const Manifest& past) const;
   absl::Status TakeSnapshot(const std::string& reason);
   std::string LogDirectory() const { return flags.data + "/log"; }
   absl::Status Drain();
@@ -106,6 +107,8 @@ absl::Status ReconServer::Parts::Open() {
   snapshot_lock.emplace(std::move(snapshots_held));
   RECON_ASSIGN_OR_RETURN(store, LocalStore::Open(flags.snapshot_dir, /*writer=*/true));
   RECON_ASSIGN_OR_RETURN(const Manifest before, NewestManifest());
+  // Before anything is written: a wrong --snapshot-dir must not make another job of this one.
+  if (before.generation() == 0) RECON_RETURN_IF_ERROR(CheckNoPushesInLog());
   RECON_RETURN_IF_ERROR(OpenControlDb(before));
   RECON_ASSIGN_OR_RETURN(const uint64_t job_id, db->JobId(before.job_id()));
   if (before.job_id() != 0 && before.job_id() != job_id) {
@@ -126,6 +129,7 @@ absl::Status ReconServer::Parts::Open() {
   options.lanes = flags.lanes;
   options.refused_codecs = flags.job.refused_codecs();
   options.state_bytes_max = PhysicalMemoryBytes();
+  options.snapshot_memory = flags.snapshot_memory_percent / 100.0;
   params = std::make_unique<ParamServer>(options, &metrics);
   journal = std::make_unique<ControlJournal>(db.get(), params.get());
 
@@ -154,6 +158,7 @@ absl::Status ReconServer::Parts::Open() {
     spdlog::warn("there was no control database: filled with {} workers and {} completed splits from {}",
                  recovered.workers.size(), recovered.completions.size(),
                  replayed && replayed->records > 0 ? "snapshot and push log" : "the snapshot");
+    RECON_RETURN_IF_ERROR(TakeSnapshot("recovered"));  // It has the new epoch, should the database go again.
   }
   RECON_RETURN_IF_ERROR(OpenLog(options.rules));
   RECON_RETURN_IF_ERROR(journal->Start(recovered));
@@ -189,15 +194,20 @@ absl::Status ReconServer::Parts::OpenControlDb(const Manifest& before) {
   return absl::OkStatus();
 }
 
-// Of those that can be read; an empty one if there is none.
+// Of those that can be read; an empty one if there is none at all.
 absl::StatusOr<Manifest> ReconServer::Parts::NewestManifest() const {
   const SnapshotReader reader(store.get());
   RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
+  if (generations.empty()) return Manifest();
+  absl::Status failure;
   for (auto it = generations.rbegin(); it != generations.rend(); ++it) {
     absl::StatusOr<Manifest> manifest = reader.ReadManifest(*it);
     if (manifest.ok()) return manifest;
+    failure = manifest.status();
   }
-  return Manifest();
+  if (absl::IsFailedPrecondition(failure)) return failure;
+  return absl::DataLossError(
+      absl::StrCat("none of ", generations.size(), " snapshots verifies; the oldest: ", failure.message()));
 }
 
 absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
@@ -211,12 +221,21 @@ absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
                  newest->sequence(), absl::ToDoubleMilliseconds(ProcessUptime()));
     RECON_ASSIGN_OR_RETURN(recovered, DecodeControl(newest->control(), newest->model()));
     RECON_RETURN_IF_ERROR(ReplayLog(*newest));
+    if (newest->job_id() == 0) RECON_RETURN_IF_ERROR(CheckNotBeyond(*newest));
     RECON_RETURN_IF_ERROR(db->Merge(recovered));
     // One that no server wrote: a log of this job does not go with it.
     if (newest->job_id() == 0) RECON_RETURN_IF_ERROR(TakeSnapshot("adopted"));
     return newest;
   }
-  RECON_RETURN_IF_ERROR(DropLogWithoutPushes());
+  // What the job or a worker's number has left there, the control database has, too.
+  RECON_RETURN_IF_ERROR(LeaveLog());
+  RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, db->LoadCompletions());
+  if (!completions.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(completions.size(),
+                     " splits are completed, but there is no snapshot of their parameters: is "
+                     "--snapshot-dir another than before?"));
+  }
   if (flags.from_snapshot.empty()) return std::nullopt;
   RECON_ASSIGN_OR_RETURN(const auto source, LocalStore::Open(flags.from_snapshot, /*writer=*/false));
   const SnapshotReader source_reader(source.get());
@@ -232,6 +251,20 @@ absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
   // The new job's own first snapshot: from here on it does not need the other directory.
   RECON_RETURN_IF_ERROR(TakeSnapshot("initial"));
   return std::nullopt;
+}
+
+// A snapshot of the past, with a data directory that has gone on from it: what came between would be taken
+// for done.
+absl::Status ReconServer::Parts::CheckNotBeyond(const Manifest& past) const {
+  RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, db->LoadCompletions());
+  size_t more = 0;
+  for (const Completion& completion : completions) {
+    more += recovered.completions.count(ControlState::KeyOf(completion)) == 0 ? 1 : 0;
+  }
+  if (more == 0 || !past.has_control()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--data ", flags.data, " has ", more, " splits completed that the snapshot of --snapshot-dir ",
+      flags.snapshot_dir, " has not: to go on from there, give it a new --data"));
 }
 
 absl::Status ReconServer::Parts::TakeSnapshot(const std::string& reason) {
@@ -272,10 +305,9 @@ absl::Status ReconServer::Parts::ReplayLog(const Manifest& restored) {
 }
 
 // Without a snapshot there is nothing that a log could go on from.
-absl::Status ReconServer::Parts::DropLogWithoutPushes() {
+absl::Status ReconServer::Parts::CheckNoPushesInLog() const {
   RECON_ASSIGN_OR_RETURN(const uint64_t pushes, CountLoggedPushes(FileSystem::Local(), LogDirectory()));
-  // A worker's number may be there: the control database has it, too.
-  if (pushes == 0) return LeaveLog();
+  if (pushes == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       LogDirectory(), " has ", pushes, " pushes that go on from a snapshot, but there is none in ",
       flags.snapshot_dir, ": is --snapshot-dir another than before?"));

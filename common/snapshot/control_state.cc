@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
@@ -52,37 +53,64 @@ absl::Status CheckLengths(const CompletedPass& pass) {
   return absl::OkStatus();
 }
 
-absl::Status DecodePass(const ControlColumns& columns, const CompletedPass& pass, ControlState* state) {
-  RECON_RETURN_IF_ERROR(CheckLengths(pass));
-  uint64_t next_split = 0;
-  uint64_t end = 0;
-  uint64_t unix_ms = 0;
-  for (int i = 0; i < pass.split_gap_size(); ++i) {
-    const uint64_t split = next_split + pass.split_gap(i);
-    if (split > UINT32_MAX || pass.process(i) >= static_cast<uint32_t>(columns.processes_size())) {
-      return absl::DataLossError(absl::StrCat("control state: split ", split, " by process ", pass.process(i),
-                                              " of ", columns.processes_size()));
+// Calls `visit` with every completion, in the order of ControlState.
+absl::Status ForEachCompletion(const ControlColumns& columns,
+                               absl::FunctionRef<void(Completion completion)> visit) {
+  uint64_t splits = 0;
+  for (const CompletedPass& pass : columns.passes()) splits += static_cast<uint64_t>(pass.split_gap_size());
+  if (splits > 2 * limits::kSplitsMax) {  // Of training and of evaluations.
+    return absl::DataLossError(
+        absl::StrCat("control state: ", splits, " completed splits, allowed are ", 2 * limits::kSplitsMax));
+  }
+  std::pair<int, uint32_t> pass_before{-1, 0};
+  for (const CompletedPass& pass : columns.passes()) {
+    RECON_RETURN_IF_ERROR(CheckLengths(pass));
+    const std::pair<int, uint32_t> number{pass.kind(), pass.data_epoch()};
+    if (number <= pass_before) {
+      return absl::DataLossError(
+          absl::StrCat("control state: data epoch ", pass.data_epoch(), " is there twice, or not in order"));
     }
-    const WorkerProcess& process = columns.processes(static_cast<int>(pass.process(i)));
-    Completion completion;
-    completion.set_kind(pass.kind());
-    completion.set_data_epoch(pass.data_epoch());
-    completion.set_split(static_cast<uint32_t>(split));
-    completion.set_begin(Beyond(end, pass.begin_gap(i)));
-    completion.set_end(completion.begin() + pass.samples(i));
-    completion.set_worker(process.name());
-    completion.set_incarnation(process.incarnation());
-    completion.set_unix_ms(static_cast<int64_t>(Beyond(unix_ms, pass.unix_ms_gap(i))));
-    if (pass.kind() == LEASE_EVAL) *completion.mutable_eval() = pass.eval(i);
-    RECON_RETURN_IF_ERROR(CheckCompletion(completion));
-    next_split = split + 1;
-    end = completion.end();
-    unix_ms = static_cast<uint64_t>(completion.unix_ms());
-    const ControlState::SplitKey key = ControlState::KeyOf(completion);
-    if (!state->completions.emplace(key, std::move(completion)).second) {
-      return absl::DataLossError(absl::StrCat("control state: split ", split, " of data epoch ",
-                                              pass.data_epoch(), " is completed twice"));
+    pass_before = number;
+    uint64_t next_split = 0;
+    uint64_t end = 0;
+    uint64_t unix_ms = 0;
+    for (int i = 0; i < pass.split_gap_size(); ++i) {
+      const uint64_t split = next_split + pass.split_gap(i);
+      if (split > UINT32_MAX || pass.process(i) >= static_cast<uint32_t>(columns.processes_size())) {
+        return absl::DataLossError(absl::StrCat("control state: split ", split, " by process ",
+                                                pass.process(i), " of ", columns.processes_size()));
+      }
+      const WorkerProcess& process = columns.processes(static_cast<int>(pass.process(i)));
+      Completion completion;
+      completion.set_kind(pass.kind());
+      completion.set_data_epoch(pass.data_epoch());
+      completion.set_split(static_cast<uint32_t>(split));
+      completion.set_begin(Beyond(end, pass.begin_gap(i)));
+      completion.set_end(completion.begin() + pass.samples(i));
+      completion.set_worker(process.name());
+      completion.set_incarnation(process.incarnation());
+      completion.set_unix_ms(static_cast<int64_t>(Beyond(unix_ms, pass.unix_ms_gap(i))));
+      if (pass.kind() == LEASE_EVAL) *completion.mutable_eval() = pass.eval(i);
+      RECON_RETURN_IF_ERROR(CheckCompletion(completion));
+      next_split = split + 1;
+      end = completion.end();
+      unix_ms = static_cast<uint64_t>(completion.unix_ms());
+      visit(std::move(completion));
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckWorkers(const ControlColumns& columns) {
+  std::set<uint32_t> numbers;
+  std::string before;
+  for (const WorkerNumber& worker : columns.workers()) {
+    RECON_RETURN_IF_ERROR(CheckWorker(worker));
+    if (worker.name() <= before || !numbers.insert(worker.number()).second) {
+      return absl::DataLossError(absl::StrCat("control state: worker ", worker.name(), " or its number ",
+                                              worker.number(), " is there twice, or not in order"));
+    }
+    before = worker.name();
   }
   return absl::OkStatus();
 }
@@ -133,24 +161,23 @@ ControlColumns EncodeControl(const ControlState& state) {
   return columns;
 }
 
+absl::Status CheckControl(const ControlColumns& columns) {
+  RECON_RETURN_IF_ERROR(CheckWorkers(columns));
+  return ForEachCompletion(columns, [](const Completion&) {});
+}
+
 absl::StatusOr<ControlState> DecodeControl(const ControlColumns& columns, const ModelSpec& model) {
+  RECON_RETURN_IF_ERROR(CheckWorkers(columns));
   ControlState state;
   if (columns.has_job()) {
     state.job = columns.job();
     *state.job->mutable_model() = model;
   }
-  std::set<uint32_t> numbers;
-  for (const WorkerNumber& worker : columns.workers()) {
-    RECON_RETURN_IF_ERROR(CheckWorker(worker));
-    if (!state.workers.emplace(worker.name(), worker.number()).second ||
-        !numbers.insert(worker.number()).second) {
-      return absl::DataLossError(absl::StrCat("control state: worker ", worker.name(), " or its number ",
-                                              worker.number(), " is there twice"));
-    }
-  }
-  for (const CompletedPass& pass : columns.passes()) {
-    RECON_RETURN_IF_ERROR(DecodePass(columns, pass, &state));
-  }
+  for (const WorkerNumber& worker : columns.workers()) state.workers[worker.name()] = worker.number();
+  RECON_RETURN_IF_ERROR(ForEachCompletion(columns, [&](Completion completion) {
+    const ControlState::SplitKey key = ControlState::KeyOf(completion);
+    state.completions.emplace_hint(state.completions.end(), key, std::move(completion));
+  }));
   return state;
 }
 
@@ -166,10 +193,21 @@ std::string EncodeControlRecord(const Completion& completion) {
   return record.SerializeAsString();
 }
 
+std::string EncodeControlRecord(const JobRecord& job) {
+  ControlRecord record;
+  *record.mutable_job() = job;
+  return record.SerializeAsString();
+}
+
 absl::Status AddControlRecord(absl::string_view bytes, ControlState* state) {
   ControlRecord record;
   if (!record.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
     return absl::DataLossError("not a ControlRecord message");
+  }
+  if (record.has_job()) {
+    if (!state->job) state->job = record.job();
+    if (state->job->SerializeAsString() == record.job().SerializeAsString()) return absl::OkStatus();
+    return absl::DataLossError("the job is another than it was");
   }
   if (record.has_worker()) {
     const WorkerNumber& worker = record.worker();

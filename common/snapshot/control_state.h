@@ -31,9 +31,12 @@ ControlColumns EncodeControl(const ControlState& state);
 // `model` is the manifest's. DataLoss, naming the column, if columns are not of one length, or numbers are
 // out of range.
 absl::StatusOr<ControlState> DecodeControl(const ControlColumns& columns, const ModelSpec& model);
+// Whether it can be decoded, without the memory that it would take.
+absl::Status CheckControl(const ControlColumns& columns);
 
 std::string EncodeControlRecord(const WorkerNumber& worker);
 std::string EncodeControlRecord(const Completion& completion);
+std::string EncodeControlRecord(const JobRecord& job);
 // Adds what a record of the push log says to `state`; nothing if that is known already. DataLoss if it is no
 // such record or says something else than is known.
 absl::Status AddControlRecord(absl::string_view record, ControlState* state);

@@ -101,8 +101,8 @@ absl::Status CheckContent(const Manifest& manifest) {
     RECON_RETURN_IF_ERROR(CheckChunk(manifest, layout->shards()[i / (manifest.state_planes() + 1)], i));
   }
   if (manifest.has_control()) {
-    const auto control = DecodeControl(manifest.control(), manifest.model());
-    if (!control.ok()) return absl::DataLossError(absl::StrCat("manifest: ", control.status().message()));
+    const absl::Status control = CheckControl(manifest.control());
+    if (!control.ok()) return absl::DataLossError(absl::StrCat("manifest: ", control.message()));
   }
   const std::string root = ComputeStateRoot(manifest);
   if (root != manifest.state_root()) {

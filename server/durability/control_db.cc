@@ -26,7 +26,8 @@ absl::Status FromRocks(const rocksdb::Status& status, const std::string& what) {
   if (status.ok()) return absl::OkStatus();
   const std::string text = absl::StrCat("control database: ", what, ": ", status.ToString());
   if (status.IsNoSpace()) return absl::ResourceExhaustedError(text);
-  if (status.IsCorruption()) return absl::DataLossError(text);
+  // The second: a file that others name is not there.
+  if (status.IsCorruption() || status.IsPathNotFound()) return absl::DataLossError(text);
   return absl::UnavailableError(text);
 }
 
@@ -64,6 +65,8 @@ absl::StatusOr<std::unique_ptr<ControlDb>> ControlDb::Open(const std::string& di
   options.max_open_files = 64;
   options.write_buffer_size = 4 << 20;
   options.info_log_level = rocksdb::WARN_LEVEL;
+  // A record that a crash cut off is none; damage before it must be noticed.
+  options.wal_recovery_mode = rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
   rocksdb::DB* db = nullptr;
   RECON_RETURN_IF_ERROR(
       FromRocks(rocksdb::DB::Open(options, directory, &db), absl::StrCat("open ", directory)));

@@ -300,7 +300,7 @@ absl::Status RestoreSnapshot(const RestoreTarget& target) {
   SnapshotService::Options service_options;
   service_options.optimizer = manifest.optimizer();
   service_options.cluster_epoch = manifest.cluster_epoch();
-  service_options.control = [&](uint64_t) { return control; };
+  if (manifest.has_control()) service_options.control = [&](uint64_t) { return control; };
   SnapshotService service(service_options, &params, output.get(), &metrics);
   absl::StatusOr<SnapshotReply> reply = absl::UnknownError("no snapshot was taken");
   service.Take("restored", [&](const absl::StatusOr<SnapshotReply>& taken) { reply = taken; });

@@ -58,6 +58,7 @@ void Refused(const ControlColumns& columns, const char* what) {
   INFO(status << "; expected: " << what);
   CHECK(absl::IsDataLoss(status));
   CHECK(absl::StrContains(status.message(), what));
+  CHECK(CheckControl(columns) == status);
 }
 
 }  // namespace
@@ -101,7 +102,7 @@ TEST_CASE("columns that do not fit together are refused by name", "[control_stat
             c->mutable_passes(1)->set_data_epoch(0);
             *c->mutable_passes(1) = c->passes(0);
           }),
-          "completed twice");
+          "is there twice, or not in order");
   Refused(altered([](auto* c) { c->mutable_workers(0)->set_number(0); }), "number 0");
   Refused(altered([](auto* c) { c->mutable_workers(0)->set_name(""); }), "name of 0 bytes");
   Refused(altered([](auto* c) { c->mutable_workers(1)->set_number(1); }), "twice");
@@ -120,6 +121,13 @@ TEST_CASE("a record of the log adds what it says, once, and never something else
   }
   CHECK(state.workers.at("w") == 3);
   CHECK(state.completions.at({LEASE_TRAIN, 2, 9}).end() == 10);
+  JobRecord job;
+  job.set_seed(5);
+  REQUIRE(AddControlRecord(EncodeControlRecord(job), &state).ok());
+  REQUIRE(AddControlRecord(EncodeControlRecord(job), &state).ok());
+  CHECK(state.job->seed() == 5);
+  job.set_seed(6);
+  CHECK(absl::IsDataLoss(AddControlRecord(EncodeControlRecord(job), &state)));
   worker.set_number(4);
   CHECK(absl::IsDataLoss(AddControlRecord(EncodeControlRecord(worker), &state)));
   Completion other = completion;
