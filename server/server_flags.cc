@@ -173,6 +173,12 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
   env(app->add_option("--snapshot-interval", raw->snapshot_interval,
                       "time between periodic snapshots, such as 30s"),
       "RECON_SNAPSHOT_INTERVAL");
+  env(app->add_option(
+             "--snapshot-memory", flags->snapshot_memory_percent,
+             "memory for pages that a snapshot keeps while pushes change them, in percent of the state; "
+             "with less than 100 pushes may have to wait")
+          ->check(CLI::Range(1, 100)),
+      "RECON_SNAPSHOT_MEMORY");
   env(app->add_option("--snapshot-keep", flags->snapshot_keep.last,
                       "newest snapshots to keep; two at least: one may be found damaged")
           ->check(CLI::Range(2, 100000)),

@@ -37,6 +37,7 @@ struct ServerFlags {
   absl::Duration replay_target;
   absl::Duration snapshot_interval;
   RetentionRules snapshot_keep;
+  int snapshot_memory_percent = 100;
   int zstd_level = 1;
   absl::Duration suspect_after;
   absl::Duration evict_after;

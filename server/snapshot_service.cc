@@ -76,7 +76,14 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
     RECON_ASSIGN_OR_RETURN(const ControlState control, options_.control(cut.sequence));
     description.control = EncodeControl(control);
   }
-  RECON_ASSIGN_OR_RETURN(const Manifest manifest, writer_.Write(*layout, cut.shards, description, pace));
+  const uint64_t waits = GetPageUse().waits;
+  RECON_ASSIGN_OR_RETURN(const Manifest manifest,
+                         writer_.Write(*layout, std::move(cut.shards), description, pace));
+  if (const uint64_t waited = GetPageUse().waits - waits; waited > 0) {
+    spdlog::warn(
+        "pushes waited {} times for pages that the snapshot kept: --snapshot-memory sets how many it may",
+        waited);
+  }
   const double seconds = absl::ToDoubleSeconds(Now() - start);
   NotePublished(manifest, seconds, cut.replay_seconds);
   const absl::Status collected = writer_.CollectGarbage();

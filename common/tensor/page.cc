@@ -30,6 +30,11 @@ class PagePool {
   };
   Page Take() {
     MutexLock lock(&mu_);
+    if (use_.pages >= use_.limit) {
+      ++use_.waits;
+      mu_.Await([this] { return use_.pages < use_.limit; });
+    }
+    ++use_.pages;
     if (free_.empty() && fresh_.empty()) AddSlab();
     const bool fresh = free_.empty();
     std::vector<float*>& from = fresh ? fresh_ : free_;
@@ -41,6 +46,17 @@ class PagePool {
   void Give(float* values) {
     MutexLock lock(&mu_);
     free_.push_back(values);
+    --use_.pages;
+  }
+
+  void Limit(uint64_t pages) {
+    MutexLock lock(&mu_);
+    use_.limit = pages;
+  }
+
+  PageUse use() {
+    MutexLock lock(&mu_);
+    return use_;
   }
 
   void Reserve(uint64_t pages) {
@@ -69,6 +85,7 @@ class PagePool {
   std::vector<float*> fresh_ ABSL_GUARDED_BY(mu_);
   std::vector<void*> slabs_ ABSL_GUARDED_BY(mu_);  // Keeps them reachable for leak checkers.
   size_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  PageUse use_ ABSL_GUARDED_BY(mu_) = {0, UINT64_MAX, 0};
 };
 
 // Asks for the memory of a page at once: faults on its 64 pages of 4 KiB, one by one, cost more. No huge
@@ -139,6 +156,10 @@ float* PageRef::Writable(bool* cloned) {
 }
 
 void ReservePages(uint64_t pages) { PagePool::Get().Reserve(pages); }
+
+void LimitPages(uint64_t pages) { PagePool::Get().Limit(pages); }
+
+PageUse GetPageUse() { return PagePool::Get().use(); }
 
 size_t PageMemoryBytes() { return PagePool::Get().bytes(); }
 

@@ -18,8 +18,7 @@ inline constexpr size_t kPageBytes = kPageParams * sizeof(float);
 //
 // Threads: references may be copied and dropped on any thread; only the lane that owns the shard
 // calls Writable() on its own reference.
-// Memory: pages come from 2 MiB slabs that ask for huge pages; freed pages are used again and never
-// returned to the system.
+// Memory: pages come from slabs of 2 MiB; freed pages are used again and never returned to the system.
 class PageRef {
  public:
   PageRef() = default;
@@ -59,6 +58,17 @@ class PageRef {
 
 // Takes memory for `pages` pages from the system, so that they can be had later. May throw std::bad_alloc.
 void ReservePages(uint64_t pages);
+
+// Whoever needs a page when so many are in use waits until one is given back: a snapshot keeps the pages that
+// have been cloned since its cut, and gives them back as they are written. For the whole process; the default
+// is no limit.
+void LimitPages(uint64_t pages);
+struct PageUse {
+  uint64_t pages = 0;  // In use now.
+  uint64_t limit = 0;
+  uint64_t waits = 0;  // Times that somebody had to wait.
+};
+PageUse GetPageUse();
 
 // Bytes of page memory taken from the system so far.
 size_t PageMemoryBytes();

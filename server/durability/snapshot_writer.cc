@@ -42,8 +42,11 @@ constexpr double kBackgroundShare = 0.15;
 struct PageWork {
   ChunkEntry* chunk;
   int page;
-  absl::Span<const float> values;
+  PageRef content;  // Given back as soon as it is not needed any more: lanes may be waiting for memory.
+  size_t size;
   bool write = true;
+
+  absl::Span<const float> values() const { return {content.data(), size}; }
 };
 
 // Runs `work` on so many threads of that priority, and returns the first error.
@@ -129,8 +132,7 @@ class PackSequence {
 };
 
 // Entries for every page, without places.
-std::vector<PageWork> ListPages(const ParamLayout& layout, const std::vector<ShardCut>& shards,
-                                Manifest* manifest) {
+std::vector<PageWork> ListPages(const ParamLayout& layout, std::vector<ShardCut> shards, Manifest* manifest) {
   std::vector<PageWork> work;
   for (uint32_t i = 0; i < shards.size(); ++i) {
     const ShardPlacement& placement = layout.shards()[i];
@@ -149,10 +151,8 @@ std::vector<PageWork> ListPages(const ParamLayout& layout, const std::vector<Sha
       chunk->mutable_stored_bytes()->Resize(pages, 0);
       for (int page = 0; page < pages; ++page) {
         chunk->add_page_hash();
-        work.push_back({chunk,
-                        page,
-                        {shards[i].pages[role][static_cast<size_t>(page)].data(),
-                         placement.PageSize(static_cast<uint32_t>(page))}});
+        work.push_back({chunk, page, std::move(shards[i].pages[role][static_cast<size_t>(page)]),
+                        placement.PageSize(static_cast<uint32_t>(page))});
       }
     }
   }
@@ -166,13 +166,20 @@ class Pacer {
   Pacer(bool background, const std::atomic<int>* hurry) : background_(background), hurry_(hurry) {}
   // After a piece of work.
   void Rest() {
-    if (!background_ || hurry_->load() > 0) return;
+    if (!background_ || hurry_->load() > 0 || MemoryIsShort()) return;
     const double used = ThreadCpuSeconds() - used_before_;
     absl::SleepFor(absl::Seconds(used * (1 / kBackgroundShare - 1)));
     used_before_ = ThreadCpuSeconds();
   }
 
  private:
+  // Pushes wait for pages, or soon will.
+  static bool MemoryIsShort() {
+    constexpr double kShort = 0.9;
+    const PageUse use = GetPageUse();
+    return static_cast<double>(use.pages) > kShort * static_cast<double>(use.limit);
+  }
+
   const bool background_;
   const std::atomic<int>* const hurry_;
   double used_before_ = ThreadCpuSeconds();
@@ -230,18 +237,18 @@ void SnapshotWriter::NoteRestored(const Manifest& manifest) {
   published_ = 0;
 }
 
-absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, const std::vector<ShardCut>& shards,
-                                        Pace pace, Manifest* manifest) {
+absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, std::vector<ShardCut> shards, Pace pace,
+                                        Manifest* manifest) {
   const int threads = pace == Pace::kNow ? options_.threads : 1;
   const int priority = pace == Pace::kNow ? 0 : kBackgroundPriority;
-  std::vector<PageWork> work = ListPages(layout, shards, manifest);
+  std::vector<PageWork> work = ListPages(layout, std::move(shards), manifest);
   std::atomic<size_t> next{0};
   RECON_RETURN_IF_ERROR(OnThreads(threads, priority, [&] {
     Pacer pacer(pace == Pace::kBackground, &hurry_);
     for (size_t i; (i = next.fetch_add(1)) < work.size();) {
       const PageWork& page = work[i];
       if (i % kBatchPages == 0) pacer.Rest();
-      page.chunk->set_page_hash(page.page, Hash128(page.values.data(), page.values.size() * sizeof(float)));
+      page.chunk->set_page_hash(page.page, Hash128(page.content.data(), page.size * sizeof(float)));
     }
     return absl::OkStatus();
   }));
@@ -268,8 +275,9 @@ absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, const std::ve
         const PageWork& page = work[i];
         codec.Encode({page.chunk->shard(), page.chunk->role(), static_cast<uint32_t>(page.page),
                       manifest->generation()},
-                     page.values, options_.zstd_level, &bytes);
+                     page.values(), options_.zstd_level, &bytes);
         ends.push_back(bytes.size());
+        work[i].content = PageRef();
       }
       RECON_ASSIGN_OR_RETURN(const uint64_t offset, packs.Append(bytes));
       for (size_t i = first; i < last; ++i) {
@@ -286,7 +294,7 @@ absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, const std::ve
   });
 }
 
-absl::StatusOr<Manifest> SnapshotWriter::Write(const ParamLayout& layout, const std::vector<ShardCut>& shards,
+absl::StatusOr<Manifest> SnapshotWriter::Write(const ParamLayout& layout, std::vector<ShardCut> shards,
                                                const Description& description, Pace pace) {
   RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, SnapshotReader(store_).List());
   Manifest manifest;
@@ -308,7 +316,7 @@ absl::StatusOr<Manifest> SnapshotWriter::Write(const ParamLayout& layout, const 
   manifest.set_frontier_step(description.frontier_step);
   manifest.set_created_unix_ms(description.created_unix_ms);
   manifest.set_reason(description.reason);
-  absl::Status written = WritePacks(layout, shards, pace, &manifest);
+  absl::Status written = WritePacks(layout, std::move(shards), pace, &manifest);
   RECON_FAULT_POINT("publish.before_manifest");
   if (written.ok()) {
     manifest.set_state_root(ComputeStateRoot(manifest));

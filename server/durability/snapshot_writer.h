@@ -55,9 +55,10 @@ class SnapshotWriter {
   // pages, and it is kept until two newer ones are there.
   void NoteRestored(const Manifest& manifest);
 
-  // Publishes `shards` as the generation after the newest. On failure nothing is published and what was
+  // Publishes `shards` as the generation after the newest; their pages are given back one by one, as they are
+  // written. On failure nothing is published and what was
   // written is removed; the generations before are untouched.
-  absl::StatusOr<Manifest> Write(const ParamLayout& layout, const std::vector<ShardCut>& shards,
+  absl::StatusOr<Manifest> Write(const ParamLayout& layout, std::vector<ShardCut> shards,
                                  const Description& description, Pace pace = Pace::kNow);
 
   // Removes generations that the rules do not keep, and packs that no manifest names. Manifests go first:
@@ -71,7 +72,7 @@ class SnapshotWriter {
   absl::StatusOr<std::set<Generation>> Held();
   absl::Status RemoveMarksBut(const std::vector<Generation>& expired);
   absl::Status RemoveOrphanPacks();
-  absl::Status WritePacks(const ParamLayout& layout, const std::vector<ShardCut>& shards, Pace pace,
+  absl::Status WritePacks(const ParamLayout& layout, std::vector<ShardCut> shards, Pace pace,
                           Manifest* manifest);
 
   ObjectStore* store_;

@@ -105,4 +105,40 @@ TEST_CASE("periodic snapshots are taken when due and only if something changed",
   CHECK(service.status().failed() == 1);
 }
 
+TEST_CASE("with little memory for snapshots pushes wait, and everything is right", "[snapshot_service]") {
+  constexpr uint64_t kWide = 900;  // 13 pages, and twice as many of the optimizer's.
+  const TempDir directory;
+  const auto store = *LocalStore::Open(directory.path(), /*writer=*/true);
+  Metrics metrics;
+  SnapshotService::Options options;
+  options.optimizer = "adam";
+  ParamServer::Options server_options =
+      ParamServerHarness::MakeOptions(StalenessGate::kUnlimited, OptimizerKind::kAdam, 0.01, 2);
+  server_options.snapshot_memory = 0.05;
+  {
+    ParamServerHarness harness(server_options);
+    harness.Define(SampleModel(kWide), std::vector<float>(kWide * kWide + 30, 0.25f));
+    harness.Join(1);
+    harness.Push(1, 0, 0.1f)->done.WaitForNotification();
+    SnapshotService service(options, &harness.server(), store.get(), &metrics);
+    const uint64_t waits = GetPageUse().waits;
+    uint64_t step = 1;
+    for (; GetPageUse().waits == waits; ++step) {
+      REQUIRE(step < 200);
+      service.Take(
+          "test", [](const absl::StatusOr<SnapshotReply>&) {}, SnapshotWriter::Pace::kBackground);
+      const auto pending = harness.Push(1, step, 0.1f);
+      pending->done.WaitForNotification();
+      REQUIRE(pending->reply.ok());
+    }
+    service.Flush();
+    CHECK(service.status().failed() == 0);
+    CHECK(GetPageUse().pages <= GetPageUse().limit);
+  }
+  LimitPages(UINT64_MAX);
+  const SnapshotReader reader(store.get());
+  const std::vector<Generation> generations = *reader.List();
+  for (const Generation generation : generations) CHECK(reader.Verify(generation, {}).ok());
+}
+
 }  // namespace recon

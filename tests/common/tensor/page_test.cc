@@ -1,5 +1,8 @@
 #include "common/tensor/page.h"
 
+#include <atomic>
+#include <thread>
+
 #include "catch2/catch.hpp"
 
 namespace recon {
@@ -34,6 +37,24 @@ TEST_CASE("freed pages are used again", "[page]") {
   const size_t before = PageMemoryBytes();
   for (int i = 0; i < 100; ++i) const PageRef page = PageRef::Zeroed();
   CHECK(PageMemoryBytes() == before);
+}
+
+TEST_CASE("with a limit, who needs a page waits until one is given back", "[page]") {
+  const uint64_t waits = GetPageUse().waits;
+  LimitPages(GetPageUse().pages + 2);
+  PageRef first = PageRef::New();
+  const PageRef second = PageRef::New();
+  std::atomic<bool> got{false};
+  std::thread third([&] {
+    const PageRef page = PageRef::New();
+    got = true;
+  });
+  while (GetPageUse().waits == waits) std::this_thread::yield();
+  CHECK_FALSE(got);
+  first = PageRef();
+  third.join();
+  CHECK(got);
+  LimitPages(UINT64_MAX);
 }
 
 }  // namespace recon
