@@ -1,6 +1,7 @@
 #include "server/log_replay.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/base/log.h"
 #include "common/base/status_macros.h"
 
 namespace recon {
@@ -17,6 +18,12 @@ absl::Status Replayer::OnRules(const ApplyRules& rules) {
 
 absl::Status Replayer::OnRecord(LogRecordKind kind, uint64_t sequence, const ByteChain& payload) {
   if (sequence > last_) return absl::CancelledError("far enough");
+  bytes_ += payload.size();
+  if (Now() >= next_progress_) {
+    spdlog::info("replaying the push log: at record {}, {:.1f} MB", sequence,
+                 static_cast<double>(bytes_) / 1e6);
+    next_progress_ = Now() + kProgressInterval;
+  }
   if (kind == LogRecordKind::kFrame) return params_->ReplayFrame(sequence, payload);
   absl::Status decoded;
   if (kind == LogRecordKind::kClosing) {

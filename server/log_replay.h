@@ -3,6 +3,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/base/clock.h"
 #include "common/snapshot/control_state.h"
 #include "common/storage/file_system.h"
 #include "proto/manifest.pb.h"
@@ -20,16 +22,25 @@ class Replayer : public LogVisitor {
  public:
   // Rules of another job than `job_id` are refused; records after `last` end the reading with Cancelled.
   Replayer(uint64_t job_id, uint64_t last, ParamServer* params, ControlState* control)
-      : job_id_(job_id), last_(last), params_(params), control_(control) {}
+      : job_id_(job_id),
+        last_(last),
+        params_(params),
+        control_(control),
+        next_progress_(Now() + kProgressInterval) {}
 
   absl::Status OnRules(const ApplyRules& rules) override;
   absl::Status OnRecord(LogRecordKind kind, uint64_t sequence, const ByteChain& payload) override;
 
  private:
+  // Whoever waits for a server sees how far it is.
+  static constexpr absl::Duration kProgressInterval = absl::Seconds(1);
+
   const uint64_t job_id_;
   const uint64_t last_;
   ParamServer* const params_;
   ControlState* const control_;
+  uint64_t bytes_ = 0;
+  absl::Time next_progress_;
 };
 
 // Brings `params` and `control`, restored from `manifest`, up to date by the push log of a directory.

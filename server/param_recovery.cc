@@ -16,6 +16,8 @@ namespace {
 
 // Of those that restore: most wait for the disk while others decode.
 constexpr int kReadersALane = 4;
+// Whoever waits for a server sees how far it is.
+constexpr absl::Duration kProgressInterval = absl::Seconds(1);
 // Frames being replayed hold their segments of the log.
 constexpr uint64_t kReplayBytesInFlight = uint64_t{128} << 20;
 
@@ -30,8 +32,8 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
                                                       OptimizerName(options_.rules.optimizer.kind)));
   }
   std::vector<absl::Status> statuses(shards_.size());
-  std::atomic<size_t> pending{shards_.size()};
-  Notification restored;
+  Mutex mu;
+  size_t left = shards_.size();
   const auto restore_shard = [&](uint32_t shard) -> absl::Status {
     ShardCut cut = shards_[shard]->Cut();
     for (int role = 0; role <= (parameters_only ? 0 : planes); ++role) {
@@ -50,10 +52,20 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
   for (uint32_t i = 0; i < shards_.size(); ++i) {
     readers.Post(i, [&, i] {
       statuses[i] = restore_shard(i);
-      if (pending.fetch_sub(1) == 1) restored.Notify();
+      MutexLock lock(&mu);
+      --left;
     });
   }
-  restored.WaitForNotification();
+  const auto wait_a_while = [&] {
+    MutexLock lock(&mu);
+    if (mu.AwaitFor(kProgressInterval, [&] { return left == 0; })) return true;
+    const size_t done = shards_.size() - left;
+    spdlog::info("restoring snapshot {}: {} of {} shards, {} %", manifest.generation(), done, shards_.size(),
+                 100 * done / shards_.size());
+    return false;
+  };
+  while (!wait_a_while()) {
+  }
   for (const absl::Status& status : statuses) RECON_RETURN_IF_ERROR(status);
   MutexLock lock(&mu_);
   sequence_ = parameters_only ? 0 : manifest.sequence();

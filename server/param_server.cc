@@ -77,20 +77,13 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
   uint64_t pages = 0;
   for (const ShardPlacement& shard : layout.shards()) pages += shard.pages();
   const uint64_t bytes = pages * kPageBytes * (1 + static_cast<uint64_t>(state_planes()));
-  const uint64_t pages_needed = bytes / kPageBytes;
   if (bytes > options_.state_bytes_max) {
     return absl::ResourceExhaustedError(absl::StrCat("model ", model.name(), " needs ", bytes,
                                                      " bytes with its optimizer state, the server has ",
                                                      options_.state_bytes_max));
   }
   try {
-    ReservePages(pages_needed);
-    if (options_.snapshot_memory < 1) {
-      // Some more, for whoever holds a page while a reply is on its way.
-      constexpr uint64_t kPagesMore = 16;
-      LimitPages(pages_needed + kPagesMore +
-                 static_cast<uint64_t>(options_.snapshot_memory * static_cast<double>(pages_needed)));
-    }
+    ReservePages(bytes / kPageBytes);
     for (uint32_t i = 0; i < layout.shard_count(); ++i) {
       const ShardPlacement& placement = layout.shards()[i];
       shards_.push_back(std::make_unique<Shard>(ShardId(i), placement, &options_.rules.optimizer,

@@ -57,8 +57,6 @@ class ParamServer {
     uint32_t refused_codecs = 0;
     // Parameters and optimizer state may take so many bytes.
     uint64_t state_bytes_max = UINT64_MAX;
-    // Pages that snapshots may keep beside the state, as a share of it; from 1 on they are never short.
-    double snapshot_memory = 1;
   };
   using Done = absl::AnyInvocable<void(absl::StatusOr<ByteChain> reply)>;
 

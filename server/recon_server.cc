@@ -106,6 +106,10 @@ absl::Status ReconServer::Parts::Open() {
   RECON_ASSIGN_OR_RETURN(DataLock snapshots_held, DataLock::Acquire(flags.snapshot_dir));
   snapshot_lock.emplace(std::move(snapshots_held));
   RECON_ASSIGN_OR_RETURN(store, LocalStore::Open(flags.snapshot_dir, /*writer=*/true));
+  // Ours, so that readers of other users cannot make one that we cannot look into.
+  for (const char* below : {"/leases", "/pins"}) {
+    RECON_RETURN_IF_ERROR(FileSystem::Local()->CreateDirectories(flags.snapshot_dir + below));
+  }
   RECON_ASSIGN_OR_RETURN(const Manifest before, NewestManifest());
   // Before anything is written: a wrong --snapshot-dir must not make another job of this one.
   if (before.generation() == 0) RECON_RETURN_IF_ERROR(CheckNoPushesInLog());
@@ -129,7 +133,6 @@ absl::Status ReconServer::Parts::Open() {
   options.lanes = flags.lanes;
   options.refused_codecs = flags.job.refused_codecs();
   options.state_bytes_max = PhysicalMemoryBytes();
-  options.snapshot_memory = flags.snapshot_memory_percent / 100.0;
   params = std::make_unique<ParamServer>(options, &metrics);
   journal = std::make_unique<ControlJournal>(db.get(), params.get());
 
@@ -139,6 +142,7 @@ absl::Status ReconServer::Parts::Open() {
   snapshot_options.interval = flags.snapshot_interval;
   if (flags.durability != ServerFlags::Durability::kSnapshot)
     snapshot_options.replay_target = flags.replay_target;
+  snapshot_options.memory = flags.snapshot_memory_percent / 100.0;
   snapshot_options.optimizer = OptimizerName(flags.optimizer.kind);
   snapshot_options.cluster_epoch = cluster_epoch;
   snapshot_options.job_id = job_id;
@@ -227,8 +231,6 @@ absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
     if (newest->job_id() == 0) RECON_RETURN_IF_ERROR(TakeSnapshot("adopted"));
     return newest;
   }
-  // What the job or a worker's number has left there, the control database has, too.
-  RECON_RETURN_IF_ERROR(LeaveLog());
   RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, db->LoadCompletions());
   if (!completions.empty()) {
     return absl::FailedPreconditionError(
@@ -236,6 +238,8 @@ absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
                      " splits are completed, but there is no snapshot of their parameters: is "
                      "--snapshot-dir another than before?"));
   }
+  // What the job or a worker's number has left there, the control database has, too.
+  RECON_RETURN_IF_ERROR(LeaveLog());
   if (flags.from_snapshot.empty()) return std::nullopt;
   RECON_ASSIGN_OR_RETURN(const auto source, LocalStore::Open(flags.from_snapshot, /*writer=*/false));
   const SnapshotReader source_reader(source.get());

@@ -18,6 +18,32 @@ namespace {
 // A snapshot that fails is not tried again before.
 constexpr absl::Duration kBetweenTries = absl::Seconds(1);
 
+// While a cut is written, which needs no lane and no page: whoever waits for one gets it.
+class PageBound {
+ public:
+  PageBound(double share, const StateCut& cut) : before_(GetPageUse()) {
+    if (share >= 1) return;
+    uint64_t pages = 0;
+    for (const ShardCut& shard : cut.shards) {
+      for (const std::vector<PageRef>& role : shard.pages) pages += role.size();
+    }
+    LimitPages(before_.pages + static_cast<uint64_t>(share * static_cast<double>(pages)));
+  }
+  ~PageBound() {
+    LimitPages(UINT64_MAX);
+    const uint64_t waited = GetPageUse().waits - before_.waits;
+    if (waited == 0) return;
+    spdlog::warn(
+        "pushes waited {} times for pages that the snapshot kept: --snapshot-memory sets how many it may",
+        waited);
+  }
+  PageBound(const PageBound&) = delete;
+  PageBound& operator=(const PageBound&) = delete;
+
+ private:
+  const PageUse before_;
+};
+
 }  // namespace
 
 SnapshotService::SnapshotService(const Options& options, ParamServer* params, ObjectStore* store,
@@ -76,14 +102,13 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
     RECON_ASSIGN_OR_RETURN(const ControlState control, options_.control(cut.sequence));
     description.control = EncodeControl(control);
   }
-  const uint64_t waits = GetPageUse().waits;
-  RECON_ASSIGN_OR_RETURN(const Manifest manifest,
-                         writer_.Write(*layout, std::move(cut.shards), description, pace));
-  if (const uint64_t waited = GetPageUse().waits - waits; waited > 0) {
-    spdlog::warn(
-        "pushes waited {} times for pages that the snapshot kept: --snapshot-memory sets how many it may",
-        waited);
+  absl::StatusOr<Manifest> written = absl::UnknownError("");
+  {
+    const PageBound bound(options_.memory, cut);
+    written = writer_.Write(*layout, std::move(cut.shards), description, pace);
   }
+  RECON_RETURN_IF_ERROR(written.status());
+  const Manifest& manifest = *written;
   const double seconds = absl::ToDoubleSeconds(Now() - start);
   NotePublished(manifest, seconds, cut.replay_seconds);
   const absl::Status collected = writer_.CollectGarbage();

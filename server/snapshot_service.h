@@ -31,6 +31,8 @@ class SnapshotService {
     absl::Duration interval = absl::InfiniteDuration();
     // One is taken early when replaying the log since the last would take longer.
     absl::Duration replay_target = absl::InfiniteDuration();
+    // Pages that may be cloned while a snapshot is written, as a share of the state; 1: all.
+    double memory = 1;
     std::string optimizer;
     uint64_t cluster_epoch = 0;
     uint64_t job_id = 0;

@@ -1,7 +1,6 @@
 #include "common/snapshot/reader_lease.h"
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 #include <vector>
 
@@ -23,29 +22,44 @@ absl::StatusOr<bool> Exists(ObjectStore* store, const std::string& name) {
   return true;
 }
 
-// Calls `visit` with each lease's name, generation and end. One that cannot be understood is not a lease.
-absl::Status ForEachLease(
-    ObjectStore* store,
-    const std::function<absl::Status(const std::string&, Generation, absl::Time)>& visit) {
+struct FoundLease {
+  std::string name;
+  Generation generation;
+  absl::Time end;
+};
+
+// One that cannot be understood is not a lease; one that cannot be read, another user's perhaps, never ends.
+absl::StatusOr<std::vector<FoundLease>> FindLeases(ObjectStore* store) {
   constexpr uint64_t kContentMax = 20;
+  std::vector<FoundLease> leases;
   RECON_ASSIGN_OR_RETURN(const std::vector<std::string> names, store->List(kLeasePrefix));
   for (const std::string& name : names) {
     const absl::StatusOr<Generation> generation = GenerationOfName(name);
     if (!generation.ok()) continue;
     const absl::StatusOr<uint64_t> size = store->Size(name);
-    if (absl::IsNotFound(size.status())) continue;  // Renewed or given back meanwhile.
-    RECON_RETURN_IF_ERROR(size.status());
-    const absl::StatusOr<std::string> content = store->Read(name, 0, std::min(*size, kContentMax));
-    if (absl::IsNotFound(content.status())) continue;
-    RECON_RETURN_IF_ERROR(content.status());
+    const absl::StatusOr<std::string> content =
+        size.ok() ? store->Read(name, 0, std::min(*size, kContentMax)) : size.status();
+    if (absl::IsNotFound(content.status())) continue;  // Renewed or given back meanwhile.
     int64_t unix_ms = 0;
-    if (!absl::SimpleAtoi(*content, &unix_ms)) continue;
-    RECON_RETURN_IF_ERROR(visit(name, *generation, absl::FromUnixMillis(unix_ms)));
+    if (!content.ok()) {
+      leases.push_back({name, *generation, absl::InfiniteFuture()});
+    } else if (absl::SimpleAtoi(*content, &unix_ms)) {
+      leases.push_back({name, *generation, absl::FromUnixMillis(unix_ms)});
+    }
   }
-  return absl::OkStatus();
+  return leases;
 }
 
 }  // namespace
+
+absl::Status CheckNotRetired(ObjectStore* store, Generation generation) {
+  RECON_ASSIGN_OR_RETURN(const bool retired, Exists(store, RetiredName(generation)));
+  RECON_ASSIGN_OR_RETURN(const bool there, Exists(store, ManifestName(generation)));
+  const std::string what = absl::StrCat(store->Describe(), ": snapshot ", generation.value());
+  if (!there) return absl::NotFoundError(what + " is not there");
+  if (retired) return absl::FailedPreconditionError(what + " is being removed");
+  return absl::OkStatus();
+}
 
 absl::StatusOr<std::unique_ptr<ReaderLease>> ReaderLease::Take(ObjectStore* store, Generation generation,
                                                                absl::Duration duration) {
@@ -53,12 +67,7 @@ absl::StatusOr<std::unique_ptr<ReaderLease>> ReaderLease::Take(ObjectStore* stor
   RECON_RETURN_IF_ERROR(lease->Renew());
   // The collector looks for leases when its mark is there, we look for the mark when our lease is there: one
   // of the two sees the other.
-  RECON_ASSIGN_OR_RETURN(const bool retired, Exists(store, RetiredName(generation)));
-  RECON_ASSIGN_OR_RETURN(const bool there, Exists(store, ManifestName(generation)));
-  if (retired || !there) {
-    return absl::NotFoundError(absl::StrCat(store->Describe(), ": snapshot ", generation.value(),
-                                            there ? " is being removed" : " is not there"));
-  }
+  RECON_RETURN_IF_ERROR(CheckNotRetired(store, generation));
   lease->thread_ = std::thread([raw = lease.get()] { raw->Run(); });
   return lease;
 }
@@ -102,18 +111,22 @@ void ReaderLease::Run() {
 }
 
 absl::StatusOr<std::set<Generation>> LeasedGenerations(ObjectStore* store, absl::Time now) {
+  RECON_ASSIGN_OR_RETURN(const std::vector<FoundLease> leases, FindLeases(store));
   std::set<Generation> leased;
-  RECON_RETURN_IF_ERROR(ForEachLease(store, [&](const std::string&, Generation generation, absl::Time end) {
-    if (end > now) leased.insert(generation);
-    return absl::OkStatus();
-  }));
+  for (const FoundLease& lease : leases) {
+    if (lease.end > now) leased.insert(lease.generation);
+  }
   return leased;
 }
 
-absl::Status RemoveExpiredLeases(ObjectStore* store, absl::Time now) {
-  return ForEachLease(store, [&](const std::string& name, Generation, absl::Time end) {
-    return end > now ? absl::OkStatus() : store->Delete(name);
-  });
+void RemoveExpiredLeases(ObjectStore* store, absl::Time now) {
+  const absl::StatusOr<std::vector<FoundLease>> leases = FindLeases(store);
+  if (!leases.ok()) return;
+  for (const FoundLease& lease : *leases) {
+    if (lease.end > now) continue;
+    const absl::Status removed = store->Delete(lease.name);
+    if (!removed.ok()) spdlog::warn("a lease that has ended stays: {}", removed.message());
+  }
 }
 
 }  // namespace recon

@@ -20,11 +20,11 @@ class ReaderLease {
  public:
   static constexpr absl::Duration kDuration = absl::Minutes(5);
 
-  // NotFound if the generation is not there or being removed; PermissionDenied where nothing can be written.
+  // As CheckNotRetired(); PermissionDenied where nothing can be written.
   // `store` must outlive the lease and be thread-safe.
   static absl::StatusOr<std::unique_ptr<ReaderLease>> Take(ObjectStore* store, Generation generation,
                                                            absl::Duration duration = kDuration);
-  // The same; nothing, and a line in the log, where a lease cannot be written.
+  // The same; nothing, and a line in the log, where the generation is there but a lease cannot be had.
   static absl::StatusOr<std::unique_ptr<ReaderLease>> TakeIfWritable(ObjectStore* store,
                                                                      Generation generation);
   ~ReaderLease();
@@ -47,6 +47,9 @@ class ReaderLease {
 
 // Those that somebody reads now.
 absl::StatusOr<std::set<Generation>> LeasedGenerations(ObjectStore* store, absl::Time now);
-absl::Status RemoveExpiredLeases(ObjectStore* store, absl::Time now);
+// As far as it can; those of other users may stay.
+void RemoveExpiredLeases(ObjectStore* store, absl::Time now);
+// NotFound if the generation is not there, FailedPrecondition if it is being removed.
+absl::Status CheckNotRetired(ObjectStore* store, Generation generation);
 
 }  // namespace recon

@@ -166,22 +166,27 @@ class Pacer {
   Pacer(bool background, const std::atomic<int>* hurry) : background_(background), hurry_(hurry) {}
   // After a piece of work.
   void Rest() {
-    if (!background_ || hurry_->load() > 0 || MemoryIsShort()) return;
+    constexpr absl::Duration kNap = absl::Milliseconds(20);
     const double used = ThreadCpuSeconds() - used_before_;
-    absl::SleepFor(absl::Seconds(used * (1 / kBackgroundShare - 1)));
+    absl::Duration left = absl::Seconds(used * (1 / kBackgroundShare - 1));
+    while (left > absl::ZeroDuration() && background_ && hurry_->load() == 0 && !MemoryIsShort()) {
+      absl::SleepFor(std::min(left, kNap));
+      left -= kNap;
+    }
     used_before_ = ThreadCpuSeconds();
   }
 
  private:
   // Pushes wait for pages, or soon will.
-  static bool MemoryIsShort() {
-    constexpr double kShort = 0.9;
+  bool MemoryIsShort() const {
     const PageUse use = GetPageUse();
-    return static_cast<double>(use.pages) > kShort * static_cast<double>(use.limit);
+    return use.limit != UINT64_MAX &&
+           use.pages + (use.limit - std::min(use.limit, pages_before_)) / 4 >= use.limit;
   }
 
   const bool background_;
   const std::atomic<int>* const hurry_;
+  const uint64_t pages_before_ = GetPageUse().pages;
   double used_before_ = ThreadCpuSeconds();
 };
 
@@ -381,8 +386,9 @@ absl::Status SnapshotWriter::CollectGarbage() {
     }
     RECON_RETURN_IF_ERROR(store_->Delete(RetiredName(generation)));
   }
-  RECON_RETURN_IF_ERROR(RemoveExpiredLeases(store_, Now()));
-  return RemoveOrphanPacks();
+  const absl::Status removed = RemoveOrphanPacks();
+  RemoveExpiredLeases(store_, Now());
+  return removed;
 }
 
 // A collector that was killed left them; the rules may be others now.

@@ -233,9 +233,9 @@ absl::Status PinSnapshot(const SnapshotTarget& target, bool remove) {
   RECON_RETURN_IF_ERROR(reader.ReadManifest(generation).status());
   const absl::Status pinned = store->PutIfAbsent(PinName(generation), "");
   if (!pinned.ok() && !absl::IsAlreadyExists(pinned)) return pinned;
-  // A server may be removing it: with the pin there, a lease tells.
-  const absl::Status still = ReaderLease::Take(store.get(), generation).status();
-  if (!still.ok()) RECON_RETURN_IF_ERROR(store->Delete(PinName(generation)));
+  // A server may be removing it: it looks for pins when its mark is there.
+  const absl::Status still = CheckNotRetired(store.get(), generation);
+  if (!still.ok() && pinned.ok()) RECON_RETURN_IF_ERROR(store->Delete(PinName(generation)));
   return still;
 }
 
