@@ -26,7 +26,7 @@ struct ControlState {
   std::map<SplitKey, Completion> completions;
 };
 
-// As a manifest has it; without the job's model.
+// Pure functions. As a manifest has it; without the job's model.
 ControlColumns EncodeControl(const ControlState& state);
 // `model` is the manifest's. DataLoss, naming the column, if columns are not of one length, or numbers are
 // out of range.

@@ -6,7 +6,7 @@
 namespace recon {
 
 // Byte planes of FP32 values (FORMAT.md): each value's bits rotated left by one, then all lowest bytes, all
-// second bytes, and so on. The same on every SIMD target.
+// second bytes, and so on. The same on every SIMD target. Pure; nothing need be aligned.
 
 inline constexpr size_t kPlaneCount = 4;
 

@@ -16,6 +16,8 @@ namespace recon {
 
 // Keeps a generation from being removed while somebody reads it: an object beside the snapshots (FORMAT.md),
 // renewed by a thread of its own until the lease is destroyed. One whose reader died ends by itself.
+//
+// Threads: taken and destroyed on one thread; destroying waits for a renewal under way.
 class ReaderLease {
  public:
   static constexpr absl::Duration kDuration = absl::Minutes(5);

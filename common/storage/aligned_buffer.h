@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sys/mman.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -11,20 +9,17 @@
 namespace recon {
 
 // Memory that begins where any disk can be read to past the page cache. Kept from read to read: fresh memory
-// costs as much as reading it.
+// costs as much as reading it. One thread.
 class AlignedBuffer {
  public:
   static constexpr uint64_t kAlign = 4096;
-  static constexpr uint64_t kHuge = uint64_t{2} << 20;
   static constexpr uint64_t Down(uint64_t bytes) { return bytes / kAlign * kAlign; }
   static constexpr uint64_t Up(uint64_t bytes) { return Down(bytes + kAlign - 1); }
 
   // At least `bytes`; what was in it is gone if it grows.
   char* Reserve(uint64_t bytes) {
     if (bytes > capacity_) {
-      const uint64_t huge = (bytes + kHuge - 1) / kHuge * kHuge;
-      bytes_.reset(static_cast<char*>(std::aligned_alloc(kHuge, huge)));
-      if (bytes_ != nullptr) madvise(bytes_.get(), huge, MADV_HUGEPAGE);
+      bytes_.reset(static_cast<char*>(std::aligned_alloc(kAlign, Up(bytes))));
       capacity_ = bytes_ == nullptr ? 0 : Up(bytes);
       if (bytes_ == nullptr) throw std::bad_alloc();
     }

@@ -34,8 +34,8 @@ class PagePool {
       ++use_.waits;
       mu_.Await([this] { return use_.pages < use_.limit; });
     }
-    ++use_.pages;
     if (free_.empty() && fresh_.empty()) AddSlab();
+    ++use_.pages;
     const bool fresh = free_.empty();
     std::vector<float*>& from = fresh ? fresh_ : free_;
     float* values = from.back();

@@ -77,6 +77,14 @@ def check_round_trip(ctl, work):
         assert ours[name].tobytes() == tensor.astype(np.float32).tobytes(), name
         shown = np.load(io.BytesIO(ctl.ok("snapshot", "cat", work / "imported", name)))
         assert shown.tobytes() == ours[name].tobytes() and shown.shape == tensor.shape, name
+    # Where a lease cannot be had: a warning, and none of it in what was asked for.
+    mark = work / "imported/retired/RETIRED-0000000000000001"
+    mark.parent.mkdir()
+    mark.touch()
+    shown = ctl.run("snapshot", "cat", work / "imported", "bias")
+    assert shown.returncode == 0 and b"is being removed" in shown.stderr, shown
+    assert np.load(io.BytesIO(shown.stdout)).tobytes() == tensors["bias"].tobytes()
+    mark.unlink()
     # In several files, with an index.
     ctl.ok("snapshot", "export", work / "imported", "--output", work / "sharded", "--file-bytes", 10_000)
     index = json.loads((work / "sharded/model.safetensors.index.json").read_text())

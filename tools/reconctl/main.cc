@@ -3,6 +3,7 @@
 #include <string>
 
 #include "CLI/CLI.hpp"
+#include "common/base/log.h"
 #include "tools/reconctl/verbs.h"
 
 namespace {
@@ -58,6 +59,7 @@ void AddSnapshotFlags(CLI::App* verb, recon::SnapshotTarget* target, bool genera
 }  // namespace
 
 int main(int argc, char** argv) {
+  recon::InitLog("warn");  // To standard error: standard output is for what was asked for.
   CLI::App app{"reconctl: shows a running job; lists, verifies, compares and exports snapshots"};
   app.footer(kExitCodes);
   app.require_subcommand(1);
