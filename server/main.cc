@@ -1,8 +1,7 @@
-#include <malloc.h>
-
 #include <iostream>
 
 #include "common/base/clock.h"
+#include "common/base/heap.h"
 #include "common/base/log.h"
 #include "common/base/shutdown_signal.h"
 #include "server/recon_server.h"
@@ -11,9 +10,7 @@
 // Exit codes: 0 drained or done, 1 failed at start or while running, 2 wrong flags.
 int main(int argc, char** argv) {
   recon::ProcessUptime();
-  // Trimming the heap after each 1 MiB message costs more than half of the throughput.
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  mallopt(M_TOP_PAD, 64 << 20);
+  recon::TuneHeap();
   int exit_code = 0;
   const auto flags = recon::ParseServerFlags(argc, argv, &exit_code);
   if (!flags.ok()) return exit_code;

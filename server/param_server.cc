@@ -10,6 +10,7 @@
 #include "common/base/cpu_usage.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
+#include "common/base/retry_hint.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
 #include "server/param_operation.h"
@@ -98,18 +99,19 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
   return absl::OkStatus();
 }
 
-void ParamServer::Handle(FrameKind kind, const ByteChain& bytes, absl::Time now, Done done) {
+void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done) {
   instruments_->bytes_in.Increment(static_cast<double>(bytes.size()));
   absl::StatusOr<Frame> frame = DecodeFrame(bytes);
-  if (frame.ok() && frame->header.kind != static_cast<uint8_t>(kind)) {
-    frame = absl::InvalidArgumentError(
-        absl::StrCat("frame: kind is ", frame->header.kind, ", the method's is ", static_cast<int>(kind)));
+  if (frame.ok() && frame->header.kind == static_cast<uint8_t>(FrameKind::kReply)) {
+    frame = absl::InvalidArgumentError("frame: kind is 5, a reply; requests are 1 to 4");
   }
   if (!frame.ok()) {
     instruments_->refused.Increment();
+    taken();
     done(frame.status());
     return;
   }
+  const auto kind = static_cast<FrameKind>(frame->header.kind);
   auto op = std::make_shared<Operation>();
   op->kind = kind;
   op->frame = *std::move(frame);
@@ -119,6 +121,7 @@ void ParamServer::Handle(FrameKind kind, const ByteChain& bytes, absl::Time now,
   op->rules = &options_.rules;
   op->bytes = bytes.size();
   op->arrived = now;
+  op->taken = std::move(taken);
   op->done = std::move(done);
   op->reply_parts.resize(op->frame.parts.size());
   op->reply_payloads.resize(op->frame.parts.size());
@@ -179,9 +182,11 @@ absl::Status ParamServer::CheckSender(const Operation& op) const {
   if (op.kind != FrameKind::kInit && !has_values_) {
     return absl::UnavailableError("the server has no parameters yet");
   }
-  if (bytes_in_flight_ > limits::kPushBytesInFlightMax) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("bytes in flight: ", bytes_in_flight_, ", allowed are ", limits::kPushBytesInFlightMax));
+  if (bytes_in_flight_ > options_.bytes_in_flight_max) {
+    return WithRetryAfter(
+        absl::ResourceExhaustedError(absl::StrCat("bytes in flight: ", bytes_in_flight_, ", allowed are ",
+                                                  options_.bytes_in_flight_max)),
+        limits::kOverloadRetry);
   }
   return CheckParts(op);
 }
@@ -317,6 +322,7 @@ void ParamServer::DeliverPart(const OperationPtr& op, size_t index) {
 }
 
 void ParamServer::Delivered(const OperationPtr& op) {
+  op->Take();
   if (op->kind == FrameKind::kPull) return Gather(op);
   std::vector<OperationPtr> released;
   std::function<void()> initialized;
@@ -448,6 +454,10 @@ std::vector<ParamServer::OperationPtr> ParamServer::TakeReleased() {
 
 void ParamServer::AnswerReleased(std::vector<OperationPtr> ops) {
   if (ops.empty()) return;
+  // Those who ask for the same shards side by side: one encoding serves them all.
+  std::stable_sort(ops.begin(), ops.end(), [](const OperationPtr& a, const OperationPtr& b) {
+    return a->frame.parts.front().shard < b->frame.parts.front().shard;
+  });
   // Behind the closing that released them, if there was one.
   if (log_ != nullptr && options_.rules.bound == 0) {
     log_->Barrier([this, ops = std::move(ops)](const absl::Status& written) {
@@ -499,6 +509,7 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
     reply = status;
     instruments_->refused.Increment();
   }
+  op->Take();
   op->done(std::move(reply));
   MutexLock lock(&mu_);
   --operations_;

@@ -16,6 +16,7 @@
 #include "common/base/byte_chain.h"
 #include "common/base/ids.h"
 #include "common/base/lane.h"
+#include "common/base/limits.h"
 #include "common/base/mutex.h"
 #include "common/codec/frame.h"
 #include "common/metrics/metrics.h"
@@ -55,10 +56,13 @@ class ParamServer {
     int lanes = 1;
     // Bit i: pushes may not use codec i.
     uint32_t refused_codecs = 0;
+    // Frames that are neither applied nor answered may hold so many bytes.
+    uint64_t bytes_in_flight_max = limits::kPushBytesInFlightMax;
     // Parameters and optimizer state may take so many bytes.
     uint64_t state_bytes_max = UINT64_MAX;
   };
   using Done = absl::AnyInvocable<void(absl::StatusOr<ByteChain> reply)>;
+  using Taken = absl::AnyInvocable<void()>;
 
   struct WorkerStats {
     uint64_t pushes = 0;
@@ -108,8 +112,9 @@ class ParamServer {
   // A snapshot is published that needs the log's records from `log_from` on. Blocks on the disk.
   void NoteSnapshot(uint64_t log_from);
 
-  // Handles one frame that came in by the method of `kind`.
-  void Handle(FrameKind kind, const ByteChain& bytes, absl::Time now, Done done);
+  // Handles one frame: a pull, a push, or initial values. `taken` runs once, before `done`, as soon as the
+  // frame's bytes are applied or (BSP) wait for their step to close.
+  void Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done);
 
   // Membership, as the coordinator decides it. A worker must be admitted before its frames are taken.
   // `next_step` is the first step it has no acknowledgement for.

@@ -12,7 +12,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "common/base/copied_bytes.h"
 #include "common/base/data_lock.h"
+#include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/mutex.h"
 #include "common/base/shutdown_signal.h"
@@ -20,6 +22,7 @@
 #include "common/rpc/client_channel.h"
 #include "common/snapshot/reader_lease.h"
 #include "common/storage/local_store.h"
+#include "common/transport/transport.h"
 #include "server/control_journal.h"
 #include "server/coordinator.h"
 #include "server/durability/control_db.h"
@@ -93,6 +96,8 @@ struct ReconServer::Parts {
   absl::Status TakeSnapshot(const std::string& reason);
   std::string LogDirectory() const { return flags.data + "/log"; }
   absl::Status Drain();
+  void StopServing(absl::Duration timeout);
+  void CountCopies();
 };
 
 absl::Status ReconServer::Parts::Open() {
@@ -132,6 +137,7 @@ absl::Status ReconServer::Parts::Open() {
   options.rules.job_id = job_id;
   options.lanes = flags.lanes;
   options.refused_codecs = flags.job.refused_codecs();
+  options.bytes_in_flight_max = std::min(limits::kPushBytesInFlightMax, PhysicalMemoryBytes() / 4);
   options.state_bytes_max = PhysicalMemoryBytes();
   params = std::make_unique<ParamServer>(options, &metrics);
   journal = std::make_unique<ControlJournal>(db.get(), params.get());
@@ -171,7 +177,10 @@ absl::Status ReconServer::Parts::Open() {
   RECON_RETURN_IF_ERROR(resumed);
 
   if (!flags.metrics_address.empty()) RECON_RETURN_IF_ERROR(metrics.Serve(flags.metrics_address));
-  param_service = std::make_unique<ParamService>(params.get());
+  param_service = std::make_unique<ParamService>(
+      [params = params.get()](const ByteChain& request, TakenCallback taken, Transport::Done done) {
+        params->Handle(request, Now(), std::move(taken), std::move(done));
+      });
   control_service = std::make_unique<ControlService>(coordinator.get(), snapshots.get(), &drain_requested);
   RECON_ASSIGN_OR_RETURN(rpc,
                          RpcServer::Start(flags.listen, tls, {param_service.get(), control_service.get()}));
@@ -354,8 +363,22 @@ absl::Status ReconServer::Parts::Drain() {
     spdlog::warn("some pushes were still running after {}", absl::FormatDuration(kDrainTimeout));
   absl::Status status;
   if (params->has_values()) status = TakeSnapshot("drain");
-  rpc->Shutdown(absl::Seconds(1));
+  StopServing(absl::Seconds(1));
   return status;
+}
+
+void ReconServer::Parts::CountCopies() {
+  for (const CopyReason reason : kCopyReasons) {
+    prometheus::Counter& counter =
+        metrics.Counter("recon_server_copied_bytes_total", "Bytes of frames that were not used in place",
+                        {{"why", CopyReasonName(reason)}});
+    counter.Increment(static_cast<double>(CopiedBytes(reason)) - counter.Value());
+  }
+}
+
+void ReconServer::Parts::StopServing(absl::Duration timeout) {
+  param_service->Close();
+  rpc->Shutdown(timeout);
 }
 
 ReconServer::ReconServer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
@@ -364,7 +387,7 @@ ReconServer::~ReconServer() {
   // Waiting replies first: the RPC server cannot end while they are open. Then what the lanes have posted
   // to each other, while both ends still exist.
   parts_->params->BeginDrain();
-  parts_->rpc->Shutdown(absl::ZeroDuration());
+  parts_->StopServing(absl::ZeroDuration());
   parts_->coordinator->lane()->RunAndWait([this] { parts_->coordinator->BeginDrain(); });
   parts_->snapshots->Flush();
 }
@@ -385,6 +408,7 @@ absl::Status ReconServer::RunUntilStopped() {
   while (!ShutdownSignal::Wait(kTick) && !parts_->drain_requested.load()) {
     // What it has acknowledged is safe; the rest is for the next start to decide.
     RECON_RETURN_IF_ERROR(parts_->params->log_status());
+    parts_->CountCopies();
     bool done = false;
     coordinator->lane()->RunAndWait([&] {
       coordinator->Tick(Now());
@@ -393,7 +417,7 @@ absl::Status ReconServer::RunUntilStopped() {
     if (done) {
       spdlog::info("done");
       parts_->params->BeginDrain();
-      parts_->rpc->Shutdown(absl::Seconds(1));
+      parts_->StopServing(absl::Seconds(1));
       return absl::OkStatus();
     }
   }

@@ -19,7 +19,8 @@ ALLOWED = {
     "common/codec": ["common/base", "common/tensor"],
     "common/storage": ["common/base"],
     "common/snapshot": ["common/base", "common/tensor", "common/storage"],
-    "common/rpc": ["common/base", "common/tensor", "common/codec"],
+    "common/transport": ["common/base"],
+    "common/rpc": ["common/base", "common/tensor", "common/codec", "common/transport"],
     "server/store": ["common/base", "common/tensor", "common/codec"],
     "server/sync": ["common/base"],
     "server/scheduler": ["common/base"],
@@ -38,8 +39,8 @@ ALLOWED = {
     "tools": ["common", "tools"],
     # Replays a server's log without a server.
     "tools/reconctl": ["common", "tools", "server"],
-    # Measures the encoders of a GPU where they are.
-    "tools/bench": ["common", "server", "tools", "worker/cuda", "worker/model"],
+    # Measures the encoders of a GPU where they are, and pushes as a worker does.
+    "tools/bench": ["common", "server", "tools", "worker/client", "worker/cuda", "worker/model", "worker/runtime"],
     "tests": ["common", "server", "worker", "tools", "tests"],
 }
 # Pure code: no threads, clock, I/O or gRPC.

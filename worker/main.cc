@@ -1,10 +1,9 @@
-#include <malloc.h>
-
 #include <atomic>
 #include <iostream>
 #include <thread>
 
 #include "common/base/clock.h"
+#include "common/base/heap.h"
 #include "common/base/log.h"
 #include "common/base/shutdown_signal.h"
 #include "worker/runtime/worker.h"
@@ -14,9 +13,7 @@
 // not fit.
 int main(int argc, char** argv) {
   recon::ProcessUptime();
-  // Trimming the heap after each 1 MiB message costs more than half of the throughput.
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  mallopt(M_TOP_PAD, 64 << 20);
+  recon::TuneHeap();
   int exit_code = 0;
   const auto flags = recon::ParseWorkerFlags(argc, argv, &exit_code);
   if (!flags.ok()) return exit_code;

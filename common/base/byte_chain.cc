@@ -4,7 +4,14 @@
 #include <cstring>
 #include <utility>
 
+#include "common/base/copied_bytes.h"
+
 namespace recon {
+namespace {
+
+constexpr size_t kValueBytesMax = 8;
+
+}  // namespace
 
 ByteChain ByteChain::FromString(std::string bytes) {
   auto owner = std::make_shared<const std::string>(std::move(bytes));
@@ -61,6 +68,7 @@ const uint8_t* ByteReader::Read(size_t size, uint8_t* scratch) {
     offset_ += size;
     return data;
   }
+  if (size > kValueBytesMax) CountCopy(CopyReason::kStraddling, size);
   for (size_t copied = 0; copied < size;) {
     const ByteChain::Piece& piece = pieces[piece_];
     const size_t take = std::min(size - copied, piece.size - offset_);
@@ -73,6 +81,16 @@ const uint8_t* ByteReader::Read(size_t size, uint8_t* scratch) {
     }
   }
   return scratch;
+}
+
+const uint8_t* ByteReader::ReadRun(size_t width, size_t max, uint8_t* scratch, size_t* items) {
+  const auto& pieces = chain_.pieces();
+  while (offset_ == pieces[piece_].size) {
+    ++piece_;
+    offset_ = 0;
+  }
+  *items = std::max<size_t>(1, std::min(max, (pieces[piece_].size - offset_) / width));
+  return Read(*items * width, scratch);
 }
 
 }  // namespace recon

@@ -50,8 +50,14 @@ class ByteReader {
   size_t remaining() const { return remaining_; }
 
   // The next `size` bytes, of any alignment: in place if they lie in one piece, else copied to
-  // `scratch` (at least `size` bytes). `size` must not exceed remaining().
+  // `scratch` (at least `size` bytes) and, if they are more than one value, counted (CountCopy()). `size`
+  // must not exceed remaining().
   const uint8_t* Read(size_t size, uint8_t* scratch);
+
+  // The next items of `width` bytes (at most 8) that lie side by side, at most `max` of them (at least 1;
+  // all of them must lie within remaining()): how many is left in `items`, at least 1. In place, but for an
+  // item that lies in two pieces: it comes alone, put together in `scratch`.
+  const uint8_t* ReadRun(size_t width, size_t max, uint8_t* scratch, size_t* items);
 
  private:
   const ByteChain& chain_;

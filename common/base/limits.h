@@ -28,6 +28,11 @@ constexpr size_t kProgressTextBytesMax = 2048;
 // Payload bytes that all pushes in the server may hold: received but not applied, or (BSP) waiting
 // for their step to close. With two workers and 110 M parameters in FP32, 0.9 GB.
 constexpr uint64_t kPushBytesInFlightMax = uint64_t{4} << 30;
+// What the server holds of one worker's frames that are not applied, and of its replies that are not sent:
+// enough to keep a connection, the check and the lanes busy at once. The rest waits with the worker.
+constexpr size_t kStreamBytesInFlightMax = size_t{16} << 20;
+// When a worker that was sent away asks again.
+constexpr absl::Duration kOverloadRetry = absl::Milliseconds(200);
 // Replies that may wait for a staleness bound: every worker's whole window, several times over.
 constexpr size_t kWaitingRepliesMax = 65'536;
 // A waiting reply is answered DeadlineExceeded after this long; the worker asks again.
@@ -53,8 +58,6 @@ constexpr uint64_t kStepsAheadMax = uint64_t{2} * kPipelineDepthMax;
 constexpr uint64_t kStepMax = uint64_t{1} << 48;
 // Samples of a data set: numbers of samples are 32-bit in the workers' orders.
 constexpr uint64_t kSamplesMax = uint64_t{1} << 32;
-// Frames of one pull in flight together: enough to fill a connection at 1 MiB each.
-constexpr int kFramesInFlight = 8;
 
 // A snapshot's table of contents: 35 bytes a page of 256 KiB; 2^36 parameters need 37 MB.
 constexpr uint64_t kManifestBytesMax = uint64_t{256} << 20;

@@ -57,10 +57,8 @@ absl::Status CheckInt8(uint32_t count, const ByteChain& payload) {
           absl::StrCat("int8 page ", page, ": scale is ", scale, ", expected 0 to ", kInt8ScaleMax));
     }
   }
-  uint8_t tile[kTile];
-  for (size_t at = 0; at < count; at += kTile) {
-    const size_t size = std::min<size_t>(kTile, count - at);
-    const auto* bytes = reader.Read(size, tile);
+  for (size_t at = 0, size = 0; at < count; at += size) {
+    const uint8_t* bytes = reader.ReadRun(1, count - at, scratch, &size);
     if (const void* found = std::memchr(bytes, 0x80, size)) {
       return absl::InvalidArgumentError(
           absl::StrCat("int8 value ", at + static_cast<size_t>(static_cast<const uint8_t*>(found) - bytes),
@@ -114,13 +112,14 @@ absl::Status CheckPayloadBytes(CodecId codec, uint32_t count, uint64_t bytes) {
 absl::Status CheckPayload(CodecId codec, uint32_t count, const ByteChain& payload) {
   if (IsSparse(codec)) return ForEachSparsePage(codec, count, payload, [](const SparsePage&) {});
   if (codec == CodecId::kInt8) return CheckInt8(count, payload);
-  alignas(64) uint8_t scratch[kTile * sizeof(float)];
+  uint8_t scratch[sizeof(float)];
   ByteReader reader(payload);
-  for (size_t at = 0; at < count; at += kTile) {
-    const size_t tile = std::min<size_t>(kTile, count - at);
-    if (!AllFinite(codec, reader.Read(EncodedBytes(codec, tile), scratch), tile)) {
+  for (size_t at = 0, run = 0; at < count; at += run) {
+    const uint8_t* bytes =
+        reader.ReadRun(EncodedBytes(codec, 1), std::min<size_t>(kTile, count - at), scratch, &run);
+    if (!AllFinite(codec, bytes, run)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("a value from number ", at, " to ", at + tile - 1, " is infinite or not a number"));
+          absl::StrCat("a value from number ", at, " to ", at + run - 1, " is infinite or not a number"));
     }
   }
   return absl::OkStatus();

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/copied_bytes.h"
 
 namespace recon {
 namespace {
@@ -32,6 +33,7 @@ grpc::ByteBuffer BufferOf(const ByteChain& chain) {
   for (const ByteChain::Piece& piece : chain.pieces()) {
     if (piece.size <= kCopyBytesMax) {
       slices.emplace_back(piece.data, piece.size);
+      CountCopy(CopyReason::kHeader, piece.size);
       continue;
     }
     auto* owner = new std::shared_ptr<const void>(piece.owner);

@@ -1,46 +1,33 @@
 #include "server/rpc/param_service.h"
 
-#include <utility>
-
-#include "common/base/clock.h"
-#include "common/rpc/payload.h"
-#include "common/rpc/status_codes.h"
+#include "server/rpc/exchange_stream.h"
 
 namespace recon {
 
-grpc::ServerUnaryReactor* ParamService::Handle(FrameKind kind, grpc::CallbackServerContext* context,
-                                               const grpc::ByteBuffer* request, grpc::ByteBuffer* reply) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const absl::StatusOr<ByteChain> bytes = ChainOf(*request);
-  if (!bytes.ok()) {
-    reactor->Finish(ToGrpc(bytes.status()));
-    return reactor;
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ParamService::Exchange(
+    grpc::CallbackServerContext* /*context*/) {
+  const auto stream = std::make_shared<ExchangeStream>(this);
+  bool closed;
+  {
+    MutexLock lock(&mu_);
+    closed = closed_;
+    streams_.insert(stream.get());
   }
-  server_->Handle(kind, *bytes, Now(), [reactor, reply](absl::StatusOr<ByteChain> result) {
-    if (result.ok()) *reply = BufferOf(*result);
-    reactor->Finish(ToGrpc(result.status()));
-  });
-  return reactor;
+  stream->Start();
+  if (closed) stream->Close(absl::UnavailableError("the server is draining"));
+  return stream.get();
 }
 
-grpc::ServerUnaryReactor* ParamService::Pull(grpc::CallbackServerContext* context,
-                                             const grpc::ByteBuffer* request, grpc::ByteBuffer* reply) {
-  return Handle(FrameKind::kPull, context, request, reply);
+void ParamService::Close() {
+  MutexLock lock(&mu_);
+  closed_ = true;
+  // None of them is forgotten, and so destroyed, meanwhile.
+  for (ExchangeStream* stream : streams_) stream->Close(absl::UnavailableError("the server is draining"));
 }
 
-grpc::ServerUnaryReactor* ParamService::Push(grpc::CallbackServerContext* context,
-                                             const grpc::ByteBuffer* request, grpc::ByteBuffer* reply) {
-  return Handle(FrameKind::kPush, context, request, reply);
-}
-
-grpc::ServerUnaryReactor* ParamService::PushPull(grpc::CallbackServerContext* context,
-                                                 const grpc::ByteBuffer* request, grpc::ByteBuffer* reply) {
-  return Handle(FrameKind::kPushPull, context, request, reply);
-}
-
-grpc::ServerUnaryReactor* ParamService::Init(grpc::CallbackServerContext* context,
-                                             const grpc::ByteBuffer* request, grpc::ByteBuffer* reply) {
-  return Handle(FrameKind::kInit, context, request, reply);
+void ParamService::Forget(ExchangeStream* stream) {
+  MutexLock lock(&mu_);
+  streams_.erase(stream);
 }
 
 }  // namespace recon

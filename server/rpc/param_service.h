@@ -1,31 +1,39 @@
 #pragma once
 
+#include <memory>
+#include <set>
+
+#include "absl/base/thread_annotations.h"
+#include "common/base/mutex.h"
+#include "common/transport/transport.h"
 #include "proto/param.grpc.pb.h"
-#include "server/param_server.h"
 
 namespace recon {
 
-// Param over gRPC's callback API with raw buffers: hands frames to the ParamServer, which must outlive it.
-class ParamService
-    : public Param::WithRawCallbackMethod_Pull<Param::WithRawCallbackMethod_Push<
-          Param::WithRawCallbackMethod_PushPull<Param::WithRawCallbackMethod_Init<Param::Service>>>> {
- public:
-  explicit ParamService(ParamServer* server) : server_(server) {}
+class ExchangeStream;
 
-  grpc::ServerUnaryReactor* Pull(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                 grpc::ByteBuffer* reply) override;
-  grpc::ServerUnaryReactor* Push(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                 grpc::ByteBuffer* reply) override;
-  grpc::ServerUnaryReactor* PushPull(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                     grpc::ByteBuffer* reply) override;
-  grpc::ServerUnaryReactor* Init(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                 grpc::ByteBuffer* reply) override;
+// Param over gRPC's callback API with raw buffers: a stream a worker, whose requests go to `handler`.
+//
+// Threads: thread-safe. Shutdown: Close(), then shut the RPC server down, then destroy.
+class ParamService : public Param::WithRawCallbackMethod_Exchange<Param::Service> {
+ public:
+  explicit ParamService(RequestHandler handler) : handler_(std::move(handler)) {}
+
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Exchange(
+      grpc::CallbackServerContext* context) override;
+
+  // Ends all streams, when what they are writing is written, and refuses new ones: Unavailable.
+  void Close();
 
  private:
-  grpc::ServerUnaryReactor* Handle(FrameKind kind, grpc::CallbackServerContext* context,
-                                   const grpc::ByteBuffer* request, grpc::ByteBuffer* reply);
+  friend class ExchangeStream;
+  void Forget(ExchangeStream* stream);
 
-  ParamServer* server_;
+  const RequestHandler handler_;
+
+  Mutex mu_;
+  std::set<ExchangeStream*> streams_ ABSL_GUARDED_BY(mu_);
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace recon

@@ -22,12 +22,16 @@ class TileDecoder {
     for (float& scale : scales_) std::memcpy(&scale, reader_.Read(sizeof(float), scratch_), sizeof(float));
   }
 
-  // The next `count` values: kTileParams but for the last.
+  // The next `count` values: kTileParams but for the last. Straight from the network's buffers.
   void Next(size_t count, float* values) {
-    if (codec_ == CodecId::kInt8) {
-      DecodeInt8(reader_.Read(count, scratch_), count, scales_[at_ / kPageParams], values);
-    } else {
-      Decode(codec_, reader_.Read(EncodedBytes(codec_, count), scratch_), count, values);
+    const size_t width = codec_ == CodecId::kInt8 ? 1 : EncodedBytes(codec_, 1);
+    for (size_t done = 0, run = 0; done < count; done += run) {
+      const uint8_t* bytes = reader_.ReadRun(width, count - done, scratch_, &run);
+      if (codec_ == CodecId::kInt8) {
+        DecodeInt8(bytes, run, scales_[at_ / kPageParams], values + done);
+      } else {
+        Decode(codec_, bytes, run, values + done);
+      }
     }
     at_ += count;
   }
@@ -37,7 +41,7 @@ class TileDecoder {
   ByteReader reader_;
   std::vector<float> scales_;
   size_t at_ = 0;
-  alignas(64) uint8_t scratch_[kTileParams * sizeof(float)];
+  uint8_t scratch_[sizeof(float)];  // For a value that lies in two buffers.
 };
 
 // A whole shard's sum, kept by the lane's thread from one closing to the next.

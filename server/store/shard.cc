@@ -137,6 +137,19 @@ void Shard::CloseStep(uint64_t step, const std::set<Contributor>& contributors) 
   ++version_;
 }
 
+void Shard::Lent::Lend(const ByteChain& bytes) {
+  const ByteChain::Piece& piece = bytes.pieces().front();
+  owner_ = piece.owner;
+  data_ = piece.data;
+  size_ = piece.size;
+}
+
+ByteChain Shard::Lent::Get() const {
+  ByteChain bytes;
+  if (const std::shared_ptr<const void> owner = owner_.lock()) bytes.Append(data_, size_, owner);
+  return bytes;
+}
+
 ByteChain Shard::Encoded(CodecId codec) {
   ByteChain chain;
   if (codec == CodecId::kFp32) {
@@ -146,15 +159,19 @@ ByteChain Shard::Encoded(CodecId codec) {
     }
     return chain;
   }
-  if (encoded_codec_ == codec && encoded_version_ == version_) return encoded_;
-  auto bytes = std::make_shared<std::vector<uint8_t>>(EncodedBytes(codec, placement_.size));
+  if (encoded_codec_ == codec && encoded_version_ == version_) {
+    chain = encoded_.Get();
+    if (chain.size() > 0) return chain;
+  }
+  const uint64_t size = EncodedBytes(codec, placement_.size);
+  const std::shared_ptr<uint8_t[]> bytes(new uint8_t[size]);
   for (uint32_t page = 0; page < placement_.pages(); ++page) {
     // Parameters beyond the codec's range are cut to it: a replica is an approximation by choice.
     Encode(codec, pages_[0][page].data(), placement_.PageSize(page),
-           bytes->data() + EncodedBytes(codec, page * kPageParams));
+           bytes.get() + EncodedBytes(codec, page * kPageParams));
   }
-  chain.Append(bytes->data(), bytes->size(), bytes);
-  encoded_ = chain;
+  chain.Append(bytes.get(), size, bytes);
+  encoded_.Lend(chain);
   encoded_codec_ = codec;
   encoded_version_ = version_;
   return chain;
@@ -162,7 +179,10 @@ ByteChain Shard::Encoded(CodecId codec) {
 
 Shard::Update Shard::EncodedSince(CodecId codec, uint64_t base) {
   if (base > version_ || history_.AllChangedSince(base)) return {codec, Encoded(codec)};
-  if (update_codec_ == codec && update_base_ == base && update_version_ == version_) return update_;
+  if (update_codec_ == codec && update_base_ == base && update_version_ == version_) {
+    ByteChain update = update_.Get();
+    if (update.size() > 0) return {SparseCodec(codec), std::move(update)};
+  }
   const uint64_t dense_bytes = EncodedBytes(codec, placement_.size);
   const uint64_t value_bytes = EncodedBytes(codec, 1);
   SparseWriter writer(SparseCodec(codec));
@@ -184,11 +204,12 @@ Shard::Update Shard::EncodedSince(CodecId codec, uint64_t base) {
   }
   // Not kept: it would hold the pages, and the next update would have to clone them.
   if (writer.bytes() >= dense_bytes) return {codec, Encoded(codec)};
-  update_ = {SparseCodec(codec), ByteChain::FromString(writer.Finish())};
+  Update update{SparseCodec(codec), ByteChain::FromString(writer.Finish())};
+  update_.Lend(update.payload);
   update_codec_ = codec;
   update_base_ = base;
   update_version_ = version_;
-  return update_;
+  return update;
 }
 
 void Shard::SetRules(const OptimizerConfig* config, const GroupPolicy& policy) {

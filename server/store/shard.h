@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <utility>
 #include <vector>
@@ -69,8 +70,8 @@ class Shard {
   // for it and for earlier steps. No update if there is none.
   void CloseStep(uint64_t step, const std::set<Contributor>& contributors);
 
-  // The parameters as a payload of `codec`. FP32 refers to the pages; 16-bit codecs are encoded once
-  // per version and shared by all that ask.
+  // The parameters as a payload of `codec`. FP32 refers to the pages; a 16-bit encoding of this version is
+  // shared by all that ask while somebody has it.
   ByteChain Encoded(CodecId codec);
   // What a reader that has version `base` needs to have this one: the values that changed, as a sparse
   // payload, where that is smaller than all of them. `codec` is fp32, fp16 or bf16.
@@ -92,6 +93,21 @@ class Shard {
  private:
   using Pages = std::vector<PageRef>;
 
+  // An encoding that lives as long as somebody is sending it, and can be had again until then: a shard that
+  // kept its own would add a quarter to the server's memory.
+  class Lent {
+   public:
+    // `bytes` in one piece.
+    void Lend(const ByteChain& bytes);
+    // Empty once all have given it back.
+    ByteChain Get() const;
+
+   private:
+    std::weak_ptr<const void> owner_;
+    const void* data_ = nullptr;
+    size_t size_ = 0;
+  };
+
   // Writes values [offset, offset + count) of a role through the copy-on-write rule.
   float* WritableTile(int role, size_t offset);
   void UpdateTile(const UpdateCoefficients& c, size_t offset, absl::Span<const float> gradient);
@@ -112,12 +128,11 @@ class Shard {
   std::map<uint64_t, std::vector<Contribution>> contributions_;
   uint64_t first_open_step_ = 0;
   uint64_t pages_cloned_ = 0;
-  // The last 16-bit encoding, and the version it is of.
+  // The last 16-bit encoding and the last answer of EncodedSince(), and what they are of.
+  Lent encoded_;
   CodecId encoded_codec_ = CodecId::kFp32;
   uint64_t encoded_version_ = kNoVersion;
-  ByteChain encoded_;
-  // The last answer of EncodedSince(), and what it answers.
-  Update update_;
+  Lent update_;
   CodecId update_codec_ = CodecId::kFp32;
   uint64_t update_base_ = kNoVersion;
   uint64_t update_version_ = kNoVersion;

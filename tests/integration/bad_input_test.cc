@@ -6,6 +6,8 @@
 #include "absl/strings/match.h"
 #include "catch2/catch.hpp"
 #include "common/base/mutex.h"
+#include "common/rpc/grpc_transport.h"
+#include "common/transport/envelope.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "tests/integration/cluster.h"
 #include "tests/support/listening_socket.h"
@@ -162,18 +164,33 @@ TEST_CASE("no bytes on the wire end the server", "[bad_input]") {
     answered.WaitForNotification();
     return status;
   };
-  for (const char* rpc :
-       {"/recon.Param/Push", "/recon.Param/Pull", "/recon.Param/PushPull", "/recon.Param/Init",
-        "/recon.Control/Register", "/recon.Control/Heartbeat", "/recon.Control/Acquire",
-        "/recon.Control/Complete", "/recon.Control/Leave", "/recon.Control/Nonsense"}) {
+  for (const char* rpc : {"/recon.Param/Nonsense", "/recon.Control/Register", "/recon.Control/Heartbeat",
+                          "/recon.Control/Acquire", "/recon.Control/Complete", "/recon.Control/Leave",
+                          "/recon.Control/Nonsense"}) {
     for (int i = 0; i < 40; ++i) {
       std::string bytes(random() % 300, '\0');
       for (char& byte : bytes) byte = static_cast<char>(random());
       CHECK_FALSE(send(rpc, bytes).ok());
     }
   }
-  CHECK(send("/recon.Param/PushPull", std::string(9 << 20, 'x')).error_code() ==
-        grpc::StatusCode::INVALID_ARGUMENT);
+  for (size_t size = 0; size < kEnvelopeBytes; ++size) {
+    CHECK(send("/recon.Param/Exchange", std::string(size, 'x')).error_code() ==
+          grpc::StatusCode::INVALID_ARGUMENT);
+  }
+  // Requests with an envelope get their answer; what has none ends the stream, and the next one is as good.
+  GrpcTransport transport(*ConnectTo(cluster.address(), {}));
+  for (size_t i = 0; i < 200; ++i) {
+    std::string bytes(i == 0 ? size_t{9} << 20 : random() % 300, 'x');
+    for (char& byte : bytes) byte = static_cast<char>(random());
+    Notification answered;
+    absl::Status status;
+    transport.Call(ByteChain::FromString(bytes), [&](const absl::StatusOr<ByteChain>& reply) {
+      status = reply.status();
+      answered.Notify();
+    });
+    answered.WaitForNotification();
+    CHECK(absl::IsInvalidArgument(status));
+  }
   CHECK(cluster.SamplesReach(cluster.Status()->samples_completed() + 400));
   CHECK(worker->running());
 }

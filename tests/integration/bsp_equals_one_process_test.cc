@@ -71,7 +71,7 @@ TEST_CASE("BSP with N workers gives, step by step, the parameters of one process
           harness.MakeFrame(FrameKind::kPushPull, WorkerId(static_cast<uint32_t>(worker + 1)),
                             harness.IncarnationOf(static_cast<uint32_t>(worker + 1)), step, gradient);
       frame.header.samples = static_cast<uint32_t>(indices.size());
-      pushes.push_back(harness.Send(FrameKind::kPushPull, frame));
+      pushes.push_back(harness.Send(frame));
     }
     for (const auto& push : pushes) {
       push->done.WaitForNotification();

@@ -14,6 +14,7 @@
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/mutex.h"
+#include "common/rpc/grpc_transport.h"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/storage/local_store.h"
 #include "common/tensor/param_layout.h"
@@ -77,7 +78,8 @@ class Pusher {
   void Run() {
     const auto channel = *ConnectTo(address_, {});
     ControlClient control(channel, absl::Seconds(2));
-    ParamClient params(channel);
+    GrpcTransport transport(channel);
+    ParamClient params(&transport);
     uint64_t step = 0;
     // A push that was sent is sent until it is acknowledged: else nobody knew whether it counts.
     const absl::Time give_up = Now() + absl::Minutes(10);

@@ -117,11 +117,12 @@ class Life {
   void PushOne(Oracle* oracle, uint32_t worker, uint64_t step) {
     Frame frame = harness_->PushFrame(worker, step, ValueOf(worker, step));
     sent_.push_back(std::make_shared<Notification>());
-    server().Handle(FrameKind::kPushPull, EncodeFrame(std::move(frame)), Now(),
-                    [oracle, worker, step, event = sent_.back()](const absl::StatusOr<ByteChain>& reply) {
-                      if (reply.ok()) oracle->Acknowledge(worker, step);
-                      event->Notify();
-                    });
+    server().Handle(
+        EncodeFrame(std::move(frame)), Now(), [] {},
+        [oracle, worker, step, event = sent_.back()](const absl::StatusOr<ByteChain>& reply) {
+          if (reply.ok()) oracle->Acknowledge(worker, step);
+          event->Notify();
+        });
   }
   void WaitForReplies() {
     for (const auto& event : sent_) event->WaitForNotification();

@@ -58,7 +58,7 @@ TEST_CASE("a pull names the version it has, and unchanged shards are not sent", 
   CHECK(Await(f.Push(1, 0, 1)).ok());
   Frame pull = f.MakeFrame(FrameKind::kPull, WorkerId(1), f.IncarnationOf(1), 0, {});
   pull.parts[1].version = 1;
-  const auto pending = f.Send(FrameKind::kPull, pull);
+  const auto pending = f.Send(pull);
   REQUIRE(Await(pending).ok());
   const Frame reply = *DecodeFrame(*pending->reply);
   CHECK(reply.payloads[0].size() > 0);
@@ -85,7 +85,7 @@ TEST_CASE("BSP goes on without a worker that is expelled, and drops its unfinish
   Frame half = f.PushFrame(2, 0, 100);
   half.parts.pop_back();
   half.payloads.pop_back();
-  const auto unfinished = f.Send(FrameKind::kPushPull, half);
+  const auto unfinished = f.Send(half);
   const auto one = f.Push(1, 0, 3);
   f.Settle();
   CHECK_FALSE(Done(one));
@@ -145,7 +145,6 @@ TEST_CASE("BSP: a dead process' push is not mixed with its replacement's", "[par
   f.server().Activate(WorkerId(2), 0);
   const auto one = f.Push(1, 0, 2);
   const auto replacement = f.Send(
-      FrameKind::kPushPull,
       f.MakeFrame(FrameKind::kPushPull, WorkerId(2), Incarnation(5555), 0, std::vector<float>(kParams, 4)));
   CHECK(Await(replacement).ok());
   CHECK(Await(one).ok());
@@ -200,7 +199,7 @@ TEST_CASE("malformed pushes get the right code and change nothing", "[param_serv
   const auto refused = [&](auto change, absl::StatusCode code, const std::string& word) {
     Frame frame = f.PushFrame(1, 0, 1);
     change(&frame);
-    const auto pending = f.Send(FrameKind::kPushPull, frame);
+    const auto pending = f.Send(frame);
     const absl::Status status = Await(pending);
     INFO(status);
     CHECK(status.code() == code);
@@ -231,9 +230,10 @@ TEST_CASE("malformed pushes get the right code and change nothing", "[param_serv
   refused([](Frame* x) { x->header.incarnation = 5; }, kPrecondition, "incarnation");
   refused([](Frame* x) { x->header.cluster_epoch = 3; }, kPrecondition, "cluster epoch 3, the server's is 4");
   refused([](Frame* x) { x->header.kind = static_cast<uint8_t>(FrameKind::kPull); }, kInvalid, "kind");
-  CHECK(absl::IsInvalidArgument(Await(f.SendBytes(FrameKind::kPushPull, ByteChain::FromString("nonsense")))));
-  CHECK(absl::IsInvalidArgument(Await(f.SendBytes(FrameKind::kPushPull, ByteChain()))));
-  CHECK(absl::IsFailedPrecondition(Await(f.Send(FrameKind::kInit, [&] {
+  refused([](Frame* x) { x->header.kind = static_cast<uint8_t>(FrameKind::kReply); }, kInvalid, "kind");
+  CHECK(absl::IsInvalidArgument(Await(f.SendBytes(ByteChain::FromString("nonsense")))));
+  CHECK(absl::IsInvalidArgument(Await(f.SendBytes(ByteChain()))));
+  CHECK(absl::IsFailedPrecondition(Await(f.Send([&] {
     Frame init = f.PushFrame(1, 0, 9);
     init.header.kind = static_cast<uint8_t>(FrameKind::kInit);
     return init;
@@ -251,11 +251,11 @@ TEST_CASE("clipping scales a push down to its norm, and leaves a smaller one alo
     harness.Join(1);
     Frame large = harness.PushFrame(1, 0, 1);
     large.header.gradient_norm = 8;  // What the worker measured before it encoded.
-    REQUIRE(harness.Call(FrameKind::kPushPull, large).ok());
+    REQUIRE(harness.Call(large).ok());
     CHECK(harness.Values(1)[0] == -0.25f);
     Frame small = harness.PushFrame(1, 1, 1);
     small.header.gradient_norm = 2;
-    REQUIRE(harness.Call(FrameKind::kPushPull, small).ok());
+    REQUIRE(harness.Call(small).ok());
     CHECK(harness.Values(1)[0] == -1.25f);
   }
 }

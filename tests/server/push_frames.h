@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -40,7 +41,7 @@ class ParamServerHarness {
     server_.Admit(WorkerId(999), Incarnation(1), 0);
     server_.AwaitInitialValues(WorkerId(999), [] {});
     Frame frame = MakeFrame(FrameKind::kInit, WorkerId(999), Incarnation(1), 0, values);
-    if (!Call(FrameKind::kInit, frame).ok()) throw std::runtime_error("Init");
+    if (!Call(frame).ok()) throw std::runtime_error("Init");
     server_.Expel(WorkerId(999));
   }
 
@@ -85,33 +86,35 @@ class ParamServerHarness {
 
   // A call under way.
   struct Pending {
+    std::atomic<bool> taken{false};
     Notification done;
     absl::StatusOr<ByteChain> reply = ByteChain();
   };
-  std::shared_ptr<Pending> Send(FrameKind kind, const Frame& frame) {
-    return SendBytes(kind, EncodeFrame(frame));
-  }
-  std::shared_ptr<Pending> SendBytes(FrameKind kind, const ByteChain& bytes) {
+  std::shared_ptr<Pending> Send(const Frame& frame) { return SendBytes(EncodeFrame(frame)); }
+  std::shared_ptr<Pending> SendBytes(const ByteChain& bytes) {
     auto pending = std::make_shared<Pending>();
-    server_.Handle(kind, bytes, Now(), [pending](absl::StatusOr<ByteChain> reply) {
+    const auto taken = [pending] {
+      if (pending->taken.exchange(true)) throw std::runtime_error("a frame was taken twice");
+    };
+    server_.Handle(bytes, Now(), taken, [pending](absl::StatusOr<ByteChain> reply) {
+      if (!pending->taken) throw std::runtime_error("answered before it was taken");
       pending->reply = std::move(reply);
       pending->done.Notify();
     });
     return pending;
   }
-  absl::Status Call(FrameKind kind, const Frame& frame) {
-    const auto pending = Send(kind, frame);
+  absl::Status Call(const Frame& frame) {
+    const auto pending = Send(frame);
     pending->done.WaitForNotification();
     return pending->reply.status();
   }
   std::shared_ptr<Pending> Push(uint32_t worker, uint64_t step, float value) {
-    return Send(FrameKind::kPushPull, PushFrame(worker, step, value));
+    return Send(PushFrame(worker, step, value));
   }
 
   // All parameters as they are now.
   std::vector<float> Values(uint32_t worker) {
-    const auto pending =
-        Send(FrameKind::kPull, MakeFrame(FrameKind::kPull, WorkerId(worker), IncarnationOf(worker), 0, {}));
+    const auto pending = Send(MakeFrame(FrameKind::kPull, WorkerId(worker), IncarnationOf(worker), 0, {}));
     pending->done.WaitForNotification();
     if (!pending->reply.ok()) throw std::runtime_error(std::string(pending->reply.status().message()));
     std::vector<float> values(server_.layout()->params());

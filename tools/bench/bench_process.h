@@ -2,8 +2,12 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
+#include <cstdio>
 #include <string>
 #include <vector>
+
+#include "absl/status/statusor.h"
 
 namespace recon {
 
@@ -16,9 +20,36 @@ class BenchProcess {
   BenchProcess(const BenchProcess&) = delete;
   BenchProcess& operator=(const BenchProcess&) = delete;
 
+  pid_t pid() const { return pid_; }
+
  private:
   pid_t pid_;
 };
+
+// A part of a measurement in a process of its own: this program under another verb, spoken to by lines.
+class BenchPeer {
+ public:
+  // Runs `recon-bench ARGUMENTS...`; what it says besides goes to this process' standard error.
+  explicit BenchPeer(const std::vector<std::string>& arguments);
+  ~BenchPeer();
+  BenchPeer(const BenchPeer&) = delete;
+  BenchPeer& operator=(const BenchPeer&) = delete;
+
+  pid_t pid() const { return pid_; }
+  void Say(const std::string& line);
+  // The next line it prints; Unavailable if it has ended.
+  absl::StatusOr<std::string> Hear();
+
+ private:
+  pid_t pid_;
+  FILE* to_;
+  FILE* from_;
+};
+
+// CPU seconds a process has used, all its threads and the kernel's work for them.
+double CpuSecondsOf(pid_t pid);
+// Bytes of its memory that are resident now.
+uint64_t ResidentBytesOf(pid_t pid);
 
 // A directory of its own, removed at the end.
 class BenchDirectory {

@@ -5,6 +5,8 @@
 #include "nlohmann/json.hpp"
 #include "tools/bench/codecs.h"
 #include "tools/bench/codecs_gpu.h"
+#include "tools/bench/data_plane.h"
+#include "tools/bench/data_plane_peers.h"
 #include "tools/bench/durability.h"
 #include "tools/bench/straggler.h"
 
@@ -65,6 +67,32 @@ int main(int argc, char** argv) {
   durability_verb->add_flag("--snapshots-only", durability.snapshots_only,
                             "saving and restoring; neither pushes nor the log nor joining");
   durability_verb->add_flag("--json", json, "one JSON object");
+  recon::DataPlaneOptions data_plane;
+  CLI::App* data_plane_verb =
+      app.add_subcommand("data-plane", "pushes and pulls beside plain TCP, bare gRPC and the bare kernel");
+  data_plane_verb->add_option("--rounds", data_plane.rounds, "medians are over these")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
+  data_plane_verb->add_option("--seconds", data_plane.seconds, "of each measurement of a round")
+      ->check(CLI::Range(0.1, 600.0))
+      ->capture_default_str();
+  data_plane_verb
+      ->add_option("--shapes", data_plane.shapes, "models, by name or as files; see recon-worker --model")
+      ->capture_default_str();
+  data_plane_verb->add_option("--workers", data_plane.workers, "numbers of workers")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  data_plane_verb->add_flag("--json", json, "one JSON object");
+  std::string peer_role;
+  int peer_port = 0;
+  recon::PushWorkerOptions push_worker;
+  CLI::App* peer_verb = app.add_subcommand("data-plane-peer", "one part of data-plane, in its own process");
+  peer_verb->group("")->add_option("role", peer_role)->required();
+  peer_verb->add_option("--port", peer_port);
+  peer_verb->add_option("--server", push_worker.server);
+  peer_verb->add_option("--shapes", push_worker.shapes);
+  peer_verb->add_option("--name", push_worker.name);
+  peer_verb->add_option("--transport", push_worker.transport);
   std::string restore_directory, restore_log;
   CLI::App* restore_verb =
       app.add_subcommand("durability-restore", "one part of durability, in a process of its own");
@@ -76,7 +104,17 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   recon::InitLog("warn");
+  if (peer_verb->parsed()) {
+    const absl::Status status = peer_role == "tcp-sink"      ? recon::RunTcpSink()
+                                : peer_role == "tcp-source"  ? recon::RunTcpSource(peer_port)
+                                : peer_role == "grpc-sink"   ? recon::RunGrpcSink()
+                                : peer_role == "grpc-source" ? recon::RunGrpcSource(peer_port)
+                                                             : recon::RunPushWorker(push_worker);
+    if (!status.ok()) std::cerr << "recon-bench " << peer_role << ": " << status.message() << "\n";
+    return status.ok() ? 0 : 1;
+  }
   const auto result = restore_verb->parsed()      ? recon::RunRestore(restore_directory, restore_log)
+                      : data_plane_verb->parsed() ? recon::RunDataPlane(data_plane)
                       : durability_verb->parsed() ? recon::RunDurability(durability)
                       : !codecs_verb->parsed()    ? recon::RunStraggler(straggler)
                       : device >= 0               ? recon::RunCodecsOnGpu(codecs, device)

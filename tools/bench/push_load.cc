@@ -64,18 +64,19 @@ void PushLoad::Run() {
       frame.parts.push_back(part);
       frame.payloads.push_back(payloads[i]);
       const absl::Time sent = Now();
-      params_->Handle(FrameKind::kPush, EncodeFrame(std::move(frame)), sent,
-                      [this, sent](const absl::StatusOr<ByteChain>& reply) {
-                        const absl::Time now = Now();
-                        MutexLock lock(&mu_);
-                        --in_flight_;
-                        status_.Update(reply.status());
-                        if (!reply.ok()) return;
-                        ++taken_.frames;
-                        taken_.longest_gap = std::max(taken_.longest_gap, absl::ToDoubleSeconds(now - last_));
-                        taken_.slowest = std::max(taken_.slowest, absl::ToDoubleSeconds(now - sent));
-                        last_ = now;
-                      });
+      params_->Handle(
+          EncodeFrame(std::move(frame)), sent, [] {},
+          [this, sent](const absl::StatusOr<ByteChain>& reply) {
+            const absl::Time now = Now();
+            MutexLock lock(&mu_);
+            --in_flight_;
+            status_.Update(reply.status());
+            if (!reply.ok()) return;
+            ++taken_.frames;
+            taken_.longest_gap = std::max(taken_.longest_gap, absl::ToDoubleSeconds(now - last_));
+            taken_.slowest = std::max(taken_.slowest, absl::ToDoubleSeconds(now - sent));
+            last_ = now;
+          });
     }
   }
   MutexLock lock(&mu_);

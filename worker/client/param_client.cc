@@ -1,51 +1,25 @@
 #include "worker/client/param_client.h"
 
-#include <string>
+#include <memory>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "common/base/limits.h"
+#include "absl/strings/str_cat.h"
 #include "common/base/mutex.h"
-#include "common/rpc/payload.h"
-#include "common/rpc/status_codes.h"
 
 namespace recon {
 namespace {
-
-std::string MethodOf(FrameKind kind) {
-  switch (kind) {
-    case FrameKind::kPull:
-      return "/recon.Param/Pull";
-    case FrameKind::kPush:
-      return "/recon.Param/Push";
-    case FrameKind::kPushPull:
-      return "/recon.Param/PushPull";
-    case FrameKind::kInit:
-    case FrameKind::kReply:
-      break;
-  }
-  return "/recon.Param/Init";
-}
 
 // Frames under way of one CallAll(). Shared with the callbacks: the last of them still holds the lock when
 // the caller may already return.
 struct Window {
   Mutex mu;
-  int in_flight ABSL_GUARDED_BY(mu) = 0;
+  size_t answered ABSL_GUARDED_BY(mu) = 0;
 };
 
-// One frame under way; lives until its callback has run.
-struct Call {
-  grpc::ClientContext context;
-  grpc::ByteBuffer request;
-  grpc::ByteBuffer response;
-};
-
-absl::StatusOr<Frame> DecodeReply(const grpc::Status& status, const grpc::ByteBuffer& response) {
-  if (!status.ok()) return FromGrpc(status);
-  const absl::StatusOr<ByteChain> bytes = ChainOf(response);
-  if (!bytes.ok()) return bytes.status();
-  return DecodeFrame(*bytes);
+absl::StatusOr<Frame> DecodeReply(const absl::StatusOr<ByteChain>& reply) {
+  if (!reply.ok()) return reply.status();
+  return DecodeFrame(*reply);
 }
 
 }  // namespace
@@ -53,30 +27,28 @@ absl::StatusOr<Frame> DecodeReply(const grpc::Status& status, const grpc::ByteBu
 std::vector<absl::StatusOr<Frame>> ParamClient::CallAll(FrameKind kind, std::vector<Frame> frames,
                                                         absl::Duration deadline) {
   std::vector<absl::StatusOr<Frame>> replies(frames.size());
-  const std::string method = MethodOf(kind);
+  std::vector<uint64_t> calls;
+  calls.reserve(frames.size());
   const auto window = std::make_shared<Window>();
-  const bool gradient = kind == FrameKind::kPush || kind == FrameKind::kPushPull;
-  const int in_flight_max = gradient ? static_cast<int>(frames.size()) : limits::kFramesInFlight;
   for (size_t i = 0; i < frames.size(); ++i) {
-    {
-      MutexLock lock(&window->mu);
-      window->mu.Await([&] { return window->in_flight < in_flight_max; });
-      ++window->in_flight;
-    }
-    auto* call = new Call;
-    call->context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
     frames[i].header.kind = static_cast<uint8_t>(kind);
-    call->request = BufferOf(EncodeFrame(std::move(frames[i])));
-    stub_.UnaryCall(&call->context, method, grpc::StubOptions(), &call->request, &call->response,
-                    [call, window, reply = &replies[i]](const grpc::Status& status) {
-                      *reply = DecodeReply(status, call->response);
-                      delete call;
-                      MutexLock lock(&window->mu);
-                      --window->in_flight;
-                    });
+    calls.push_back(transport_->Call(EncodeFrame(std::move(frames[i])),
+                                     [window, reply = &replies[i]](const absl::StatusOr<ByteChain>& bytes) {
+                                       *reply = DecodeReply(bytes);
+                                       MutexLock lock(&window->mu);
+                                       ++window->answered;
+                                     }));
   }
+  const auto all_answered = [&] { return window->answered == replies.size(); };
+  {
+    MutexLock lock(&window->mu);
+    if (window->mu.AwaitFor(deadline, all_answered)) return replies;
+  }
+  const absl::Status late =
+      absl::DeadlineExceededError(absl::StrCat("no reply within ", absl::FormatDuration(deadline)));
+  for (const uint64_t call : calls) transport_->Abandon(call, late);
   MutexLock lock(&window->mu);
-  window->mu.Await([&] { return window->in_flight == 0; });
+  window->mu.Await(all_answered);  // A reply may be on its way to its callback.
   return replies;
 }
 

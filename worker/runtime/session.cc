@@ -8,6 +8,7 @@
 #include "common/base/hash.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
+#include "common/base/retry_hint.h"
 #include "common/base/status_macros.h"
 
 namespace recon {
@@ -158,7 +159,9 @@ absl::Status Session::Recover(const absl::Status& error, const Standing& used, B
       unreachable_since_ = std::min(unreachable_since_, Now());
       if (Now() - unreachable_since_ > options_.reconnect_for) return error;
     }
-    return Pause(backoff->Next()) ? absl::OkStatus() : absl::CancelledError("the worker is stopping");
+    const absl::Duration hint = RetryAfter(error).value_or(absl::ZeroDuration());
+    return Pause(std::max(backoff->Next(), hint)) ? absl::OkStatus()
+                                                  : absl::CancelledError("the worker is stopping");
   }
   if (!absl::IsFailedPrecondition(error)) return error;
   MutexLock only_one(&registering_);

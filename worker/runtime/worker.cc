@@ -12,6 +12,7 @@
 #include "common/metrics/metrics.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
+#include "common/rpc/grpc_transport.h"
 #include "common/rpc/wire_bytes.h"
 #include "worker/client/param_client.h"
 #include "worker/runtime/session.h"
@@ -89,7 +90,8 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   const int bound = session->job().bound();
   options.depth = bound < 0 ? flags.depth : std::min(flags.depth, bound + 1);
   options.slow_factor = flags.slow_factor;
-  ParamClient params(channel);
+  GrpcTransport transport(channel);
+  ParamClient params(&transport);
   absl::Status status;
   {
     TrainLoop loop(options, &layout, backend.get(), encoder.get(), &policy, &data, &params, session.get(),

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "common/base/byte_chain.h"
+
+namespace recon {
+
+// Precedes every message of a transport, both ways, little endian: which call of its connection a message
+// belongs to. A request's body is a frame. A reply's is a frame if `code` is 0, else an error's text.
+struct Envelope {
+  uint64_t call = 0;      // Chosen by the caller; the reply has the same.
+  uint32_t code = 0;      // Replies: an absl::StatusCode. Requests: 0.
+  uint32_t retry_ms = 0;  // Replies with an error: when to try again; 0 = not said.
+};
+inline constexpr size_t kEnvelopeBytes = 8 + 4 + 4;
+static_assert(sizeof(Envelope) == kEnvelopeBytes);
+
+// The message of a request; `frame` is not copied.
+ByteChain WrapRequest(uint64_t call, const ByteChain& frame);
+// The message of a reply, or of the error that it is instead.
+ByteChain WrapReply(uint64_t call, const absl::StatusOr<ByteChain>& reply);
+
+// Envelope and body of a message. InvalidArgument if it is too short to have one.
+absl::StatusOr<std::pair<Envelope, ByteChain>> Unwrap(const ByteChain& message);
+// What WrapReply() was given. Unknown codes become Internal.
+absl::StatusOr<ByteChain> ReplyOf(const Envelope& envelope, const ByteChain& body);
+
+}  // namespace recon

@@ -1,0 +1,45 @@
+#include "common/transport/pending_calls.h"
+
+#include <iterator>
+#include <utility>
+#include <vector>
+
+namespace recon {
+
+uint64_t PendingCalls::Add(uint64_t connection, Transport::Done done) {
+  MutexLock lock(&mu_);
+  calls_[next_] = {connection, std::move(done)};
+  return next_++;
+}
+
+void PendingCalls::Finish(uint64_t call, absl::StatusOr<ByteChain> reply) {
+  std::optional<Transport::Done> done = Take(call);
+  if (done.has_value()) (*done)(std::move(reply));
+}
+
+std::optional<Transport::Done> PendingCalls::Take(uint64_t call) {
+  MutexLock lock(&mu_);
+  const auto found = calls_.find(call);
+  if (found == calls_.end()) return std::nullopt;
+  std::optional<Transport::Done> done = std::move(found->second.done);
+  calls_.erase(found);
+  return done;
+}
+
+void PendingCalls::FailAll(uint64_t connection, const absl::Status& why) {
+  std::vector<Transport::Done> failed;
+  {
+    MutexLock lock(&mu_);
+    for (auto it = calls_.begin(); it != calls_.end();) {
+      const auto next = std::next(it);
+      if (it->second.connection == connection) {
+        failed.push_back(std::move(it->second.done));
+        calls_.erase(it);
+      }
+      it = next;
+    }
+  }
+  for (Transport::Done& done : failed) done(why);
+}
+
+}  // namespace recon

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "common/base/byte_chain.h"
+
+namespace recon {
+
+// The caller's end of a way for frames between a worker and a server; the message format is envelope.h's.
+// It connects when it is first used, and anew after it was cut off.
+//
+// Threads: thread-safe. `done` runs once, on any thread, perhaps before Call() returns; it must not block.
+// Shutdown: the destructor ends the calls under way as if the connection had been lost.
+class Transport {
+ public:
+  using Done = absl::AnyInvocable<void(absl::StatusOr<ByteChain> reply)>;
+
+  virtual ~Transport() = default;
+
+  // Sends `request`, whose bytes must stay as they are until `done` is called. Never waits for the network.
+  // Returns the call's number. Errors are the server's, or Unavailable if the connection is lost.
+  virtual uint64_t Call(const ByteChain& request, Done done) = 0;
+  // Ends a call with `why`, if it is under way still; a reply that comes later is dropped.
+  virtual void Abandon(uint64_t call, const absl::Status& why) = 0;
+
+  // For logs: "grpc", "shared memory".
+  virtual absl::string_view name() const = 0;
+};
+
+// The server's end hands every request to a handler. `taken` runs once the request's bytes are no longer
+// held for being applied (a transport may then read on), at the latest before `done`; `done` runs once. Any
+// thread.
+using TakenCallback = absl::AnyInvocable<void()>;
+using RequestHandler =
+    std::function<void(const ByteChain& request, TakenCallback taken, Transport::Done done)>;
+
+}  // namespace recon

@@ -1,0 +1,109 @@
+#include "server/rpc/exchange_stream.h"
+
+#include <utility>
+
+#include "common/base/limits.h"
+#include "common/rpc/payload.h"
+#include "common/rpc/status_codes.h"
+#include "common/transport/envelope.h"
+
+namespace recon {
+
+void ExchangeStream::Start() {
+  self_ = shared_from_this();
+  MutexLock lock(&mu_);
+  ReadOn();
+}
+
+void ExchangeStream::Close(const absl::Status& status) {
+  MutexLock lock(&mu_);
+  if (closing_.has_value()) return;
+  closing_ = status;
+  FinishIfIdle();
+}
+
+void ExchangeStream::ReadOn() {
+  if (reading_ || no_more_reads_ || closing_.has_value() || bytes_held_ > limits::kStreamBytesInFlightMax) {
+    return;
+  }
+  reading_ = true;
+  StartRead(&incoming_);
+}
+
+void ExchangeStream::FinishIfIdle() {
+  if (finished_ || !outgoing_.empty()) return;
+  if (closing_.has_value()) {
+    finished_ = true;
+    Finish(ToGrpc(*closing_));
+  } else if (no_more_reads_ && requests_ == 0) {
+    finished_ = true;
+    Finish(grpc::Status::OK);
+  }
+}
+
+void ExchangeStream::OnReadDone(bool ok) {
+  grpc::ByteBuffer message;
+  absl::StatusOr<ByteChain> bytes = ByteChain();
+  {
+    MutexLock lock(&mu_);
+    reading_ = false;
+    if (!ok) {
+      no_more_reads_ = true;
+      return FinishIfIdle();
+    }
+    if (closing_.has_value()) return;
+    message.Swap(&incoming_);
+    bytes = ChainOf(message);
+    if (bytes.ok()) {
+      bytes_held_ += bytes->size();
+      ++requests_;
+    }
+    ReadOn();  // The next message comes in while this one is checked.
+  }
+  auto unwrapped = bytes.ok() ? Unwrap(*bytes) : bytes.status();
+  if (!unwrapped.ok()) return Close(unwrapped.status());
+  message.Clear();
+  const auto stream = shared_from_this();
+  const uint64_t call = unwrapped->first.call;
+  service_->handler_(
+      unwrapped->second, [stream, size = bytes->size()] { stream->Taken(size); },
+      [stream, call](const absl::StatusOr<ByteChain>& reply) { stream->Reply(call, reply); });
+}
+
+void ExchangeStream::Taken(size_t bytes) {
+  MutexLock lock(&mu_);
+  bytes_held_ -= bytes;
+  ReadOn();
+}
+
+void ExchangeStream::Reply(uint64_t call, const absl::StatusOr<ByteChain>& reply) {
+  grpc::ByteBuffer message = BufferOf(WrapReply(call, reply));
+  MutexLock lock(&mu_);
+  --requests_;
+  if (finished_ || closing_.has_value()) return;
+  bytes_held_ += message.Length();
+  outgoing_.push_back(std::move(message));
+  if (outgoing_.size() == 1) StartWrite(&outgoing_.front());
+}
+
+void ExchangeStream::OnWriteDone(bool ok) {
+  MutexLock lock(&mu_);
+  bytes_held_ -= outgoing_.front().Length();
+  outgoing_.pop_front();
+  if (!ok || closing_.has_value()) {
+    outgoing_.clear();
+  } else if (!outgoing_.empty()) {
+    StartWrite(&outgoing_.front());
+  }
+  ReadOn();
+  FinishIfIdle();
+}
+
+void ExchangeStream::OnCancel() { Close(absl::CancelledError("the worker has gone")); }
+
+void ExchangeStream::OnDone() {
+  service_->Forget(this);
+  self_.reset();
+}
+
+}  // namespace recon

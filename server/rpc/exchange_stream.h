@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "common/base/byte_chain.h"
+#include "common/base/mutex.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "grpcpp/support/server_callback.h"
+#include "server/rpc/param_service.h"
+
+namespace recon {
+
+// One worker's stream. Back-pressure: it reads no further while more than limits::kStreamBytesInFlightMax of
+// what it has read is not taken yet, or of its replies is not written yet; the network's flow control tells
+// the worker. A reply that waits for other workers does not count: it would wait for itself.
+//
+// Threads: reactions on gRPC's threads, callbacks of requests on any; they may come after the stream's end.
+// Lifetime: gRPC and the callbacks of its requests keep it.
+class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                             public std::enable_shared_from_this<ExchangeStream> {
+ public:
+  explicit ExchangeStream(ParamService* service) : service_(service) {}
+
+  void Start();
+  // Ends it when what is being written is written.
+  void Close(const absl::Status& status);
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  void ReadOn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FinishIfIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Taken(size_t bytes);
+  void Reply(uint64_t call, const absl::StatusOr<ByteChain>& reply);
+
+  ParamService* const service_;  // Until OnDone().
+  std::shared_ptr<ExchangeStream> self_;
+  grpc::ByteBuffer incoming_;
+
+  Mutex mu_;
+  std::deque<grpc::ByteBuffer> outgoing_ ABSL_GUARDED_BY(mu_);  // The first is being written.
+  size_t bytes_held_ ABSL_GUARDED_BY(mu_) = 0;                  // Read and not taken, or not written.
+  int requests_ ABSL_GUARDED_BY(mu_) = 0;                       // Not answered.
+  bool reading_ ABSL_GUARDED_BY(mu_) = false;
+  bool no_more_reads_ ABSL_GUARDED_BY(mu_) = false;
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<absl::Status> closing_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace recon

@@ -1,0 +1,348 @@
+#include "tools/bench/data_plane.h"
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <thread>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/base/clock.h"
+#include "common/base/status_macros.h"
+#include "common/codec/codec.h"
+#include "common/rpc/client_channel.h"
+#include "common/rpc/control_client.h"
+#include "server/store/gradient.h"
+#include "server/store/optimizer_kernels.h"
+#include "tools/bench/bench_process.h"
+#include "tools/bench/median.h"
+
+namespace recon {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr absl::Duration kPoll = absl::Milliseconds(20);
+constexpr absl::Duration kStartTimeout = absl::Minutes(1);
+// Pushes that a worker has under way, as recon-worker's default --depth has it.
+constexpr int kDepth = 2;
+constexpr uint64_t kFixedServerBytes = uint64_t{150} << 20;
+// Momentum SGD: a parameter and its momentum.
+constexpr double kStateBytesPerParam = 8;
+// Of one update: an FP16 gradient read, both of them read and written.
+constexpr double kApplyBytesPerParam = 2 + 2 * kStateBytesPerParam;
+constexpr size_t kApplyParams = size_t{24} << 20;
+
+double PerSecond(double amount, absl::Time start) { return amount / absl::ToDoubleSeconds(Now() - start); }
+
+// Medians of everything that is measured, by name.
+class Figures {
+ public:
+  void Add(const std::string& name, double value) { values_[name].push_back(value); }
+  double Of(const std::string& name) const { return Median(values_.at(name)); }
+  Json All() const {
+    Json json;
+    for (const auto& [name, values] : values_) json[name] = Median(values);
+    return json;
+  }
+
+ private:
+  std::map<std::string, std::vector<double>> values_;
+};
+
+// What moving bytes costs without us.
+class Baselines {
+ public:
+  static absl::StatusOr<std::unique_ptr<Baselines>> Start() {
+    auto baselines = std::make_unique<Baselines>();
+    RECON_RETURN_IF_ERROR(StartPair("tcp", &baselines->tcp_));
+    RECON_RETURN_IF_ERROR(StartPair("grpc", &baselines->grpc_));
+    return baselines;
+  }
+
+  struct Result {
+    double bytes_per_second = 0;
+    double cpu_seconds_per_byte = 0;  // Both ends.
+  };
+  absl::StatusOr<Result> Tcp(double seconds) { return Measure(&tcp_, absl::StrCat(seconds), seconds); }
+  absl::StatusOr<Result> Grpc(double seconds, int connections) {
+    return Measure(&grpc_, absl::StrCat(seconds, " ", connections), seconds);
+  }
+
+ private:
+  struct Pair {
+    std::unique_ptr<BenchPeer> sink, source;
+  };
+
+  static absl::Status StartPair(const std::string& kind, Pair* pair) {
+    pair->sink =
+        std::make_unique<BenchPeer>(std::vector<std::string>{"data-plane-peer", absl::StrCat(kind, "-sink")});
+    RECON_ASSIGN_OR_RETURN(const std::string port, pair->sink->Hear());
+    pair->source = std::make_unique<BenchPeer>(
+        std::vector<std::string>{"data-plane-peer", absl::StrCat(kind, "-source"), "--port", port});
+    return pair->source->Hear().status();
+  }
+
+  static absl::StatusOr<Result> Measure(Pair* pair, const std::string& order, double seconds) {
+    const double cpu = CpuSecondsOf(pair->sink->pid()) + CpuSecondsOf(pair->source->pid());
+    pair->source->Say(order);
+    RECON_ASSIGN_OR_RETURN(const std::string answer, pair->source->Hear());
+    double bytes = 0;
+    if (!absl::SimpleAtod(answer, &bytes) || bytes <= 0) return absl::InternalError("no bytes were moved");
+    const double used = CpuSecondsOf(pair->sink->pid()) + CpuSecondsOf(pair->source->pid()) - cpu;
+    return Result{bytes / seconds, used / bytes};
+  }
+
+  Pair tcp_, grpc_;
+};
+
+// The update kernel alone, on memory of its own, and an in-place loop over as much.
+class Kernel {
+ public:
+  Kernel() : params_(kApplyParams, 0.1f), momentum_(kApplyParams, 0.01f) {
+    std::string bytes(EncodedBytes(CodecId::kFp16, kApplyParams), '\0');
+    const std::vector<float> values(kApplyParams, 1e-3f);
+    Encode(CodecId::kFp16, values.data(), values.size(), reinterpret_cast<uint8_t*>(bytes.data()));
+    gradient_ = ByteChain::FromString(std::move(bytes));
+  }
+
+  // Parameters per second.
+  double Apply(int threads) {
+    OptimizerConfig config;
+    config.kind = OptimizerKind::kMomentum;
+    const UpdateCoefficients c = CoefficientsFor(config, GroupPolicy(), 0, 1);
+    return InParallel(threads, [&](size_t begin, size_t end) {
+      const EncodedGradient gradient{CodecId::kFp16, static_cast<uint32_t>(end - begin),
+                                     gradient_.Range(2 * begin, 2 * (end - begin))};
+      ForEachTile(gradient, [&](size_t offset, absl::Span<const float> tile) {
+        ApplyUpdate(c, tile.data(), tile.size(), params_.data() + begin + offset,
+                    momentum_.data() + begin + offset, nullptr);
+      });
+    });
+  }
+
+  // Bytes per second that are read and written in place.
+  double Stream(int threads) {
+    return 8 * InParallel(threads, [&](size_t begin, size_t end) {
+             for (size_t i = begin; i < end; ++i) params_[i] *= 0.999f;
+           });
+  }
+
+ private:
+  double InParallel(int threads, const std::function<void(size_t, size_t)>& work) {
+    const absl::Time start = Now();
+    std::vector<std::thread> others;
+    for (int i = 1; i < threads; ++i) {
+      others.emplace_back(
+          [&, i] { work(kApplyParams * i / threads / 64 * 64, kApplyParams * (i + 1) / threads / 64 * 64); });
+    }
+    work(0, kApplyParams / threads / 64 * 64);
+    for (std::thread& other : others) other.join();
+    return PerSecond(kApplyParams, start);
+  }
+
+  std::vector<float> params_, momentum_;
+  ByteChain gradient_;
+};
+
+// A recon-server and workers that push to it.
+class Job {
+ public:
+  explicit Job(const std::string& shapes) : shapes_(shapes) {}
+
+  absl::Status Start(int workers) {
+    server_ = std::make_unique<BenchProcess>(
+        std::vector<std::string>{"recon-server", "--data", directory_.path() + "/data", "--listen",
+                                 "127.0.0.1:0", "--optimizer", "momentum", "--learning-rate", "0.001",
+                                 "--durability", "snapshot", "--snapshot-interval", "10h", "--evict-after",
+                                 "5h", "--suspect-after", "4h"},
+        directory_.path() + "/server.log");
+    const absl::Time give_up = Now() + kStartTimeout;
+    while (!(std::ifstream(directory_.path() + "/data/ADDRESS") >> address_)) {
+      if (Now() > give_up) return absl::DeadlineExceededError("recon-server did not start");
+      absl::SleepFor(kPoll);
+    }
+    for (int i = 0; i < workers; ++i) {
+      workers_.push_back(std::make_unique<BenchPeer>(
+          std::vector<std::string>{"data-plane-peer", "push-worker", "--server", address_, "--shapes",
+                                   shapes_, "--name", absl::StrCat("w", i)}));
+      RECON_RETURN_IF_ERROR(workers_.back()->Hear().status());
+    }
+    // The first snapshot is written before anything is measured.
+    while (true) {
+      RECON_ASSIGN_OR_RETURN(const StatusReply status, Status());
+      params_ = status.parameters();
+      if (status.snapshot().generation() > 0) return absl::OkStatus();
+      if (Now() > give_up) return absl::DeadlineExceededError("no snapshot was taken");
+      absl::SleepFor(kPoll);
+    }
+  }
+
+  uint64_t params() const { return params_; }
+  uint64_t server_bytes() const { return ResidentBytesOf(server_->pid()); }
+
+  absl::StatusOr<StatusReply> Status() {
+    RECON_ASSIGN_OR_RETURN(const auto channel, ConnectTo(address_, {}));
+    return ControlClient(channel).Status();
+  }
+
+  struct Result {
+    double params_per_second = 0;
+    double cpu_seconds = 0;
+    double params = 0;
+    double pushes = 0;
+    std::vector<double> milliseconds;
+  };
+  // All workers at once.
+  absl::StatusOr<Result> Run(const std::string& verb, double seconds, int depth, double pause_ms,
+                             size_t workers) {
+    Result result;
+    const double cpu = CpuSeconds();
+    for (size_t i = 0; i < workers; ++i) {
+      workers_[i]->Say(absl::StrCat(verb, " ", seconds, " ", depth, " ", pause_ms));
+    }
+    for (size_t i = 0; i < workers; ++i) {
+      RECON_ASSIGN_OR_RETURN(const std::string line, workers_[i]->Hear());
+      const Json answer = Json::parse(line);
+      if (answer.contains("error")) return absl::InternalError(answer["error"].get<std::string>());
+      result.params += answer["params"].get<double>();
+      result.pushes += answer["pushes"].get<double>();
+      result.params_per_second += answer["params"].get<double>() / answer["seconds"].get<double>();
+      for (const Json& ms : answer["ms"]) result.milliseconds.push_back(ms);
+    }
+    result.cpu_seconds = CpuSeconds() - cpu;
+    return result;
+  }
+
+ private:
+  double CpuSeconds() const {
+    double seconds = CpuSecondsOf(server_->pid());
+    for (const auto& worker : workers_) seconds += CpuSecondsOf(worker->pid());
+    return seconds;
+  }
+
+  const std::string shapes_;
+  const BenchDirectory directory_;
+  std::string address_;
+  std::unique_ptr<BenchProcess> server_;
+  std::vector<std::unique_ptr<BenchPeer>> workers_;
+  uint64_t params_ = 0;
+};
+
+double Percentile(std::vector<double> values, double fraction) {
+  std::sort(values.begin(), values.end());
+  return values[std::min(values.size() - 1,
+                         static_cast<size_t>(fraction * static_cast<double>(values.size())))];
+}
+
+class Bench {
+ public:
+  explicit Bench(const DataPlaneOptions& options)
+      : options_(options), cores_(static_cast<int>(std::thread::hardware_concurrency())) {}
+
+  absl::StatusOr<Json> Run() {
+    RECON_ASSIGN_OR_RETURN(baselines_, Baselines::Start());
+    Json shapes;
+    Figures ratios;
+    for (const std::string& name : options_.shapes) {
+      for (const int workers : options_.workers) {
+        RECON_ASSIGN_OR_RETURN(shapes[name][absl::StrCat(workers, "_workers")],
+                               RunShape(name, workers, &ratios));
+      }
+    }
+    Json json = {{"bench", "data-plane"},
+                 {"cores", cores_},
+                 {"rounds", options_.rounds},
+                 {"network", "loopback"},
+                 {"gradients", "fp16, made before; momentum SGD is applied; no push log"}};
+    json.update(general_.All());
+    json["shapes"] = shapes;
+    json["ratios"] = ratios.All();
+    return json;
+  }
+
+ private:
+  // What the parts cost alone, now: in CPU seconds.
+  struct Parts {
+    double grpc_per_byte = 0;
+    double apply_per_param = 0;
+  };
+  absl::StatusOr<Parts> MeasureParts(Figures* ratios) {
+    Parts parts;
+    RECON_ASSIGN_OR_RETURN(const auto tcp, baselines_->Tcp(options_.seconds / 2));
+    general_.Add("iperf_like_GBps", tcp.bytes_per_second / 1e9);
+    double best = 0;
+    for (const int connections : {1, 2}) {
+      RECON_ASSIGN_OR_RETURN(const auto grpc, baselines_->Grpc(options_.seconds / 2, connections));
+      best = std::max(best, grpc.bytes_per_second);
+      if (parts.grpc_per_byte == 0 || grpc.cpu_seconds_per_byte < parts.grpc_per_byte) {
+        parts.grpc_per_byte = grpc.cpu_seconds_per_byte;
+      }
+    }
+    general_.Add("raw_grpc_GBps", best / 1e9);
+    general_.Add("raw_grpc_cpu_seconds_per_GB", parts.grpc_per_byte * 1e9);
+    const double apply = kernel_.Apply(cores_), stream = kernel_.Stream(cores_);
+    // All cores are busy with it, and share the memory, as they do in a push.
+    parts.apply_per_param = cores_ / apply;
+    general_.Add("apply_GBps", apply * kApplyBytesPerParam / 1e9);
+    general_.Add("stream_GBps", stream / 1e9);
+    ratios->Add("raw_grpc_of_tcp", best / tcp.bytes_per_second);
+    ratios->Add("apply_of_stream", apply * kApplyBytesPerParam / stream);
+    return parts;
+  }
+
+  absl::StatusOr<Json> RunShape(const std::string& name, int workers, Figures* ratios) {
+    Job job(name);
+    RECON_RETURN_IF_ERROR(job.Start(workers));
+    const auto all = static_cast<size_t>(workers);
+    Figures figures;
+    std::vector<double> idle, loaded;
+    for (int round = -1; round < options_.rounds; ++round) {  // The first one warms up.
+      std::cerr << name << ", " << workers << " workers, round " << round << "\n";
+      RECON_ASSIGN_OR_RETURN(const Parts parts, MeasureParts(ratios));
+      RECON_ASSIGN_OR_RETURN(const Job::Result push, job.Run("push", options_.seconds, kDepth, 0, all));
+      RECON_ASSIGN_OR_RETURN(const Job::Result pull, job.Run("pull", options_.seconds, kDepth, 0, all));
+      RECON_ASSIGN_OR_RETURN(const Job::Result both, job.Run("pushpull", options_.seconds, kDepth, 0, all));
+      RECON_ASSIGN_OR_RETURN(const Job::Result probe, job.Run("push", options_.seconds / 2, 1, 20, 1));
+      if (round < 0) continue;
+      figures.Add("push_GBps", 2 * push.params_per_second / 1e9);
+      figures.Add("push_params_per_s", push.params_per_second);
+      figures.Add("pull_GBps", 2 * pull.params_per_second / 1e9);
+      figures.Add("pushpull_params_per_s", both.params_per_second);
+      figures.Add("push_cpu_seconds_per_GB", push.cpu_seconds / (2e-9 * push.params));
+      figures.Add("pushpull_cpu_seconds_per_GB", both.cpu_seconds / (4e-9 * both.params));
+      figures.Add("push_of_parts_bound",
+                  push.params_per_second * (2 * parts.grpc_per_byte + parts.apply_per_param) / cores_);
+      figures.Add("pushpull_of_parts_bound",
+                  both.params_per_second * (4 * parts.grpc_per_byte + parts.apply_per_param) / cores_);
+      idle.insert(idle.end(), probe.milliseconds.begin(), probe.milliseconds.end());
+      loaded.insert(loaded.end(), both.milliseconds.begin(), both.milliseconds.end());
+    }
+    Json json = figures.All();
+    json["push_ms"] = {{"idle", {{"p50", Percentile(idle, 0.5)}, {"p99", Percentile(idle, 0.99)}}},
+                       {"under_load", {{"p50", Percentile(loaded, 0.5)}, {"p99", Percentile(loaded, 0.99)}}}};
+    const double state = kStateBytesPerParam * static_cast<double>(job.params());
+    json["parameters"] = job.params();
+    json["state_bytes"] = state;
+    json["server_rss_bytes"] = job.server_bytes();
+    json["rss_over_state"] =
+        (static_cast<double>(job.server_bytes()) - static_cast<double>(kFixedServerBytes)) / state;
+    return json;
+  }
+
+  const DataPlaneOptions options_;
+  const int cores_;
+  std::unique_ptr<Baselines> baselines_;
+  Kernel kernel_;
+  Figures general_;
+};
+
+}  // namespace
+
+absl::StatusOr<Json> RunDataPlane(const DataPlaneOptions& options) { return Bench(options).Run(); }
+
+}  // namespace recon
