@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -24,11 +23,6 @@ struct ParamServer::Operation {
   absl::Time arrived;
   Taken taken;
   Done done;
-
-  // Its bytes are held no longer for being applied. Not for two threads at once.
-  void Take() {
-    if (taken != nullptr) std::exchange(taken, nullptr)();
-  }
 
   std::atomic<int> parts_left{0};
   std::atomic<uint32_t> parts_taken{0};

@@ -107,7 +107,6 @@ void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Do
   }
   if (!frame.ok()) {
     instruments_->refused.Increment();
-    taken();
     done(frame.status());
     return;
   }
@@ -294,6 +293,9 @@ void ParamServer::ApplyPart(const OperationPtr& op, size_t index) {
       contribution.weight = header.samples * scale;
       contribution.gradient = std::move(gradient);
       outcome = shard.Contribute(id, std::move(contribution));
+    } else if (AnswersAtOnce(*op) && !IsSparse(gradient.codec)) {
+      const auto codec = static_cast<CodecId>(header.reply_codec);
+      outcome = shard.ApplyAndEncode(id, gradient, scale, codec, &op->reply_payloads[index]);
     } else {
       outcome = shard.Apply(id, gradient, scale);
     }
@@ -311,6 +313,12 @@ void ParamServer::ApplyPart(const OperationPtr& op, size_t index) {
                          std::memory_order_relaxed);
 }
 
+// Whether it has a reply (replayed ones have none) that waits for nobody and has all parameters in 16 bits.
+bool ParamServer::AnswersAtOnce(const Operation& op) const {
+  return op.done != nullptr && op.kind == FrameKind::kPushPull && op.rules->bound < 0 &&
+         op.frame.header.reply_codec != static_cast<uint8_t>(CodecId::kFp32);
+}
+
 void ParamServer::DeliverPart(const OperationPtr& op, size_t index) {
   const PartHeader& part = op->frame.parts[index];
   ApplyPart(op, index);
@@ -322,8 +330,8 @@ void ParamServer::DeliverPart(const OperationPtr& op, size_t index) {
 }
 
 void ParamServer::Delivered(const OperationPtr& op) {
-  op->Take();
   if (op->kind == FrameKind::kPull) return Gather(op);
+  if (CarriesGradient(op->kind) && op->rules->bound >= 0) op->taken();
   std::vector<OperationPtr> released;
   std::function<void()> initialized;
   absl::Status status;
@@ -469,7 +477,11 @@ void ParamServer::AnswerReleased(std::vector<OperationPtr> ops) {
 }
 
 void ParamServer::Answer(const OperationPtr& op) {
-  if (op->kind != FrameKind::kPushPull) return Finish(op, absl::OkStatus());
+  const auto encoded = [](const ByteChain& payload) { return payload.size() > 0; };
+  if (op->kind != FrameKind::kPushPull ||
+      std::all_of(op->reply_payloads.begin(), op->reply_payloads.end(), encoded)) {
+    return Finish(op, absl::OkStatus());
+  }
   op->parts_left = static_cast<int>(op->frame.parts.size());
   // Behind the closing of the step in every lane's queue: the reply has its update.
   for (size_t i = 0; i < op->frame.parts.size(); ++i) {
@@ -509,7 +521,6 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
     reply = status;
     instruments_->refused.Increment();
   }
-  op->Take();
   op->done(std::move(reply));
   MutexLock lock(&mu_);
   --operations_;

@@ -112,8 +112,8 @@ class ParamServer {
   // A snapshot is published that needs the log's records from `log_from` on. Blocks on the disk.
   void NoteSnapshot(uint64_t log_from);
 
-  // Handles one frame: a pull, a push, or initial values. `taken` runs once, before `done`, as soon as the
-  // frame's bytes are applied or (BSP) wait for their step to close.
+  // Handles one frame: a pull, a push, or initial values. `taken` runs before `done` if a push is delivered
+  // to the lanes and its reply may have to wait for other workers.
   void Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done);
 
   // Membership, as the coordinator decides it. A worker must be admitted before its frames are taken.
@@ -172,6 +172,7 @@ class ParamServer {
   std::vector<OperationPtr> TakeReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // The lane's.
+  bool AnswersAtOnce(const Operation& op) const;
   void ApplyPart(const OperationPtr& op, size_t part);
   void DeliverPart(const OperationPtr& op, size_t part);
   void Delivered(const OperationPtr& op);

@@ -11,6 +11,9 @@ void TuneHeap() {
   // Setting those turns off the library's own adjustment of this one: without it every encoded shard would be
   // mapped and given back page by page.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  // Buffers are freed by other threads than those that took them: each arena more keeps its own share of
+  // them.
+  mallopt(M_ARENA_MAX, 2);
 }
 
 }  // namespace recon

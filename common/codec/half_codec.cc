@@ -5,6 +5,8 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "common/codec/half_codec.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
+//
+#include "common/codec/half_codec-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -18,7 +20,6 @@ using U16 = hn::Rebind<uint16_t, F32>;
 using VU32 = hn::Vec<U32>;
 
 constexpr uint32_t kAbsMask = 0x7FFFFFFF;
-constexpr uint32_t kInfinityBits = 0x7F800000;
 
 // FP32 bits -> FP16 bits in the low half, round to nearest even. `magnitude` is |x| bits, at most 65504.
 // Integer arithmetic, for targets without F16C: Highway's emulation rounds otherwise.
@@ -76,7 +77,7 @@ HWY_INLINE void EncodeVector(U32 d, VU32 bits, uint16_t* out, EncodeStats* stats
   const auto magnitude = hn::BitCast(di, hn::And(bits, hn::Set(d, kAbsMask)));
   const auto too_large = hn::Gt(magnitude, hn::Set(di, static_cast<int32_t>(Traits::kRoundsToInfinity) - 1));
   if (HWY_UNLIKELY(!hn::AllFalse(di, too_large))) {
-    const auto non_finite = hn::Gt(magnitude, hn::Set(di, static_cast<int32_t>(kInfinityBits) - 1));
+    const auto non_finite = hn::Gt(magnitude, hn::Set(di, 0x7F800000 - 1));
     const uint64_t bad = hn::CountTrue(di, non_finite);
     stats->non_finite += bad;
     stats->saturated += hn::CountTrue(di, too_large) - bad;
@@ -107,36 +108,21 @@ EncodeStats EncodeHalf(const float* HWY_RESTRICT values, size_t count, uint8_t* 
   return stats;
 }
 
-HWY_INLINE VU32 BitsFromBf16(U32, VU32 half) { return hn::ShiftLeft<16>(half); }
-
-HWY_INLINE VU32 BitsFromHalf(U32 d, VU32 half) {
-  const F32 df;
-  const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(d, 0x8000u)));
-  const auto shifted = hn::ShiftLeft<13>(hn::And(half, hn::Set(d, 0x7FFFu)));
-  // Multiplying by 2^112 rebiases normals and normalizes subnormals, exactly.
-  const auto scaled = hn::BitCast(d, hn::Mul(hn::BitCast(df, shifted), hn::Set(df, 5.192296858534828e33f)));
-  const auto is_finite = hn::Lt(shifted, hn::Set(d, 0x7C00u << 13));
-  const auto special = hn::Or(shifted, hn::Set(d, kInfinityBits));
-  return hn::Or(sign, hn::IfThenElse(is_finite, scaled, special));
-}
-
 template <typename Widen>
 HWY_INLINE void DecodeHalf(const uint8_t* HWY_RESTRICT bytes, size_t count, float* HWY_RESTRICT out,
                            const Widen& widen) {
   const U32 d;
-  const U16 d16;
   const size_t lanes = hn::Lanes(d);
   auto* bits = reinterpret_cast<uint32_t*>(out);
   size_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    const auto half = hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(bytes) + i));
-    hn::StoreU(widen(d, half), d, bits + i);
+    hn::StoreU(widen(d, reinterpret_cast<const uint16_t*>(bytes) + i), d, bits + i);
   }
   if (i < count) {
     HWY_ALIGN uint16_t halves[HWY_MAX_BYTES / 4] = {};
     HWY_ALIGN uint32_t wide[HWY_MAX_BYTES / 4];
     std::memcpy(halves, bytes + 2 * i, (count - i) * sizeof(uint16_t));
-    hn::Store(widen(d, hn::PromoteTo(d, hn::LoadU(d16, halves))), d, wide);
+    hn::Store(widen(d, halves), d, wide);
     std::memcpy(bits + i, wide, (count - i) * sizeof(float));
   }
 }
@@ -148,10 +134,10 @@ EncodeStats EncodeBf16(const float* values, size_t count, uint8_t* out) {
   return EncodeHalf<Bf16Traits>(values, count, out);
 }
 void DecodeFp16(const uint8_t* bytes, size_t count, float* out) {
-  DecodeHalf(bytes, count, out, BitsFromHalf);
+  DecodeHalf(bytes, count, out, BitsFromHalf<U32>);
 }
 void DecodeBf16(const uint8_t* bytes, size_t count, float* out) {
-  DecodeHalf(bytes, count, out, BitsFromBf16);
+  DecodeHalf(bytes, count, out, BitsFromBf16<U32>);
 }
 
 // Numbers of `count` unsigned T whose bits under `mask` are all set.
@@ -174,8 +160,28 @@ HWY_INLINE uint64_t CountMasked(const uint8_t* bytes, size_t count, T mask) {
   return found;
 }
 
-uint64_t CountMasked16(const uint8_t* bytes, size_t count, uint16_t mask) {
-  return CountMasked<uint16_t>(bytes, count, mask);
+// Whether no unsigned T has all bits under `mask` set: the largest is what counts, one comparison at the end.
+template <typename T>
+HWY_INLINE bool NoneMasked(const uint8_t* bytes, size_t count, T mask) {
+  const hn::ScalableTag<T> d;
+  const size_t lanes = hn::Lanes(d);
+  const auto vector_mask = hn::Set(d, mask);
+  auto largest0 = hn::Zero(d), largest1 = hn::Zero(d);
+  const auto* values = reinterpret_cast<const T*>(bytes);
+  size_t i = 0;
+  for (; i + 2 * lanes <= count; i += 2 * lanes) {
+    largest0 = hn::Max(largest0, hn::And(hn::LoadU(d, values + i), vector_mask));
+    largest1 = hn::Max(largest1, hn::And(hn::LoadU(d, values + i + lanes), vector_mask));
+  }
+  if (!hn::AllFalse(d, hn::Eq(hn::Max(largest0, largest1), vector_mask))) return false;
+  return CountMasked<T>(bytes + i * sizeof(T), count - i, mask) == 0;
+}
+
+bool NoneMasked16(const uint8_t* bytes, size_t count, uint16_t mask) {
+  return NoneMasked<uint16_t>(bytes, count, mask);
+}
+bool NoneMasked32(const uint8_t* bytes, size_t count, uint32_t mask) {
+  return NoneMasked<uint32_t>(bytes, count, mask);
 }
 uint64_t CountMasked32(const uint8_t* bytes, size_t count, uint32_t mask) {
   return CountMasked<uint32_t>(bytes, count, mask);
@@ -192,7 +198,8 @@ HWY_EXPORT(EncodeFp16);
 HWY_EXPORT(EncodeBf16);
 HWY_EXPORT(DecodeFp16);
 HWY_EXPORT(DecodeBf16);
-HWY_EXPORT(CountMasked16);
+HWY_EXPORT(NoneMasked16);
+HWY_EXPORT(NoneMasked32);
 HWY_EXPORT(CountMasked32);
 
 EncodeStats EncodeFp16(const float* values, size_t count, uint8_t* out) {
@@ -211,10 +218,10 @@ uint64_t CountNonFinite(const float* values, size_t count) {
   return HWY_DYNAMIC_DISPATCH(CountMasked32)(reinterpret_cast<const uint8_t*>(values), count, 0x7F800000u);
 }
 bool AllFinite16(const uint8_t* bytes, size_t count, uint16_t exponent_mask) {
-  return HWY_DYNAMIC_DISPATCH(CountMasked16)(bytes, count, exponent_mask) == 0;
+  return HWY_DYNAMIC_DISPATCH(NoneMasked16)(bytes, count, exponent_mask);
 }
 bool AllFinite32(const uint8_t* bytes, size_t count) {
-  return HWY_DYNAMIC_DISPATCH(CountMasked32)(bytes, count, 0x7F800000u) == 0;
+  return HWY_DYNAMIC_DISPATCH(NoneMasked32)(bytes, count, 0x7F800000u);
 }
 
 }  // namespace recon

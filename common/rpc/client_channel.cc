@@ -26,10 +26,12 @@ absl::StatusOr<uint16_t> PortOf(const std::string& address) {
   return static_cast<uint16_t>(port);
 }
 
-absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectTo(const std::string& address, const TlsFlags& tls) {
+absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectTo(const std::string& address, const TlsFlags& tls,
+                                                         int connection) {
   RECON_RETURN_IF_ERROR(CheckAddress("--server", address));
   RECON_ASSIGN_OR_RETURN(const auto credentials, ChannelCredentialsFor(address, tls));
   grpc::ChannelArguments args;
+  args.SetInt("recon.connection", connection);  // Channels of equal arguments share one.
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);

@@ -14,8 +14,10 @@ namespace recon {
 // notices a stopped peer by keepalive, bounded messages, no hidden retries (pushes are retried by
 // their sender, which knows they are idempotent). Thread-safe.
 //
-// `address` is host:port. InvalidArgument for a malformed address or bad TLS flags.
-absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectTo(const std::string& address, const TlsFlags& tls);
+// `address` is host:port; channels of different `connection` have connections of their own. InvalidArgument
+// for a malformed address or bad TLS flags.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectTo(const std::string& address, const TlsFlags& tls,
+                                                         int connection = 0);
 
 // Whether `address` reads host:port with a port from 0 to 65535; InvalidArgument, naming `flag`.
 absl::Status CheckAddress(const std::string& flag, const std::string& address);

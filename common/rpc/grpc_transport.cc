@@ -4,9 +4,13 @@
 #include <optional>
 #include <utility>
 
+#include "common/base/limits.h"
+#include "common/base/status_macros.h"
+#include "common/rpc/client_channel.h"
 #include "common/rpc/payload.h"
 #include "common/rpc/status_codes.h"
 #include "common/transport/envelope.h"
+#include "common/transport/requests_in_flight.h"
 
 namespace recon {
 namespace {
@@ -31,24 +35,25 @@ absl::Status WhyEnded(const grpc::Status& status) {
 class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                                     public std::enable_shared_from_this<Stream> {
  public:
-  Stream(GrpcTransport* transport, uint64_t number) : transport_(transport), number_(number) {}
+  Stream(GrpcTransport* transport, uint64_t number, size_t bytes_in_flight)
+      : transport_(transport), number_(number), in_flight_(bytes_in_flight) {}
 
   uint64_t number() const { return number_; }
 
-  void Start() {
+  void Start(grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>* stub) {
     self_ = shared_from_this();
-    transport_->stub_.PrepareBidiStreamingCall(&context_, "/recon.Param/Exchange", grpc::StubOptions(), this);
+    stub->PrepareBidiStreamingCall(&context_, "/recon.Param/Exchange", grpc::StubOptions(), this);
     AddHold();  // Writes are started outside of reactions.
     StartRead(&incoming_);
     StartCall();
   }
 
   // False if the stream has ended.
-  bool Send(grpc::ByteBuffer message) {
+  bool Send(uint64_t call, grpc::ByteBuffer message) {
     MutexLock lock(&mu_);
     if (ended_) return false;
-    outgoing_.push_back(std::move(message));
-    if (outgoing_.size() == 1) StartWrite(&outgoing_.front());
+    waiting_.push_back({call, std::move(message)});
+    SendWhatMay();
     return true;
   }
 
@@ -66,14 +71,19 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
     const auto unwrapped = bytes.ok() ? Unwrap(*bytes) : bytes.status();
     if (!unwrapped.ok()) return Cancel();
     const auto& [envelope, body] = *unwrapped;
-    transport_->pending_.Finish(envelope.call, ReplyOf(envelope, body));
+    {
+      MutexLock lock(&mu_);
+      in_flight_.Remove(envelope.call);
+      SendWhatMay();
+    }
+    if (envelope.code != kTaken) transport_->pending_.Finish(envelope.call, ReplyOf(envelope, body));
   }
 
   void OnWriteDone(bool ok) override {
     if (!ok) return End();
     MutexLock lock(&mu_);
-    outgoing_.pop_front();
-    if (!outgoing_.empty() && !ended_) StartWrite(&outgoing_.front());
+    writing_ = false;
+    SendWhatMay();
   }
 
   void OnDone(const grpc::Status& status) override {
@@ -82,6 +92,22 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
   }
 
  private:
+  struct Message {
+    uint64_t call = 0;
+    grpc::ByteBuffer bytes;
+  };
+
+  void SendWhatMay() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (writing_ || ended_ || waiting_.empty()) return;
+    const size_t charge = RequestCharge(waiting_.front().bytes.Length());
+    if (!in_flight_.MayAdd(charge)) return;
+    in_flight_.Add(waiting_.front().call, charge);
+    outgoing_ = std::move(waiting_.front().bytes);
+    waiting_.pop_front();
+    writing_ = true;
+    StartWrite(&outgoing_);
+  }
+
   void End() {
     {
       MutexLock lock(&mu_);
@@ -97,34 +123,47 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
   std::shared_ptr<Stream> self_;
 
   Mutex mu_;
-  std::deque<grpc::ByteBuffer> outgoing_ ABSL_GUARDED_BY(mu_);  // The first is being written.
+  std::deque<Message> waiting_ ABSL_GUARDED_BY(mu_);
+  grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mu_);
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  RequestsInFlight in_flight_ ABSL_GUARDED_BY(mu_);
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
 };
 
+GrpcTransport::GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& channels) {
+  for (const auto& channel : channels) {
+    lanes_.push_back({grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>(channel), nullptr});
+  }
+}
+
 GrpcTransport::~GrpcTransport() {
-  std::shared_ptr<Stream> stream;
+  std::vector<std::shared_ptr<Stream>> streams;
   {
     MutexLock lock(&mu_);
     closing_ = true;
-    stream = std::move(stream_);
+    for (Lane& lane : lanes_) streams.push_back(std::move(lane.stream));
   }
-  if (stream != nullptr) stream->Cancel();
+  for (const auto& stream : streams) {
+    if (stream != nullptr) stream->Cancel();
+  }
   MutexLock lock(&mu_);
   mu_.Await([this] { return open_streams_ == 0; });
 }
 
 uint64_t GrpcTransport::Call(const ByteChain& request, Done done) {
   MutexLock lock(&mu_);
+  Lane& lane = lanes_[next_lane_++ % lanes_.size()];
   while (true) {
-    if (stream_ == nullptr) {
-      stream_ = std::make_shared<Stream>(this, ++connections_);
+    if (lane.stream == nullptr) {
+      lane.stream =
+          std::make_shared<Stream>(this, ++connections_, limits::kRequestBytesInFlight / lanes_.size());
       ++open_streams_;
-      stream_->Start();
+      lane.stream->Start(&lane.stub);
     }
     // The call is known before its reply can come.
-    const uint64_t call = pending_.Add(stream_->number(), std::move(done));
-    if (stream_->Send(BufferOf(WrapRequest(call, request)))) return call;
-    stream_ = nullptr;
+    const uint64_t call = pending_.Add(lane.stream->number(), std::move(done));
+    if (lane.stream->Send(call, BufferOf(WrapRequest(call, request)))) return call;
+    lane.stream = nullptr;
     // The stream may have told it already; if not, it goes with the next one.
     std::optional<Done> untold = pending_.Take(call);
     if (!untold.has_value()) return call;
@@ -137,8 +176,19 @@ void GrpcTransport::Abandon(uint64_t call, const absl::Status& why) { pending_.F
 void GrpcTransport::Ended(uint64_t connection, const absl::Status& why) {
   pending_.FailAll(connection, why);
   MutexLock lock(&mu_);
-  if (stream_ != nullptr && stream_->number() == connection) stream_ = nullptr;
+  for (Lane& lane : lanes_) {
+    if (lane.stream != nullptr && lane.stream->number() == connection) lane.stream = nullptr;
+  }
   --open_streams_;
+}
+
+absl::StatusOr<std::unique_ptr<Transport>> ConnectForFrames(const std::string& address, const TlsFlags& tls,
+                                                            int connections) {
+  std::vector<std::shared_ptr<grpc::Channel>> channels(static_cast<size_t>(connections));
+  for (int i = 0; i < connections; ++i) {
+    RECON_ASSIGN_OR_RETURN(channels[static_cast<size_t>(i)], ConnectTo(address, tls, i + 1));
+  }
+  return std::make_unique<GrpcTransport>(channels);
 }
 
 }  // namespace recon

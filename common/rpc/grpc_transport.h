@@ -1,9 +1,13 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "common/base/mutex.h"
+#include "common/rpc/credentials.h"
 #include "common/transport/pending_calls.h"
 #include "common/transport/transport.h"
 #include "grpcpp/channel.h"
@@ -11,11 +15,12 @@
 
 namespace recon {
 
-// Frames over one stream of the Param service: raw messages of about 1 MiB, one write under way at a time,
-// the payloads sent from where they are.
+// Frames over streams of the Param service, one a channel, in turn: raw messages of about 1 MiB, the payloads
+// sent from where they are.
 class GrpcTransport final : public Transport {
  public:
-  explicit GrpcTransport(const std::shared_ptr<grpc::Channel>& channel) : stub_(channel) {}
+  // At least one channel.
+  explicit GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& channels);
   ~GrpcTransport() override;
 
   uint64_t Call(const ByteChain& request, Done done) override;
@@ -28,15 +33,24 @@ class GrpcTransport final : public Transport {
   // A stream has ended for good. gRPC's thread.
   void Ended(uint64_t connection, const absl::Status& why);
 
-  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub_;
+  // A channel and its newest stream; others are ending.
+  struct Lane {
+    grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub;
+    std::shared_ptr<Stream> stream;
+  };
+
   PendingCalls pending_;
 
   Mutex mu_;
-  // The newest; others are ending.
-  std::shared_ptr<Stream> stream_ ABSL_GUARDED_BY(mu_);
+  std::vector<Lane> lanes_ ABSL_GUARDED_BY(mu_);
+  size_t next_lane_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t connections_ ABSL_GUARDED_BY(mu_) = 0;
   int open_streams_ ABSL_GUARDED_BY(mu_) = 0;
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
 };
+
+// So many connections to a recon-server. Errors are ConnectTo()'s.
+absl::StatusOr<std::unique_ptr<Transport>> ConnectForFrames(const std::string& address, const TlsFlags& tls,
+                                                            int connections);
 
 }  // namespace recon

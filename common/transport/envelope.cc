@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
 #include "common/base/retry_hint.h"
 
 namespace recon {
@@ -22,6 +23,8 @@ ByteChain Wrap(const Envelope& envelope, const ByteChain& body) {
 
 }  // namespace
 
+size_t RequestCharge(size_t bytes) { return std::max(bytes, limits::kFrameTargetBytes); }
+
 ByteChain WrapRequest(uint64_t call, const ByteChain& frame) { return Wrap({call, 0, 0}, frame); }
 
 ByteChain WrapReply(uint64_t call, const absl::StatusOr<ByteChain>& reply) {
@@ -36,6 +39,8 @@ ByteChain WrapReply(uint64_t call, const absl::StatusOr<ByteChain>& reply) {
   return Wrap(envelope,
               ByteChain::FromString(std::string(reply.status().message().substr(0, kErrorTextBytesMax))));
 }
+
+ByteChain WrapTaken(uint64_t call) { return Wrap({call, kTaken, 0}, ByteChain()); }
 
 absl::StatusOr<std::pair<Envelope, ByteChain>> Unwrap(const ByteChain& message) {
   if (message.size() < kEnvelopeBytes) {

@@ -11,7 +11,8 @@
 namespace recon {
 
 // The caller's end of a way for frames between a worker and a server; the message format is envelope.h's.
-// It connects when it is first used, and anew after it was cut off.
+// It connects when it is first used, and anew after it was cut off. Requests that would be more than
+// limits::kRequestBytesInFlight wait here until others are taken or answered.
 //
 // Threads: thread-safe. `done` runs once, on any thread, perhaps before Call() returns; it must not block.
 // Shutdown: the destructor ends the calls under way as if the connection had been lost.
@@ -31,8 +32,8 @@ class Transport {
   virtual absl::string_view name() const = 0;
 };
 
-// The server's end hands every request to a handler. `taken` runs once the request's bytes are no longer
-// held for being applied (a transport may then read on), at the latest before `done`; `done` runs once. Any
+// The server's end hands every request to a handler. `done` runs once. `taken` runs before it, at most once,
+// if the reply has to wait for others and the request needs no more care: its sender may then send more. Any
 // thread.
 using TakenCallback = absl::AnyInvocable<void()>;
 using RequestHandler =

@@ -8,7 +8,6 @@
 #include "common/transport/envelope.h"
 
 namespace recon {
-
 void ExchangeStream::Start() {
   self_ = shared_from_this();
   MutexLock lock(&mu_);
@@ -44,6 +43,7 @@ void ExchangeStream::FinishIfIdle() {
 void ExchangeStream::OnReadDone(bool ok) {
   grpc::ByteBuffer message;
   absl::StatusOr<ByteChain> bytes = ByteChain();
+  const auto request = std::make_shared<Request>();
   {
     MutexLock lock(&mu_);
     reading_ = false;
@@ -55,7 +55,8 @@ void ExchangeStream::OnReadDone(bool ok) {
     message.Swap(&incoming_);
     bytes = ChainOf(message);
     if (bytes.ok()) {
-      bytes_held_ += bytes->size();
+      request->charge = RequestCharge(bytes->size());
+      bytes_held_ += request->charge;
       ++requests_;
     }
     ReadOn();  // The next message comes in while this one is checked.
@@ -63,23 +64,32 @@ void ExchangeStream::OnReadDone(bool ok) {
   auto unwrapped = bytes.ok() ? Unwrap(*bytes) : bytes.status();
   if (!unwrapped.ok()) return Close(unwrapped.status());
   message.Clear();
+  request->call = unwrapped->first.call;
   const auto stream = shared_from_this();
-  const uint64_t call = unwrapped->first.call;
   service_->handler_(
-      unwrapped->second, [stream, size = bytes->size()] { stream->Taken(size); },
-      [stream, call](const absl::StatusOr<ByteChain>& reply) { stream->Reply(call, reply); });
+      unwrapped->second, [stream, request] { stream->Taken(request.get()); },
+      [stream, request](const absl::StatusOr<ByteChain>& reply) { stream->Reply(request.get(), reply); });
 }
 
-void ExchangeStream::Taken(size_t bytes) {
+void ExchangeStream::Taken(Request* request) {
+  grpc::ByteBuffer message = BufferOf(WrapTaken(request->call));
   MutexLock lock(&mu_);
-  bytes_held_ -= bytes;
+  bytes_held_ -= std::exchange(request->charge, 0);
+  Send(std::move(message));
   ReadOn();
 }
 
-void ExchangeStream::Reply(uint64_t call, const absl::StatusOr<ByteChain>& reply) {
-  grpc::ByteBuffer message = BufferOf(WrapReply(call, reply));
+void ExchangeStream::Reply(Request* request, const absl::StatusOr<ByteChain>& reply) {
+  grpc::ByteBuffer message = BufferOf(WrapReply(request->call, reply));
   MutexLock lock(&mu_);
   --requests_;
+  bytes_held_ -= std::exchange(request->charge, 0);
+  Send(std::move(message));
+  ReadOn();
+  FinishIfIdle();
+}
+
+void ExchangeStream::Send(grpc::ByteBuffer message) {
   if (finished_ || closing_.has_value()) return;
   bytes_held_ += message.Length();
   outgoing_.push_back(std::move(message));

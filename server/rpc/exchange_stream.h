@@ -15,8 +15,8 @@
 
 namespace recon {
 
-// One worker's stream. Back-pressure: it reads no further while more than limits::kStreamBytesInFlightMax of
-// what it has read is not taken yet, or of its replies is not written yet; the network's flow control tells
+// One worker's stream. It reads no further while more than limits::kStreamBytesInFlightMax of what it has
+// read is neither taken nor answered, or of its replies is not written yet; the network's flow control tells
 // the worker. A reply that waits for other workers does not count: it would wait for itself.
 //
 // Threads: reactions on gRPC's threads, callbacks of requests on any; they may come after the stream's end.
@@ -38,8 +38,14 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
  private:
   void ReadOn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FinishIfIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Taken(size_t bytes);
-  void Reply(uint64_t call, const absl::StatusOr<ByteChain>& reply);
+  // A request that is not answered yet.
+  struct Request {
+    uint64_t call = 0;
+    size_t charge = 0;  // 0 once it is taken.
+  };
+  void Taken(Request* request);
+  void Reply(Request* request, const absl::StatusOr<ByteChain>& reply);
+  void Send(grpc::ByteBuffer message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   ParamService* const service_;  // Until OnDone().
   std::shared_ptr<ExchangeStream> self_;

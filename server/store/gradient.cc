@@ -95,6 +95,19 @@ bool CollectPage(SumScratch* scratch, SparsePage* page) {
 
 }  // namespace
 
+void ForEachRun(const EncodedGradient& gradient,
+                absl::FunctionRef<void(size_t offset, const uint8_t* values, size_t count)> sink) {
+  const size_t width = EncodedBytes(gradient.codec, 1);
+  uint8_t scratch[sizeof(float)];
+  ByteReader reader(gradient.payload);
+  for (size_t at = 0, run = 0; at < gradient.count; at += run) {
+    const size_t tile_left = kTileParams - at % kTileParams;
+    const uint8_t* values =
+        reader.ReadRun(width, std::min<size_t>(tile_left, gradient.count - at), scratch, &run);
+    sink(at, values, run);
+  }
+}
+
 void ForEachTile(const EncodedGradient& gradient, TileSink sink) {
   alignas(64) float values[kTileParams];
   TileDecoder decoder(gradient);

@@ -38,6 +38,11 @@ inline constexpr size_t kTileParams = 4096;
 // Receives the gradient's values [offset, offset + values.size()).
 using TileSink = absl::FunctionRef<void(size_t offset, absl::Span<const float> values)>;
 
+// The encoded values of a gradient in fp32, fp16 or bf16 where they lie, in order: runs of at most
+// kTileParams that do not cross a tile's end.
+void ForEachRun(const EncodedGradient& gradient,
+                absl::FunctionRef<void(size_t offset, const uint8_t* values, size_t count)> sink);
+
 // Decodes a dense gradient tile by tile, in order.
 void ForEachTile(const EncodedGradient& gradient, TileSink sink);
 

@@ -6,6 +6,8 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "server/store/optimizer_kernels.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
+//
+#include "common/codec/half_codec-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -16,32 +18,53 @@ namespace hn = hwy::HWY_NAMESPACE;
 using F32 = hn::ScalableTag<float>;
 using V = hn::Vec<F32>;
 
+using U32 = hn::RebindToUnsigned<F32>;
+
+// How a vector's worth of a gradient is read.
+struct Fp32Gradient {
+  static constexpr size_t kBytes = 4;
+  static HWY_INLINE V Load(F32 d, const uint8_t* at) {
+    return hn::LoadU(d, reinterpret_cast<const float*>(at));
+  }
+};
+struct Fp16Gradient {
+  static constexpr size_t kBytes = 2;
+  static HWY_INLINE V Load(F32 d, const uint8_t* at) {
+    return hn::BitCast(d, BitsFromHalf(U32(), reinterpret_cast<const uint16_t*>(at)));
+  }
+};
+struct Bf16Gradient {
+  static constexpr size_t kBytes = 2;
+  static HWY_INLINE V Load(F32 d, const uint8_t* at) {
+    return hn::BitCast(d, BitsFromBf16(U32(), reinterpret_cast<const uint16_t*>(at)));
+  }
+};
+
 // Where one vector's worth of values lies.
 struct Pointers {
-  const float* gradient;
   float* params;
   float* state1;
   float* state2;
 };
 
-HWY_INLINE V ScaledGradient(F32 d, const UpdateCoefficients& c, const Pointers& at, V p) {
-  const V g = hn::Mul(hn::LoadU(d, at.gradient), hn::Set(d, c.gradient_scale));
+HWY_INLINE V ScaledGradient(F32 d, const UpdateCoefficients& c, V gradient, V p) {
+  const V g = hn::Mul(gradient, hn::Set(d, c.gradient_scale));
   return hn::Add(g, hn::Mul(hn::Set(d, c.weight_decay), p));
 }
 
 struct Sgd {
-  static HWY_INLINE void Update(F32 d, const UpdateCoefficients& c, const Pointers& at) {
+  static HWY_INLINE void Update(F32 d, const UpdateCoefficients& c, V gradient, const Pointers& at) {
     const V p = hn::LoadU(d, at.params);
-    const V g = ScaledGradient(d, c, at, p);
+    const V g = ScaledGradient(d, c, gradient, p);
     hn::StoreU(hn::Sub(p, hn::Mul(hn::Set(d, c.learning_rate), g)), d, at.params);
   }
 };
 
 template <bool kNesterov>
 struct Momentum {
-  static HWY_INLINE void Update(F32 d, const UpdateCoefficients& c, const Pointers& at) {
+  static HWY_INLINE void Update(F32 d, const UpdateCoefficients& c, V gradient, const Pointers& at) {
     const V p = hn::LoadU(d, at.params);
-    const V g = ScaledGradient(d, c, at, p);
+    const V g = ScaledGradient(d, c, gradient, p);
     const V mu = hn::Set(d, c.momentum);
     const V m = hn::Add(hn::Mul(mu, hn::LoadU(d, at.state1)), g);
     hn::StoreU(m, d, at.state1);
@@ -51,9 +74,9 @@ struct Momentum {
 };
 
 struct Adam {
-  static HWY_INLINE void Update(F32 d, const UpdateCoefficients& c, const Pointers& at) {
+  static HWY_INLINE void Update(F32 d, const UpdateCoefficients& c, V gradient, const Pointers& at) {
     const V p = hn::LoadU(d, at.params);
-    const V g = ScaledGradient(d, c, at, p);
+    const V g = ScaledGradient(d, c, gradient, p);
     const V m = hn::Add(hn::Mul(hn::Set(d, c.beta1), hn::LoadU(d, at.state1)),
                         hn::Mul(hn::Set(d, c.one_minus_beta1), g));
     const V v = hn::Add(hn::Mul(hn::Set(d, c.beta2), hn::LoadU(d, at.state2)),
@@ -67,44 +90,57 @@ struct Adam {
   }
 };
 
-// `planes` = how many of state1 and state2 exist.
-template <typename Rule>
-HWY_INLINE void Run(const UpdateCoefficients& c, const float* gradient, size_t count, float* params,
-                    float* state1, float* state2) {
+template <typename Rule, typename Gradient>
+HWY_INLINE void Run(const UpdateCoefficients& coefficients, const uint8_t* gradient, size_t count,
+                    float* params, float* state1, float* state2) {
+  const UpdateCoefficients c = coefficients;  // Stores to parameters cannot change it: it stays in registers.
   const F32 d;
   const size_t lanes = hn::Lanes(d);
   size_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    Rule::Update(d, c,
-                 {gradient + i, params + i, state1 ? state1 + i : nullptr, state2 ? state2 + i : nullptr});
+    Rule::Update(d, c, Gradient::Load(d, gradient + i * Gradient::kBytes),
+                 {params + i, state1 ? state1 + i : nullptr, state2 ? state2 + i : nullptr});
   }
   if (i == count) return;
   // The tail goes through padded copies, so that it is computed as every other value.
   const size_t bytes = (count - i) * sizeof(float);
-  HWY_ALIGN float g[HWY_MAX_BYTES / 4] = {}, p[HWY_MAX_BYTES / 4] = {}, s1[HWY_MAX_BYTES / 4] = {},
-                                    s2[HWY_MAX_BYTES / 4] = {};
-  std::memcpy(g, gradient + i, bytes);
+  HWY_ALIGN uint8_t g[HWY_MAX_BYTES] = {};
+  HWY_ALIGN float p[HWY_MAX_BYTES / 4] = {}, s1[HWY_MAX_BYTES / 4] = {}, s2[HWY_MAX_BYTES / 4] = {};
+  std::memcpy(g, gradient + i * Gradient::kBytes, (count - i) * Gradient::kBytes);
   std::memcpy(p, params + i, bytes);
   if (state1 != nullptr) std::memcpy(s1, state1 + i, bytes);
   if (state2 != nullptr) std::memcpy(s2, state2 + i, bytes);
-  Rule::Update(d, c, {g, p, s1, s2});
+  Rule::Update(d, c, Gradient::Load(d, g), {p, s1, s2});
   std::memcpy(params + i, p, bytes);
   if (state1 != nullptr) std::memcpy(state1 + i, s1, bytes);
   if (state2 != nullptr) std::memcpy(state2 + i, s2, bytes);
 }
 
-void ApplyUpdate(const UpdateCoefficients& c, const float* gradient, size_t count, float* params,
-                 float* state1, float* state2) {
+template <typename Gradient>
+HWY_INLINE void RunRule(const UpdateCoefficients& c, const uint8_t* gradient, size_t count, float* params,
+                        float* state1, float* state2) {
   switch (c.kind) {
     case OptimizerKind::kSgd:
-      return Run<Sgd>(c, gradient, count, params, nullptr, nullptr);
+      return Run<Sgd, Gradient>(c, gradient, count, params, nullptr, nullptr);
     case OptimizerKind::kMomentum:
-      return Run<Momentum<false>>(c, gradient, count, params, state1, nullptr);
+      return Run<Momentum<false>, Gradient>(c, gradient, count, params, state1, nullptr);
     case OptimizerKind::kNesterov:
-      return Run<Momentum<true>>(c, gradient, count, params, state1, nullptr);
+      return Run<Momentum<true>, Gradient>(c, gradient, count, params, state1, nullptr);
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW:
-      return Run<Adam>(c, gradient, count, params, state1, state2);
+      return Run<Adam, Gradient>(c, gradient, count, params, state1, state2);
+  }
+}
+
+void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_t* gradient, size_t count,
+                        float* params, float* state1, float* state2) {
+  switch (codec) {
+    case CodecId::kFp16:
+      return RunRule<Fp16Gradient>(c, gradient, count, params, state1, state2);
+    case CodecId::kBf16:
+      return RunRule<Bf16Gradient>(c, gradient, count, params, state1, state2);
+    default:
+      return RunRule<Fp32Gradient>(c, gradient, count, params, state1, state2);
   }
 }
 
@@ -126,12 +162,18 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace recon {
 
-HWY_EXPORT(ApplyUpdate);
+HWY_EXPORT(ApplyEncodedUpdate);
 HWY_EXPORT(AddWeighted);
 
 void ApplyUpdate(const UpdateCoefficients& c, const float* gradient, size_t count, float* params,
                  float* state1, float* state2) {
-  HWY_DYNAMIC_DISPATCH(ApplyUpdate)(c, gradient, count, params, state1, state2);
+  ApplyEncodedUpdate(c, CodecId::kFp32, reinterpret_cast<const uint8_t*>(gradient), count, params, state1,
+                     state2);
+}
+
+void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_t* gradient, size_t count,
+                        float* params, float* state1, float* state2) {
+  HWY_DYNAMIC_DISPATCH(ApplyEncodedUpdate)(c, codec, gradient, count, params, state1, state2);
 }
 
 void AddWeighted(const float* values, float weight, size_t count, float* sum) {

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
+#include "common/codec/wire_format.h"
 #include "server/store/optimizer.h"
 
 namespace recon {
@@ -21,6 +23,11 @@ namespace recon {
 // Loshchilov and Hutter, ICLR 2019 (AdamW).
 void ApplyUpdate(const UpdateCoefficients& c, const float* gradient, size_t count, float* params,
                  float* state1, float* state2);
+
+// The same with a gradient that is encoded, decoded in registers. `codec` is fp32, fp16 or bf16; `gradient`
+// has any alignment.
+void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_t* gradient, size_t count,
+                        float* params, float* state1, float* state2);
 
 // The same by plain scalar code; what the kernels are tested against.
 void ApplyUpdateReference(const UpdateCoefficients& c, const float* gradient, size_t count, float* params,

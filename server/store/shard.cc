@@ -40,6 +40,23 @@ void Shard::UpdateTile(const UpdateCoefficients& c, size_t offset, absl::Span<co
               WritableTile(2, offset));
 }
 
+void Shard::UpdateDense(const UpdateCoefficients& c, const EncodedGradient& gradient,
+                        absl::FunctionRef<void(size_t offset, size_t count)> updated) {
+  if (!IsValueCodec(gradient.codec)) {
+    ForEachTile(gradient, [&](size_t offset, absl::Span<const float> tile) {
+      UpdateTile(c, offset, tile);
+      updated(offset, tile.size());
+    });
+  } else {
+    ForEachRun(gradient, [&](size_t offset, const uint8_t* values, size_t count) {
+      ApplyEncodedUpdate(c, gradient.codec, values, count, WritableTile(0, offset), WritableTile(1, offset),
+                         WritableTile(2, offset));
+      updated(offset, count);
+    });
+  }
+  history_.NoteAll(version_ + 1);
+}
+
 void Shard::UpdatePage(const UpdateCoefficients& c, const SparsePage& page) {
   const size_t offset = size_t{page.page} * kPageParams;
   if (page.all) {
@@ -85,11 +102,35 @@ Shard::Outcome Shard::Apply(const PushId& id, const EncodedGradient& gradient, d
     (void)ForEachSparsePage(gradient.codec, gradient.count, gradient.payload,
                             [&](const SparsePage& page) { UpdatePage(c, page); });
   } else {
-    ForEachTile(gradient, [&](size_t offset, absl::Span<const float> tile) { UpdateTile(c, offset, tile); });
-    history_.NoteAll(version_ + 1);
+    UpdateDense(c, gradient, [](size_t, size_t) {});
   }
   ++version_;
   return Outcome::kTaken;
+}
+
+Shard::Outcome Shard::ApplyAndEncode(const PushId& id, const EncodedGradient& gradient, double scale,
+                                     CodecId codec, ByteChain* encoded) {
+  if (!ledger_.Take(id.worker, id.incarnation, id.step)) {
+    *encoded = Encoded(codec);
+    return Outcome::kDuplicate;
+  }
+  const UpdateCoefficients c = CoefficientsFor(*config_, policy_, version_, scale);
+  const uint64_t size = EncodedBytes(codec, placement_.size);
+  const std::shared_ptr<uint8_t[]> bytes(new uint8_t[size]);
+  UpdateDense(c, gradient, [&](size_t offset, size_t count) {
+    const float* params = pages_[0][offset / kPageParams].data() + offset % kPageParams;
+    Encode(codec, params, count, bytes.get() + EncodedBytes(codec, offset));
+  });
+  ++version_;
+  encoded->Append(bytes.get(), size, bytes);
+  Lend(codec, *encoded);
+  return Outcome::kTaken;
+}
+
+void Shard::Lend(CodecId codec, const ByteChain& encoded) {
+  encoded_.Lend(encoded);
+  encoded_codec_ = codec;
+  encoded_version_ = version_;
 }
 
 Shard::Outcome Shard::Contribute(const PushId& id, Contribution contribution) {
@@ -171,9 +212,7 @@ ByteChain Shard::Encoded(CodecId codec) {
            bytes.get() + EncodedBytes(codec, page * kPageParams));
   }
   chain.Append(bytes.get(), size, bytes);
-  encoded_.Lend(chain);
-  encoded_codec_ = codec;
-  encoded_version_ = version_;
+  Lend(codec, chain);
   return chain;
 }
 

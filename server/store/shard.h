@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "common/base/byte_chain.h"
 #include "common/base/ids.h"
 #include "common/tensor/page.h"
@@ -62,6 +63,10 @@ class Shard {
   // One update: gradient * scale through the optimizer; version + 1. A sparse gradient updates the
   // parameters it names and their optimizer state, nothing else; see optimizer.h.
   Outcome Apply(const PushId& id, const EncodedGradient& gradient, double scale);
+  // The same for a dense gradient, and `encoded` is what Encoded(codec) would be then: each page is encoded
+  // while it is in the cache. `codec` is fp16 or bf16.
+  Outcome ApplyAndEncode(const PushId& id, const EncodedGradient& gradient, double scale, CodecId codec,
+                         ByteChain* encoded);
 
   // Synchronous mean: keeps a contribution until its step is closed. It enters the ledger only then,
   // so that a cut never says it has a gradient whose update it lacks.
@@ -110,7 +115,11 @@ class Shard {
 
   // Writes values [offset, offset + count) of a role through the copy-on-write rule.
   float* WritableTile(int role, size_t offset);
+  void Lend(CodecId codec, const ByteChain& encoded);
   void UpdateTile(const UpdateCoefficients& c, size_t offset, absl::Span<const float> gradient);
+  // The update that makes version_ + 1, by a dense gradient; `updated` is told each range, in order.
+  void UpdateDense(const UpdateCoefficients& c, const EncodedGradient& gradient,
+                   absl::FunctionRef<void(size_t offset, size_t count)> updated);
   // One page of the update that makes version_ + 1.
   void UpdatePage(const UpdateCoefficients& c, const SparsePage& page);
 

@@ -94,10 +94,11 @@ class ParamServerHarness {
   std::shared_ptr<Pending> SendBytes(const ByteChain& bytes) {
     auto pending = std::make_shared<Pending>();
     const auto taken = [pending] {
-      if (pending->taken.exchange(true)) throw std::runtime_error("a frame was taken twice");
+      if (pending->taken.exchange(true) || pending->done.HasBeenNotified()) {
+        throw std::runtime_error("taken twice, or after the answer");
+      }
     };
     server_.Handle(bytes, Now(), taken, [pending](absl::StatusOr<ByteChain> reply) {
-      if (!pending->taken) throw std::runtime_error("answered before it was taken");
       pending->reply = std::move(reply);
       pending->done.Notify();
     });

@@ -46,8 +46,8 @@ class BenchPeer {
   FILE* from_;
 };
 
-// CPU seconds a process has used, all its threads and the kernel's work for them.
-double CpuSecondsOf(pid_t pid);
+// CPU seconds the whole machine has been busy: processes, and what the kernel does for networks beside them.
+double MachineCpuSeconds();
 // Bytes of its memory that are resident now.
 uint64_t ResidentBytesOf(pid_t pid);
 

@@ -17,6 +17,7 @@
 #include "absl/time/clock.h"
 #include "common/base/clock.h"
 #include "common/base/heap.h"
+#include "common/base/limits.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
@@ -125,7 +126,7 @@ class PushWorker {
     identity_.set_worker(registered.worker());
     identity_.set_incarnation(request.incarnation());
     identity_.set_cluster_epoch(registered.cluster_epoch());
-    transport_ = std::make_unique<GrpcTransport>(channel);
+    RECON_ASSIGN_OR_RETURN(transport_, ConnectForFrames(options_.server, {}, limits::kDataConnections));
     client_ = std::make_unique<ParamClient>(transport_.get());
     if (!registered.has_values()) RECON_RETURN_IF_ERROR(BringValues(&control));
     EncodeGradients();

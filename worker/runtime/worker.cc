@@ -90,8 +90,9 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   const int bound = session->job().bound();
   options.depth = bound < 0 ? flags.depth : std::min(flags.depth, bound + 1);
   options.slow_factor = flags.slow_factor;
-  GrpcTransport transport(channel);
-  ParamClient params(&transport);
+  RECON_ASSIGN_OR_RETURN(const std::unique_ptr<Transport> transport,
+                         ConnectForFrames(flags.server, flags.tls, flags.connections));
+  ParamClient params(transport.get());
   absl::Status status;
   {
     TrainLoop loop(options, &layout, backend.get(), encoder.get(), &policy, &data, &params, session.get(),

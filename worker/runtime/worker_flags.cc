@@ -75,6 +75,10 @@ void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
                       "pushes under way while computing; bsp uses 1, ssp:S at most S+1")
           ->check(CLI::Range(1, limits::kPipelineDepthMax)),
       "RECON_DEPTH");
+  env(app->add_option("--connections", flags->connections,
+                      "to the server, for gradients and parameters; with TLS more of them carry more")
+          ->check(CLI::Range(1, limits::kDataConnectionsMax)),
+      "RECON_CONNECTIONS");
   env(app->add_option("--synthetic-step-ms", flags->model.synthetic_step_ms,
                       "simulated computing time of a synthetic step")
           ->check(CLI::Range(0.0, 3.6e6)),

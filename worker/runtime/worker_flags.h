@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "common/base/limits.h"
 #include "common/rpc/credentials.h"
 #include "worker/data/dataset.h"
 #include "worker/encode/codec_policy.h"
@@ -19,6 +20,7 @@ struct WorkerFlags {
   CodecPolicy::Options codec;
   EncoderOptions encoder;
   int depth = 2;
+  int connections = limits::kDataConnections;
   double slow_factor = 1;
   absl::Duration reconnect_for;
   std::string metrics_address;

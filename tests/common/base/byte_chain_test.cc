@@ -37,6 +37,28 @@ TEST_CASE("a chain reads the same however it is cut", "[byte_chain]") {
   }
 }
 
+TEST_CASE("runs of values have every byte once, and only values in two pieces are put together",
+          "[byte_chain]") {
+  for (const auto& sizes :
+       std::vector<std::vector<size_t>>{{10}, {1, 9}, {3, 3, 4}, {2, 2, 2, 2, 2}, {5, 5}}) {
+    const ByteChain chain = Pieces(sizes);
+    for (const size_t max : {size_t{1}, size_t{2}, size_t{5}}) {
+      ByteReader reader(chain);
+      std::string read;
+      uint8_t scratch[2];
+      while (reader.remaining() > 0) {
+        size_t items = 0;
+        const uint8_t* run = reader.ReadRun(2, max, scratch, &items);
+        REQUIRE(items >= 1);
+        REQUIRE(items <= max);
+        REQUIRE((run != scratch || items == 1));
+        read.append(reinterpret_cast<const char*>(run), 2 * items);
+      }
+      REQUIRE(read == "abcdefghij");
+    }
+  }
+}
+
 TEST_CASE("a range of a chain has its bytes and keeps its owners alive", "[byte_chain]") {
   ByteChain range;
   for (size_t begin = 0; begin <= 10; ++begin) {

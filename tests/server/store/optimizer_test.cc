@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_split.h"
 #include "catch2/catch.hpp"
+#include "common/codec/codec.h"
 #include "hwy/targets.h"
 #include "server/store/optimizer_kernels.h"
 
@@ -78,6 +79,35 @@ TEST_CASE("kernels give the scalar reference's bits on every SIMD target and at 
         }
         INFO(OptimizerName(kind) << ", " << count << " values");
         REQUIRE((kernel == reference));
+      }
+    }
+  }
+  hwy::SetSupportedTargetsForTest(0);
+}
+
+TEST_CASE("an encoded gradient updates as its decoded values do, at any alignment", "[optimizer]") {
+  const int64_t supported = hwy::SupportedTargets();
+  for (int64_t targets = supported; targets != 0; targets &= targets - 1) {
+    hwy::SetSupportedTargetsForTest(targets & -targets);
+    INFO("SIMD target " << hwy::TargetName(targets & -targets));
+    for (const CodecId codec : {CodecId::kFp32, CodecId::kFp16, CodecId::kBf16}) {
+      for (size_t count = 0; count < 70; ++count) {
+        std::vector<float> gradient = RandomValues(count, 9, -3, 3);
+        if (count > 2) gradient[2] = 3e-6f;  // Subnormal in FP16.
+        std::vector<uint8_t> bytes(1 + EncodedBytes(codec, count));
+        Encode(codec, gradient.data(), count, bytes.data() + 1);
+        Decode(codec, bytes.data() + 1, count, gradient.data());
+        for (const OptimizerKind kind : kKinds) {
+          State encoded = SampleState(count);
+          State reference = encoded;
+          const UpdateCoefficients c = CoefficientsFor(Config(kind), GroupPolicy{}, 1, 0.37);
+          ApplyEncodedUpdate(c, codec, bytes.data() + 1, count, encoded.params.data(), encoded.state1.data(),
+                             encoded.state2.data());
+          ApplyUpdateReference(c, gradient.data(), count, reference.params.data(), reference.state1.data(),
+                               reference.state2.data());
+          INFO(CodecName(codec) << ", " << OptimizerName(kind) << ", " << count << " values");
+          REQUIRE((encoded == reference));
+        }
       }
     }
   }

@@ -70,6 +70,34 @@ TEST_CASE("an update reaches every parameter, whatever the codec and the slices"
   }
 }
 
+TEST_CASE("what is encoded with an update is what is encoded after it, and is shared while it is lent",
+          "[shard]") {
+  const OptimizerConfig config = Sgd(0.5);
+  const ShardPlacement placement{0, 0, kSize};
+  for (const CodecId codec : {CodecId::kFp32, CodecId::kFp16, CodecId::kBf16}) {
+    for (const CodecId reply : {CodecId::kFp16, CodecId::kBf16}) {
+      Shard together(ShardId(0), placement, &config, {});
+      Shard apart(ShardId(0), placement, &config, {});
+      const EncodedGradient gradient = Gradient(codec, 0.3f, kSize, 40'001);
+      ByteChain encoded;
+      CHECK(together.ApplyAndEncode(Push(1, 0), gradient, 1, reply, &encoded) == Shard::Outcome::kTaken);
+      CHECK(apart.Apply(Push(1, 0), gradient, 1) == Shard::Outcome::kTaken);
+      CHECK(Values(&together) == Values(&apart));
+      CHECK(together.version() == 1);
+      CHECK(encoded.ToString() == apart.Encoded(reply).ToString());
+      CHECK(together.Encoded(reply).pieces().front().data == encoded.pieces().front().data);
+      ByteChain again;
+      CHECK(together.ApplyAndEncode(Push(1, 0), gradient, 1, reply, &again) == Shard::Outcome::kDuplicate);
+      CHECK(again.ToString() == encoded.ToString());
+      CHECK(together.version() == 1);
+      const std::weak_ptr<const void> owner = encoded.pieces().front().owner;
+      encoded = again = ByteChain();
+      CHECK(owner.expired());
+      CHECK(together.Encoded(reply).ToString() == apart.Encoded(reply).ToString());
+    }
+  }
+}
+
 TEST_CASE("a push is applied once, however often it is sent", "[shard]") {
   const OptimizerConfig config = Sgd(1);
   Shard shard(ShardId(0), {0, 0, 10}, &config, {});
