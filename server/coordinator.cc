@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "common/base/copied_bytes.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
@@ -223,6 +224,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   reply.set_has_values(params_->has_values());
   *reply.mutable_job() = options_.job;
   *reply.mutable_codec_choice() = codec_tuner_.choice();
+  reply.set_shared_memory(shared_memory_);
   AdoptLeases(request, worker, now, &reply);
   // Asynchronous workers count steps of their own: a jump to where others are would look like an error.
   reply.set_start_step(options_.job.bound() < 0 ? request.next_step() : params_->GetStats().frontier_step);
@@ -518,6 +520,11 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
   reply.set_frontier_step(stats.frontier_step);
   reply.set_restored_generation(restored_generation_);
   *reply.mutable_snapshot() = snapshots_->status();
+  for (const CopyReason reason : kCopyReasons) {
+    CopiedBytesStatus* copied = reply.add_copied_bytes();
+    copied->set_why(CopyReasonName(reason));
+    copied->set_bytes(CopiedBytes(reason));
+  }
   if (codec_tuner_.in_use()) {
     *reply.mutable_codec_choice() = codec_tuner_.choice();
     reply.set_codec_reason(codec_tuner_.reason());

@@ -38,6 +38,9 @@ class Coordinator {
   Coordinator(const Options& options, ParamServer* params, ControlJournal* journal,
               SnapshotService* snapshots, Metrics* metrics);
 
+  // What RegisterReply says of it; before workers come.
+  void OfferSharedMemory(const std::string& name) { shared_memory_ = name; }
+
   // Takes up the job a data directory holds. FailedPrecondition, naming the flag, if the job's settings
   // differ from what it was started with. `restored` is the snapshot it continues from, if any.
   absl::Status Recover(const std::optional<Manifest>& restored);
@@ -80,6 +83,7 @@ class Coordinator {
   void FinishIfDone(absl::Time now);
   Lease ToLease(const Task& task, LeaseId id) const;
 
+  std::string shared_memory_;
   const Options options_;
   ParamServer* const params_;
   ControlJournal* const journal_;

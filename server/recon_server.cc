@@ -20,6 +20,7 @@
 #include "common/base/shutdown_signal.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
+#include "common/shm/shm_listener.h"
 #include "common/snapshot/reader_lease.h"
 #include "common/storage/local_store.h"
 #include "common/transport/transport.h"
@@ -80,6 +81,7 @@ struct ReconServer::Parts {
   std::optional<LogEnd> replayed;
   ControlState recovered;  // From snapshot and log.
   std::atomic<bool> drain_requested{false};
+  std::unique_ptr<ShmListener> shared_memory;
   std::unique_ptr<ParamService> param_service;
   std::unique_ptr<ControlService> control_service;
   std::unique_ptr<RpcServer> rpc;
@@ -177,10 +179,21 @@ absl::Status ReconServer::Parts::Open() {
   RECON_RETURN_IF_ERROR(resumed);
 
   if (!flags.metrics_address.empty()) RECON_RETURN_IF_ERROR(metrics.Serve(flags.metrics_address));
-  param_service = std::make_unique<ParamService>(
-      [params = params.get()](const ByteChain& request, TakenCallback taken, Transport::Done done) {
-        params->Handle(request, Now(), std::move(taken), std::move(done));
-      });
+  const RequestHandler handler = [params = params.get()](const ByteChain& request, TakenCallback taken,
+                                                         Transport::Done done) {
+    params->Handle(request, Now(), std::move(taken), std::move(done));
+  };
+  if (flags.shared_memory && tls.cert.empty()) {
+    const std::string name = absl::StrCat("recon-", absl::Hex(job_id, absl::kZeroPad16));
+    absl::StatusOr<std::unique_ptr<ShmListener>> listener = ShmListener::Start(name, handler);
+    if (listener.ok()) {
+      shared_memory = *std::move(listener);
+      coordinator->lane()->RunAndWait([&] { coordinator->OfferSharedMemory(name); });
+    } else {
+      spdlog::warn("workers on this machine use the network: {}", listener.status().message());
+    }
+  }
+  param_service = std::make_unique<ParamService>(handler);
   control_service = std::make_unique<ControlService>(coordinator.get(), snapshots.get(), &drain_requested);
   RECON_ASSIGN_OR_RETURN(rpc,
                          RpcServer::Start(flags.listen, tls, {param_service.get(), control_service.get()}));
@@ -377,6 +390,7 @@ void ReconServer::Parts::CountCopies() {
 }
 
 void ReconServer::Parts::StopServing(absl::Duration timeout) {
+  shared_memory = nullptr;
   param_service->Close();
   rpc->Shutdown(timeout);
 }

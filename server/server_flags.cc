@@ -102,6 +102,10 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
       "RECON_TLS_CA");
   env(app->add_flag("--insecure", flags->insecure, "plain text on an address other than loopback"),
       "RECON_INSECURE");
+  env(app->add_option("--shared-memory", flags->shared_memory,
+                      "workers on this machine, of this user and in this network namespace, push and pull "
+                      "through shared memory; never with TLS"),
+      "RECON_SHARED_MEMORY");
   env(app->add_flag("--exit-when-done", flags->exit_when_done, "end when all data epochs are completed"),
       "RECON_EXIT_WHEN_DONE");
   env(app->add_option("--log-level", flags->log_level, "debug, info, warn or error")

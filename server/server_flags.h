@@ -22,6 +22,7 @@ struct ServerFlags {
   std::string metrics_address;
   std::string tls_cert, tls_key, tls_ca;
   bool insecure = false;
+  bool shared_memory = true;
   bool exit_when_done = false;
   std::string log_level = "info";
   int lanes = 0;

@@ -20,6 +20,7 @@ ALLOWED = {
     "common/storage": ["common/base"],
     "common/snapshot": ["common/base", "common/tensor", "common/storage"],
     "common/transport": ["common/base"],
+    "common/shm": ["common/base", "common/transport"],
     "common/rpc": ["common/base", "common/tensor", "common/codec", "common/transport"],
     "server/store": ["common/base", "common/tensor", "common/codec"],
     "server/sync": ["common/base"],

@@ -87,8 +87,13 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
   }
 
   void OnDone(const grpc::Status& status) override {
-    transport_->Ended(number_, WhyEnded(status));
+    GrpcTransport* const transport = transport_;
+    const uint64_t number = number_;
+    transport->Forget(number);
+    // Before the transport may go: whoever drops the last reference to a channel ends gRPC's threads, and
+    // must not be one of them.
     self_.reset();
+    transport->Ended(number, WhyEnded(status));
   }
 
  private:
@@ -140,7 +145,6 @@ GrpcTransport::~GrpcTransport() {
   std::vector<std::shared_ptr<Stream>> streams;
   {
     MutexLock lock(&mu_);
-    closing_ = true;
     for (Lane& lane : lanes_) streams.push_back(std::move(lane.stream));
   }
   for (const auto& stream : streams) {
@@ -173,12 +177,17 @@ uint64_t GrpcTransport::Call(const ByteChain& request, Done done) {
 
 void GrpcTransport::Abandon(uint64_t call, const absl::Status& why) { pending_.Finish(call, why); }
 
+void GrpcTransport::Forget(uint64_t connection) {
+  std::shared_ptr<Stream> stream;
+  MutexLock lock(&mu_);
+  for (Lane& lane : lanes_) {
+    if (lane.stream != nullptr && lane.stream->number() == connection) stream = std::move(lane.stream);
+  }
+}
+
 void GrpcTransport::Ended(uint64_t connection, const absl::Status& why) {
   pending_.FailAll(connection, why);
   MutexLock lock(&mu_);
-  for (Lane& lane : lanes_) {
-    if (lane.stream != nullptr && lane.stream->number() == connection) lane.stream = nullptr;
-  }
   --open_streams_;
 }
 

@@ -30,7 +30,8 @@ class GrpcTransport final : public Transport {
  private:
   class Stream;
 
-  // A stream has ended for good. gRPC's thread.
+  // gRPC's thread: a stream takes no more calls; it has ended for good.
+  void Forget(uint64_t connection);
   void Ended(uint64_t connection, const absl::Status& why);
 
   // A channel and its newest stream; others are ending.
@@ -46,7 +47,6 @@ class GrpcTransport final : public Transport {
   size_t next_lane_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t connections_ ABSL_GUARDED_BY(mu_) = 0;
   int open_streams_ ABSL_GUARDED_BY(mu_) = 0;
-  bool closing_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 // So many connections to a recon-server. Errors are ConnectTo()'s.

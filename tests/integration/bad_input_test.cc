@@ -67,6 +67,8 @@ TEST_CASE("wrong flags end each program with code 2 and the flag's name", "[bad_
   Refused({"recon-worker", "--codec", "fp8"}, 2, "codec fp8 is unknown");
   Refused({"recon-worker", "--server", "somewhere"}, 2, "--server somewhere");
   Refused({"recon-worker", "--depth", "99"}, 2, "--depth");
+  Refused({"recon-worker", "--connections", "0"}, 2, "--connections");
+  Refused({"recon-worker", "--transport", "pigeon"}, 2, "--transport");
   Refused({"recon-worker", "--data", "idx:/nonexistent"}, 2, "/nonexistent/train-images-idx3-ubyte");
   Refused({"recon-worker", "--data", "clusters:5"}, 2, "clusters:5");
   Refused({"recon-worker", "--data", "clusters:50,5", "--model", "cnn"}, 2, "--model cnn");

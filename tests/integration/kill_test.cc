@@ -110,7 +110,9 @@ TEST_CASE("a worker that was stopped for longer than the eviction comes back and
     two->Signal(SIGCONT);
     REQUIRE(cluster.Finished());
     CHECK(one->Wait(absl::Seconds(30)) == 0);
-    CHECK(two->Wait(absl::Seconds(30)) == 0);
+    const int exit_code = two->Wait(absl::Seconds(30));
+    INFO(two->output());
+    CHECK(exit_code == 0);
     CheckCompletedOnce(cluster, 12);
   }
 }

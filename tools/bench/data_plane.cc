@@ -175,7 +175,8 @@ class Job {
  public:
   explicit Job(const std::string& shapes) : shapes_(shapes) {}
 
-  absl::Status Start(int workers) {
+  // `transport` is "grpc" or "shm".
+  absl::Status Start(int workers, const std::string& transport) {
     server_ = std::make_unique<BenchProcess>(
         std::vector<std::string>{"recon-server", "--data", directory_.path() + "/data", "--listen",
                                  "127.0.0.1:0", "--optimizer", "momentum", "--learning-rate", "0.001",
@@ -190,7 +191,7 @@ class Job {
     for (int i = 0; i < workers; ++i) {
       workers_.push_back(std::make_unique<BenchPeer>(
           std::vector<std::string>{"data-plane-peer", "push-worker", "--server", address_, "--shapes",
-                                   shapes_, "--name", absl::StrCat("w", i)}));
+                                   shapes_, "--name", absl::StrCat("w", i), "--transport", transport}));
       RECON_RETURN_IF_ERROR(workers_.back()->Hear().status());
     }
     // The first snapshot is written before anything is measured.
@@ -316,10 +317,11 @@ class Bench {
   }
 
   absl::StatusOr<Json> RunShape(const std::string& name, int workers, Figures* ratios) {
-    Job job(name);
-    RECON_RETURN_IF_ERROR(job.Start(workers));
+    Job job(name), shared(name);
+    RECON_RETURN_IF_ERROR(job.Start(workers, "grpc"));
+    RECON_RETURN_IF_ERROR(shared.Start(workers, "shm"));
     const auto all = static_cast<size_t>(workers);
-    Figures figures;
+    Figures figures, shm;
     std::vector<double> idle, loaded;
     for (int round = -1; round < options_.rounds; ++round) {  // The first one warms up.
       std::cerr << name << ", " << workers << " workers, round " << round << "\n";
@@ -328,30 +330,62 @@ class Bench {
       RECON_ASSIGN_OR_RETURN(const Job::Result pull, job.Run("pull", options_.seconds, kDepth, 0, all));
       RECON_ASSIGN_OR_RETURN(const Job::Result both, job.Run("pushpull", options_.seconds, kDepth, 0, all));
       RECON_ASSIGN_OR_RETURN(const Job::Result probe, job.Run("push", options_.seconds / 2, 1, 20, 1));
+      RECON_ASSIGN_OR_RETURN(const Job::Result shm_push,
+                             shared.Run("push", options_.seconds, kDepth, 0, all));
+      RECON_ASSIGN_OR_RETURN(const Job::Result shm_both,
+                             shared.Run("pushpull", options_.seconds, kDepth, 0, all));
       if (round < 0) continue;
-      figures.Add("push_GBps", 2 * push.params_per_second / 1e9);
-      figures.Add("push_params_per_s", push.params_per_second);
-      figures.Add("pull_GBps", 2 * pull.params_per_second / 1e9);
-      figures.Add("pushpull_params_per_s", both.params_per_second);
-      figures.Add("push_cpu_seconds_per_GB", push.cpu_seconds / (2e-9 * push.params));
-      figures.Add("pushpull_cpu_seconds_per_GB", both.cpu_seconds / (4e-9 * both.params));
+      AddRates(push, pull, both, &figures);
       figures.Add("push_of_parts_bound",
                   push.params_per_second * (2 * parts.grpc_per_byte + parts.apply_per_param) / cores_);
       figures.Add("pushpull_of_parts_bound",
                   both.params_per_second * (4 * parts.grpc_per_byte + parts.apply_per_param) / cores_);
+      shm.Add("push_GBps", 2e-9 * shm_push.params_per_second);
+      shm.Add("pushpull_params_per_s", shm_both.params_per_second);
+      shm.Add("pushpull_cpu_seconds_per_GB", shm_both.cpu_seconds / (4e-9 * shm_both.params));
+      figures.Add("shm_vs_grpc_pushpull", shm_both.params_per_second / both.params_per_second);
       idle.insert(idle.end(), probe.milliseconds.begin(), probe.milliseconds.end());
       loaded.insert(loaded.end(), both.milliseconds.begin(), both.milliseconds.end());
     }
     Json json = figures.All();
+    json["shared_memory"] = shm.All();
     json["push_ms"] = {{"idle", {{"p50", Percentile(idle, 0.5)}, {"p99", Percentile(idle, 0.99)}}},
                        {"under_load", {{"p50", Percentile(loaded, 0.5)}, {"p99", Percentile(loaded, 0.99)}}}};
-    const double state = kStateBytesPerParam * static_cast<double>(job.params());
-    json["parameters"] = job.params();
-    json["state_bytes"] = state;
-    json["server_rss_bytes"] = job.server_bytes();
-    json["rss_over_state"] =
-        (static_cast<double>(job.server_bytes()) - static_cast<double>(kFixedServerBytes)) / state;
+    RECON_RETURN_IF_ERROR(AddServer(&job, &json));
+    for (const char* ratio : {"push_of_parts_bound", "pushpull_of_parts_bound", "shm_vs_grpc_pushpull"}) {
+      ratios->Add(ratio, figures.Of(ratio));
+    }
+    ratios->Add("rss_over_state", json["rss_over_state"]);
+    ratios->Add("copied_bytes_per_push", json["copied_bytes_per_push"]);
     return json;
+  }
+
+  static void AddRates(const Job::Result& push, const Job::Result& pull, const Job::Result& both,
+                       Figures* figures) {
+    figures->Add("push_GBps", 2e-9 * push.params_per_second);
+    figures->Add("push_params_per_s", push.params_per_second);
+    figures->Add("pull_GBps", 2e-9 * pull.params_per_second);
+    figures->Add("pushpull_params_per_s", both.params_per_second);
+    figures->Add("push_cpu_seconds_per_GB", push.cpu_seconds / (2e-9 * push.params));
+    figures->Add("pushpull_cpu_seconds_per_GB", both.cpu_seconds / (4e-9 * both.params));
+  }
+
+  // What the server says of itself, and its memory.
+  static absl::Status AddServer(Job* job, Json* json) {
+    const double state = kStateBytesPerParam * static_cast<double>(job->params());
+    const auto resident = static_cast<double>(job->server_bytes());
+    (*json)["parameters"] = job->params();
+    (*json)["state_bytes"] = state;
+    (*json)["server_rss_bytes"] = resident;
+    (*json)["rss_over_state"] = (resident - static_cast<double>(kFixedServerBytes)) / state;
+    RECON_ASSIGN_OR_RETURN(const StatusReply status, job->Status());
+    const auto pushes = static_cast<double>(status.pushes());
+    for (const CopiedBytesStatus& copied : status.copied_bytes()) {
+      (*json)[absl::StrCat(copied.why(), "_bytes_per_push")] = static_cast<double>(copied.bytes()) / pushes;
+    }
+    // Headers are made, not moved.
+    (*json)["copied_bytes_per_push"] = (*json)["straddling_bytes_per_push"];
+    return absl::OkStatus();
   }
 
   const DataPlaneOptions options_;

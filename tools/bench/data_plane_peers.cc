@@ -24,6 +24,7 @@
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
 #include "common/rpc/grpc_transport.h"
+#include "common/shm/shm_transport.h"
 #include "common/tensor/param_layout.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/async_generic_service.h"
@@ -127,6 +128,11 @@ class PushWorker {
     identity_.set_incarnation(request.incarnation());
     identity_.set_cluster_epoch(registered.cluster_epoch());
     RECON_ASSIGN_OR_RETURN(transport_, ConnectForFrames(options_.server, {}, limits::kDataConnections));
+    if (options_.transport == "shm") {
+      auto shared = std::make_unique<ShmTransport>(registered.shared_memory(), std::move(transport_));
+      if (!shared->Connected()) return absl::UnavailableError("the server shares no memory");
+      transport_ = std::move(shared);
+    }
     client_ = std::make_unique<ParamClient>(transport_.get());
     if (!registered.has_values()) RECON_RETURN_IF_ERROR(BringValues(&control));
     EncodeGradients();

@@ -98,6 +98,7 @@ void Session::AdoptReply(const RegisterReply& reply) {
   if (!again) {
     job_ = reply.job();
     server_has_values_ = reply.has_values();
+    shared_memory_ = reply.shared_memory();
   }
   first_allowed_step_ = std::max(first_allowed_step_, reply.start_step());
   int lost = 0;

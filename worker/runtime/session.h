@@ -74,6 +74,8 @@ class Session {
   Standing standing() const;
   const JobConfig& job() const { return job_; }
   bool server_has_values() const { return server_has_values_; }
+  // As RegisterReply has it.
+  const std::string& shared_memory() const { return shared_memory_; }
   Counters* counters() { return &counters_; }
   JobPhase phase() const;
   // Why the worker cannot go on; OK while it can.
@@ -126,6 +128,7 @@ class Session {
   const Incarnation incarnation_;
   JobConfig job_;
   bool server_has_values_ = false;
+  std::string shared_memory_;
 
   Counters counters_;
   Mutex registering_;  // Held by the one thread that registers.

@@ -14,6 +14,7 @@
 #include "common/rpc/control_client.h"
 #include "common/rpc/grpc_transport.h"
 #include "common/rpc/wire_bytes.h"
+#include "common/shm/shm_transport.h"
 #include "worker/client/param_client.h"
 #include "worker/runtime/session.h"
 #include "worker/runtime/train_loop.h"
@@ -90,8 +91,13 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   const int bound = session->job().bound();
   options.depth = bound < 0 ? flags.depth : std::min(flags.depth, bound + 1);
   options.slow_factor = flags.slow_factor;
-  RECON_ASSIGN_OR_RETURN(const std::unique_ptr<Transport> transport,
+  RECON_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
                          ConnectForFrames(flags.server, flags.tls, flags.connections));
+  if (flags.shared_memory && !session->shared_memory().empty()) {
+    auto shared = std::make_unique<ShmTransport>(session->shared_memory(), std::move(transport));
+    spdlog::info("frames go {}", shared->Connected() ? "through shared memory" : "over the network");
+    transport = std::move(shared);
+  }
   ParamClient params(transport.get());
   absl::Status status;
   {

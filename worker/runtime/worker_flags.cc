@@ -20,6 +20,7 @@ struct RawFlags {
   std::string topk = "exact";
   std::string residual = "fp32";
   std::string residual_flush = "60s";
+  std::string transport = "auto";
   std::string reconnect_for = "10m";
 };
 
@@ -79,6 +80,10 @@ void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
                       "to the server, for gradients and parameters; with TLS more of them carry more")
           ->check(CLI::Range(1, limits::kDataConnectionsMax)),
       "RECON_CONNECTIONS");
+  env(app->add_option("--transport", raw->transport,
+                      "auto (shared memory where the server is on this machine and offers it) or grpc")
+          ->check(CLI::IsMember({"auto", "grpc"})),
+      "RECON_TRANSPORT");
   env(app->add_option("--synthetic-step-ms", flags->model.synthetic_step_ms,
                       "simulated computing time of a synthetic step")
           ->check(CLI::Range(0.0, 3.6e6)),
@@ -138,6 +143,7 @@ absl::Status Convert(const RawFlags& raw, WorkerFlags* flags) {
     return absl::InvalidArgumentError(
         absl::StrCat("--reconnect-for ", raw.reconnect_for, ": expected a duration such as 10m"));
   }
+  flags->shared_memory = raw.transport == "auto";
   if (flags->name.size() > limits::kNameBytesMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("--name has ", flags->name.size(), " bytes, allowed are ", limits::kNameBytesMax));

@@ -21,6 +21,7 @@ struct WorkerFlags {
   EncoderOptions encoder;
   int depth = 2;
   int connections = limits::kDataConnections;
+  bool shared_memory = true;  // Where the server offers it.
   double slow_factor = 1;
   absl::Duration reconnect_for;
   std::string metrics_address;

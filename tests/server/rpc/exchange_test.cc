@@ -1,42 +1,62 @@
-// Both ends of the gRPC transport, over loopback: GrpcTransport and ParamService.
+// Both ends of every transport: over gRPC on loopback, by one and by several connections, and through shared
+// memory.
 
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <deque>
+#include <fstream>
+#include <iterator>
 #include <memory>
+#include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "catch2/catch.hpp"
 #include "common/base/limits.h"
 #include "common/base/mutex.h"
 #include "common/base/retry_hint.h"
 #include "common/rpc/grpc_transport.h"
+#include "common/shm/shm_listener.h"
+#include "common/shm/shm_socket.h"
+#include "common/shm/shm_transport.h"
 #include "server/rpc/param_service.h"
 #include "server/rpc/rpc_server.h"
 
 namespace recon {
 namespace {
 
+int servers_made = 0;
+
 // A server whose requests wait until the test answers them.
 class HoldingServer {
  public:
   struct Held {
-    std::string request;
+    ByteChain request;  // In place.
     TakenCallback taken;
     Transport::Done done;
   };
 
-  explicit HoldingServer(const std::string& address = "127.0.0.1:0")
-      : service_([this](const ByteChain& request, TakenCallback taken, Transport::Done done) {
-          MutexLock lock(&mu_);
-          held_.push_back({request.ToString(), std::move(taken), std::move(done)});
-        }),
-        rpc_(*RpcServer::Start(address, {}, {&service_})) {}
+  explicit HoldingServer(const std::string& address = "127.0.0.1:0", const std::string& shm_name = "")
+      : shm_name_(shm_name.empty() ? absl::StrCat("recon-test-", getpid(), "-", ++servers_made) : shm_name),
+        service_(Handler()),
+        rpc_(*RpcServer::Start(address, {}, {&service_})),
+        shared_memory_(*ShmListener::Start(shm_name_, Handler())) {}
   ~HoldingServer() {
+    shared_memory_ = nullptr;
     service_.Close();
     rpc_->Shutdown(absl::ZeroDuration());
   }
 
   const std::string& address() const { return rpc_->address(); }
+  const std::string& shm_name() const { return shm_name_; }
+  int shm_connections() const { return shared_memory_->connections(); }
 
   Held Take() {
     MutexLock lock(&mu_);
@@ -56,11 +76,30 @@ class HoldingServer {
   }
 
  private:
+  RequestHandler Handler() {
+    return [this](const ByteChain& request, TakenCallback taken, Transport::Done done) {
+      MutexLock lock(&mu_);
+      held_.push_back({request, std::move(taken), std::move(done)});
+    };
+  }
+
   Mutex mu_;
   std::deque<Held> held_ ABSL_GUARDED_BY(mu_);
+  const std::string shm_name_;
   ParamService service_;
   std::unique_ptr<RpcServer> rpc_;
+  std::unique_ptr<ShmListener> shared_memory_;
 };
+
+constexpr const char* kTransports[] = {"one connection", "two connections", "shared memory"};
+
+std::unique_ptr<Transport> Connect(const HoldingServer& server, const std::string& kind) {
+  auto grpc = *ConnectForFrames(server.address(), {}, kind == "two connections" ? 2 : 1);
+  if (kind != "shared memory") return grpc;
+  auto shared = std::make_unique<ShmTransport>(server.shm_name(), std::move(grpc));
+  REQUIRE(shared->Connected());
+  return shared;
+}
 
 struct Answer {
   Notification done;
@@ -88,14 +127,16 @@ constexpr size_t kMiB = size_t{1} << 20;
 
 TEST_CASE("replies find their calls, in whatever order they come", "[exchange]") {
   HoldingServer server;
-  for (const int connections : {1, 3}) {
-    const auto transport = *ConnectForFrames(server.address(), {}, connections);
+  for (const std::string kind : kTransports) {
+    INFO(kind);
+    const auto transport = Connect(server, kind);
     std::vector<std::shared_ptr<Answer>> answers;
     for (int i = 0; i < 6; ++i)
       answers.push_back(Send(transport.get(), std::string(100, static_cast<char>('a' + i))));
     std::vector<HoldingServer::Held> held;
     for (int i = 0; i < 6; ++i) held.push_back(server.Take());
-    for (size_t i = held.size(); i-- > 0;) held[i].done(ByteChain::FromString(held[i].request + "!"));
+    for (size_t i = held.size(); i-- > 0;)
+      held[i].done(ByteChain::FromString(held[i].request.ToString() + "!"));
     for (int i = 0; i < 6; ++i) {
       CHECK(Await(answers[static_cast<size_t>(i)])->ToString() ==
             std::string(100, static_cast<char>('a' + i)) + "!");
@@ -104,20 +145,24 @@ TEST_CASE("replies find their calls, in whatever order they come", "[exchange]")
 }
 
 TEST_CASE("errors arrive with their code, their text and when to ask again", "[exchange]") {
-  HoldingServer server;
-  const auto transport = *ConnectForFrames(server.address(), {}, 1);
-  const auto answer = Send(transport.get(), "x");
-  server.Take().done(WithRetryAfter(absl::ResourceExhaustedError("too much"), absl::Milliseconds(250)));
-  const absl::Status status = Await(answer).status();
-  CHECK(status.code() == absl::StatusCode::kResourceExhausted);
-  CHECK(status.message() == "too much");
-  CHECK(RetryAfter(status) == absl::Milliseconds(250));
+  for (const std::string kind : kTransports) {
+    INFO(kind);
+    HoldingServer server;
+    const auto transport = Connect(server, kind);
+    const auto answer = Send(transport.get(), "x");
+    server.Take().done(WithRetryAfter(absl::ResourceExhaustedError("too much"), absl::Milliseconds(250)));
+    const absl::Status status = Await(answer).status();
+    CHECK(status.code() == absl::StatusCode::kResourceExhausted);
+    CHECK(status.message() == "too much");
+    CHECK(RetryAfter(status) == absl::Milliseconds(250));
+  }
 }
 
 TEST_CASE("what is neither taken nor answered is bounded, and waits with its sender", "[exchange]") {
   HoldingServer server;
-  for (const int connections : {1, 2}) {
-    const auto transport = *ConnectForFrames(server.address(), {}, connections);
+  for (const std::string kind : kTransports) {
+    INFO(kind);
+    const auto transport = Connect(server, kind);
     std::vector<std::shared_ptr<Answer>> answers;
     for (int i = 0; i < 40; ++i) answers.push_back(Send(transport.get(), std::string(kMiB - 1000, 'x')));
     const size_t in_flight = server.Settled();
@@ -134,60 +179,177 @@ TEST_CASE("what is neither taken nor answered is bounded, and waits with its sen
 }
 
 TEST_CASE("small requests are bounded, too: their replies may be large", "[exchange]") {
-  HoldingServer server;
-  const auto transport = *ConnectForFrames(server.address(), {}, 1);
-  std::vector<std::shared_ptr<Answer>> answers;
-  for (int i = 0; i < 100; ++i) answers.push_back(Send(transport.get(), "pull"));
-  CHECK(server.Settled() == limits::kRequestBytesInFlight / limits::kFrameTargetBytes);
-  for (int i = 0; i < 100; ++i) server.Take().done(ByteChain::FromString(std::string(kMiB, 'p')));
-  for (const auto& answer : answers) CHECK(Await(answer)->size() == kMiB);
+  for (const std::string kind : kTransports) {
+    INFO(kind);
+    HoldingServer server;
+    const auto transport = Connect(server, kind);
+    std::vector<std::shared_ptr<Answer>> answers;
+    for (int i = 0; i < 100; ++i) answers.push_back(Send(transport.get(), "pull"));
+    CHECK(server.Settled() == limits::kRequestBytesInFlight / limits::kFrameTargetBytes);
+    for (int i = 0; i < 100; ++i) server.Take().done(ByteChain::FromString(std::string(kMiB, 'p')));
+    for (const auto& answer : answers) CHECK(Await(answer)->size() == kMiB);
+  }
 }
 
 TEST_CASE("calls end when the server goes, and go on when another one comes", "[exchange]") {
-  auto server = std::make_unique<HoldingServer>();
-  const std::string address = server->address();
-  const auto transport = *ConnectForFrames(address, {}, 2);
-  std::vector<std::shared_ptr<Answer>> answers;
-  for (int i = 0; i < 30; ++i) answers.push_back(Send(transport.get(), std::string(kMiB, 'x')));
-  HoldingServer::Held orphan = server->Take();
-  server = nullptr;
-  for (const auto& answer : answers) CHECK(absl::IsUnavailable(Await(answer).status()));
-  orphan.done(ByteChain());  // Too late: nobody is told.
-  HoldingServer next(address);
-  // The channel notices within half a second.
-  absl::Status status = absl::UnavailableError("not asked yet");
-  while (absl::IsUnavailable(status)) {
-    const auto answer = Send(transport.get(), "again");
-    while (!answer->done.HasBeenNotified() && next.Settled() == 0) {
+  for (const std::string kind : kTransports) {
+    INFO(kind);
+    auto server = std::make_unique<HoldingServer>();
+    const std::string address = server->address();
+    const std::string shm_name = server->shm_name();
+    const auto transport = Connect(*server, kind);
+    std::vector<std::shared_ptr<Answer>> answers;
+    for (int i = 0; i < 30; ++i) answers.push_back(Send(transport.get(), std::string(kMiB, 'x')));
+    HoldingServer::Held orphan = server->Take();
+    server = nullptr;
+    for (const auto& answer : answers) CHECK(absl::IsUnavailable(Await(answer).status()));
+    orphan.done(ByteChain());  // Too late: nobody is told.
+    HoldingServer next(address, shm_name);
+    // The channel notices within half a second.
+    absl::Status status = absl::UnavailableError("not asked yet");
+    while (absl::IsUnavailable(status)) {
+      const auto answer = Send(transport.get(), "again");
+      while (!answer->done.HasBeenNotified() && next.Settled() == 0) {
+      }
+      if (!answer->done.HasBeenNotified()) next.Take().done(ByteChain());
+      status = Await(answer).status();
     }
-    if (!answer->done.HasBeenNotified()) next.Take().done(ByteChain());
-    status = Await(answer).status();
+    CHECK(status.ok());
   }
-  CHECK(status.ok());
 }
 
 TEST_CASE("a call that is abandoned ends at once, and its reply is dropped", "[exchange]") {
+  for (const std::string kind : kTransports) {
+    INFO(kind);
+    HoldingServer server;
+    const auto transport = Connect(server, kind);
+    const auto answer = Send(transport.get(), "slow");
+    HoldingServer::Held held = server.Take();
+    transport->Abandon(answer->call, absl::DeadlineExceededError("late"));
+    CHECK(absl::IsDeadlineExceeded(Await(answer).status()));
+    held.done(ByteChain());
+    const auto next = Send(transport.get(), "next");
+    server.Take().done(ByteChain::FromString("ok"));
+    CHECK(Await(next)->ToString() == "ok");
+  }
+}
+
+TEST_CASE("whoever keeps more than there are slots for gets copies", "[exchange]") {
   HoldingServer server;
-  const auto transport = *ConnectForFrames(server.address(), {}, 1);
-  const auto answer = Send(transport.get(), "slow");
+  const auto transport = Connect(server, "shared memory");
+  constexpr int kCalls = 2 * kShmSlots;
+  std::vector<std::shared_ptr<Answer>> answers;
+  for (int i = 0; i < kCalls; ++i) answers.push_back(Send(transport.get(), absl::StrCat("request ", i)));
+  // As a synchronous step does it: taken, but held until all are there.
+  std::vector<HoldingServer::Held> held;
+  for (int i = 0; i < kCalls; ++i) {
+    held.push_back(server.Take());
+    held.back().taken();
+  }
+  std::mt19937 random(1);
+  std::shuffle(held.begin(), held.end(), random);
+  for (auto& last : held) last.done(ByteChain::FromString("reply to " + last.request.ToString()));
+  held.clear();
+  // The answers are kept, too.
+  for (int i = 0; i < kCalls; ++i) {
+    CHECK(Await(answers[static_cast<size_t>(i)])->ToString() == absl::StrCat("reply to request ", i));
+  }
+}
+
+TEST_CASE("messages wait for slots while the other end does not read", "[exchange]") {
+  const std::string name = absl::StrCat("recon-test-", getpid(), "-slots");
+  const OwnedFd listener = *ListenForShm(name);
+  std::unique_ptr<ShmPeer> server;
+  std::thread accept([&] { server = *AcceptShm(listener); });
+  const std::unique_ptr<ShmPeer> worker = *ConnectShm(name);
+  accept.join();
+  worker->Start([](const ByteChain&) {}, [](const absl::Status&) {});
+  constexpr uint32_t kMessages = 2 * kShmSlots + 7;
+  for (uint32_t i = 0; i < kMessages; ++i)
+    CHECK(worker->sender().Send(ByteChain::FromString(absl::StrCat(i))));
+  Mutex mu;
+  std::vector<std::string> seen;
+  server->Start(
+      [&](const ByteChain& message) {
+        MutexLock lock(&mu);
+        seen.push_back(message.ToString());
+      },
+      [](const absl::Status&) {});
+  MutexLock lock(&mu);
+  mu.Await([&] { return seen.size() == kMessages; });
+  for (uint32_t i = 0; i < kMessages; ++i) CHECK(seen[i] == absl::StrCat(i));
+}
+
+TEST_CASE("requests stay readable after their connection has gone, and its memory goes with the last",
+          "[exchange]") {
+  HoldingServer server;
+  auto transport = Connect(server, "shared memory");
+  const auto answer = Send(transport.get(), std::string(kMiB, 'x'));
   HoldingServer::Held held = server.Take();
-  transport->Abandon(answer->call, absl::DeadlineExceededError("late"));
-  CHECK(absl::IsDeadlineExceeded(Await(answer).status()));
+  transport = nullptr;
+  CHECK(absl::IsUnavailable(Await(answer).status()));
+  while (server.shm_connections() > 0) {
+  }
+  CHECK(held.request.ToString() == std::string(kMiB, 'x'));
+  const auto mapped = [] {
+    std::ifstream maps("/proc/self/maps");
+    const std::string all((std::istreambuf_iterator<char>(maps)), std::istreambuf_iterator<char>());
+    return absl::StrContains(all, "recon-frames");
+  };
+  CHECK(mapped());
   held.done(ByteChain());
-  const auto next = Send(transport.get(), "next");
-  server.Take().done(ByteChain::FromString("ok"));
-  CHECK(Await(next)->ToString() == "ok");
+  held = {};
+  // The server's end is taken down by its accepting thread.
+  while (mapped()) {
+  }
+}
+
+TEST_CASE("a process of another kind is refused", "[exchange]") {
+  HoldingServer server;
+  const int socket = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  server.shm_name().copy(address.sun_path + 1, sizeof(address.sun_path) - 1);
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + server.shm_name().size());
+  REQUIRE(connect(socket, reinterpret_cast<sockaddr*>(&address), length) == 0);
+  CHECK(send(socket, "hello", 5, 0) == 5);
+  char byte = 0;
+  CHECK(recv(socket, &byte, 1, 0) <= 0);  // Hung up, not welcomed.
+  close(socket);
+  const auto transport = Connect(server, "shared memory");  // The next one is served.
+  CHECK(server.shm_connections() == 1);
+}
+
+TEST_CASE("rings that make no sense end the connection", "[exchange]") {
+  auto region = *ShmRegion::Create();
+  ShmRing& ring = region->direction(0)->sent;
+  ShmRing::Entry entry;
+  CHECK_FALSE(*ring.Take(&entry));
+  ring.Put({kShmSlots, 1});
+  CHECK(absl::IsDataLoss(ring.Take(&entry).status()));
+  ring.entries[0] = {3, static_cast<uint32_t>(kShmSlotBytes) + 1};
+  CHECK(absl::IsDataLoss(ring.Take(&entry).status()));
+  ring.entries[0] = {3, 16};
+  ring.put.store(kShmSlots + 1);
+  CHECK(absl::IsDataLoss(ring.Take(&entry).status()));
+  ring.put.store(1);
+  CHECK(*ring.Take(&entry));
+  CHECK(absl::IsInvalidArgument(ShmRegion::Attach(memfd_create("x", 0)).status()));
+  CHECK(absl::IsInvalidArgument(ShmRegion::Attach(-1).status()));
 }
 
 TEST_CASE("a transport can go while calls are under way", "[exchange]") {
-  HoldingServer server;
-  auto transport = *ConnectForFrames(server.address(), {}, 2);
-  std::vector<std::shared_ptr<Answer>> answers;
-  for (int i = 0; i < 20; ++i) answers.push_back(Send(transport.get(), std::string(kMiB, 'x')));
-  HoldingServer::Held held = server.Take();
-  transport = nullptr;
-  for (const auto& answer : answers) CHECK_FALSE(Await(answer).ok());
-  held.done(ByteChain());
+  for (const std::string kind : kTransports) {
+    INFO(kind);
+    HoldingServer server;
+    auto transport = Connect(server, kind);
+    std::vector<std::shared_ptr<Answer>> answers;
+    for (int i = 0; i < 20; ++i) answers.push_back(Send(transport.get(), std::string(kMiB, 'x')));
+    HoldingServer::Held held = server.Take();
+    transport = nullptr;
+    for (const auto& answer : answers) CHECK_FALSE(Await(answer).ok());
+    held.done(ByteChain());
+  }
 }
 
 }  // namespace recon

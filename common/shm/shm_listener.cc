@@ -1,0 +1,92 @@
+#include "common/shm/shm_listener.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "common/shm/shm_socket.h"
+#include "common/transport/envelope.h"
+
+namespace recon {
+namespace {
+
+void Signal(const OwnedFd& fd) {
+  const uint64_t one = 1;
+  static_cast<void>(!write(fd.get(), &one, sizeof(one)));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ShmListener>> ShmListener::Start(const std::string& name,
+                                                                RequestHandler handler) {
+  RECON_ASSIGN_OR_RETURN(OwnedFd listener, ListenForShm(name));
+  OwnedFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (wake.get() < 0) return absl::UnavailableError("shared memory: eventfd failed");
+  return std::unique_ptr<ShmListener>(
+      new ShmListener(std::move(listener), std::move(wake), std::move(handler)));
+}
+
+ShmListener::ShmListener(OwnedFd listener, OwnedFd wake, RequestHandler handler)
+    : listener_(std::move(listener)), wake_(std::move(wake)), handler_(std::move(handler)) {
+  thread_ = std::thread([this] {
+    pthread_setname_np(pthread_self(), "shm-accept");
+    Run();
+  });
+}
+
+ShmListener::~ShmListener() {
+  stopping_.store(true);
+  Signal(wake_);
+  thread_.join();
+  connections_.clear();
+}
+
+void ShmListener::Run() {
+  while (!stopping_.load()) {
+    pollfd fds[2] = {{listener_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+    poll(fds, 2, -1);
+    uint64_t count = 0;
+    if ((fds[1].revents & POLLIN) != 0) static_cast<void>(!read(wake_.get(), &count, sizeof(count)));
+    Reap();
+    if ((fds[0].revents & POLLIN) != 0 && !stopping_.load()) Accept();
+  }
+}
+
+void ShmListener::Accept() {
+  absl::StatusOr<std::unique_ptr<ShmPeer>> peer = AcceptShm(listener_);
+  if (!peer.ok()) {
+    spdlog::warn("a connection was refused: {}", peer.status().message());
+    return;
+  }
+  Connection* connection = &connections_.emplace_back();
+  connection->peer = *std::move(peer);
+  open_.fetch_add(1);
+  connection->peer->Start([this, connection](const ByteChain& message) { OnRequest(connection, message); },
+                          [this, connection](const absl::Status& why) {
+                            spdlog::debug("shared memory: {}", why.message());
+                            open_.fetch_sub(1);
+                            connection->ended.store(true);
+                            Signal(wake_);
+                          });
+}
+
+void ShmListener::OnRequest(Connection* connection, const ByteChain& message) {
+  const auto unwrapped = Unwrap(message);
+  if (!unwrapped.ok()) return connection->peer->Close();
+  const uint64_t call = unwrapped->first.call;
+  const ShmSender sender = connection->peer->sender();
+  handler_(
+      unwrapped->second, [sender, call] { sender.Send(WrapTaken(call)); },
+      [sender, call](const absl::StatusOr<ByteChain>& reply) { sender.Send(WrapReply(call, reply)); });
+}
+
+void ShmListener::Reap() {
+  connections_.remove_if([](const Connection& connection) { return connection.ended.load(); });
+}
+
+}  // namespace recon

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "common/base/byte_chain.h"
+#include "common/shm/shm_region.h"
+
+namespace recon {
+
+// File descriptor that is closed at the end.
+class OwnedFd {
+ public:
+  OwnedFd() = default;
+  explicit OwnedFd(int fd) : fd_(fd) {}
+  OwnedFd(OwnedFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  OwnedFd& operator=(OwnedFd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~OwnedFd();
+
+  int get() const { return fd_; }
+  int Release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_ = -1;
+};
+
+class ShmLink;
+
+// Sends over a connection, and may outlive it. Thread-safe; copies are the same.
+class ShmSender {
+ public:
+  explicit ShmSender(std::shared_ptr<ShmLink> link) : link_(std::move(link)) {}
+
+  // Copies the message into a slot, now or when one is free. At most kShmSlotBytes. False if the connection
+  // is closed.
+  bool Send(const ByteChain& message) const;
+
+ private:
+  std::shared_ptr<ShmLink> link_;
+};
+
+// One end of a connection through shared memory.
+//
+// Threads: Close() on any thread. A thread of its own receives: it calls `on_message`, whose bytes
+// lie in the shared memory until the last reference to them goes, anywhere, even after this object; and, once
+// and last, `on_closed` with the reason.
+// Waking: by eventfd, only if the other end said that it sleeps. Nobody spins.
+class ShmPeer {
+ public:
+  enum class Side { kWorker, kServer };
+  using OnMessage = std::function<void(const ByteChain& message)>;
+  using OnClosed = std::function<void(const absl::Status& why)>;
+
+  // `socket` connects the two ends: when it hangs up, the other one has gone. `wake_me` and `wake_peer` are
+  // eventfds.
+  ShmPeer(Side side, std::unique_ptr<ShmRegion> region, OwnedFd socket, OwnedFd wake_me, OwnedFd wake_peer);
+  // Closes, and waits for the thread. Not on the thread itself.
+  ~ShmPeer();
+  ShmPeer(const ShmPeer&) = delete;
+  ShmPeer& operator=(const ShmPeer&) = delete;
+
+  void Start(OnMessage on_message, OnClosed on_closed);
+  ShmSender sender() const { return ShmSender(link_); }
+  void Close();
+
+ private:
+  void Run(const OnMessage& on_message, const OnClosed& on_closed);
+  absl::Status ReceiveAll(const OnMessage& on_message);
+  bool Sleep();
+
+  const std::shared_ptr<ShmLink> link_;  // Kept by messages that are still in use.
+  const OwnedFd socket_;
+  const OwnedFd wake_me_;
+  std::thread thread_;
+};
+
+}  // namespace recon

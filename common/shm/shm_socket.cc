@@ -1,0 +1,140 @@
+#include "common/shm/shm_socket.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+
+namespace recon {
+namespace {
+
+// The region, what wakes the worker, and what wakes the server.
+constexpr int kFds = 3;
+constexpr char kHello = 'R';
+
+absl::Status SystemError(const char* call) {
+  return absl::UnavailableError(absl::StrCat("shared memory: ", call, ": ", strerror(errno)));
+}
+
+socklen_t AbstractAddress(const std::string& name, sockaddr_un* address) {
+  *address = sockaddr_un{};
+  address->sun_family = AF_UNIX;
+  const size_t length =
+      name.copy(address->sun_path + 1, sizeof(address->sun_path) - 1);  // After a zero byte.
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
+}
+
+absl::Status CheckPeerUser(int socket) {
+  ucred peer{};
+  socklen_t length = sizeof(peer);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return SystemError("SO_PEERCRED");
+  if (peer.uid == geteuid()) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("shared memory: the other process is of user ", peer.uid, ", this one of ", geteuid()));
+}
+
+void SetTimeout(int socket, int seconds) {
+  const timeval timeout{seconds, 0};
+  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+  setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+}
+
+absl::Status SendFds(int socket, const int (&fds)[kFds]) {
+  char hello = kHello;
+  iovec data{&hello, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(fds))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(fds));
+  memcpy(CMSG_DATA(header), fds, sizeof(fds));
+  if (sendmsg(socket, &message, MSG_NOSIGNAL) != 1) return SystemError("sendmsg");
+  return absl::OkStatus();
+}
+
+absl::Status ReceiveFds(int socket, OwnedFd (&fds)[kFds]) {
+  char hello = 0;
+  iovec data{&hello, 1};
+  int numbers[kFds] = {-1, -1, -1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(numbers))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != 1) return SystemError("recvmsg");
+  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  if (header == nullptr || header->cmsg_type != SCM_RIGHTS || header->cmsg_len > CMSG_LEN(sizeof(numbers))) {
+    return absl::UnavailableError("shared memory: no file descriptors came");
+  }
+  memcpy(numbers, CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
+  for (int i = 0; i < kFds; ++i) fds[i] = OwnedFd(numbers[i]);
+  if (hello == kHello && header->cmsg_len == CMSG_LEN(sizeof(numbers))) return absl::OkStatus();
+  return absl::UnavailableError("shared memory: the other process speaks another language");
+}
+
+}  // namespace
+
+absl::StatusOr<OwnedFd> ListenForShm(const std::string& name) {
+  OwnedFd listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (listener.get() < 0) return SystemError("socket");
+  sockaddr_un address;
+  const socklen_t length = AbstractAddress(name, &address);
+  if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    if (errno == EADDRINUSE)
+      return absl::AlreadyExistsError(absl::StrCat("shared memory: ", name, " is taken"));
+    return SystemError("bind");
+  }
+  if (listen(listener.get(), SOMAXCONN) != 0) return SystemError("listen");
+  return listener;
+}
+
+absl::StatusOr<std::unique_ptr<ShmPeer>> AcceptShm(const OwnedFd& listener) {
+  OwnedFd socket(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  if (socket.get() < 0) return SystemError("accept");
+  RECON_RETURN_IF_ERROR(CheckPeerUser(socket.get()));
+  SetTimeout(socket.get(), 1);
+  OwnedFd fds[kFds];
+  RECON_RETURN_IF_ERROR(ReceiveFds(socket.get(), fds));
+  RECON_ASSIGN_OR_RETURN(auto region, ShmRegion::Attach(fds[0].Release()));
+  if (send(socket.get(), &kHello, 1, MSG_NOSIGNAL) != 1) return SystemError("send");
+  return std::make_unique<ShmPeer>(ShmPeer::Side::kServer, std::move(region), std::move(socket),
+                                   std::move(fds[2]), std::move(fds[1]));
+}
+
+absl::StatusOr<std::unique_ptr<ShmPeer>> ConnectShm(const std::string& name) {
+  OwnedFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (socket.get() < 0) return SystemError("socket");
+  SetTimeout(socket.get(), 1);
+  sockaddr_un address;
+  const socklen_t length = AbstractAddress(name, &address);
+  if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    return SystemError("connect");
+  }
+  RECON_RETURN_IF_ERROR(CheckPeerUser(socket.get()));
+  RECON_ASSIGN_OR_RETURN(auto region, ShmRegion::Create());
+  OwnedFd wake_me(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  OwnedFd wake_peer(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (wake_me.get() < 0 || wake_peer.get() < 0) return SystemError("eventfd");
+  RECON_RETURN_IF_ERROR(SendFds(socket.get(), {region->fd(), wake_me.get(), wake_peer.get()}));
+  char hello = 0;
+  if (recv(socket.get(), &hello, 1, 0) != 1 || hello != kHello) return SystemError("recv");
+  return std::make_unique<ShmPeer>(ShmPeer::Side::kWorker, std::move(region), std::move(socket),
+                                   std::move(wake_me), std::move(wake_peer));
+}
+
+}  // namespace recon

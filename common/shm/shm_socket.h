@@ -1,0 +1,23 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/shm/shm_peer.h"
+
+namespace recon {
+
+// How the two ends of a connection through shared memory find each other: a Unix socket with an abstract
+// name. Such a name is known within one machine and network namespace; the two processes must be of one user.
+
+// A socket that listens under `name`. AlreadyExists if another process does, Unavailable for other failures.
+absl::StatusOr<OwnedFd> ListenForShm(const std::string& name);
+// The server's end of the next connection. Unavailable if none came, or who came is not to be served: the
+// message says why.
+absl::StatusOr<std::unique_ptr<ShmPeer>> AcceptShm(const OwnedFd& listener);
+// The worker's end. Waits for the server for at most a second. Unavailable if nobody listens or it is of
+// another user.
+absl::StatusOr<std::unique_ptr<ShmPeer>> ConnectShm(const std::string& name);
+
+}  // namespace recon

@@ -1,0 +1,122 @@
+#include "common/shm/shm_transport.h"
+
+#include "common/base/clock.h"
+#include "common/base/limits.h"
+#include "common/base/log.h"
+#include "common/shm/shm_socket.h"
+#include "common/transport/envelope.h"
+
+namespace recon {
+namespace {
+
+// Between two tries to connect to a server that is not there.
+constexpr absl::Duration kRetry = absl::Milliseconds(200);
+// Calls over the other transport have odd numbers.
+constexpr uint64_t kOtherwise = 1;
+
+}  // namespace
+
+struct ShmTransport::Connection {
+  uint64_t number = 0;
+  // Guarded by the transport's lock.
+  RequestsInFlight in_flight{limits::kRequestBytesInFlight};
+  std::deque<std::pair<uint64_t, ByteChain>> waiting;
+  std::unique_ptr<ShmPeer> peer;  // Last: its thread uses the rest.
+};
+
+ShmTransport::ShmTransport(std::string name, std::unique_ptr<Transport> otherwise)
+    : name_(std::move(name)), otherwise_(std::move(otherwise)) {}
+
+ShmTransport::~ShmTransport() {
+  ShmPeer* open = nullptr;
+  {
+    MutexLock lock(&mu_);
+    next_try_ = absl::InfiniteFuture();
+    if (connection_ != nullptr) open = connection_->peer.get();
+  }
+  // Its thread ends its calls, and puts it among the ended ones; those are joined without the lock.
+  if (open != nullptr) open->Close();
+  std::vector<std::unique_ptr<Connection>> ended;
+  {
+    MutexLock lock(&mu_);
+    mu_.Await([this] { return connection_ == nullptr; });
+    ended.swap(ended_);
+  }
+}
+
+bool ShmTransport::Connected() {
+  MutexLock lock(&mu_);
+  return ConnectedLocked();
+}
+
+bool ShmTransport::ConnectedLocked() {
+  if (connection_ != nullptr) return true;
+  if (Now() < next_try_) return false;
+  next_try_ = Now() + kRetry;
+  absl::StatusOr<std::unique_ptr<ShmPeer>> peer = ConnectShm(name_);
+  if (!peer.ok()) {
+    spdlog::debug("{}", peer.status().message());
+    return false;
+  }
+  ended_.clear();  // Joins threads that have no more to do than to end their calls.
+  connection_ = std::make_unique<Connection>();
+  connection_->number = ++connections_;
+  connection_->peer = *std::move(peer);
+  Connection* connection = connection_.get();
+  connection->peer->Start([this, connection](const ByteChain& message) { OnMessage(connection, message); },
+                          [this, connection](const absl::Status& why) { OnClosed(connection, why); });
+  return true;
+}
+
+uint64_t ShmTransport::Call(const ByteChain& request, Done done) {
+  {
+    MutexLock lock(&mu_);
+    if (ConnectedLocked()) {
+      const uint64_t call = pending_.Add(connection_->number, std::move(done));
+      connection_->waiting.emplace_back(call, WrapRequest(call, request));
+      SendWhatMay();
+      return 2 * call;
+    }
+  }
+  return 2 * otherwise_->Call(request, std::move(done)) + kOtherwise;
+}
+
+void ShmTransport::Abandon(uint64_t call, const absl::Status& why) {
+  if (call % 2 == kOtherwise) return otherwise_->Abandon(call / 2, why);
+  pending_.Finish(call / 2, why);
+}
+
+void ShmTransport::SendWhatMay() {
+  Connection* connection = connection_.get();
+  while (!connection->waiting.empty()) {
+    auto& [call, message] = connection->waiting.front();
+    const size_t charge = RequestCharge(message.size());
+    if (!connection->in_flight.MayAdd(charge)) return;
+    connection->in_flight.Add(call, charge);
+    connection->peer->sender().Send(message);  // If it is closed, OnClosed() ends the call.
+    connection->waiting.pop_front();
+  }
+}
+
+void ShmTransport::OnMessage(Connection* connection, const ByteChain& message) {
+  const auto unwrapped = Unwrap(message);
+  if (!unwrapped.ok()) return connection->peer->Close();
+  const auto& [envelope, body] = *unwrapped;
+  {
+    MutexLock lock(&mu_);
+    connection->in_flight.Remove(envelope.call);
+    if (connection_.get() == connection) SendWhatMay();
+  }
+  if (envelope.code != kTaken) pending_.Finish(envelope.call, ReplyOf(envelope, body));
+}
+
+void ShmTransport::OnClosed(Connection* connection, const absl::Status& why) {
+  const uint64_t number = connection->number;
+  {
+    MutexLock lock(&mu_);  // No call is added to it afterwards.
+    ended_.push_back(std::move(connection_));
+  }
+  pending_.FailAll(number, absl::UnavailableError(why.message()));
+}
+
+}  // namespace recon

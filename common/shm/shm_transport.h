@@ -1,0 +1,53 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
+#include "common/base/mutex.h"
+#include "common/shm/shm_peer.h"
+#include "common/transport/pending_calls.h"
+#include "common/transport/requests_in_flight.h"
+#include "common/transport/transport.h"
+
+namespace recon {
+
+// Frames through memory shared with a server on this machine, as long as one listens under the name; over
+// `otherwise` when none does (it has moved, or a firewall of namespaces is between).
+class ShmTransport final : public Transport {
+ public:
+  ShmTransport(std::string name, std::unique_ptr<Transport> otherwise);
+  ~ShmTransport() override;
+
+  // Whether the memory is shared now; tries to connect.
+  bool Connected();
+
+  uint64_t Call(const ByteChain& request, Done done) override;
+  void Abandon(uint64_t call, const absl::Status& why) override;
+  absl::string_view name() const override { return "shared memory"; }
+
+ private:
+  struct Connection;
+
+  bool ConnectedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SendWhatMay() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void OnMessage(Connection* connection, const ByteChain& message);
+  void OnClosed(Connection* connection, const absl::Status& why);
+
+  const std::string name_;
+  const std::unique_ptr<Transport> otherwise_;
+  PendingCalls pending_;
+
+  Mutex mu_;
+  std::unique_ptr<Connection> connection_ ABSL_GUARDED_BY(mu_);
+  // Ended; their threads may still be at their end.
+  std::vector<std::unique_ptr<Connection>> ended_ ABSL_GUARDED_BY(mu_);
+  uint64_t connections_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Time next_try_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+};
+
+}  // namespace recon
