@@ -7,6 +7,7 @@
 #include "common/base/hash.h"
 #include "common/codec/codec.h"
 #include "common/codec/frame.h"
+#include "common/transport/envelope.h"
 
 // Any bytes, and the same bytes under a right checksum (else the fuzzer never passes it). What decodes must
 // encode to the bytes it came from.
@@ -27,11 +28,22 @@ void Check(const std::string& bytes) {
   if (recon::EncodeFrame(*frame).ToString() != bytes) std::abort();
 }
 
+// The same bytes as a transport's message.
+void CheckEnvelope(const std::string& bytes) {
+  const auto unwrapped = recon::Unwrap(recon::ByteChain::FromString(bytes));
+  if (!unwrapped.ok()) return;
+  const auto& [envelope, body] = *unwrapped;
+  const absl::StatusOr<recon::ByteChain> reply = recon::ReplyOf(envelope, body);
+  if (reply.ok() != (envelope.code == 0)) std::abort();
+  if (reply.ok() && recon::WrapRequest(envelope.call, body).size() != bytes.size()) std::abort();
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string bytes(reinterpret_cast<const char*>(data), size);
   Check(bytes);
+  CheckEnvelope(bytes);
   if (size < recon::kFrameHeaderBytes) return 0;
   recon::FrameHeader header;
   std::memcpy(&header, bytes.data(), sizeof(header));
