@@ -1,6 +1,7 @@
 #include "tools/bench/data_plane.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
@@ -249,6 +250,34 @@ class Job {
   uint64_t params_ = 0;
 };
 
+// Asks a job for its status again and again, as heartbeats do, on a thread of its own.
+class ControlProbe {
+ public:
+  explicit ControlProbe(Job* job) : thread_([this, job] { Run(job); }) {}
+
+  ~ControlProbe() { Stop(); }
+
+  // The milliseconds each answer took.
+  std::vector<double> Stop() {
+    stopping_.store(true);
+    if (thread_.joinable()) thread_.join();
+    return milliseconds_;
+  }
+
+ private:
+  void Run(Job* job) {
+    while (!stopping_.load()) {
+      const absl::Time start = Now();
+      if (job->Status().ok()) milliseconds_.push_back(absl::ToDoubleMilliseconds(Now() - start));
+      absl::SleepFor(kPoll);
+    }
+  }
+
+  std::atomic<bool> stopping_{false};
+  std::vector<double> milliseconds_;
+  std::thread thread_;
+};
+
 double Percentile(std::vector<double> values, double fraction) {
   std::sort(values.begin(), values.end());
   return values[std::min(values.size() - 1,
@@ -322,13 +351,15 @@ class Bench {
     RECON_RETURN_IF_ERROR(shared.Start(workers, "shm"));
     const auto all = static_cast<size_t>(workers);
     Figures figures, shm;
-    std::vector<double> idle, loaded;
+    std::vector<double> idle, loaded, control;
     for (int round = -1; round < options_.rounds; ++round) {  // The first one warms up.
       std::cerr << name << ", " << workers << " workers, round " << round << "\n";
       RECON_ASSIGN_OR_RETURN(const Parts parts, MeasureParts(ratios));
       RECON_ASSIGN_OR_RETURN(const Job::Result push, job.Run("push", options_.seconds, kDepth, 0, all));
       RECON_ASSIGN_OR_RETURN(const Job::Result pull, job.Run("pull", options_.seconds, kDepth, 0, all));
+      ControlProbe probe_control(&job);
       RECON_ASSIGN_OR_RETURN(const Job::Result both, job.Run("pushpull", options_.seconds, kDepth, 0, all));
+      const std::vector<double> answered = probe_control.Stop();
       RECON_ASSIGN_OR_RETURN(const Job::Result probe, job.Run("push", options_.seconds / 2, 1, 20, 1));
       RECON_ASSIGN_OR_RETURN(const Job::Result shm_push,
                              shared.Run("push", options_.seconds, kDepth, 0, all));
@@ -346,11 +377,13 @@ class Bench {
       figures.Add("shm_vs_grpc_pushpull", shm_both.params_per_second / both.params_per_second);
       idle.insert(idle.end(), probe.milliseconds.begin(), probe.milliseconds.end());
       loaded.insert(loaded.end(), both.milliseconds.begin(), both.milliseconds.end());
+      control.insert(control.end(), answered.begin(), answered.end());
     }
     Json json = figures.All();
     json["shared_memory"] = shm.All();
     json["push_ms"] = {{"idle", {{"p50", Percentile(idle, 0.5)}, {"p99", Percentile(idle, 0.99)}}},
                        {"under_load", {{"p50", Percentile(loaded, 0.5)}, {"p99", Percentile(loaded, 0.99)}}}};
+    json["control_ms_under_load"] = {{"p50", Percentile(control, 0.5)}, {"p99", Percentile(control, 0.99)}};
     RECON_RETURN_IF_ERROR(AddServer(&job, &json));
     for (const char* ratio : {"push_of_parts_bound", "pushpull_of_parts_bound", "shm_vs_grpc_pushpull"}) {
       ratios->Add(ratio, figures.Of(ratio));

@@ -1,0 +1,243 @@
+// Many workers against one server, of which some are killed or stopped at any moment, and connections that
+// never say anything. RECON_CHAOS_SECONDS and RECON_CHAOS_WORKERS make it longer and larger.
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <random>
+#include <sstream>
+
+#include "absl/strings/numbers.h"
+#include "catch2/catch.hpp"
+#include "common/base/clock.h"
+#include "common/rpc/client_channel.h"
+#include "common/snapshot/snapshot_reader.h"
+#include "common/storage/local_store.h"
+#include "common/tensor/param_layout.h"
+#include "tests/integration/chaos_model.h"
+#include "tests/integration/cluster.h"
+
+namespace recon {
+namespace {
+
+// Stopped for longer than this, a worker may be given up.
+constexpr absl::Duration kEvictAfter = absl::Seconds(3);
+constexpr size_t kSilentConnectionsMax = 100;
+
+uint32_t FromEnvironment(const char* name, uint32_t otherwise) {
+  const char* text = std::getenv(name);
+  uint32_t value = 0;
+  return text != nullptr && absl::SimpleAtoi(text, &value) ? value : otherwise;
+}
+
+// One worker: its lives one after the other.
+struct Worker {
+  std::unique_ptr<Process> process;
+  uint32_t life = 0;
+  absl::Time go_on = absl::InfiniteFuture();  // When it is stopped.
+  std::vector<bool> may_be_given_up;          // By life.
+};
+
+struct Said {
+  uint64_t acknowledged = 0;
+  uint64_t given_up = 0;
+};
+
+Said Read(const std::string& file) {
+  Said said;
+  std::istringstream lines(ReadWholeFile(file));
+  for (std::string line; std::getline(lines, line);) {
+    ++(line == "a" ? said.acknowledged : said.given_up);
+  }
+  return said;
+}
+
+uint64_t ResidentBytes(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/statm");
+  uint64_t total = 0, resident = 0;
+  file >> total >> resident;
+  return resident * static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE));
+}
+
+// A connection whose other end will never speak, or stops in the middle of a word.
+class SilentConnection {
+ public:
+  SilentConnection(const std::string& address, const std::string& first_bytes)
+      : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    to.sin_port = htons(*PortOf(address));
+    if (connect(fd_, reinterpret_cast<const sockaddr*>(&to), sizeof(to)) == 0) {
+      static_cast<void>(!send(fd_, first_bytes.data(), first_bytes.size(), MSG_NOSIGNAL));
+    }
+  }
+  ~SilentConnection() { close(fd_); }
+  SilentConnection(const SilentConnection&) = delete;
+  SilentConnection& operator=(const SilentConnection&) = delete;
+
+ private:
+  const int fd_;
+};
+
+// All parameters of the newest snapshot, tensor by tensor.
+std::vector<std::vector<float>> NewestValues(const std::string& directory) {
+  const auto store = *LocalStore::Open(directory, /*writer=*/false);
+  const SnapshotReader reader(store.get());
+  const std::vector<Generation> generations = *reader.List();
+  const Manifest manifest = *reader.ReadManifest(generations.back());
+  const ParamLayout layout = *ParamLayout::Create(manifest.model());
+  std::vector<std::vector<float>> tensors;
+  for (uint32_t shard = 0; shard < layout.shard_count(); ++shard) {
+    const std::vector<PageRef> pages = *reader.ReadChunk(manifest, static_cast<int>(shard));
+    std::vector<float> values;
+    for (uint32_t page = 0; page < pages.size(); ++page) {
+      values.insert(values.end(), pages[page].data(),
+                    pages[page].data() + layout.shards()[shard].PageSize(page));
+    }
+    tensors.push_back(std::move(values));
+  }
+  return tensors;
+}
+
+class Chaos {
+ public:
+  Chaos()
+      : cluster_({"--optimizer", "sgd", "--learning-rate", "1", "--data-epochs", "1000", "--evict-after",
+                  absl::FormatDuration(kEvictAfter), "--suspect-after", "1s", "--snapshot-interval", "2s"}) {
+    REQUIRE(cluster_.StartServer());
+    workers_.resize(count_);
+    for (uint32_t i = 0; i < count_; ++i) Begin(i);
+  }
+
+  void Run(absl::Duration duration) {
+    const absl::Time start = Now();
+    uint64_t resident_early = 0;
+    while (Now() - start < duration) {
+      OneEvent();
+      if (resident_early == 0 && Now() - start > duration / 2) resident_early = Resident();
+      absl::SleepFor(absl::Milliseconds(50));
+    }
+    INFO("server: " << resident_early << " bytes half-way, " << Resident() << " at the end");
+    CHECK(Resident() < resident_early + (uint64_t{24} << 20));
+    CHECK(cluster_.server().running());
+  }
+
+  // Everybody goes on: nothing hangs.
+  void CheckAllGoOn() {
+    std::vector<uint64_t> before;
+    for (uint32_t i = 0; i < count_; ++i) {
+      workers_[i].process->Signal(SIGCONT);
+      before.push_back(Read(FileOf(i, workers_[i].life)).acknowledged);
+    }
+    for (uint32_t i = 0; i < count_; ++i) {
+      INFO("worker " << i << ", life " << workers_[i].life << "\n" << workers_[i].process->output());
+      CHECK(Eventually([&] { return Read(FileOf(i, workers_[i].life)).acknowledged >= before[i] + 3; }));
+    }
+  }
+
+  // Every acknowledged push is in the parameters once, and of each life at most the one under way besides.
+  void CheckParameters() {
+    for (Worker& worker : workers_) worker.process->Kill();
+    cluster_.server().Signal(SIGTERM);
+    REQUIRE(cluster_.server().Wait(absl::Seconds(60)) == 0);
+    const auto tensors = NewestValues(cluster_.snapshots());
+    REQUIRE(tensors.size() == kChaosTensors);
+    uint64_t lives = 0, pushes = 0;
+    for (uint32_t i = 0; i < count_; ++i) {
+      for (uint32_t life = 0; life <= workers_[i].life; ++life) {
+        const Said said = Read(FileOf(i, life));
+        const auto acknowledged = static_cast<double>(said.acknowledged);
+        ++lives;
+        pushes += said.acknowledged;
+        INFO("worker " << i << ", life " << life << ": " << said.acknowledged << " acknowledged");
+        for (const auto& values : tensors) {
+          const double count = values[ChaosIndex(i, life)], sum = values[ChaosIndex(i, life) + 1];
+          CHECK((count == acknowledged || count == acknowledged + 1));
+          CHECK(sum == count * (count + 1) / 2);
+        }
+        // Its heartbeats came in time, as long as it was free to send them.
+        if (!workers_[i].may_be_given_up[life]) CHECK(said.given_up == 0);
+      }
+    }
+    CHECK(lives > count_);
+    CHECK(pushes > 10 * uint64_t{count_});
+    WARN(pushes << " pushes acknowledged to " << lives << " lives of " << count_ << " workers");
+  }
+
+ private:
+  std::string FileOf(uint32_t worker, uint32_t life) const {
+    return cluster_.directory() / absl::StrCat("said-", worker, "-", life);
+  }
+
+  void Begin(uint32_t i) {
+    const std::string file = FileOf(i, workers_[i].life);
+    workers_[i].may_be_given_up.push_back(false);
+    workers_[i].process = std::make_unique<Process>(
+        std::vector<std::string>{"chaos_worker", cluster_.address(), absl::StrCat(count_), absl::StrCat(i),
+                                 absl::StrCat(workers_[i].life), i % 2 == 0 ? "grpc" : "shm", file},
+        absl::StrCat(file, ".log"));
+  }
+
+  void OneEvent() {
+    for (Worker& worker : workers_) {
+      if (worker.go_on > Now()) continue;
+      worker.process->Signal(SIGCONT);
+      worker.go_on = absl::InfiniteFuture();
+    }
+    const auto i = static_cast<uint32_t>(random_() % count_);
+    Worker& worker = workers_[i];
+    switch (random_() % 4) {
+      case 0:
+        if (worker.life + 1 == kChaosLives) return;
+        worker.process->Kill();
+        worker.go_on = absl::InfiniteFuture();
+        ++worker.life;
+        return Begin(i);
+      case 1:
+        return Stop(&worker, absl::Milliseconds(500));
+      case 2:
+        worker.may_be_given_up[worker.life] = true;
+        return Stop(&worker, kEvictAfter + absl::Seconds(1));
+      default:
+        // Nothing, the beginning of HTTP/2, or nonsense.
+        static const std::string kFirst[] = {"", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+                                             std::string(300, '\xff')};
+        if (silent_.size() == kSilentConnectionsMax) silent_.erase(silent_.begin());
+        silent_.push_back(std::make_unique<SilentConnection>(cluster_.address(), kFirst[random_() % 3]));
+    }
+  }
+
+  static void Stop(Worker* worker, absl::Duration duration) {
+    if (worker->go_on != absl::InfiniteFuture()) return;
+    worker->process->Signal(SIGSTOP);
+    worker->go_on = Now() + duration;
+  }
+
+  uint64_t Resident() { return ResidentBytes(cluster_.server().pid()); }
+
+  const uint32_t count_ = FromEnvironment("RECON_CHAOS_WORKERS", 64);
+  Cluster cluster_;
+  std::mt19937 random_{std::random_device{}()};
+  std::vector<Worker> workers_;
+  std::vector<std::unique_ptr<SilentConnection>> silent_;
+};
+
+}  // namespace
+
+TEST_CASE("workers are killed and stopped at any moment, and every acknowledged push counts once",
+          "[chaos]") {
+  Chaos chaos;
+  chaos.Run(absl::Seconds(FromEnvironment("RECON_CHAOS_SECONDS", 15)));
+  chaos.CheckAllGoOn();
+  chaos.CheckParameters();
+}
+
+}  // namespace recon

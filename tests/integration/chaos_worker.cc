@@ -1,0 +1,177 @@
+// A worker of chaos_test: pushes one after the other, each until it is acknowledged, and says so in a file.
+//
+//   chaos_worker SERVER WORKERS WORKER LIFE grpc|shm FILE
+//
+// FILE gets a line "a" for every push that was acknowledged, and "r" whenever the server had given it up.
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/base/hash.h"
+#include "common/base/mutex.h"
+#include "common/rpc/client_channel.h"
+#include "common/rpc/control_client.h"
+#include "common/rpc/grpc_transport.h"
+#include "common/shm/shm_transport.h"
+#include "common/tensor/param_layout.h"
+#include "tests/integration/chaos_model.h"
+#include "worker/client/param_client.h"
+
+namespace recon {
+namespace {
+
+constexpr absl::Duration kHeartbeat = absl::Milliseconds(300);
+
+class ChaosWorker {
+ public:
+  ChaosWorker(char** argv)
+      : server_(argv[1]),
+        workers_(static_cast<uint32_t>(std::atoi(argv[2]))),
+        worker_(static_cast<uint32_t>(std::atoi(argv[3]))),
+        life_(static_cast<uint32_t>(std::atoi(argv[4]))),
+        shm_(std::string(argv[5]) == "shm"),
+        file_(open(argv[6], O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)),
+        layout_(*ParamLayout::Create(ChaosModel(workers_))),
+        channel_(*ConnectTo(server_, {})),
+        control_(channel_, absl::Seconds(2)) {}
+
+  void Run() {
+    Join();
+    std::thread([this] { Beat(); }).detach();  // Until the process is killed.
+    std::mt19937 random(worker_ * kChaosLives + life_);
+    for (uint64_t step = 0;; ++step) {
+      next_step_ = step;
+      while (!Push(step)) {
+      }
+      Say("a\n");
+      absl::SleepFor(absl::Milliseconds(5 + random() % 20));
+    }
+  }
+
+ private:
+  void Say(const char* line) {
+    if (write(file_, line, strlen(line)) < 0) std::abort();
+  }
+
+  WorkerIdentity identity() {
+    MutexLock lock(&mu_);
+    return identity_;
+  }
+
+  // Until it has worked, and there are parameters.
+  void Join() {
+    while (true) {
+      RegisterRequest request;
+      request.set_name(absl::StrCat("w", worker_));
+      request.set_incarnation(incarnation_);
+      *request.mutable_model() = ChaosModel(workers_);
+      request.set_train_samples(1000);
+      request.set_test_samples(10);
+      request.set_next_step(next_step_);
+      const auto reply = control_.Register(request);
+      if (!reply.ok()) {
+        absl::SleepFor(absl::Milliseconds(20));
+        continue;
+      }
+      {
+        MutexLock lock(&mu_);
+        identity_.set_worker(reply->worker());
+        identity_.set_incarnation(incarnation_);
+        identity_.set_cluster_epoch(reply->cluster_epoch());
+      }
+      if (transport_ == nullptr) {
+        transport_ = *ConnectForFrames(server_, {}, 2);
+        if (shm_) transport_ = std::make_unique<ShmTransport>(reply->shared_memory(), std::move(transport_));
+        client_ = std::make_unique<ParamClient>(transport_.get());
+      }
+      if (reply->has_values()) return;
+      AcquireRequest acquire;
+      *acquire.mutable_identity() = identity();
+      const auto acquired = control_.Acquire(acquire);
+      if (acquired.ok() && acquired->needs_initial_values()) Call(FrameKind::kInit, 0).IgnoreError();
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+  }
+
+  void Beat() {
+    while (true) {
+      HeartbeatRequest request;
+      *request.mutable_identity() = identity();
+      request.set_next_step(next_step_);
+      control_.Heartbeat(request).IgnoreError();
+      absl::SleepFor(kHeartbeat);
+    }
+  }
+
+  bool Push(uint64_t step) {
+    const absl::Status status = Call(FrameKind::kPushPull, step);
+    if (status.ok()) return true;
+    if (absl::IsFailedPrecondition(status)) {
+      Say("r\n");
+      Join();
+    } else {
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+    return false;
+  }
+
+  absl::Status Call(FrameKind kind, uint64_t step) {
+    const WorkerIdentity speaker = identity();
+    Frame frame;
+    frame.header.worker = speaker.worker();
+    frame.header.incarnation = speaker.incarnation();
+    frame.header.cluster_epoch = speaker.cluster_epoch();
+    frame.header.step = step;
+    frame.header.samples = 1;
+    frame.header.push_parts = layout_.shard_count();
+    for (uint32_t i = 0; i < layout_.shard_count(); ++i) {
+      PartHeader part;
+      part.shard = i;
+      part.count = layout_.shards()[i].size;
+      part.version = 0;
+      std::vector<float> values(part.count, 0.0f);
+      if (kind != FrameKind::kInit) {
+        values[ChaosIndex(worker_, life_)] = -1;
+        values[ChaosIndex(worker_, life_) + 1] = -static_cast<float>(step + 1);
+      }
+      frame.parts.push_back(part);
+      frame.payloads.push_back(ByteChain::FromString(
+          std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float))));
+    }
+    return client_->CallAll(kind, {std::move(frame)}, absl::Seconds(5))[0].status();
+  }
+
+  const std::string server_;
+  const uint32_t workers_, worker_, life_;
+  const bool shm_;
+  const int file_;
+  const ParamLayout layout_;
+  const uint64_t incarnation_ = RandomNonZero();
+  const std::shared_ptr<grpc::Channel> channel_;
+  ControlClient control_;
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<ParamClient> client_;
+  std::atomic<uint64_t> next_step_{0};
+
+  Mutex mu_;
+  WorkerIdentity identity_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace
+}  // namespace recon
+
+int main(int argc, char** argv) {
+  if (argc != 7) return 2;
+  recon::ChaosWorker(argv).Run();
+}
