@@ -191,6 +191,7 @@ absl::Status ParamServer::CheckSender(const Operation& op) const {
 }
 
 absl::Status ParamServer::CheckParts(const Operation& op) const {
+  uint64_t reply_bytes = kFrameHeaderBytes + op.frame.parts.size() * kPartHeaderBytes;
   for (size_t i = 0; i < op.frame.parts.size(); ++i) {
     const PartHeader& part = op.frame.parts[i];
     if (part.shard >= shards_.size()) {
@@ -206,11 +207,18 @@ absl::Status ParamServer::CheckParts(const Operation& op) const {
       return absl::InvalidArgumentError(
           absl::StrCat("part ", i, ": ", part.count, " values, shard ", part.shard, " has ", size));
     }
+    reply_bytes += EncodedBytes(static_cast<CodecId>(op.frame.header.reply_codec), size);
     if ((part.payload_bytes != 0) != (op.kind != FrameKind::kPull)) {
       return absl::InvalidArgumentError(absl::StrCat("part ", i, ": ", part.payload_bytes,
                                                      " bytes of payload in a frame of kind ",
                                                      op.frame.header.kind));
     }
+  }
+  const bool has_reply = op.kind == FrameKind::kPull || op.kind == FrameKind::kPushPull;
+  if (has_reply && reply_bytes > limits::kFrameBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("the reply would have ", reply_bytes,
+                                                   " bytes, allowed are ", limits::kFrameBytesMax,
+                                                   ": ask for fewer shards at a time"));
   }
   return absl::OkStatus();
 }

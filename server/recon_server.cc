@@ -139,7 +139,7 @@ absl::Status ReconServer::Parts::Open() {
   options.rules.job_id = job_id;
   options.lanes = flags.lanes;
   options.refused_codecs = flags.job.refused_codecs();
-  options.bytes_in_flight_max = std::min(limits::kPushBytesInFlightMax, PhysicalMemoryBytes() / 4);
+  options.bytes_in_flight_max = PhysicalMemoryBytes() / 2;
   options.state_bytes_max = PhysicalMemoryBytes();
   params = std::make_unique<ParamServer>(options, &metrics);
   journal = std::make_unique<ControlJournal>(db.get(), params.get());

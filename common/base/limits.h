@@ -26,7 +26,8 @@ constexpr size_t kNameBytesMax = 256;
 constexpr size_t kProgressTextBytesMax = 2048;
 
 // Payload bytes that all pushes in the server may hold: received but not applied, or (BSP) waiting
-// for their step to close. With two workers and 110 M parameters in FP32, 0.9 GB.
+// for their step to close. With two workers and 110 M parameters in FP32, 0.9 GB. recon-server takes half of
+// the machine's memory instead.
 constexpr uint64_t kPushBytesInFlightMax = uint64_t{4} << 30;
 // What a worker may have sent that is neither applied nor answered; what is over waits with the worker.
 // Enough to keep connection, check and lanes busy at once: 16 MiB gave no more on loopback, and a server
@@ -53,6 +54,10 @@ constexpr size_t kOpenSplitsMax = 16;
 constexpr size_t kLeasesPerWorkerMax = 4 * kOpenSplitsMax;
 // The job's whole list of splits is kept in memory, one bit and a few words each.
 constexpr uint64_t kSplitsMax = 10'000'000;
+
+// A worker whose heartbeats get no answer for so long cuts its connections for frames, whatever they are: as
+// long as the keepalive of gRPC takes to notice.
+constexpr absl::Duration kServerSilenceMax = absl::Seconds(15);
 
 // Pushes a worker may have in flight; also bounds the memory of its slots.
 constexpr int kPipelineDepthMax = 16;

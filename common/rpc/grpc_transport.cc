@@ -1,5 +1,6 @@
 #include "common/rpc/grpc_transport.h"
 
+#include <algorithm>
 #include <deque>
 #include <optional>
 #include <utility>
@@ -57,6 +58,13 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
     return true;
   }
 
+  // A call that has not been sent is not sent any more.
+  void Drop(uint64_t call) {
+    MutexLock lock(&mu_);
+    const auto is_call = [call](const Message& message) { return message.call == call; };
+    waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_call), waiting_.end());
+  }
+
   void Cancel() {
     context_.TryCancel();
     End();
@@ -83,6 +91,7 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
     if (!ok) return End();
     MutexLock lock(&mu_);
     writing_ = false;
+    outgoing_.Clear();  // Its owners may be waiting for it.
     SendWhatMay();
   }
 
@@ -142,14 +151,7 @@ GrpcTransport::GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& 
 }
 
 GrpcTransport::~GrpcTransport() {
-  std::vector<std::shared_ptr<Stream>> streams;
-  {
-    MutexLock lock(&mu_);
-    for (Lane& lane : lanes_) streams.push_back(std::move(lane.stream));
-  }
-  for (const auto& stream : streams) {
-    if (stream != nullptr) stream->Cancel();
-  }
+  Disconnect();
   MutexLock lock(&mu_);
   mu_.Await([this] { return open_streams_ == 0; });
 }
@@ -159,8 +161,9 @@ uint64_t GrpcTransport::Call(const ByteChain& request, Done done) {
   Lane& lane = lanes_[next_lane_++ % lanes_.size()];
   while (true) {
     if (lane.stream == nullptr) {
-      lane.stream =
-          std::make_shared<Stream>(this, ++connections_, limits::kRequestBytesInFlight / lanes_.size());
+      lane.stream = std::make_shared<Stream>(
+          this, ++connections_,
+          std::max(limits::kRequestBytesInFlight / lanes_.size(), 2 * limits::kFrameTargetBytes));
       ++open_streams_;
       lane.stream->Start(&lane.stub);
     }
@@ -175,7 +178,26 @@ uint64_t GrpcTransport::Call(const ByteChain& request, Done done) {
   }
 }
 
-void GrpcTransport::Abandon(uint64_t call, const absl::Status& why) { pending_.Finish(call, why); }
+void GrpcTransport::Abandon(uint64_t call, const absl::Status& why) {
+  {
+    MutexLock lock(&mu_);
+    for (const Lane& lane : lanes_) {
+      if (lane.stream != nullptr) lane.stream->Drop(call);
+    }
+  }
+  pending_.Finish(call, why);
+}
+
+void GrpcTransport::Disconnect() {
+  std::vector<std::shared_ptr<Stream>> streams;
+  {
+    MutexLock lock(&mu_);
+    for (Lane& lane : lanes_) streams.push_back(std::exchange(lane.stream, nullptr));
+  }
+  for (const auto& stream : streams) {
+    if (stream != nullptr) stream->Cancel();
+  }
+}
 
 void GrpcTransport::Forget(uint64_t connection) {
   std::shared_ptr<Stream> stream;

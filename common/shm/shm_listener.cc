@@ -7,6 +7,9 @@
 
 #include <utility>
 
+#include "absl/time/clock.h"
+#include "common/base/clock.h"
+#include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/shm/shm_socket.h"
@@ -14,6 +17,9 @@
 
 namespace recon {
 namespace {
+
+constexpr absl::Duration kRefusalPause = absl::Milliseconds(50);
+constexpr absl::Duration kRefusalLogInterval = absl::Seconds(10);
 
 void Signal(const OwnedFd& fd) {
   const uint64_t one = 1;
@@ -60,7 +66,11 @@ void ShmListener::Run() {
 void ShmListener::Accept() {
   absl::StatusOr<std::unique_ptr<ShmPeer>> peer = AcceptShm(listener_);
   if (!peer.ok()) {
-    spdlog::warn("a connection was refused: {}", peer.status().message());
+    if (Now() - last_refusal_ > kRefusalLogInterval) {
+      spdlog::warn("a connection was refused: {}", peer.status().message());
+    }
+    last_refusal_ = Now();
+    absl::SleepFor(kRefusalPause);  // Out of file descriptors, the next one fails as soon.
     return;
   }
   Connection* connection = &connections_.emplace_back();
@@ -82,7 +92,13 @@ void ShmListener::OnRequest(Connection* connection, const ByteChain& message) {
   const ShmSender sender = connection->peer->sender();
   handler_(
       unwrapped->second, [sender, call] { sender.Send(WrapTaken(call)); },
-      [sender, call](const absl::StatusOr<ByteChain>& reply) { sender.Send(WrapReply(call, reply)); });
+      [sender, call](const absl::StatusOr<ByteChain>& reply) {
+        if (reply.ok() && reply->size() > limits::kFrameBytesMax) {
+          sender.Send(WrapReply(call, absl::InternalError("the reply is larger than a frame may be")));
+        } else {
+          sender.Send(WrapReply(call, reply));
+        }
+      });
 }
 
 void ShmListener::Reap() {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/shm/shm_peer.h"
 #include "common/transport/transport.h"
 
@@ -45,6 +46,7 @@ class ShmListener {
   std::atomic<bool> stopping_{false};
   std::atomic<int> open_{0};
   std::list<Connection> connections_;  // The accepting thread's.
+  absl::Time last_refusal_ = absl::InfinitePast();
   std::thread thread_;
 };
 

@@ -102,7 +102,8 @@ class ShmLink {
   bool TakeSlot(uint32_t* slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
     Reclaim().IgnoreError();
     if (free_slots.empty()) {
-      sending->sender_starves.store(1, std::memory_order_seq_cst);
+      sending->sender_starves.store(1, std::memory_order_relaxed);
+      std::atomic_thread_fence(std::memory_order_seq_cst);  // As in WakeIf().
       Reclaim().IgnoreError();
       if (free_slots.empty()) return false;
     }
@@ -163,6 +164,7 @@ void ShmPeer::Start(OnMessage on_message, OnClosed on_closed) {
 }
 
 bool ShmSender::Send(const ByteChain& message) const {
+  if (message.size() > kShmSlotBytes) return false;
   uint32_t slot = 0;
   {
     MutexLock lock(&link_->send_mu);
@@ -185,9 +187,16 @@ void ShmPeer::Run(const OnMessage& on_message, const OnClosed& on_closed) {
   absl::Status status;
   while (status.ok() && !link_->closed.load()) {
     status = ReceiveAll(on_message);
-    if (status.ok() && !Sleep()) status = absl::UnavailableError("the other process has gone");
+    if (status.ok() && !Sleep()) {
+      ReceiveAll(on_message).IgnoreError();  // Its last words.
+      status = absl::UnavailableError("the other process has gone");
+    }
   }
-  link_->closed.store(true);
+  {
+    MutexLock lock(&link_->send_mu);
+    link_->closed.store(true);
+    link_->backlog.clear();
+  }
   on_closed(status.ok() ? absl::UnavailableError("the connection was closed") : status);
 }
 

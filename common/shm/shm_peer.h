@@ -37,8 +37,8 @@ class ShmSender {
  public:
   explicit ShmSender(std::shared_ptr<ShmLink> link) : link_(std::move(link)) {}
 
-  // Copies the message into a slot, now or when one is free. At most kShmSlotBytes. False if the connection
-  // is closed.
+  // Copies the message into a slot, now or when one is free. False if the connection is closed, or the
+  // message larger than kShmSlotBytes.
   bool Send(const ByteChain& message) const;
 
  private:

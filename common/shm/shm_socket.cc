@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
@@ -38,7 +39,7 @@ absl::Status CheckPeerUser(int socket) {
   socklen_t length = sizeof(peer);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return SystemError("SO_PEERCRED");
   if (peer.uid == geteuid()) return absl::OkStatus();
-  return absl::UnavailableError(
+  return absl::PermissionDeniedError(
       absl::StrCat("shared memory: the other process is of user ", peer.uid, ", this one of ", geteuid()));
 }
 
@@ -69,22 +70,29 @@ absl::Status SendFds(int socket, const int (&fds)[kFds]) {
 absl::Status ReceiveFds(int socket, OwnedFd (&fds)[kFds]) {
   char hello = 0;
   iovec data{&hello, 1};
-  int numbers[kFds] = {-1, -1, -1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(numbers))] = {};
+  constexpr size_t kRoom = kFds + 1;  // Alignment makes room for one more.
+  alignas(cmsghdr) char control[CMSG_SPACE(kRoom * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &data;
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
-  if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != 1) return SystemError("recvmsg");
+  const ssize_t received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  if (received < 0) return SystemError("recvmsg");
+  std::vector<OwnedFd> all;  // Closed, if they are not what is expected.
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (header == nullptr || header->cmsg_type != SCM_RIGHTS || header->cmsg_len > CMSG_LEN(sizeof(numbers))) {
-    return absl::UnavailableError("shared memory: no file descriptors came");
+  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+    for (size_t at = 0; at + sizeof(int) <= header->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
+      int fd = -1;
+      memcpy(&fd, CMSG_DATA(header) + at, sizeof(fd));
+      all.emplace_back(fd);
+    }
   }
-  memcpy(numbers, CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
-  for (int i = 0; i < kFds; ++i) fds[i] = OwnedFd(numbers[i]);
-  if (hello == kHello && header->cmsg_len == CMSG_LEN(sizeof(numbers))) return absl::OkStatus();
-  return absl::UnavailableError("shared memory: the other process speaks another language");
+  if (received != 1 || hello != kHello || all.size() != kFds) {
+    return absl::UnavailableError("shared memory: the other process hung up or speaks another language");
+  }
+  for (int i = 0; i < kFds; ++i) fds[i] = std::move(all[static_cast<size_t>(i)]);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -132,7 +140,11 @@ absl::StatusOr<std::unique_ptr<ShmPeer>> ConnectShm(const std::string& name) {
   if (wake_me.get() < 0 || wake_peer.get() < 0) return SystemError("eventfd");
   RECON_RETURN_IF_ERROR(SendFds(socket.get(), {region->fd(), wake_me.get(), wake_peer.get()}));
   char hello = 0;
-  if (recv(socket.get(), &hello, 1, 0) != 1 || hello != kHello) return SystemError("recv");
+  const ssize_t received = recv(socket.get(), &hello, 1, 0);
+  if (received < 0) return SystemError("recv");
+  if (received == 0 || hello != kHello) {
+    return absl::PermissionDeniedError("shared memory: the server has refused it; its log says why");
+  }
   return std::make_unique<ShmPeer>(ShmPeer::Side::kWorker, std::move(region), std::move(socket),
                                    std::move(wake_me), std::move(wake_peer));
 }

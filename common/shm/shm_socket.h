@@ -16,8 +16,9 @@ absl::StatusOr<OwnedFd> ListenForShm(const std::string& name);
 // The server's end of the next connection. Unavailable if none came, or who came is not to be served: the
 // message says why.
 absl::StatusOr<std::unique_ptr<ShmPeer>> AcceptShm(const OwnedFd& listener);
-// The worker's end. Waits for the server for at most a second. Unavailable if nobody listens or it is of
-// another user.
+// The worker's end. Waits for the server for at most a second. Unavailable if nobody listens or answers,
+// PermissionDenied if it will not be served: the server is of another user or another build, or the memory
+// cannot be had.
 absl::StatusOr<std::unique_ptr<ShmPeer>> ConnectShm(const std::string& name);
 
 }  // namespace recon

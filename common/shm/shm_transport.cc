@@ -1,5 +1,7 @@
 #include "common/shm/shm_transport.h"
 
+#include <algorithm>
+
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
@@ -9,8 +11,11 @@
 namespace recon {
 namespace {
 
-// Between two tries to connect to a server that is not there.
+// Between two tries to connect to a server that is not there; longer if a try takes long, so that trying
+// takes at most a twentieth of the time; and to one that has refused.
 constexpr absl::Duration kRetry = absl::Milliseconds(200);
+constexpr int kRetryOfTry = 20;
+constexpr absl::Duration kRetryRefused = absl::Minutes(5);
 // Calls over the other transport have odd numbers.
 constexpr uint64_t kOtherwise = 1;
 
@@ -28,14 +33,12 @@ ShmTransport::ShmTransport(std::string name, std::unique_ptr<Transport> otherwis
     : name_(std::move(name)), otherwise_(std::move(otherwise)) {}
 
 ShmTransport::~ShmTransport() {
-  ShmPeer* open = nullptr;
   {
     MutexLock lock(&mu_);
     next_try_ = absl::InfiniteFuture();
-    if (connection_ != nullptr) open = connection_->peer.get();
+    // Its thread ends its calls, and puts it among the ended ones; those are joined without the lock.
+    if (connection_ != nullptr) connection_->peer->Close();
   }
-  // Its thread ends its calls, and puts it among the ended ones; those are joined without the lock.
-  if (open != nullptr) open->Close();
   std::vector<std::unique_ptr<Connection>> ended;
   {
     MutexLock lock(&mu_);
@@ -52,12 +55,18 @@ bool ShmTransport::Connected() {
 bool ShmTransport::ConnectedLocked() {
   if (connection_ != nullptr) return true;
   if (Now() < next_try_) return false;
-  next_try_ = Now() + kRetry;
+  const absl::Time start = Now();
   absl::StatusOr<std::unique_ptr<ShmPeer>> peer = ConnectShm(name_);
   if (!peer.ok()) {
-    spdlog::debug("{}", peer.status().message());
+    const bool refused = absl::IsPermissionDenied(peer.status());
+    next_try_ = Now() + (refused ? kRetryRefused : std::max(kRetry, kRetryOfTry * (Now() - start)));
+    if (!std::exchange(over_network_, true)) {
+      spdlog::info("frames go over the network: {}", peer.status().message());
+    }
     return false;
   }
+  over_network_ = false;
+  spdlog::info("frames go through shared memory");
   ended_.clear();  // Joins threads that have no more to do than to end their calls.
   connection_ = std::make_unique<Connection>();
   connection_->number = ++connections_;
@@ -71,7 +80,7 @@ bool ShmTransport::ConnectedLocked() {
 uint64_t ShmTransport::Call(const ByteChain& request, Done done) {
   {
     MutexLock lock(&mu_);
-    if (ConnectedLocked()) {
+    if (request.size() <= limits::kFrameBytesMax && ConnectedLocked()) {
       const uint64_t call = pending_.Add(connection_->number, std::move(done));
       connection_->waiting.emplace_back(call, WrapRequest(call, request));
       SendWhatMay();
@@ -83,7 +92,23 @@ uint64_t ShmTransport::Call(const ByteChain& request, Done done) {
 
 void ShmTransport::Abandon(uint64_t call, const absl::Status& why) {
   if (call % 2 == kOtherwise) return otherwise_->Abandon(call / 2, why);
+  {
+    MutexLock lock(&mu_);
+    if (connection_ != nullptr) {
+      auto& waiting = connection_->waiting;
+      const auto is_call = [call](const auto& message) { return message.first == call / 2; };
+      waiting.erase(std::remove_if(waiting.begin(), waiting.end(), is_call), waiting.end());
+    }
+  }
   pending_.Finish(call / 2, why);
+}
+
+void ShmTransport::Disconnect() {
+  {
+    MutexLock lock(&mu_);
+    if (connection_ != nullptr) connection_->peer->Close();
+  }
+  otherwise_->Disconnect();
 }
 
 void ShmTransport::SendWhatMay() {

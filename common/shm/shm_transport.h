@@ -28,6 +28,7 @@ class ShmTransport final : public Transport {
 
   uint64_t Call(const ByteChain& request, Done done) override;
   void Abandon(uint64_t call, const absl::Status& why) override;
+  void Disconnect() override;
   absl::string_view name() const override { return "shared memory"; }
 
  private:
@@ -47,6 +48,7 @@ class ShmTransport final : public Transport {
   // Ended; their threads may still be at their end.
   std::vector<std::unique_ptr<Connection>> ended_ ABSL_GUARDED_BY(mu_);
   uint64_t connections_ ABSL_GUARDED_BY(mu_) = 0;
+  bool over_network_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time next_try_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
 };
 

@@ -13,6 +13,8 @@ namespace recon {
 namespace {
 
 constexpr size_t kErrorTextBytesMax = 4096;
+// Headers and tables do not count: a shard of a round size would be one more otherwise.
+constexpr size_t kHeadersMax = size_t{64} << 10;
 
 ByteChain Wrap(const Envelope& envelope, const ByteChain& body) {
   ByteChain message =
@@ -23,7 +25,9 @@ ByteChain Wrap(const Envelope& envelope, const ByteChain& body) {
 
 }  // namespace
 
-size_t RequestCharge(size_t bytes) { return std::max(bytes, limits::kFrameTargetBytes); }
+size_t RequestCharge(size_t bytes) {
+  return std::max(bytes / kHeadersMax * kHeadersMax, limits::kFrameTargetBytes);
+}
 
 ByteChain WrapRequest(uint64_t call, const ByteChain& frame) { return Wrap({call, 0, 0}, frame); }
 

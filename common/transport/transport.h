@@ -22,11 +22,14 @@ class Transport {
 
   virtual ~Transport() = default;
 
-  // Sends `request`, whose bytes must stay as they are until `done` is called. Never waits for the network.
+  // Sends `request`, whose owners keep its bytes as they are for as long as it takes. Never waits for the
+  // network.
   // Returns the call's number. Errors are the server's, or Unavailable if the connection is lost.
   virtual uint64_t Call(const ByteChain& request, Done done) = 0;
-  // Ends a call with `why`, if it is under way still; a reply that comes later is dropped.
+  // Ends a call with `why`, if it is under way still: it is not sent any more, or its reply is dropped.
   virtual void Abandon(uint64_t call, const absl::Status& why) = 0;
+  // Cuts the connection: the server has been silent for too long. Calls under way end as if it had been lost.
+  virtual void Disconnect() = 0;
 
   // For logs: "grpc", "shared memory".
   virtual absl::string_view name() const = 0;

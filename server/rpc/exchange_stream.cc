@@ -100,8 +100,9 @@ void ExchangeStream::OnWriteDone(bool ok) {
   MutexLock lock(&mu_);
   bytes_held_ -= outgoing_.front().Length();
   outgoing_.pop_front();
-  if (!ok || closing_.has_value()) {
+  if (!ok) {  // Nothing more can be written.
     outgoing_.clear();
+    if (!closing_.has_value()) closing_ = absl::UnavailableError("the worker cannot be written to");
   } else if (!outgoing_.empty()) {
     StartWrite(&outgoing_.front());
   }

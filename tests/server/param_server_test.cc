@@ -242,6 +242,32 @@ TEST_CASE("malformed pushes get the right code and change nothing", "[param_serv
   CHECK(f.server().GetStats().pushes == 0);
 }
 
+TEST_CASE("a reply that would be larger than a frame may be is refused", "[param_server]") {
+  ModelSpec model;
+  model.set_name("large");
+  TensorSpec* tensor = model.add_tensors();
+  tensor->set_name("w");
+  tensor->add_shape(5 * kShardParamsMax);
+  ParamServerHarness harness(kAsp);
+  REQUIRE(harness.server().DefineModel(model).ok());
+  harness.Join(1);
+  harness.server().AwaitInitialValues(WorkerId(1), [] {});
+  const auto layout = harness.server().layout();
+  for (uint32_t i = 0; i < layout->shard_count(); ++i) {
+    Frame init = harness.MakeFrame(FrameKind::kInit, WorkerId(1), ParamServerHarness::IncarnationOf(1), 0,
+                                   std::vector<float>(layout->params(), 1));
+    init.parts = {init.parts[i]};
+    init.payloads = {init.payloads[i]};
+    REQUIRE(harness.Call(init).ok());
+  }
+  Frame pull = harness.MakeFrame(FrameKind::kPull, WorkerId(1), ParamServerHarness::IncarnationOf(1), 0, {});
+  const absl::Status refused = harness.Call(pull);
+  CHECK(absl::IsInvalidArgument(refused));
+  CHECK(absl::StrContains(refused.message(), "ask for fewer shards"));
+  pull.header.reply_codec = static_cast<uint8_t>(CodecId::kFp16);
+  CHECK(harness.Call(pull).ok());
+}
+
 TEST_CASE("clipping scales a push down to its norm, and leaves a smaller one alone", "[param_server]") {
   for (const int bound : {kAsp, 0}) {
     ParamServer::Options options = ParamServerHarness::MakeOptions(bound, OptimizerKind::kSgd, 1, 1);

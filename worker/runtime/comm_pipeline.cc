@@ -220,11 +220,11 @@ absl::StatusOr<std::vector<Frame>> CommPipeline::PullAll() {
   }
 }
 
-absl::Status CommPipeline::SendInitialValues(const std::vector<float>& values) {
+absl::Status CommPipeline::SendInitialValues(std::vector<float> values) {
   if (CountNonFinite(values.data(), values.size()) > 0) {
     return absl::InvalidArgumentError("an initial value is infinite or not a number");
   }
-  const std::vector<EncodedShard> shards = PlainShards(*layout_, values);
+  const std::vector<EncodedShard> shards = PlainShards(*layout_, std::move(values));
   const WorkerIdentity identity = session_->standing().identity;
   return Worst(client_->CallAll(FrameKind::kInit, FramesFor(*layout_, FrameHeader(), identity, shards),
                                 FrameDeadline(EncodedBytes(CodecId::kFp32, layout_->params()))));

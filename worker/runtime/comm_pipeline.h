@@ -60,7 +60,7 @@ class CommPipeline {
   // Pulls all shards, trying until it succeeds or the session fails. Blocks.
   absl::StatusOr<std::vector<Frame>> PullAll();
   // Sends initial values. Blocks. FailedPrecondition if another worker was asked meanwhile.
-  absl::Status SendInitialValues(const std::vector<float>& values);
+  absl::Status SendInitialValues(std::vector<float> values);
 
  private:
   void Run();

@@ -1,6 +1,7 @@
 #include "worker/runtime/frames.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/base/limits.h"
 
@@ -37,11 +38,12 @@ std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& heade
   return frames;
 }
 
-std::vector<EncodedShard> PlainShards(const ParamLayout& layout, const std::vector<float>& values) {
+std::vector<EncodedShard> PlainShards(const ParamLayout& layout, std::vector<float> values) {
+  const auto shared = std::make_shared<const std::vector<float>>(std::move(values));
   std::vector<EncodedShard> shards(layout.shard_count());
   for (uint32_t i = 0; i < layout.shard_count(); ++i) {
     const ShardPlacement& shard = layout.shards()[i];
-    shards[i].payload.Append(values.data() + shard.offset, shard.size * sizeof(float), nullptr);
+    shards[i].payload.Append(shared->data() + shard.offset, shard.size * sizeof(float), shared);
   }
   return shards;
 }

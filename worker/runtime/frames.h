@@ -19,7 +19,7 @@ namespace recon {
 std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& header,
                              const WorkerIdentity& identity, const std::vector<EncodedShard>& shards);
 
-// Flat values in FP32, shard by shard, without copying: `values` must outlive the result.
-std::vector<EncodedShard> PlainShards(const ParamLayout& layout, const std::vector<float>& values);
+// Flat values in FP32, shard by shard; the shards share them.
+std::vector<EncodedShard> PlainShards(const ParamLayout& layout, std::vector<float> values);
 
 }  // namespace recon

@@ -209,6 +209,14 @@ void Session::HeartbeatOnce(double samples_per_second) {
     for (const HeldLeasePtr& held : held_) request.add_leases(held->number);
   }
   const absl::StatusOr<HeartbeatReply> reply = client_->Heartbeat(request);
+  if (!ServerGone(reply.status())) {
+    silent_since_ = absl::InfiniteFuture();
+  } else if (silent_since_ == absl::InfiniteFuture()) {
+    silent_since_ = Now();
+  } else if (Now() - silent_since_ > limits::kServerSilenceMax) {
+    silent_since_ = Now();
+    if (options_.on_silence) options_.on_silence();
+  }
   if (!reply.ok()) {
     Backoff backoff;  // The loop's interval is the pause that matters here.
     const absl::Status recovered = Recover(reply.status(), used, &backoff);

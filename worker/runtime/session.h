@@ -35,6 +35,8 @@ class Session {
     std::string device;
     // Fills in what else a heartbeat tells. Heartbeat thread.
     std::function<void(WorkerProgress*)> describe;
+    // Heartbeats have had no answer for limits::kServerSilenceMax; again after as long. Heartbeat thread.
+    std::function<void()> on_silence;
     // Takes what --codec auto stands for. Any thread; must not call the session.
     std::function<void(const CodecChoice&)> adopt_codec;
     std::string codec;
@@ -143,6 +145,7 @@ class Session {
   std::set<uint64_t> unacknowledged_ ABSL_GUARDED_BY(mu_);
   JobPhase phase_ ABSL_GUARDED_BY(mu_) = PHASE_WAITING;
   absl::Status fatal_ ABSL_GUARDED_BY(mu_);
+  absl::Time silent_since_ = absl::InfiniteFuture();  // Heartbeat thread only.
   absl::Time unreachable_since_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
 

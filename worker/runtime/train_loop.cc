@@ -223,9 +223,9 @@ absl::Status TrainLoop::EvaluateSplit(const Session::HeldLeasePtr& held) {
 
 absl::Status TrainLoop::SendInitialValues() {
   backend_->InitialValues(session_->job().seed(), replica_.values());
-  const std::vector<float> values(replica_.values().begin(), replica_.values().end());
+  std::vector<float> values(replica_.values().begin(), replica_.values().end());
   const Session::Standing standing = session_->standing();
-  const absl::Status status = pipeline_.SendInitialValues(values);
+  const absl::Status status = pipeline_.SendInitialValues(std::move(values));
   // Whatever happened, the next question for work tells whether the server still wants them.
   Backoff backoff;
   return status.ok() ? status : session_->Recover(status, standing, &backoff);

@@ -8,6 +8,7 @@
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
+#include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "common/metrics/metrics.h"
 #include "common/rpc/client_channel.h"
@@ -26,9 +27,21 @@ constexpr absl::Duration kStopPoll = absl::Milliseconds(50);
 // What is under way may take so long once a stop was asked for.
 constexpr absl::Duration kStopTimeout = absl::Seconds(10);
 
+// The way that frames go, once there is one.
+struct Frames {
+  void Disconnect() {
+    MutexLock lock(&mu);
+    if (transport != nullptr) transport->Disconnect();
+  }
+
+  Mutex mu;
+  std::unique_ptr<Transport> transport;  // Set under the lock; then the training thread's.
+};
+
 }  // namespace
 
 absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) {
+  Frames frames;
   RECON_ASSIGN_OR_RETURN(const auto channel, ConnectTo(flags.server, flags.tls));
   RECON_ASSIGN_OR_RETURN(const TrainAndTest data, OpenDataset(flags.data));
   ModelOptions model = flags.model;
@@ -72,6 +85,10 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
     wire_received.Set(static_cast<double>(wire.received));
   };
   session_options.adopt_codec = [&](const CodecChoice& choice) { policy.Adopt(choice); };
+  session_options.on_silence = [&] {
+    spdlog::warn("the server is silent: its connections are cut");
+    frames.Disconnect();
+  };
   session_options.simulated = backend->simulated() || flags.slow_factor > 1;
   session_options.reconnect_for = flags.reconnect_for;
   ControlClient control(channel);
@@ -94,11 +111,13 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   RECON_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
                          ConnectForFrames(flags.server, flags.tls, flags.connections));
   if (flags.shared_memory && !session->shared_memory().empty()) {
-    auto shared = std::make_unique<ShmTransport>(session->shared_memory(), std::move(transport));
-    spdlog::info("frames go {}", shared->Connected() ? "through shared memory" : "over the network");
-    transport = std::move(shared);
+    transport = std::make_unique<ShmTransport>(session->shared_memory(), std::move(transport));
   }
-  ParamClient params(transport.get());
+  {
+    MutexLock lock(&frames.mu);
+    frames.transport = std::move(transport);
+  }
+  ParamClient params(frames.transport.get());
   absl::Status status;
   {
     TrainLoop loop(options, &layout, backend.get(), encoder.get(), &policy, &data, &params, session.get(),
@@ -109,14 +128,19 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
       loop.RequestStop();
       const absl::Time give_up = Now() + kStopTimeout;
       while (!ended.load() && Now() < give_up) absl::SleepFor(kStopPoll);
-      if (!ended.load()) session->Fail(absl::DeadlineExceededError("stopped with pushes under way"));
+      if (ended.load()) return;
+      session->Fail(absl::DeadlineExceededError("stopped with pushes under way"));
+      frames.Disconnect();
     });
     status = loop.Run();
     ended.store(true);
     watcher.join();
     if (absl::IsCancelled(status) && !session->fatal().ok()) status = session->fatal();
     // Pushes under way end now: nobody would wait for them.
-    if (!status.ok()) session->Fail(status);
+    if (!status.ok()) {
+      session->Fail(status);
+      frames.Disconnect();
+    }
   }
   if (!status.ok() && stop->load() && (absl::IsCancelled(status) || absl::IsDeadlineExceeded(status))) {
     spdlog::warn("{}", status.message());

@@ -164,7 +164,7 @@ TEST_CASE("what is neither taken nor answered is bounded, and waits with its sen
     INFO(kind);
     const auto transport = Connect(server, kind);
     std::vector<std::shared_ptr<Answer>> answers;
-    for (int i = 0; i < 40; ++i) answers.push_back(Send(transport.get(), std::string(kMiB - 1000, 'x')));
+    for (int i = 0; i < 40; ++i) answers.push_back(Send(transport.get(), std::string(kMiB + 104, 'x')));
     const size_t in_flight = server.Settled();
     CHECK(in_flight == limits::kRequestBytesInFlight / kMiB);
     // Those whose replies wait for others let others in: all of a synchronous step can come.
@@ -336,6 +336,37 @@ TEST_CASE("rings that make no sense end the connection", "[exchange]") {
   CHECK(*ring.Take(&entry));
   CHECK(absl::IsInvalidArgument(ShmRegion::Attach(memfd_create("x", 0)).status()));
   CHECK(absl::IsInvalidArgument(ShmRegion::Attach(-1).status()));
+}
+
+TEST_CASE("what is abandoned before it is sent is not sent", "[exchange]") {
+  HoldingServer server;
+  for (const std::string kind : kTransports) {
+    INFO(kind);
+    const auto transport = Connect(server, kind);
+    std::vector<std::shared_ptr<Answer>> answers;
+    for (int i = 0; i < 20; ++i) answers.push_back(Send(transport.get(), std::string(kMiB, 'x')));
+    const size_t sent = server.Settled();
+    for (const auto& answer : answers) transport->Abandon(answer->call, absl::DeadlineExceededError("late"));
+    for (const auto& answer : answers) CHECK(absl::IsDeadlineExceeded(Await(answer).status()));
+    for (size_t i = 0; i < sent; ++i) server.Take().done(ByteChain());
+    CHECK(server.Settled() == 0);
+  }
+}
+
+TEST_CASE("a connection that is cut ends its calls, and the next call makes another", "[exchange]") {
+  HoldingServer server;
+  for (const std::string kind : kTransports) {
+    INFO(kind);
+    const auto transport = Connect(server, kind);
+    const auto answer = Send(transport.get(), "slow");
+    HoldingServer::Held held = server.Take();
+    transport->Disconnect();
+    CHECK(absl::IsUnavailable(Await(answer).status()));
+    held.done(ByteChain());
+    const auto next = Send(transport.get(), "next");
+    server.Take().done(ByteChain::FromString("ok"));
+    CHECK(Await(next)->ToString() == "ok");
+  }
 }
 
 TEST_CASE("a transport can go while calls are under way", "[exchange]") {
