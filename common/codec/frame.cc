@@ -100,9 +100,7 @@ absl::StatusOr<Frame> DecodeFrame(const ByteChain& bytes) {
     return Malformed("length", bytes.size(), absl::StrCat("at most ", limits::kFrameBytesMax));
   }
   Frame frame;
-  ByteReader reader(bytes);
-  uint8_t raw[kFrameHeaderBytes];
-  std::memcpy(&frame.header, reader.Read(kFrameHeaderBytes, raw), kFrameHeaderBytes);
+  std::memcpy(&frame.header, bytes.Range(0, kFrameHeaderBytes).ToString().data(), kFrameHeaderBytes);
   RECON_RETURN_IF_ERROR(CheckHeader(frame.header, bytes.size()));
   const size_t table_bytes = frame.header.part_count * kPartHeaderBytes;
   const std::string head = bytes.Range(0, kFrameHeaderBytes + table_bytes).ToString();

@@ -28,7 +28,7 @@ namespace recon {
 namespace {
 
 // Stopped for longer than this, a worker may be given up.
-constexpr absl::Duration kEvictAfter = absl::Seconds(3);
+constexpr absl::Duration kEvictAfter = absl::Seconds(5);
 constexpr size_t kSilentConnectionsMax = 100;
 
 uint32_t FromEnvironment(const char* name, uint32_t otherwise) {

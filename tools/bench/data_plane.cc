@@ -73,7 +73,9 @@ class Baselines {
     double bytes_per_second = 0;
     double cpu_seconds_per_byte = 0;  // Both ends, and the kernel.
   };
-  absl::StatusOr<Result> Tcp(double seconds) { return Measure(&tcp_, absl::StrCat(seconds), seconds); }
+  absl::StatusOr<Result> Tcp(double seconds, int connections) {
+    return Measure(&tcp_, absl::StrCat(seconds, " ", connections), seconds);
+  }
   absl::StatusOr<Result> Grpc(double seconds, int connections) {
     return Measure(&grpc_, absl::StrCat(seconds, " ", connections), seconds);
   }
@@ -318,16 +320,17 @@ class Bench {
   };
   absl::StatusOr<Parts> MeasureParts(Figures* ratios) {
     Parts parts;
-    RECON_ASSIGN_OR_RETURN(const auto tcp, baselines_->Tcp(options_.seconds / 2));
-    general_.Add("iperf_like_GBps", tcp.bytes_per_second / 1e9);
-    double best = 0;
+    double best = 0, best_tcp = 0;
     for (const int connections : {1, 2}) {
+      RECON_ASSIGN_OR_RETURN(const auto tcp, baselines_->Tcp(options_.seconds / 2, connections));
+      best_tcp = std::max(best_tcp, tcp.bytes_per_second);
       RECON_ASSIGN_OR_RETURN(const auto grpc, baselines_->Grpc(options_.seconds / 2, connections));
       best = std::max(best, grpc.bytes_per_second);
       if (parts.grpc_per_byte == 0 || grpc.cpu_seconds_per_byte < parts.grpc_per_byte) {
         parts.grpc_per_byte = grpc.cpu_seconds_per_byte;
       }
     }
+    general_.Add("iperf_like_GBps", best_tcp / 1e9);
     general_.Add("raw_grpc_GBps", best / 1e9);
     general_.Add("raw_grpc_cpu_seconds_per_GB", parts.grpc_per_byte * 1e9);
     std::vector<double> applied, streamed;
@@ -340,7 +343,7 @@ class Bench {
     parts.apply_per_param = cores_ / apply;
     general_.Add("apply_GBps", apply * kApplyBytesPerParam / 1e9);
     general_.Add("stream_GBps", stream / 1e9);
-    ratios->Add("raw_grpc_of_tcp", best / tcp.bytes_per_second);
+    ratios->Add("raw_grpc_of_tcp", best / best_tcp);
     ratios->Add("apply_of_stream", apply * kApplyBytesPerParam / stream);
     return parts;
   }

@@ -249,13 +249,15 @@ absl::Status RunTcpSink() {
     return absl::UnavailableError("cannot listen");
   }
   Print(absl::StrCat(ntohs(address.sin_port)));
-  std::vector<char> buffer(kMessageBytes);
   while (true) {
     const int fd = accept(listener, nullptr, nullptr);
     if (fd < 0) return absl::UnavailableError("accept failed");
-    while (read(fd, buffer.data(), buffer.size()) > 0) {
-    }
-    close(fd);
+    std::thread([fd] {
+      std::vector<char> buffer(kMessageBytes);
+      while (read(fd, buffer.data(), buffer.size()) > 0) {
+      }
+      close(fd);
+    }).detach();
   }
 }
 
@@ -263,20 +265,29 @@ absl::Status RunTcpSource(int port) {
   Print("ready");
   const std::vector<char> buffer(kMessageBytes, 'x');
   for (std::string line; std::getline(std::cin, line);) {
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const sockaddr_in address = Loopback(port);
-    if (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
-      return absl::UnavailableError("cannot connect");
+    std::istringstream words(line);
+    double seconds = 0;
+    int connections = 1;
+    words >> seconds >> connections;
+    const absl::Time end = Now() + absl::Seconds(seconds);
+    std::atomic<uint64_t> bytes{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < connections; ++i) {
+      threads.emplace_back([&] {
+        const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        const sockaddr_in address = Loopback(port);
+        if (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
+          while (Now() < end) {
+            const ssize_t sent = write(fd, buffer.data(), buffer.size());
+            if (sent < 0) break;
+            bytes += static_cast<uint64_t>(sent);
+          }
+        }
+        close(fd);
+      });
     }
-    uint64_t bytes = 0;
-    const absl::Time end = Now() + absl::Seconds(std::stod(line));
-    while (Now() < end) {
-      const ssize_t sent = write(fd, buffer.data(), buffer.size());
-      if (sent < 0) return absl::UnavailableError("write failed");
-      bytes += static_cast<uint64_t>(sent);
-    }
-    close(fd);
-    Print(absl::StrCat(bytes));
+    for (std::thread& thread : threads) thread.join();
+    Print(absl::StrCat(bytes.load()));
   }
   return absl::OkStatus();
 }

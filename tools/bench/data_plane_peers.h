@@ -13,7 +13,7 @@ namespace recon {
 
 // Reads what comes over TCP and drops it. Ready: its port.
 absl::Status RunTcpSink();
-// Answers "SECONDS" with the bytes it has sent in that time.
+// Answers "SECONDS CONNECTIONS" with the bytes it has sent in that time.
 absl::Status RunTcpSource(int port);
 // A gRPC server whose bidirectional streams drop what comes in. Ready: its port.
 absl::Status RunGrpcSink();
