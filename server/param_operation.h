@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
+#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,6 +35,16 @@ struct ParamServer::Operation {
   // Element i belongs to the lane of part i until parts_left is 0.
   std::vector<PartHeader> reply_parts;
   std::vector<ByteChain> reply_payloads;
+};
+
+// A worker that the coordinator has admitted.
+struct ParamServer::Session {
+  Incarnation incarnation;
+  // Shards delivered of pushes that are not complete.
+  std::map<uint64_t, std::set<uint32_t>> delivered;
+  uint64_t pushes = 0;
+  double staleness_sum = 0;
+  uint64_t staleness_max = 0;
 };
 
 // Workers try again until the server has been started anew.

@@ -18,19 +18,11 @@
 namespace recon {
 namespace {
 
+constexpr absl::Duration kOverloadLogInterval = absl::Seconds(10);
+
 bool CarriesGradient(FrameKind kind) { return kind == FrameKind::kPush || kind == FrameKind::kPushPull; }
 
 }  // namespace
-
-// A worker that the coordinator has admitted.
-struct ParamServer::Session {
-  Incarnation incarnation;
-  // Shards delivered of pushes that are not complete.
-  std::map<uint64_t, std::set<uint32_t>> delivered;
-  uint64_t pushes = 0;
-  double staleness_sum = 0;
-  uint64_t staleness_max = 0;
-};
 
 struct ParamServer::Instruments {
   explicit Instruments(Metrics* metrics)
@@ -140,7 +132,19 @@ void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Do
     if (status.ok() && kind != FrameKind::kPull) status.Update(CheckPush(*op));
     if (status.ok()) SequenceFrame(op);
   }
-  if (!status.ok()) Finish(op, status);
+  if (status.ok()) return;
+  if (absl::IsResourceExhausted(status)) SayOverload(status, now);
+  Finish(op, status);
+}
+
+// Now and then: there may be thousands of them a second.
+void ParamServer::SayOverload(const absl::Status& status, absl::Time now) {
+  {
+    MutexLock lock(&mu_);
+    if (now - overload_said_ < kOverloadLogInterval) return;
+    overload_said_ = now;
+  }
+  spdlog::warn("workers are told to wait: {}", status.message());
 }
 
 absl::Status ParamServer::CheckContent(const Operation& op, size_t index) const {
@@ -183,8 +187,12 @@ absl::Status ParamServer::CheckSender(const Operation& op) const {
   }
   if (bytes_in_flight_ > options_.bytes_in_flight_max) {
     return WithRetryAfter(
-        absl::ResourceExhaustedError(absl::StrCat("bytes in flight: ", bytes_in_flight_, ", allowed are ",
-                                                  options_.bytes_in_flight_max)),
+        absl::ResourceExhaustedError(absl::StrCat(
+            "bytes in flight: ", bytes_in_flight_, ", allowed are ", options_.bytes_in_flight_max,
+            options_.rules.bound == 0
+                ? "; a synchronous step keeps the pushes of all workers: it needs fewer "
+                  "workers, a codec with fewer bytes, or more memory"
+                : "")),
         limits::kOverloadRetry);
   }
   return CheckParts(op);
@@ -538,84 +546,6 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
     recover_ms_ = absl::ToDoubleMilliseconds(ProcessUptime());
     spdlog::info("first push acknowledged {:.0f} ms after process start", recover_ms_);
   }
-}
-
-void ParamServer::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) {
-  std::vector<OperationPtr> released;
-  {
-    MutexLock lock(&mu_);
-    Session& session = sessions_[worker];
-    if (session.incarnation != incarnation) session.delivered.clear();
-    session.incarnation = incarnation;
-    gate_.Know(worker, next_step);
-    CloseSteps();
-    released = TakeReleased();
-  }
-  AnswerReleased(std::move(released));
-}
-
-void ParamServer::Expel(WorkerId worker) {
-  std::vector<OperationPtr> released;
-  std::vector<OperationPtr> expelled;
-  {
-    MutexLock lock(&mu_);
-    // Before the steps that waited for it close: its splits are done again by others.
-    for (auto& [step, contributors] : complete_) {
-      const auto first = contributors.lower_bound({worker, Incarnation(0)});
-      const auto last = contributors.upper_bound({worker, Incarnation(UINT64_MAX)});
-      contributors.erase(first, last);
-    }
-    for (auto it = waiting_.begin(); it != waiting_.end();) {
-      if (it->second->worker != worker) {
-        ++it;
-        continue;
-      }
-      gate_.Cancel(it->first);
-      expelled.push_back(std::move(it->second));
-      it = waiting_.erase(it);
-    }
-    gate_.Forget(worker);
-    sessions_.erase(worker);
-    CloseSteps();
-    released = TakeReleased();
-  }
-  for (const OperationPtr& op : expelled) Finish(op, absl::FailedPreconditionError("the worker was evicted"));
-  AnswerReleased(std::move(released));
-}
-
-void ParamServer::NoteAcknowledged(WorkerId worker, uint64_t next_step) {
-  std::vector<OperationPtr> released;
-  {
-    MutexLock lock(&mu_);
-    gate_.Raise(worker, next_step);
-    CloseSteps();
-    released = TakeReleased();
-  }
-  AnswerReleased(std::move(released));
-}
-
-uint64_t ParamServer::Activate(WorkerId worker, uint64_t next_step) {
-  uint64_t step;
-  std::vector<OperationPtr> released;
-  {
-    MutexLock lock(&mu_);
-    step = gate_.Join(worker, next_step);
-    CloseSteps();
-    released = TakeReleased();
-  }
-  AnswerReleased(std::move(released));
-  return step;
-}
-
-void ParamServer::Deactivate(WorkerId worker) {
-  std::vector<OperationPtr> released;
-  {
-    MutexLock lock(&mu_);
-    gate_.Leave(worker);
-    CloseSteps();
-    released = TakeReleased();
-  }
-  AnswerReleased(std::move(released));
 }
 
 void ParamServer::AwaitInitialValues(WorkerId worker, std::function<void()> ready) {

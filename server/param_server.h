@@ -16,7 +16,6 @@
 #include "common/base/byte_chain.h"
 #include "common/base/ids.h"
 #include "common/base/lane.h"
-#include "common/base/limits.h"
 #include "common/base/mutex.h"
 #include "common/codec/frame.h"
 #include "common/metrics/metrics.h"
@@ -56,8 +55,9 @@ class ParamServer {
     int lanes = 1;
     // Bit i: pushes may not use codec i.
     uint32_t refused_codecs = 0;
-    // Frames that are neither applied nor answered may hold so many bytes.
-    uint64_t bytes_in_flight_max = limits::kPushBytesInFlightMax;
+    // Frames that are neither applied nor answered may hold so many bytes; in BSP that is a step's of all
+    // workers.
+    uint64_t bytes_in_flight_max = UINT64_MAX;
     // Parameters and optimizer state may take so many bytes.
     uint64_t state_bytes_max = UINT64_MAX;
   };
@@ -155,6 +155,7 @@ class ParamServer {
   struct Session;
   using OperationPtr = std::shared_ptr<Operation>;
 
+  void SayOverload(const absl::Status& status, absl::Time now);
   // All of one payload; reads it, so it runs without the lock.
   absl::Status CheckContent(const Operation& op, size_t part) const;
   absl::Status CheckSender(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -205,6 +206,7 @@ class ParamServer {
   uint64_t log_from_ ABSL_GUARDED_BY(mu_) = 0;  // Of the newest snapshot.
   uint64_t sequence_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t bytes_in_flight_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Time overload_said_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   int operations_ ABSL_GUARDED_BY(mu_) = 0;
   bool has_values_ ABSL_GUARDED_BY(mu_) = false;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;

@@ -25,10 +25,6 @@ constexpr size_t kNameBytesMax = 256;
 // What a worker says of its codec with each heartbeat.
 constexpr size_t kProgressTextBytesMax = 2048;
 
-// Payload bytes that all pushes in the server may hold: received but not applied, or (BSP) waiting
-// for their step to close. With two workers and 110 M parameters in FP32, 0.9 GB. recon-server takes half of
-// the machine's memory instead.
-constexpr uint64_t kPushBytesInFlightMax = uint64_t{4} << 30;
 // What a worker may have sent that is neither applied nor answered; what is over waits with the worker.
 // Enough to keep connection, check and lanes busy at once: 16 MiB gave no more on loopback, and a server
 // holds as much of every worker. A link of 10 Gbit/s is kept full up to a round trip of 7 ms.
@@ -86,7 +82,8 @@ constexpr uint64_t kLogSegmentBytes = uint64_t{64} << 20;
 // What replay is expected to read of the log; slow disks are slower, and then replay takes longer than
 // planned.
 constexpr double kLogReadBytesPerSecond = 5e8;
-// Records that wait for the log's thread; as they hold their frames, kPushBytesInFlightMax bounds them, too.
+// Records that wait for the log's thread; as they hold their frames, what bounds those
+// bounds them, too.
 constexpr uint64_t kLogBatchBytes = uint64_t{8} << 20;
 
 // Data files: the largest allowed IDX or CIFAR file once decompressed.

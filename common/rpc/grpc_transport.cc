@@ -146,7 +146,7 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
 
 GrpcTransport::GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& channels) {
   for (const auto& channel : channels) {
-    lanes_.push_back({grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>(channel), nullptr});
+    lines_.push_back({grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>(channel), nullptr});
   }
 }
 
@@ -158,19 +158,19 @@ GrpcTransport::~GrpcTransport() {
 
 uint64_t GrpcTransport::Call(const ByteChain& request, Done done) {
   MutexLock lock(&mu_);
-  Lane& lane = lanes_[next_lane_++ % lanes_.size()];
+  Line& line = lines_[next_line_++ % lines_.size()];
   while (true) {
-    if (lane.stream == nullptr) {
-      lane.stream = std::make_shared<Stream>(
+    if (line.stream == nullptr) {
+      line.stream = std::make_shared<Stream>(
           this, ++connections_,
-          std::max(limits::kRequestBytesInFlight / lanes_.size(), 2 * limits::kFrameTargetBytes));
+          std::max(limits::kRequestBytesInFlight / lines_.size(), 2 * limits::kFrameTargetBytes));
       ++open_streams_;
-      lane.stream->Start(&lane.stub);
+      line.stream->Start(&line.stub);
     }
     // The call is known before its reply can come.
-    const uint64_t call = pending_.Add(lane.stream->number(), std::move(done));
-    if (lane.stream->Send(call, BufferOf(WrapRequest(call, request)))) return call;
-    lane.stream = nullptr;
+    const uint64_t call = pending_.Add(line.stream->number(), std::move(done));
+    if (line.stream->Send(call, BufferOf(WrapRequest(call, request)))) return call;
+    line.stream = nullptr;
     // The stream may have told it already; if not, it goes with the next one.
     std::optional<Done> untold = pending_.Take(call);
     if (!untold.has_value()) return call;
@@ -181,8 +181,8 @@ uint64_t GrpcTransport::Call(const ByteChain& request, Done done) {
 void GrpcTransport::Abandon(uint64_t call, const absl::Status& why) {
   {
     MutexLock lock(&mu_);
-    for (const Lane& lane : lanes_) {
-      if (lane.stream != nullptr) lane.stream->Drop(call);
+    for (const Line& line : lines_) {
+      if (line.stream != nullptr) line.stream->Drop(call);
     }
   }
   pending_.Finish(call, why);
@@ -192,7 +192,7 @@ void GrpcTransport::Disconnect() {
   std::vector<std::shared_ptr<Stream>> streams;
   {
     MutexLock lock(&mu_);
-    for (Lane& lane : lanes_) streams.push_back(std::exchange(lane.stream, nullptr));
+    for (Line& line : lines_) streams.push_back(std::exchange(line.stream, nullptr));
   }
   for (const auto& stream : streams) {
     if (stream != nullptr) stream->Cancel();
@@ -202,8 +202,8 @@ void GrpcTransport::Disconnect() {
 void GrpcTransport::Forget(uint64_t connection) {
   std::shared_ptr<Stream> stream;
   MutexLock lock(&mu_);
-  for (Lane& lane : lanes_) {
-    if (lane.stream != nullptr && lane.stream->number() == connection) stream = std::move(lane.stream);
+  for (Line& line : lines_) {
+    if (line.stream != nullptr && line.stream->number() == connection) stream = std::move(line.stream);
   }
 }
 

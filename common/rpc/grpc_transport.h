@@ -26,7 +26,6 @@ class GrpcTransport final : public Transport {
   uint64_t Call(const ByteChain& request, Done done) override;
   void Abandon(uint64_t call, const absl::Status& why) override;
   void Disconnect() override;
-  absl::string_view name() const override { return "grpc"; }
 
  private:
   class Stream;
@@ -36,7 +35,7 @@ class GrpcTransport final : public Transport {
   void Ended(uint64_t connection, const absl::Status& why);
 
   // A channel and its newest stream; others are ending.
-  struct Lane {
+  struct Line {
     grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub;
     std::shared_ptr<Stream> stream;
   };
@@ -44,8 +43,8 @@ class GrpcTransport final : public Transport {
   PendingCalls pending_;
 
   Mutex mu_;
-  std::vector<Lane> lanes_ ABSL_GUARDED_BY(mu_);
-  size_t next_lane_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<Line> lines_ ABSL_GUARDED_BY(mu_);
+  size_t next_line_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t connections_ ABSL_GUARDED_BY(mu_) = 0;
   int open_streams_ ABSL_GUARDED_BY(mu_) = 0;
 };

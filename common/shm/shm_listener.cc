@@ -3,7 +3,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <utility>
 
@@ -20,11 +19,6 @@ namespace {
 
 constexpr absl::Duration kRefusalPause = absl::Milliseconds(50);
 constexpr absl::Duration kRefusalLogInterval = absl::Seconds(10);
-
-void Signal(const OwnedFd& fd) {
-  const uint64_t one = 1;
-  static_cast<void>(!write(fd.get(), &one, sizeof(one)));
-}
 
 }  // namespace
 
@@ -47,7 +41,7 @@ ShmListener::ShmListener(OwnedFd listener, OwnedFd wake, RequestHandler handler)
 
 ShmListener::~ShmListener() {
   stopping_.store(true);
-  Signal(wake_);
+  WakeUp(wake_);
   thread_.join();
   connections_.clear();
 }
@@ -56,8 +50,7 @@ void ShmListener::Run() {
   while (!stopping_.load()) {
     pollfd fds[2] = {{listener_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
     poll(fds, 2, -1);
-    uint64_t count = 0;
-    if ((fds[1].revents & POLLIN) != 0) static_cast<void>(!read(wake_.get(), &count, sizeof(count)));
+    if ((fds[1].revents & POLLIN) != 0) ForgetWakeUps(wake_);
     Reap();
     if ((fds[0].revents & POLLIN) != 0 && !stopping_.load()) Accept();
   }
@@ -81,7 +74,7 @@ void ShmListener::Accept() {
                             spdlog::debug("shared memory: {}", why.message());
                             open_.fetch_sub(1);
                             connection->ended.store(true);
-                            Signal(wake_);
+                            WakeUp(wake_);
                           });
 }
 

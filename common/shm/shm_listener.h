@@ -17,6 +17,7 @@ namespace recon {
 // on the connection's thread. A connection that ends gives its memory back when the last request that came
 // over it is applied.
 //
+// Threads: Start(), the destructor and connections() on any; `handler` runs on the connections' threads.
 // Shutdown: the destructor ends all connections; replies that come later are dropped.
 class ShmListener {
  public:

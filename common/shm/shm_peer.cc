@@ -2,8 +2,6 @@
 
 #include <poll.h>
 #include <pthread.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
@@ -24,17 +22,7 @@ namespace {
 // Of a sender's slots, what its receiver may keep.
 constexpr uint32_t kKeptMax = kShmSlots / 2;
 
-void Wake(int fd) {
-  const uint64_t one = 1;
-  // Full means that the other end has been woken already.
-  static_cast<void>(!write(fd, &one, sizeof(one)));
-}
-
 }  // namespace
-
-OwnedFd::~OwnedFd() {
-  if (fd_ >= 0) close(fd_);
-}
 
 // What lives as long as the last message that was received.
 class ShmLink {
@@ -52,7 +40,7 @@ class ShmLink {
   // What has been sent is visible before the other end is asked whether it sleeps.
   void WakeIf(const std::atomic<uint32_t>& wants) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (wants.load(std::memory_order_relaxed) != 0) Wake(wake_peer.get());
+    if (wants.load(std::memory_order_relaxed) != 0) WakeUp(wake_peer);
   }
 
   // In place, unless so much is kept that the sender could run out of slots and wait for itself.
@@ -180,7 +168,7 @@ bool ShmSender::Send(const ByteChain& message) const {
 
 void ShmPeer::Close() {
   link_->closed.store(true);
-  Wake(wake_me_.get());
+  WakeUp(wake_me_);
 }
 
 void ShmPeer::Run(const OnMessage& on_message, const OnClosed& on_closed) {
@@ -228,8 +216,7 @@ bool ShmPeer::Sleep() {
   const bool wait = link_->receiving->sent.Empty() && !link_->closed.load();
   poll(fds, 2, wait ? -1 : 0);
   link_->receiving->receiver_sleeps.store(0, std::memory_order_seq_cst);
-  uint64_t count = 0;
-  if ((fds[0].revents & POLLIN) != 0) static_cast<void>(!read(wake_me_.get(), &count, sizeof(count)));
+  if ((fds[0].revents & POLLIN) != 0) ForgetWakeUps(wake_me_);
   // Nothing is said on the socket once the connection stands.
   return fds[1].revents == 0;
 }

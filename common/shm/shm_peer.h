@@ -7,28 +7,10 @@
 
 #include "absl/status/status.h"
 #include "common/base/byte_chain.h"
+#include "common/base/owned_fd.h"
 #include "common/shm/shm_region.h"
 
 namespace recon {
-
-// File descriptor that is closed at the end.
-class OwnedFd {
- public:
-  OwnedFd() = default;
-  explicit OwnedFd(int fd) : fd_(fd) {}
-  OwnedFd(OwnedFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  OwnedFd& operator=(OwnedFd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~OwnedFd();
-
-  int get() const { return fd_; }
-  int Release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_ = -1;
-};
 
 class ShmLink;
 

@@ -57,6 +57,7 @@ struct ShmHeader {
   ShmDirection directions[2];  // Requests, replies.
 };
 
+// One end's mapping. Thread-safe, but for what the rings say.
 class ShmRegion {
  public:
   // A new region and its file descriptor, which cannot shrink. Unavailable if the system refuses.

@@ -29,7 +29,6 @@ class ShmTransport final : public Transport {
   uint64_t Call(const ByteChain& request, Done done) override;
   void Abandon(uint64_t call, const absl::Status& why) override;
   void Disconnect() override;
-  absl::string_view name() const override { return "shared memory"; }
 
  private:
   struct Connection;

@@ -5,7 +5,6 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "common/base/byte_chain.h"
 
 namespace recon {
@@ -30,9 +29,6 @@ class Transport {
   virtual void Abandon(uint64_t call, const absl::Status& why) = 0;
   // Cuts the connection: the server has been silent for too long. Calls under way end as if it had been lost.
   virtual void Disconnect() = 0;
-
-  // For logs: "grpc", "shared memory".
-  virtual absl::string_view name() const = 0;
 };
 
 // The server's end hands every request to a handler. `done` runs once. `taken` runs before it, at most once,

@@ -8,6 +8,7 @@
 #include "common/transport/envelope.h"
 
 namespace recon {
+
 void ExchangeStream::Start() {
   self_ = shared_from_this();
   MutexLock lock(&mu_);

@@ -20,6 +20,7 @@
 #include "absl/time/clock.h"
 #include "common/base/hash.h"
 #include "common/base/mutex.h"
+#include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
 #include "common/rpc/grpc_transport.h"
@@ -27,6 +28,7 @@
 #include "common/tensor/param_layout.h"
 #include "tests/integration/chaos_model.h"
 #include "worker/client/param_client.h"
+#include "worker/runtime/frames.h"
 
 namespace recon {
 namespace {
@@ -127,29 +129,23 @@ class ChaosWorker {
   }
 
   absl::Status Call(FrameKind kind, uint64_t step) {
-    const WorkerIdentity speaker = identity();
-    Frame frame;
-    frame.header.worker = speaker.worker();
-    frame.header.incarnation = speaker.incarnation();
-    frame.header.cluster_epoch = speaker.cluster_epoch();
-    frame.header.step = step;
-    frame.header.samples = 1;
-    frame.header.push_parts = layout_.shard_count();
-    for (uint32_t i = 0; i < layout_.shard_count(); ++i) {
-      PartHeader part;
-      part.shard = i;
-      part.count = layout_.shards()[i].size;
-      part.version = 0;
-      std::vector<float> values(part.count, 0.0f);
-      if (kind != FrameKind::kInit) {
-        values[ChaosIndex(worker_, life_)] = -1;
-        values[ChaosIndex(worker_, life_) + 1] = -static_cast<float>(step + 1);
+    std::vector<float> values(layout_.params(), 0.0f);
+    if (kind != FrameKind::kInit) {
+      for (const ShardPlacement& shard : layout_.shards()) {
+        values[shard.offset + ChaosIndex(worker_, life_)] = -1;
+        values[shard.offset + ChaosIndex(worker_, life_) + 1] = -static_cast<float>(step + 1);
       }
-      frame.parts.push_back(part);
-      frame.payloads.push_back(ByteChain::FromString(
-          std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float))));
     }
-    return client_->CallAll(kind, {std::move(frame)}, absl::Seconds(5))[0].status();
+    std::vector<EncodedShard> shards = PlainShards(layout_, std::move(values));
+    for (EncodedShard& shard : shards) shard.version = 0;
+    FrameHeader header;
+    header.step = step;
+    header.samples = 1;
+    for (const auto& reply :
+         client_->CallAll(kind, FramesFor(layout_, header, identity(), shards), absl::Seconds(5))) {
+      RECON_RETURN_IF_ERROR(reply.status());
+    }
+    return absl::OkStatus();
   }
 
   const std::string server_;

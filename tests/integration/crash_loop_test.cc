@@ -3,6 +3,7 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -20,6 +21,7 @@
 #include "common/tensor/param_layout.h"
 #include "tests/integration/cluster.h"
 #include "worker/client/param_client.h"
+#include "worker/runtime/frames.h"
 
 namespace recon {
 namespace {
@@ -127,26 +129,14 @@ class Pusher {
   }
 
   bool Call(ParamClient* params, FrameKind kind, uint64_t step, float value) {
-    Frame frame;
-    frame.header.kind = static_cast<uint8_t>(kind);
-    frame.header.worker = identity_.worker();
-    frame.header.incarnation = identity_.incarnation();
-    frame.header.cluster_epoch = identity_.cluster_epoch();
-    frame.header.step = step;
-    frame.header.samples = 1;
-    frame.header.push_parts = layout_.shard_count();
-    for (uint32_t i = 0; i < layout_.shard_count(); ++i) {
-      PartHeader part;
-      part.shard = i;
-      part.count = layout_.shards()[i].size;
-      part.version = 0;
-      frame.parts.push_back(part);
-      std::string bytes(part.count * sizeof(float), '\0');
-      for (uint32_t at = 0; at < part.count; ++at)
-        std::memcpy(&bytes[at * sizeof(float)], &value, sizeof(float));
-      frame.payloads.push_back(ByteChain::FromString(std::move(bytes)));
-    }
-    return params->CallAll(kind, {std::move(frame)}, absl::Seconds(2))[0].ok();
+    std::vector<EncodedShard> shards = PlainShards(layout_, std::vector<float>(layout_.params(), value));
+    for (EncodedShard& shard : shards) shard.version = 0;
+    FrameHeader header;
+    header.step = step;
+    header.samples = 1;
+    const auto replies =
+        params->CallAll(kind, FramesFor(layout_, header, identity_, shards), absl::Seconds(2));
+    return std::all_of(replies.begin(), replies.end(), [](const auto& reply) { return reply.ok(); });
   }
 
   const std::string name_;

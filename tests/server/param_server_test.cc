@@ -5,6 +5,8 @@
 
 #include "absl/strings/match.h"
 #include "catch2/catch.hpp"
+#include "common/base/limits.h"
+#include "common/base/retry_hint.h"
 #include "tests/server/durability/sample_state.h"
 #include "tests/server/push_frames.h"
 
@@ -240,6 +242,25 @@ TEST_CASE("malformed pushes get the right code and change nothing", "[param_serv
   }()))));
   CHECK(f.Values(1) == std::vector<float>(kParams, 0));
   CHECK(f.server().GetStats().pushes == 0);
+}
+
+TEST_CASE("who sends more than the server may hold is told when to ask again", "[param_server]") {
+  for (const int bound : {kAsp, 0}) {
+    ParamServer::Options options = ParamServerHarness::MakeOptions(bound, OptimizerKind::kSgd, 1, 1);
+    options.bytes_in_flight_max = 500;  // A push has more.
+    ParamServerHarness harness(options);
+    REQUIRE(harness.server().DefineModel(SampleModel()).ok());
+    harness.Join(1);
+    harness.server().AwaitInitialValues(WorkerId(1), [] {});
+    const absl::Status refused =
+        harness.Call(harness.MakeFrame(FrameKind::kInit, WorkerId(1), ParamServerHarness::IncarnationOf(1), 0,
+                                       std::vector<float>(kParams, 1)));
+    CHECK_FALSE(harness.server().has_values());
+    CHECK(absl::IsResourceExhausted(refused));
+    CHECK(RetryAfter(refused) == limits::kOverloadRetry);
+    CHECK(absl::StrContains(refused.message(), "allowed are 500"));
+    CHECK(absl::StrContains(refused.message(), "synchronous") == (bound == 0));
+  }
 }
 
 TEST_CASE("a reply that would be larger than a frame may be is refused", "[param_server]") {

@@ -28,7 +28,7 @@ constexpr absl::Duration kStopPoll = absl::Milliseconds(50);
 constexpr absl::Duration kStopTimeout = absl::Seconds(10);
 
 // The way that frames go, once there is one.
-struct Frames {
+struct FrameTransport {
   void Disconnect() {
     MutexLock lock(&mu);
     if (transport != nullptr) transport->Disconnect();
@@ -41,7 +41,7 @@ struct Frames {
 }  // namespace
 
 absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) {
-  Frames frames;
+  FrameTransport frames;
   RECON_ASSIGN_OR_RETURN(const auto channel, ConnectTo(flags.server, flags.tls));
   RECON_ASSIGN_OR_RETURN(const TrainAndTest data, OpenDataset(flags.data));
   ModelOptions model = flags.model;

@@ -28,6 +28,7 @@
 #include "common/shm/shm_transport.h"
 #include "server/rpc/param_service.h"
 #include "server/rpc/rpc_server.h"
+#include "tests/support/process.h"
 
 namespace recon {
 namespace {
@@ -206,15 +207,13 @@ TEST_CASE("calls end when the server goes, and go on when another one comes", "[
     orphan.done(ByteChain());  // Too late: nobody is told.
     HoldingServer next(address, shm_name);
     // The channel notices within half a second.
-    absl::Status status = absl::UnavailableError("not asked yet");
-    while (absl::IsUnavailable(status)) {
+    REQUIRE(Eventually([&] {
       const auto answer = Send(transport.get(), "again");
-      while (!answer->done.HasBeenNotified() && next.Settled() == 0) {
+      while (!answer->done.HasBeenNotified() && next.Settled() == 0) {  // Settled() waits.
       }
       if (!answer->done.HasBeenNotified()) next.Take().done(ByteChain());
-      status = Await(answer).status();
-    }
-    CHECK(status.ok());
+      return Await(answer).ok();
+    }));
   }
 }
 
@@ -288,8 +287,7 @@ TEST_CASE("requests stay readable after their connection has gone, and its memor
   HoldingServer::Held held = server.Take();
   transport = nullptr;
   CHECK(absl::IsUnavailable(Await(answer).status()));
-  while (server.shm_connections() > 0) {
-  }
+  REQUIRE(Eventually([&] { return server.shm_connections() == 0; }));
   CHECK(held.request.ToString() == std::string(kMiB, 'x'));
   const auto mapped = [] {
     std::ifstream maps("/proc/self/maps");
@@ -300,8 +298,7 @@ TEST_CASE("requests stay readable after their connection has gone, and its memor
   held.done(ByteChain());
   held = {};
   // The server's end is taken down by its accepting thread.
-  while (mapped()) {
-  }
+  REQUIRE(Eventually([&] { return !mapped(); }));
 }
 
 TEST_CASE("a process of another kind is refused", "[exchange]") {
