@@ -29,6 +29,9 @@ class ControlJournal {
   // newest snapshot and the log had.
   absl::Status Start(const ControlState& recovered);
 
+  // As ControlDb's.
+  absl::StatusOr<uint64_t> NextClusterEpoch(uint64_t last) { return db_->NextClusterEpoch(last); }
+
   absl::StatusOr<std::optional<JobRecord>> LoadJob() const { return db_->LoadJob(); }
   absl::Status SaveJob(const JobRecord& job);
 

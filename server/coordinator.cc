@@ -37,11 +37,12 @@ constexpr absl::Duration kSnapshotRetry = absl::Seconds(2);
 }  // namespace
 
 Coordinator::Coordinator(const Options& options, ParamServer* params, ControlJournal* journal,
-                         SnapshotService* snapshots, Metrics* metrics)
+                         SnapshotService* snapshots, Cluster* cluster, Metrics* metrics)
     : options_(options),
       params_(params),
       journal_(journal),
       snapshots_(snapshots),
+      cluster_(cluster),
       members_(metrics->Gauge("recon_server_members", "Workers alive")),
       samples_completed_(metrics->Gauge("recon_server_samples_completed", "Training samples completed")),
       accuracy_(metrics->Gauge("recon_server_test_accuracy", "Accuracy of the last evaluation")),
@@ -52,6 +53,7 @@ Coordinator::Coordinator(const Options& options, ParamServer* params, ControlJou
       auto_codec_rung_(
           metrics->Gauge("recon_server_auto_codec_rung",
                          "What --codec auto stands for: 0 fp32, the higher the more is left out")),
+      cluster_epoch_(options.cluster_epoch),
       membership_(options.timeouts),
       // 2^40 grants per cluster epoch: numbers never meet those of another.
       leases_(absl::Milliseconds(options.job.lease_duration_ms()), options.cluster_epoch << 40),
@@ -82,6 +84,7 @@ absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
     return absl::FailedPreconditionError(
         absl::StrCat("the snapshots are not of this data directory's job: ", difference));
   }
+  if (cluster_ != nullptr) cluster_->SetModel(record_->model());
   RECON_RETURN_IF_ERROR(StartQueue(*record_));
   // Training before evaluations (their kinds sort so): a finished pass makes its evaluation's tasks.
   for (const Completion& completion : completions) {
@@ -117,13 +120,13 @@ absl::Status Coordinator::StartQueue(const JobRecord& record) {
 JobPhase Coordinator::phase() const {
   if (finished_) return PHASE_FINISHED;
   if (draining_) return PHASE_DRAINING;
-  return started_ && params_->has_values() ? PHASE_RUNNING : PHASE_WAITING;
+  return started_ && HasValues() ? PHASE_RUNNING : PHASE_WAITING;
 }
 
 absl::StatusOr<WorkerId> Coordinator::CheckIdentity(const WorkerIdentity& identity, absl::Time now) {
-  if (identity.cluster_epoch() != options_.cluster_epoch) {
-    return absl::FailedPreconditionError(absl::StrCat("cluster epoch ", identity.cluster_epoch(),
-                                                      ", the server's is ", options_.cluster_epoch));
+  if (identity.cluster_epoch() != cluster_epoch_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cluster epoch ", identity.cluster_epoch(), ", the server's is ", cluster_epoch_));
   }
   const WorkerId worker(identity.worker());
   RECON_RETURN_IF_ERROR(membership_.Hear(worker, Incarnation(identity.incarnation()), now));
@@ -142,6 +145,7 @@ absl::Status Coordinator::AdoptModel(const RegisterRequest& request) {
   RECON_RETURN_IF_ERROR(params_->DefineModel(request.model()));
   spdlog::info("model {}: {} parameters in {} shards", request.model().name(), params_->layout()->params(),
                params_->layout()->shard_count());
+  if (cluster_ != nullptr) cluster_->SetModel(request.model());
   return absl::OkStatus();
 }
 
@@ -191,6 +195,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   }
   RECON_RETURN_IF_ERROR(AdoptModel(request));
   RECON_RETURN_IF_ERROR(CheckDataset(request));
+  if (cluster_ != nullptr && !cluster_->live()) return absl::UnavailableError(cluster_->Missing());
   RECON_ASSIGN_OR_RETURN(const WorkerId worker, journal_->WorkerIdFor(request.name()));
 
   Membership::Member member;
@@ -208,9 +213,9 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
     NoteResidualLost(request.name(), progress_before);
     ReturnTasks(leases_.TakeAllOf(worker));
     codec_tuner_.Forget(worker);
-    params_->Expel(worker);
+    Expel(worker);
   }
-  params_->Admit(worker, member.incarnation, request.next_step());
+  Admit(worker, member.incarnation, request.next_step());
   next_steps_[worker] = request.next_step();
   if (!renews) {
     spdlog::info("worker {} {}: number {}, {}, codec {}, {} alive", request.name(),
@@ -220,17 +225,20 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
 
   RegisterReply reply;
   reply.set_worker(worker.value());
-  reply.set_cluster_epoch(options_.cluster_epoch);
-  reply.set_has_values(params_->has_values());
+  reply.set_cluster_epoch(cluster_epoch_);
+  reply.set_has_values(HasValues());
   *reply.mutable_job() = options_.job;
   *reply.mutable_codec_choice() = codec_tuner_.choice();
   reply.set_shared_memory(shared_memory_);
+  if (cluster_ != nullptr) {
+    for (ServerAddress& server : cluster_->Addresses()) *reply.add_servers() = std::move(server);
+  }
   AdoptLeases(request, worker, now, &reply);
   // Asynchronous workers count steps of their own: a jump to where others are would look like an error.
   reply.set_start_step(options_.job.bound() < 0 ? request.next_step() : params_->GetStats().frontier_step);
   const bool trains = std::any_of(reply.adopted().begin(), reply.adopted().end(),
                                   [](const Lease& lease) { return lease.kind() == LEASE_TRAIN; });
-  if (trains) reply.set_start_step(params_->Activate(worker, request.next_step()));
+  if (trains) reply.set_start_step(params_->Activate(worker, request.next_step(), /*resumes=*/true));
   StartIfReady();
   return reply;
 }
@@ -289,29 +297,76 @@ bool Coordinator::AskForInitialValues(WorkerId worker) {
     const Membership::Member* other = membership_.Find(*initializer_);
     if (other != nullptr && !other->gone) return false;
   }
+  // It tries again: what has come stays.
+  if (initializer_ == worker && initializer_epoch_ == cluster_epoch_) return true;
   initializer_ = worker;
+  initializer_epoch_ = cluster_epoch_;
   params_->AwaitInitialValues(worker, [this] { lane_.Post([this] { OnInitialValues(); }); });
+  if (cluster_ != nullptr) cluster_->AwaitInitialValues(worker);
   return true;
 }
 
 void Coordinator::OnInitialValues() {
+  if (!HasValues()) return;
   spdlog::info("initial values are there");
   TakeInitialSnapshot();
 }
 
+bool Coordinator::HasValues() const {
+  return params_->has_values() && (cluster_ == nullptr || cluster_->all_have_values());
+}
+
+void Coordinator::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) {
+  params_->Admit(worker, incarnation, next_step);
+  if (cluster_ != nullptr) cluster_->Admit(worker, incarnation, next_step);
+}
+
+void Coordinator::Expel(WorkerId worker) {
+  params_->Expel(worker);
+  if (cluster_ != nullptr) cluster_->Expel(worker);
+}
+
+void Coordinator::OnServersChanged() {
+  if (cluster_->live()) {
+    if (initializer_ && !started_ && snapshots_->status().generation() == 0) OnInitialValues();
+    return;
+  }
+  if (!cluster_->complete()) return;
+  epoch_retry_at_ = absl::InfiniteFuture();
+  const absl::StatusOr<uint64_t> epoch =
+      journal_->NextClusterEpoch(std::max(cluster_epoch_, cluster_->highest_epoch()));
+  if (!epoch.ok()) {
+    spdlog::error("no new cluster epoch: {}", epoch.status().message());
+    epoch_retry_at_ = Now() + kSnapshotRetry;
+    return;
+  }
+  cluster_epoch_ = *epoch;
+  // A step that is closed for all of another's shards may be open for ours; more than that we have lost.
+  if (options_.job.bound() == 0 && cluster_->highest_frontier() > params_->frontier() + 1) {
+    params_->SkipTo(cluster_->highest_frontier());
+  }
+  // The others first: they say "not yet" to whoever has registered again here, and never the reverse.
+  cluster_->BeginEpoch(cluster_epoch_);
+  params_->SetClusterEpoch(cluster_epoch_);
+  spdlog::info("all {} servers are there: cluster epoch {}", cluster_->servers(), cluster_epoch_);
+  if (HasValues() && (must_snapshot_ || cluster_->needs_snapshot())) TakeInitialSnapshot();
+  must_snapshot_ = false;
+}
+
 void Coordinator::TakeInitialSnapshot() {
-  // Before any work: a job that has begun can always be restored.
+  // Before any work: a job that has begun can always be restored, and so can servers that have begun a log.
   snapshot_retry_at_ = absl::InfiniteFuture();
-  snapshots_->Take("initial", [this](const absl::StatusOr<SnapshotReply>& reply) {
-    lane_.Post([this, ok = reply.ok()] {
-      if (!ok) snapshot_retry_at_ = Now() + kSnapshotRetry;
-      StartIfReady();
-    });
-  });
+  snapshots_->Take(snapshots_->status().generation() == 0 ? "initial" : "recovered",
+                   [this](const absl::StatusOr<SnapshotReply>& reply) {
+                     lane_.Post([this, ok = reply.ok()] {
+                       if (!ok) snapshot_retry_at_ = Now() + kSnapshotRetry;
+                       StartIfReady();
+                     });
+                   });
 }
 
 void Coordinator::StartIfReady() {
-  if (started_ || !params_->has_values() || snapshots_->status().generation() == 0) return;
+  if (started_ || !HasValues() || snapshots_->status().generation() == 0) return;
   if (membership_.alive() < static_cast<int>(options_.job.workers_min())) return;
   started_ = true;
   spdlog::info("job started with {} workers", membership_.alive());
@@ -325,8 +380,11 @@ absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request,
   RECON_ASSIGN_OR_RETURN(const WorkerId worker, CheckIdentity(request.identity(), now));
   AcquireReply reply;
   reply.set_phase(phase());
-  if (!params_->has_values()) {
-    reply.set_needs_initial_values(AskForInitialValues(worker));
+  if (!HasValues()) {
+    // Only of a new job: a server that is away has some, and comes back with them.
+    const bool none_anywhere =
+        !started_ && snapshots_->status().generation() == 0 && (cluster_ == nullptr || cluster_->live());
+    if (none_anywhere) reply.set_needs_initial_values(AskForInitialValues(worker));
     return reply;
   }
   StartIfReady();
@@ -452,7 +510,7 @@ void Coordinator::Depart(WorkerId worker, const std::string& how) {
   const std::vector<Task> tasks = leases_.TakeAllOf(worker);
   ReturnTasks(tasks);
   codec_tuner_.Forget(worker);
-  params_->Expel(worker);
+  Expel(worker);
   spdlog::info("worker {} {}: {} leases taken back, {} alive", membership_.Find(worker)->name, how,
                tasks.size(), membership_.alive());
 }
@@ -483,6 +541,8 @@ void Coordinator::Tick(absl::Time now) {
   if (queue_) samples_completed_.Set(static_cast<double>(queue_->samples_completed()));
   if (!evaluations_.empty()) accuracy_.Set(evaluations_.back().accuracy());
   params_->Tick(now);
+  if (cluster_ != nullptr) cluster_->Tick(now);
+  if (now >= epoch_retry_at_) OnServersChanged();
   if (codec_tuner_.Tick(now)) {
     spdlog::info("codec auto: {}, parameters in {}: {}", codec_tuner_.choice().push(),
                  codec_tuner_.choice().pull(), codec_tuner_.reason());
@@ -510,7 +570,7 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
   const ParamServer::Stats stats = params_->GetStats();
   StatusReply reply;
   reply.set_phase(phase());
-  reply.set_cluster_epoch(options_.cluster_epoch);
+  reply.set_cluster_epoch(cluster_epoch_);
   *reply.mutable_job() = options_.job;
   reply.set_optimizer(options_.optimizer);
   reply.set_uptime_seconds(absl::ToDoubleSeconds(ProcessUptime()));
@@ -530,6 +590,9 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
     reply.set_codec_reason(codec_tuner_.reason());
   }
   for (const EvalEntry& entry : evaluations_) *reply.add_evaluations() = entry;
+  if (cluster_ != nullptr) {
+    for (ServerStatus& server : cluster_->Status(now)) *reply.add_servers() = std::move(server);
+  }
   if (const auto layout = params_->layout(); layout != nullptr) {
     reply.set_model(layout->model().name());
     reply.set_parameters(layout->params());

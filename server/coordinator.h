@@ -11,6 +11,7 @@
 #include "common/base/ids.h"
 #include "common/base/lane.h"
 #include "proto/control.pb.h"
+#include "server/cluster.h"
 #include "server/control_journal.h"
 #include "server/membership/membership.h"
 #include "server/param_server.h"
@@ -34,9 +35,13 @@ class Coordinator {
     std::string optimizer;
   };
 
-  // The pointers must outlive the coordinator.
+  // The pointers must outlive the coordinator. `cluster`: the job's other servers; null if there are none.
   Coordinator(const Options& options, ParamServer* params, ControlJournal* journal,
-              SnapshotService* snapshots, Metrics* metrics);
+              SnapshotService* snapshots, Cluster* cluster, Metrics* metrics);
+
+  // When all servers are there, a snapshot has to come before anything else: this one's log goes on from it.
+  // Before servers come.
+  void RequireSnapshot() { must_snapshot_ = true; }
 
   // What RegisterReply says of it; before workers come.
   void OfferSharedMemory(const std::string& name) { shared_memory_ = name; }
@@ -59,6 +64,9 @@ class Coordinator {
   // Evicts silent members, takes back expired leases.
   void Tick(absl::Time now);
 
+  // The cluster's event: servers that have come begin a new epoch with all others.
+  void OnServersChanged();
+
   // No more leases.
   void BeginDrain() { draining_ = true; }
   // All work is done and its last snapshot published, and the workers have been told (or `grace` passed).
@@ -68,6 +76,10 @@ class Coordinator {
   JobPhase phase() const;
   absl::StatusOr<WorkerId> CheckIdentity(const WorkerIdentity& identity, absl::Time now);
   absl::Status AdoptModel(const RegisterRequest& request);
+  // On every server.
+  bool HasValues() const;
+  void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step);
+  void Expel(WorkerId worker);
   absl::Status CheckDataset(const RegisterRequest& request) const;
   absl::Status StartQueue(const JobRecord& record);
   void AdoptLeases(const RegisterRequest& request, WorkerId worker, absl::Time now, RegisterReply* reply);
@@ -88,6 +100,7 @@ class Coordinator {
   ParamServer* const params_;
   ControlJournal* const journal_;
   SnapshotService* const snapshots_;
+  Cluster* const cluster_;
   prometheus::Gauge& members_;
   prometheus::Gauge& samples_completed_;
   prometheus::Gauge& accuracy_;
@@ -96,6 +109,7 @@ class Coordinator {
   prometheus::Gauge& auto_codec_rung_;
 
   // Control lane only.
+  uint64_t cluster_epoch_;
   Membership membership_;
   LeaseTable leases_;
   CodecTuner codec_tuner_;
@@ -103,13 +117,16 @@ class Coordinator {
   std::optional<JobRecord> record_;
   std::vector<EvalEntry> evaluations_;
   std::optional<WorkerId> initializer_;
+  uint64_t initializer_epoch_ = 0;  // In which all servers were told of it.
   bool started_ = false;
+  bool must_snapshot_ = false;
   bool draining_ = false;
   bool finishing_ = false;
   bool finished_ = false;
   absl::Time no_grants_before_ = absl::InfinitePast();
   absl::Time snapshot_retry_at_ = absl::InfiniteFuture();
   absl::Time final_retry_at_ = absl::InfinitePast();
+  absl::Time epoch_retry_at_ = absl::InfiniteFuture();
   absl::Time finished_at_ = absl::InfiniteFuture();
   uint64_t restored_generation_ = 0;
   std::map<WorkerId, uint64_t> next_steps_;  // As registered, for the common start.

@@ -28,7 +28,7 @@ absl::Status Replayer::OnRecord(LogRecordKind kind, uint64_t sequence, const Byt
   absl::Status decoded;
   if (kind == LogRecordKind::kClosing) {
     const absl::StatusOr<StepClosing> closing = DecodeClosing(payload.ToString());
-    if (closing.ok()) params_->ReplayClosing(sequence, *closing);
+    if (closing.ok()) return params_->ReplayClosing(sequence, *closing);
     decoded = closing.status();
   } else {
     decoded = AddControlRecord(payload.ToString(), control_);

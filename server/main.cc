@@ -1,22 +1,18 @@
 #include <iostream>
 
 #include "common/base/clock.h"
-#include "common/base/heap.h"
 #include "common/base/log.h"
+#include "common/base/process.h"
 #include "common/base/shutdown_signal.h"
 #include "server/recon_server.h"
 #include "server/server_flags.h"
+#include "server/shard_server.h"
 
-// Exit codes: 0 drained or done, 1 failed at start or while running, 2 wrong flags.
-int main(int argc, char** argv) {
-  recon::ProcessUptime();
-  recon::TuneHeap();
-  int exit_code = 0;
-  const auto flags = recon::ParseServerFlags(argc, argv, &exit_code);
-  if (!flags.ok()) return exit_code;
-  recon::InitLog(flags->log_level);
-  recon::ShutdownSignal::Install();
-  auto server = recon::ReconServer::Start(*flags);
+namespace {
+
+template <typename Server>
+int Run(const recon::ServerFlags& flags) {
+  auto server = Server::Start(flags);
   if (!server.ok()) {
     std::cerr << "recon-server: " << server.status().message() << "\n";
     return absl::IsInvalidArgument(server.status()) ? 2 : 1;
@@ -24,4 +20,18 @@ int main(int argc, char** argv) {
   const absl::Status status = (*server)->RunUntilStopped();
   if (!status.ok()) std::cerr << "recon-server: " << status.message() << "\n";
   return status.ok() ? 0 : 1;
+}
+
+}  // namespace
+
+// Exit codes: 0 drained or done, 1 failed at start or while running, 2 wrong flags.
+int main(int argc, char** argv) {
+  recon::ProcessUptime();
+  recon::TuneProcess();
+  int exit_code = 0;
+  const auto flags = recon::ParseServerFlags(argc, argv, &exit_code);
+  if (!flags.ok()) return exit_code;
+  recon::InitLog(flags->log_level);
+  recon::ShutdownSignal::Install();
+  return flags->join.empty() ? Run<recon::ReconServer>(*flags) : Run<recon::ShardServer>(*flags);
 }

@@ -1,5 +1,6 @@
 // Of ParamServer: which workers it takes pushes from, and whom the steps wait for.
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -16,8 +17,8 @@ void ParamServer::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_
     if (session.incarnation != incarnation) session.delivered.clear();
     session.incarnation = incarnation;
     gate_.Know(worker, next_step);
-    CloseSteps();
-    released = TakeReleased();
+    closed_to_ = kLookAtAll;
+    released = GateMoved();
   }
   AnswerReleased(std::move(released));
 }
@@ -28,26 +29,44 @@ void ParamServer::Expel(WorkerId worker) {
   {
     MutexLock lock(&mu_);
     // Before the steps that waited for it close: its splits are done again by others.
-    for (auto& [step, contributors] : complete_) {
-      const auto first = contributors.lower_bound({worker, Incarnation(0)});
-      const auto last = contributors.upper_bound({worker, Incarnation(UINT64_MAX)});
-      contributors.erase(first, last);
-    }
-    for (auto it = waiting_.begin(); it != waiting_.end();) {
-      if (it->second->worker != worker) {
-        ++it;
-        continue;
+    for (auto& [step, shards] : contributed_) {
+      for (auto& [shard, contributors] : shards) {
+        const auto first = contributors.lower_bound({worker, Incarnation(0)});
+        const auto last = contributors.upper_bound({worker, Incarnation(UINT64_MAX)});
+        contributors.erase(first, last);
       }
-      gate_.Cancel(it->first);
-      expelled.push_back(std::move(it->second));
-      it = waiting_.erase(it);
     }
+    expelled = TakeWaiting([worker](const Operation& op) { return op.worker == worker; });
     gate_.Forget(worker);
     sessions_.erase(worker);
-    CloseSteps();
-    released = TakeReleased();
+    closed_to_ = kLookAtAll;
+    released = GateMoved();
   }
   for (const OperationPtr& op : expelled) Finish(op, absl::FailedPreconditionError("the worker was evicted"));
+  AnswerReleased(std::move(released));
+}
+
+void ParamServer::SetClusterEpoch(uint64_t epoch) {
+  std::vector<OperationPtr> waiting;
+  {
+    MutexLock lock(&mu_);
+    cluster_epoch_ = epoch;
+    // What they wait for may have been said to a server that has gone.
+    waiting = TakeWaiting([](const Operation&) { return true; });
+  }
+  for (const OperationPtr& op : waiting) {
+    Finish(op, absl::UnavailableError("a new cluster epoch has begun; ask again"));
+  }
+}
+
+void ParamServer::SkipTo(uint64_t frontier) {
+  std::vector<OperationPtr> released;
+  {
+    MutexLock lock(&mu_);
+    gate_.SkipTo(frontier);
+    closed_to_ = kLookAtAll;
+    released = GateMoved();
+  }
   AnswerReleased(std::move(released));
 }
 
@@ -56,20 +75,24 @@ void ParamServer::NoteAcknowledged(WorkerId worker, uint64_t next_step) {
   {
     MutexLock lock(&mu_);
     gate_.Raise(worker, next_step);
-    CloseSteps();
-    released = TakeReleased();
+    closed_to_ = kLookAtAll;
+    released = GateMoved();
   }
   AnswerReleased(std::move(released));
 }
 
-uint64_t ParamServer::Activate(WorkerId worker, uint64_t next_step) {
+uint64_t ParamServer::Activate(WorkerId worker, uint64_t next_step, bool resumes) {
   uint64_t step;
   std::vector<OperationPtr> released;
   {
     MutexLock lock(&mu_);
-    step = gate_.Join(worker, next_step);
-    CloseSteps();
-    released = TakeReleased();
+    // Steps that are closed for some shards are not begun by anyone.
+    const uint64_t begun = resumes || gate_.bound() != 0 || first_open_.empty()
+                               ? 0
+                               : *std::max_element(first_open_.begin(), first_open_.end());
+    step = gate_.Join(worker, next_step, begun);
+    closed_to_ = kLookAtAll;
+    released = GateMoved();
   }
   AnswerReleased(std::move(released));
   return step;
@@ -80,8 +103,8 @@ void ParamServer::Deactivate(WorkerId worker) {
   {
     MutexLock lock(&mu_);
     gate_.Leave(worker);
-    CloseSteps();
-    released = TakeReleased();
+    closed_to_ = kLookAtAll;
+    released = GateMoved();
   }
   AnswerReleased(std::move(released));
 }

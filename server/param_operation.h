@@ -28,13 +28,16 @@ struct ParamServer::Operation {
 
   std::atomic<int> parts_left{0};
   std::atomic<uint32_t> parts_taken{0};
-  std::atomic<bool> late{false};
-  std::atomic<bool> uncounted{false};  // A part of it waits for the closing of its step.
-  std::atomic<bool> pending{false};    // Such a part had been delivered before.
+
   std::atomic<uint64_t> staleness_max{0};
   // Element i belongs to the lane of part i until parts_left is 0.
   std::vector<PartHeader> reply_parts;
   std::vector<ByteChain> reply_payloads;
+  std::vector<Shard::Outcome> outcomes;
+
+  // Under the server's lock: while its reply waits.
+  StalenessGate::Ticket ticket = 0;
+  int closings_left = 0;
 };
 
 // A worker that the coordinator has admitted.
@@ -42,6 +45,7 @@ struct ParamServer::Session {
   Incarnation incarnation;
   // Shards delivered of pushes that are not complete.
   std::map<uint64_t, std::set<uint32_t>> delivered;
+
   uint64_t pushes = 0;
   double staleness_sum = 0;
   uint64_t staleness_max = 0;

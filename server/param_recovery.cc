@@ -33,7 +33,7 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
   }
   std::vector<absl::Status> statuses(shards_.size());
   Mutex mu;
-  size_t left = shards_.size();
+  size_t left = owned_.size();
   const auto restore_shard = [&](uint32_t shard) -> absl::Status {
     ShardCut cut = shards_[shard]->Cut();
     for (int role = 0; role <= (parameters_only ? 0 : planes); ++role) {
@@ -44,12 +44,13 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
       const ShardEntry& entry = manifest.shards(static_cast<int>(shard));
       cut.version = entry.version();
       cut.ledger.assign(entry.ledger().begin(), entry.ledger().end());
+      cut.first_open_step = std::max(manifest.frontier_step(), entry.first_open_step());
     }
-    shards_[shard]->Restore(std::move(cut), parameters_only ? 0 : manifest.frontier_step());
+    shards_[shard]->Restore(std::move(cut));
     return absl::OkStatus();
   };
   LanePool readers("restore", kReadersALane * options_.lanes);
-  for (uint32_t i = 0; i < shards_.size(); ++i) {
+  for (const uint32_t i : owned_) {
     readers.Post(i, [&, i] {
       statuses[i] = restore_shard(i);
       MutexLock lock(&mu);
@@ -59,9 +60,9 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
   const auto wait_a_while = [&] {
     MutexLock lock(&mu);
     if (mu.AwaitFor(kProgressInterval, [&] { return left == 0; })) return true;
-    const size_t done = shards_.size() - left;
-    spdlog::info("restoring snapshot {}: {} of {} shards, {} %", manifest.generation(), done, shards_.size(),
-                 100 * done / shards_.size());
+    const size_t done = owned_.size() - left;
+    spdlog::info("restoring snapshot {}: {} of {} shards, {} %", manifest.generation(), done, owned_.size(),
+                 100 * done / owned_.size());
     return false;
   };
   while (!wait_a_while()) {
@@ -70,11 +71,15 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
   MutexLock lock(&mu_);
   sequence_ = parameters_only ? 0 : manifest.sequence();
   gate_ = StalenessGate(options_.rules.bound, parameters_only ? 0 : manifest.frontier_step());
+  for (uint32_t i = 0; i < shards_.size() && !parameters_only; ++i) {
+    first_open_[i] =
+        std::max(manifest.frontier_step(), manifest.shards(static_cast<int>(i)).first_open_step());
+  }
   has_values_ = true;
   return absl::OkStatus();
 }
 
-void ParamServer::Cut(absl::AnyInvocable<void(StateCut)> done) {
+void ParamServer::Cut(absl::AnyInvocable<void(StateCut)> done, std::function<void()> in_order) {
   struct Collector {
     StateCut cut;
     std::atomic<size_t> left;
@@ -82,22 +87,24 @@ void ParamServer::Cut(absl::AnyInvocable<void(StateCut)> done) {
   };
   auto collector = std::make_shared<Collector>();
   collector->done = std::move(done);
-  auto cut = [this, collector] {
+  auto cut = [this, collector, in_order = std::move(in_order)] {
     MutexLock lock(&mu_);
-    collector->left = shards_.size();
+    if (in_order) in_order();
+    collector->left = owned_.size();
     collector->cut.shards.resize(shards_.size());
     collector->cut.sequence = sequence_;
-    collector->cut.frontier_step = gate_.frontier();
-    if (!closings_in_log_.empty()) {
-      collector->cut.frontier_step = std::min(collector->cut.frontier_step, *closings_in_log_.begin());
-    }
+    collector->cut.frontier_step = FrontierInLog();
     collector->cut.log_from = sequence_ + 1;
+    open_steps_.erase(open_steps_.begin(), open_steps_.lower_bound(FrontierInLog()));
     for (const auto& [step, first] : open_steps_) {
       // Without a log nothing can be asked of it.
       if (log_ != nullptr) collector->cut.log_from = std::min(collector->cut.log_from, first);
     }
     collector->cut.replay_seconds = replay_seconds();
-    for (uint32_t i = 0; i < shards_.size(); ++i) {
+    if (owned_.empty()) {  // More servers than shards.
+      lanes_.Post(0, [collector] { collector->done(std::move(collector->cut)); });
+    }
+    for (const uint32_t i : owned_) {
       lanes_.Post(i, [this, i, collector] {
         collector->cut.shards[i] = shards_[i]->Cut();
         if (collector->left.fetch_sub(1, std::memory_order_acq_rel) == 1)
@@ -121,6 +128,16 @@ void ParamServer::NoteSnapshot(uint64_t log_from) {
   if (log_ == nullptr) return;
   const absl::Status trimmed = log_->Trim(needed);
   if (!trimmed.ok()) spdlog::warn("push log: {}", trimmed.message());
+}
+
+void ParamServer::AwaitSnapshot() {
+  MutexLock lock(&mu_);
+  has_snapshot_ = false;
+}
+
+bool ParamServer::awaits_snapshot() const {
+  MutexLock lock(&mu_);
+  return log_ != nullptr && has_values_ && !has_snapshot_;
 }
 
 void ParamServer::SetLog(std::unique_ptr<PushLog> log) { log_ = std::move(log); }
@@ -158,26 +175,21 @@ absl::Status ParamServer::log_status() const { return log_ == nullptr ? absl::Ok
 
 double ParamServer::replay_seconds() const {
   const double lanes =
-      std::max<double>(1, std::min<double>(options_.lanes, static_cast<double>(shards_.size())));
+      std::max<double>(1, std::min<double>(options_.lanes, static_cast<double>(owned_.size())));
   const double bytes = log_ == nullptr ? 0 : static_cast<double>(log_->bytes_written());
   return static_cast<double>(apply_nanos_.load()) / 1e9 / lanes + bytes / limits::kLogReadBytesPerSecond;
 }
 
 void ParamServer::BeginReplay(const ApplyRules& rules) {
-  const bool another_process =
-      replay_rules_.empty() || replay_rules_.back().cluster_epoch != rules.cluster_epoch;
   replay_rules_.push_back(rules);
-  SetShardRules(&replay_rules_.back(), another_process);
+  SetShardRules(&replay_rules_.back());
 }
 
-void ParamServer::SetShardRules(const ApplyRules* rules, bool drop_contributions) {
+void ParamServer::SetShardRules(const ApplyRules* rules) {
   const auto layout = this->layout();
-  for (uint32_t i = 0; i < shards_.size(); ++i) {
+  for (const uint32_t i : owned_) {
     const GroupPolicy policy = rules->PolicyOf(layout->groups()[layout->shards()[i].group]);
-    lanes_.Post(i, [this, i, rules, policy, drop_contributions] {
-      shards_[i]->SetRules(&rules->optimizer, policy);
-      if (drop_contributions) shards_[i]->DropContributions();
-    });
+    lanes_.Post(i, [this, i, rules, policy] { shards_[i]->SetRules(&rules->optimizer, policy); });
   }
 }
 
@@ -203,6 +215,7 @@ absl::Status ParamServer::ReplayFrame(uint64_t sequence, const ByteChain& payloa
   op->incarnation = Incarnation(op->frame.header.incarnation);
   op->rules = &rules;
   op->bytes = payload.size();
+  op->outcomes.resize(op->frame.parts.size(), Shard::Outcome::kTaken);
   for (size_t i = 0; i < op->frame.parts.size(); ++i) {
     const PartHeader& part = op->frame.parts[i];
     const absl::Status checked =
@@ -214,6 +227,10 @@ absl::Status ParamServer::ReplayFrame(uint64_t sequence, const ByteChain& payloa
   // Before the cut only contributions to steps that were open then are of use.
   if (sequence <= sequence_ && rules.bound != 0) return absl::OkStatus();
   sequence_ = std::max(sequence_, sequence);
+  const auto open = [&](const PartHeader& part) { return op->frame.header.step >= first_open_[part.shard]; };
+  if (options_.rules.bound == 0 && std::any_of(op->frame.parts.begin(), op->frame.parts.end(), open)) {
+    open_steps_.try_emplace(op->frame.header.step, sequence);
+  }
   mu_.Await([this] { return bytes_in_flight_ < kReplayBytesInFlight; });
   ++operations_;
   bytes_in_flight_ += op->bytes;
@@ -230,12 +247,20 @@ absl::Status ParamServer::ReplayFrame(uint64_t sequence, const ByteChain& payloa
   return absl::OkStatus();
 }
 
-void ParamServer::ReplayClosing(uint64_t sequence, const StepClosing& closing) {
+absl::Status ParamServer::ReplayClosing(uint64_t sequence, const StepClosing& closing) {
   MutexLock lock(&mu_);
-  if (sequence <= sequence_) return;
+  if (!closing.shards.empty() && closing.shards.back() >= shards_.size()) {
+    return absl::DataLossError(absl::StrCat("record ", sequence, ": closing of shard ", closing.shards.back(),
+                                            ", the model has ", shards_.size()));
+  }
+  if (sequence <= sequence_) return absl::OkStatus();
   sequence_ = sequence;
-  if (closing.step >= gate_.frontier()) gate_ = StalenessGate(options_.rules.bound, closing.step + 1);
+  for (const uint32_t shard : closing.shards) {
+    first_open_[shard] = std::max(first_open_[shard], closing.step + 1);
+  }
+  TellClosing(closing);
   PostClosing(closing);
+  return absl::OkStatus();
 }
 
 void ParamServer::ReplayControl(uint64_t sequence) {
@@ -244,9 +269,20 @@ void ParamServer::ReplayControl(uint64_t sequence) {
 }
 
 void ParamServer::EndReplay() {
-  SetShardRules(&options_.rules, /*drop_contributions=*/true);
+  SetShardRules(&options_.rules);
+  // Contributions to steps that are not closed stay: their workers send them again, and the closing of a step
+  // may be on its way from the head.
+  if (options_.rules.bound != 0) {
+    for (const uint32_t i : owned_) lanes_.Post(i, [this, i] { shards_[i]->DropContributions(); });
+  }
   MutexLock lock(&mu_);
   mu_.Await([this] { return operations_ == 0; });
+  // The head's is of all shards, another's of its own.
+  uint64_t closed = UINT64_MAX;
+  for (uint32_t i = 0; i < shards_.size(); ++i) {
+    if (head() || shards_[i] != nullptr) closed = std::min(closed, first_open_[i]);
+  }
+  if (options_.rules.bound == 0 && !shards_.empty() && closed != UINT64_MAX) gate_.SkipTo(closed);
 }
 
 }  // namespace recon

@@ -13,6 +13,7 @@
 #include "common/base/retry_hint.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
+#include "common/tensor/shard_assignment.h"
 #include "server/param_operation.h"
 
 namespace recon {
@@ -51,6 +52,7 @@ struct ParamServer::Instruments {
 ParamServer::ParamServer(const Options& options, Metrics* metrics)
     : options_(options),
       instruments_(std::make_unique<Instruments>(metrics)),
+      cluster_epoch_(options.rules.cluster_epoch),
       gate_(options.rules.bound, 0),
       lanes_("lane", options.lanes) {}
 
@@ -67,26 +69,36 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
   RECON_ASSIGN_OR_RETURN(ParamLayout layout, ParamLayout::Create(model));
   MutexLock lock(&mu_);
   if (layout_ != nullptr) return absl::FailedPreconditionError("the model is defined already");
+  const std::vector<uint32_t> server_of_shard = AssignShards(layout, options_.servers);
+  std::vector<uint32_t> owned;
   uint64_t pages = 0;
-  for (const ShardPlacement& shard : layout.shards()) pages += shard.pages();
+  for (uint32_t i = 0; i < layout.shard_count(); ++i) {
+    if (server_of_shard[i] != options_.server) continue;
+    owned.push_back(i);
+    pages += layout.shards()[i].pages();
+  }
   const uint64_t bytes = pages * kPageBytes * (1 + static_cast<uint64_t>(state_planes()));
   if (bytes > options_.state_bytes_max) {
     return absl::ResourceExhaustedError(absl::StrCat("model ", model.name(), " needs ", bytes,
-                                                     " bytes with its optimizer state, the server has ",
+                                                     " bytes here with its optimizer state, the server has ",
                                                      options_.state_bytes_max));
   }
   try {
     ReservePages(bytes / kPageBytes);
-    for (uint32_t i = 0; i < layout.shard_count(); ++i) {
+    shards_.resize(layout.shard_count());
+    for (const uint32_t i : owned) {
       const ShardPlacement& placement = layout.shards()[i];
-      shards_.push_back(std::make_unique<Shard>(ShardId(i), placement, &options_.rules.optimizer,
-                                                options_.rules.PolicyOf(layout.groups()[placement.group])));
+      shards_[i] = std::make_unique<Shard>(ShardId(i), placement, &options_.rules.optimizer,
+                                           options_.rules.PolicyOf(layout.groups()[placement.group]));
     }
   } catch (const std::bad_alloc&) {  // A limit of the process or its container is lower.
     shards_.clear();
     return absl::ResourceExhaustedError(absl::StrCat("model ", model.name(), " needs ", bytes,
                                                      " bytes with its optimizer state: out of memory"));
   }
+  owned_ = std::move(owned);
+  server_of_shard_ = server_of_shard;
+  first_open_.assign(layout.shard_count(), 0);
   layout_ = std::make_shared<const ParamLayout>(std::move(layout));
   return absl::OkStatus();
 }
@@ -116,6 +128,7 @@ void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Do
   op->done = std::move(done);
   op->reply_parts.resize(op->frame.parts.size());
   op->reply_payloads.resize(op->frame.parts.size());
+  op->outcomes.resize(op->frame.parts.size(), Shard::Outcome::kTaken);
 
   absl::Status status;
   if (kind != FrameKind::kPull) {
@@ -169,11 +182,18 @@ absl::Status ParamServer::CheckContent(const Operation& op, size_t index) const 
 absl::Status ParamServer::CheckSender(const Operation& op) const {
   const FrameHeader& header = op.frame.header;
   if (draining_) return absl::UnavailableError("the server is draining");
-  if (header.cluster_epoch != options_.rules.cluster_epoch) {
-    return absl::FailedPreconditionError(absl::StrCat("cluster epoch ", header.cluster_epoch,
-                                                      ", the server's is ", options_.rules.cluster_epoch));
+  if (header.cluster_epoch != cluster_epoch_) {
+    const std::string differs =
+        absl::StrCat("cluster epoch ", header.cluster_epoch, ", the server's is ", cluster_epoch_);
+    // What the head has told the worker will soon be told here.
+    if (!head() && header.cluster_epoch > cluster_epoch_) return absl::UnavailableError(differs);
+    return absl::FailedPreconditionError(differs);
   }
   const auto session = sessions_.find(op.worker);
+  if (!head() && (session == sessions_.end() || session->second.incarnation != op.incarnation)) {
+    return absl::UnavailableError(
+        absl::StrCat("worker ", op.worker.value(), " is not known here, or not yet; ask again"));
+  }
   if (session == sessions_.end()) {
     return absl::FailedPreconditionError(absl::StrCat("worker ", op.worker.value(), " is not registered"));
   }
@@ -210,6 +230,10 @@ absl::Status ParamServer::CheckParts(const Operation& op) const {
       return absl::InvalidArgumentError(absl::StrCat("part ", i, ": shard ", part.shard, " after shard ",
                                                      op.frame.parts[i - 1].shard, ", they must ascend"));
     }
+    if (shards_[part.shard] == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("part ", i, ": shard ", part.shard, " is not on server ", options_.server));
+    }
     const uint32_t size = layout_->shards()[part.shard].size;
     if (part.count != size) {
       return absl::InvalidArgumentError(
@@ -234,7 +258,10 @@ absl::Status ParamServer::CheckParts(const Operation& op) const {
 absl::Status ParamServer::CheckPush(const Operation& op) const {
   const FrameHeader& header = op.frame.header;
   if (op.kind == FrameKind::kInit) {
-    if (!has_values_ && op.worker == initializer_) return absl::OkStatus();
+    // Again, if it has not heard that they came; never once training may have begun.
+    if (op.worker == initializer_ && !has_snapshot_) return absl::OkStatus();
+    if (!head() && !has_values_)
+      return absl::UnavailableError("initial values were not asked for, or not yet");
     return absl::FailedPreconditionError("initial values were not asked from this worker");
   }
   if (log_ != nullptr && !has_snapshot_) {
@@ -249,8 +276,9 @@ absl::Status ParamServer::CheckPush(const Operation& op) const {
   }
   if (header.samples == 0) return absl::InvalidArgumentError("push of 0 samples");
   // An asynchronous worker may know of acknowledgements that this process does not, until its next heartbeat.
-  const uint64_t known =
-      gate_.bound() < 0 ? limits::kStepMax : std::max(gate_.next_step(op.worker), gate_.frontier());
+  const uint64_t known = gate_.bound() < 0 ? limits::kStepMax
+                                           : std::max(gate_.next_step(op.worker), gate_.frontier()) +
+                                                 static_cast<uint64_t>(gate_.bound());
   if (header.step >= known + limits::kStepsAheadMax) {
     return absl::InvalidArgumentError(absl::StrCat("step ", header.step, ", the worker's next is ", known,
                                                    ", allowed are ", limits::kStepsAheadMax, " beyond it"));
@@ -315,9 +343,7 @@ void ParamServer::ApplyPart(const OperationPtr& op, size_t index) {
     } else {
       outcome = shard.Apply(id, gradient, scale);
     }
-    if (outcome == Shard::Outcome::kLate) op->late = true;
-    if (outcome == Shard::Outcome::kPending) op->pending = true;
-    if (op->rules->bound == 0 && outcome != Shard::Outcome::kDuplicate) op->uncounted = true;
+    op->outcomes[index] = outcome;
     if (outcome == Shard::Outcome::kTaken) {
       op->parts_taken.fetch_add(1, std::memory_order_relaxed);
       uint64_t seen = op->staleness_max.load(std::memory_order_relaxed);
@@ -361,16 +387,13 @@ void ParamServer::Delivered(const OperationPtr& op) {
       }
     } else if (sessions_.count(op->worker) == 0 || sessions_[op->worker].incarnation != op->incarnation) {
       status = absl::FailedPreconditionError("the worker was evicted");
-    } else if (op->pending && op->frame.header.step < gate_.frontier()) {
-      // The step was closing meanwhile: by the next try the ledger knows whether the push counted.
-      status = absl::UnavailableError("the step is being closed; ask again");
-    } else if (op->late || (op->uncounted && op->frame.header.step < gate_.frontier())) {
-      status = absl::AbortedError(absl::StrCat(
-          "step ", op->frame.header.step, " was closed without this push; the next is ", gate_.frontier()));
     } else {
-      RecordDelivery(op);
+      status = CheckCounts(*op);
+      if (status.ok()) RecordDelivery(op);
     }
-    if (status.ok() && CarriesGradient(op->kind) && !gate_.Open(op->frame.header.step)) {
+    if (status.ok() && (!CarriesGradient(op->kind) || !MustWait(op))) {
+      released.push_back(op);
+    } else if (status.ok()) {
       if (draining_) {
         status = absl::UnavailableError("the server is draining");
       } else if (!log_status_.ok()) {
@@ -378,102 +401,23 @@ void ParamServer::Delivered(const OperationPtr& op) {
       } else if (waiting_.size() >= limits::kWaitingRepliesMax) {
         status = absl::ResourceExhaustedError(absl::StrCat("waiting replies: ", waiting_.size(), " already"));
       } else {
-        waiting_[next_ticket_] = op;
-        gate_.Wait(next_ticket_++, op->frame.header.step, op->arrived + limits::kReplyWaitMax);
+        Wait(op);
       }
-    } else if (status.ok()) {
-      released.push_back(op);
     }
-    for (OperationPtr& other : TakeReleased()) released.push_back(std::move(other));
+    for (OperationPtr& other : GateMoved()) released.push_back(std::move(other));
   }
   if (initialized) initialized();
   if (!status.ok()) Finish(op, status);
   AnswerReleased(std::move(released));
 }
 
-void ParamServer::RecordDelivery(const OperationPtr& op) {
-  const FrameHeader& header = op->frame.header;
-  Session& session = sessions_[op->worker];
-  const size_t duplicates = op->frame.parts.size() - op->parts_taken;
-  duplicates_ += duplicates;
-  instruments_->duplicates.Increment(static_cast<double>(duplicates));
-  std::set<uint32_t>& delivered = session.delivered[header.step];
-  for (const PartHeader& part : op->frame.parts) delivered.insert(part.shard);
-  if (delivered.size() < shards_.size()) return;
-  session.delivered.erase(header.step);
-  if (header.step < gate_.next_step(op->worker)) return;  // Was complete before.
-  if (op->parts_taken > 0) {
-    ++pushes_;
-    ++session.pushes;
-    session.staleness_sum += static_cast<double>(op->staleness_max);
-    session.staleness_max = std::max<uint64_t>(session.staleness_max, op->staleness_max);
-    instruments_->pushes.Increment();
-    instruments_->staleness.Observe(static_cast<double>(op->staleness_max));
-  }
-  if (gate_.bound() == 0) complete_[header.step].insert({op->worker, op->incarnation});
-  gate_.Advance(op->worker, header.step);
-  CloseSteps();
+void ParamServer::RecordDuplicates(size_t parts) {
+  instruments_->duplicates.Increment(static_cast<double>(parts));
 }
 
-void ParamServer::CloseSteps() {
-  while (!complete_.empty() && complete_.begin()->first < gate_.frontier()) {
-    StepClosing closing;
-    closing.step = complete_.begin()->first;
-    closing.contributors.assign(complete_.begin()->second.begin(), complete_.begin()->second.end());
-    complete_.erase(complete_.begin());
-    closings_in_log_.insert(closing.step);
-    if (log_ == nullptr) {
-      DeliverClosing(closing);
-      continue;
-    }
-    ByteChain record = ByteChain::FromString(EncodeClosing(closing));
-    log_->Append(LogRecordKind::kClosing, std::move(record),
-                 [this, closing = std::move(closing)](const absl::Status& written) {
-                   if (!written.ok()) return GiveUpWaiting(written);
-                   MutexLock lock(&mu_);
-                   DeliverClosing(closing);
-                 });
-  }
-}
-
-void ParamServer::GiveUpWaiting(const absl::Status& log_status) {
-  std::map<StalenessGate::Ticket, OperationPtr> waiting;
-  {
-    MutexLock lock(&mu_);
-    log_status_ = log_status;
-    waiting.swap(waiting_);
-    gate_.TakeExpired(absl::InfiniteFuture());
-  }
-  for (const auto& [ticket, op] : waiting) Finish(op, LogFailed(log_status));
-}
-
-void ParamServer::DeliverClosing(const StepClosing& closing) {
-  ++sequence_;
-  closings_in_log_.erase(closing.step);
-  open_steps_.erase(open_steps_.begin(), open_steps_.upper_bound(closing.step));
-  PostClosing(closing);
-}
-
-void ParamServer::PostClosing(const StepClosing& closing) {
-  const auto contributors = std::make_shared<const std::set<Shard::Contributor>>(closing.contributors.begin(),
-                                                                                 closing.contributors.end());
-  for (uint32_t i = 0; i < shards_.size(); ++i) {
-    lanes_.Post(i, [this, i, step = closing.step, contributors] {
-      const double cpu_before = ThreadCpuSeconds();
-      shards_[i]->CloseStep(step, *contributors);
-      apply_nanos_.fetch_add(static_cast<uint64_t>((ThreadCpuSeconds() - cpu_before) * 1e9),
-                             std::memory_order_relaxed);
-    });
-  }
-}
-
-std::vector<ParamServer::OperationPtr> ParamServer::TakeReleased() {
-  std::vector<OperationPtr> released;
-  for (const StalenessGate::Ticket ticket : gate_.TakeReleased()) {
-    released.push_back(std::move(waiting_[ticket]));
-    waiting_.erase(ticket);
-  }
-  return released;
+void ParamServer::RecordPush(uint64_t staleness) {
+  instruments_->pushes.Increment();
+  instruments_->staleness.Observe(static_cast<double>(staleness));
 }
 
 void ParamServer::AnswerReleased(std::vector<OperationPtr> ops) {
@@ -549,11 +493,17 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
 }
 
 void ParamServer::AwaitInitialValues(WorkerId worker, std::function<void()> ready) {
-  MutexLock lock(&mu_);
-  initializer_ = worker;
-  on_initialized_ = std::move(ready);
-  shards_to_init_.clear();
-  for (uint32_t i = 0; i < shards_.size(); ++i) shards_to_init_.insert(i);
+  {
+    MutexLock lock(&mu_);
+    initializer_ = worker;
+    has_values_ = owned_.empty();  // Those that are here may be another worker's: all are asked for anew.
+    shards_to_init_ = std::set<uint32_t>(owned_.begin(), owned_.end());
+    if (!has_values_) {
+      on_initialized_ = std::move(ready);
+      return;
+    }
+  }
+  ready();
 }
 
 bool ParamServer::has_values() const {
@@ -616,6 +566,20 @@ ParamServer::Stats ParamServer::GetStats() const {
 uint64_t ParamServer::sequence() const {
   MutexLock lock(&mu_);
   return sequence_;
+}
+
+uint64_t ParamServer::cluster_epoch() const {
+  MutexLock lock(&mu_);
+  return cluster_epoch_;
+}
+
+uint64_t ParamServer::frontier() const {
+  MutexLock lock(&mu_);
+  return FrontierInLog();
+}
+
+uint64_t ParamServer::FrontierInLog() const {
+  return closings_in_log_.empty() ? gate_.frontier() : std::min(gate_.frontier(), *closings_in_log_.begin());
 }
 
 std::shared_ptr<const ParamLayout> ParamServer::layout() const {

@@ -39,6 +39,17 @@ struct StateCut {
   std::vector<ShardCut> shards;
 };
 
+// What the head's ParamServer tells the job's other servers; see common/DESIGN.md, "Many servers". Called
+// under its lock, in the order in which it has to take effect everywhere: must not block, nor call it back.
+class Followers {
+ public:
+  virtual ~Followers() = default;
+  // A step is closed with these contributors, in the head's log, for these shards of that server.
+  virtual void OnClosing(uint32_t server, const StepClosing& closing) = 0;
+  // As StalenessGate::Follow() takes it.
+  virtual void OnFrontier(uint64_t frontier, bool anyone_active) = 0;
+};
+
 // The data plane without gRPC: checks frames, orders them, delivers them to the lanes, and answers when
 // the staleness bound lets the worker go on.
 //
@@ -60,6 +71,17 @@ class ParamServer {
     uint64_t bytes_in_flight_max = UINT64_MAX;
     // Parameters and optimizer state may take so many bytes.
     uint64_t state_bytes_max = UINT64_MAX;
+
+    // Which of the job's servers this is (0 is the head), and how many there are: it has the shards that
+    // ShardAssignment gives it.
+    uint32_t server = 0;
+    uint32_t servers = 1;
+    // The head's, if there are others.
+    Followers* followers = nullptr;
+    // Of the others: parts of a push of a bounded job are delivered to these shards; the head decides when
+    // the reply may go out. Called under the lock.
+    std::function<void(WorkerId, Incarnation, uint64_t step, const std::vector<uint32_t>& shards)>
+        report_delivery;
   };
   using Done = absl::AnyInvocable<void(absl::StatusOr<ByteChain> reply)>;
   using Taken = absl::AnyInvocable<void()>;
@@ -84,11 +106,11 @@ class ParamServer {
   ParamServer(const Options& options, Metrics* metrics);
   ~ParamServer();
 
-  // Lays out the model; once. ResourceExhausted if it needs more memory than there is. The values are
-  // undefined until Restore() or Init frames bring them.
+  // Lays out the model; once. ResourceExhausted if this server's shards need more memory than there is. The
+  // values are undefined until Restore() or Init frames bring them.
   absl::Status DefineModel(const ModelSpec& model);
-  // Loads values, versions and ledgers, in parallel on the lanes. Blocks. On failure the state is
-  // undefined and Restore() may be called again with another manifest.
+  // Loads values, versions and ledgers of this server's shards, in parallel on the lanes. Blocks. On failure
+  // the state is undefined and Restore() may be called again with another manifest.
   absl::Status Restore(const SnapshotReader& reader, const Manifest& manifest, bool parameters_only);
 
   // Brings a restored state up to date, record by record, in the order of the log; one thread. Blocks while
@@ -96,7 +118,7 @@ class ParamServer {
   // DataLoss for a record that is none of this model's, FailedPrecondition for another optimizer's.
   void BeginReplay(const ApplyRules& rules);
   absl::Status ReplayFrame(uint64_t sequence, const ByteChain& payload);
-  void ReplayClosing(uint64_t sequence, const StepClosing& closing);
+  absl::Status ReplayClosing(uint64_t sequence, const StepClosing& closing);
   void ReplayControl(uint64_t sequence);
   void EndReplay();
 
@@ -111,6 +133,11 @@ class ParamServer {
                              const std::function<void(uint64_t sequence)>& written);
   // A snapshot is published that needs the log's records from `log_from` on. Blocks on the disk.
   void NoteSnapshot(uint64_t log_from);
+  // With a log no push is taken before there is a snapshot that it goes on from: one has to come, whatever
+  // was noted.
+  void AwaitSnapshot();
+  // It has values, and takes no push for that reason.
+  bool awaits_snapshot() const;
 
   // Handles one frame: a pull, a push, or initial values. `taken` runs before `done` if a push is delivered
   // to the lanes and its reply may have to wait for other workers.
@@ -120,18 +147,35 @@ class ParamServer {
   // `next_step` is the first step it has no acknowledgement for.
   void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step);
   void Expel(WorkerId worker);
-  // Whether others wait for it. Activate() returns the first step it may push.
-  uint64_t Activate(WorkerId worker, uint64_t next_step);
+  // Whether others wait for it. Activate() returns the first step it may push: not one that others have
+  // closed in part, unless it `resumes` a push that it has begun.
+  uint64_t Activate(WorkerId worker, uint64_t next_step, bool resumes = false);
   void Deactivate(WorkerId worker);
   // The worker has an acknowledgement of every step before `next_step`.
   void NoteAcknowledged(WorkerId worker, uint64_t next_step);
+
+  // Frames of an earlier epoch are refused from now on: their workers register again.
+  void SetClusterEpoch(uint64_t epoch);
+
+  // The head: parts of a push are delivered to these shards of another server.
+  void NoteDelivered(WorkerId worker, Incarnation incarnation, uint64_t step,
+                     const std::vector<uint32_t>& shards);
+  // A server has begun anew: it has none of what it was sent of steps that are not closed.
+  void ForgetDeliveriesTo(uint32_t server);
+  // Another server has come so far: no step before `frontier` is asked of anyone.
+  void SkipTo(uint64_t frontier);
+  // The others: what the head says, in its order. Whoever waits for a step that is closed without him is told
+  // so.
+  void FollowClosing(const StepClosing& closing);
+  void FollowFrontier(uint64_t frontier, bool anyone_active);
 
   // Only `worker` may send Init frames from now on. `ready` runs once, when all values are there.
   void AwaitInitialValues(WorkerId worker, std::function<void()> ready);
   bool has_values() const;
 
-  // Cuts the state; `done` runs on a lane. All of it is in the log.
-  void Cut(absl::AnyInvocable<void(StateCut)> done);
+  // Cuts the state; `done` runs on a lane. All of it is in the log. `in_order` (may be empty) runs under the
+  // lock, where the cut is among all closings.
+  void Cut(absl::AnyInvocable<void(StateCut)> done, std::function<void()> in_order = nullptr);
 
   // Answers replies that have waited too long. Call it a few times a second.
   void Tick(absl::Time now);
@@ -143,11 +187,16 @@ class ParamServer {
 
   Stats GetStats() const;
   uint64_t sequence() const;
+  uint64_t cluster_epoch() const;
   // About the time that replaying all updates until now would take: reading them, and applying them on all
   // lanes that have shards.
   double replay_seconds() const;
+  // First synchronous step that is not closed in the log.
+  uint64_t frontier() const;
   // Null before DefineModel().
   std::shared_ptr<const ParamLayout> layout() const;
+  uint32_t server() const { return options_.server; }
+  uint32_t servers() const { return options_.servers; }
   int state_planes() const { return StatePlanes(options_.rules.optimizer.kind); }
 
  private:
@@ -161,15 +210,38 @@ class ParamServer {
   absl::Status CheckSender(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckParts(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckPush(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Synchronous: whether all that it has delivered counts, or still may.
+  absl::Status CheckCounts(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SequenceFrame(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DeliverFrame(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void CloseSteps() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // A synchronous step: the head has closed it for this shard, or will never.
+  bool Closed(uint64_t step, uint32_t shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // These shards have the worker's parts of the step; true if all have now that are counted here.
+  bool NoteShards(Session* session, WorkerId worker, uint64_t step, const std::vector<uint32_t>& shards)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether the reply to a push has to wait, for closings of its parts or for other workers.
+  bool MustWait(const OperationPtr& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Wait(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // After any change of the gate: closes steps, tells the followers, and takes released replies out of
+  // waiting_.
+  std::vector<OperationPtr> GateMoved() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CloseWhatIsComplete() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CloseShards(uint64_t step, const std::vector<uint32_t>& shards) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Puts it into the log, and releases those who wait for it to where Take...() find them.
+  void Close(StepClosing closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ForgetAwaiting(uint64_t frontier) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TellFrontier() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TellClosing(const StepClosing& closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Waiting replies that `wanted` says.
+  std::vector<OperationPtr> TakeWaiting(const std::function<bool(const Operation&)>& wanted)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool head() const { return options_.server == 0; }
+  uint64_t FrontierInLog() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The log has failed: no step is closed any more.
   void GiveUpWaiting(const absl::Status& log_status);
   void DeliverClosing(const StepClosing& closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PostClosing(const StepClosing& closing);
-  void SetShardRules(const ApplyRules* rules, bool drop_contributions);
-  // Takes released replies out of waiting_.
+  void SetShardRules(const ApplyRules* rules);
   std::vector<OperationPtr> TakeReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // The lane's.
@@ -178,8 +250,11 @@ class ParamServer {
   void DeliverPart(const OperationPtr& op, size_t part);
   void Delivered(const OperationPtr& op);
   void RecordDelivery(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RecordDuplicates(size_t parts);
+  void RecordPush(uint64_t staleness);
   void Answer(const OperationPtr& op);
   void AnswerReleased(std::vector<OperationPtr> ops);
+  void AnswerDropped(std::vector<OperationPtr> ops);
   void Gather(const OperationPtr& op);
   void Finish(const OperationPtr& op, const absl::Status& status);
 
@@ -190,17 +265,35 @@ class ParamServer {
 
   mutable Mutex mu_;
   std::shared_ptr<const ParamLayout> layout_ ABSL_GUARDED_BY(mu_);
-  // Filled by DefineModel() and not resized again; the shards themselves are lane only.
+  // Filled by DefineModel() and not resized again; the shards themselves are lane only. Null where another
+  // server has the shard; `owned_` are those that are here, ascending.
   std::vector<std::unique_ptr<Shard>> shards_;
+  std::vector<uint32_t> owned_;
+  std::vector<uint32_t> server_of_shard_;
+  uint64_t cluster_epoch_ ABSL_GUARDED_BY(mu_);
+  // What the followers were told last, and the frontier when all that was complete was closed last.
+  std::pair<uint64_t, bool> told_frontier_ ABSL_GUARDED_BY(mu_) = {0, false};
+  static constexpr uint64_t kLookAtAll = UINT64_MAX;
+  uint64_t closed_to_ ABSL_GUARDED_BY(mu_) = kLookAtAll;
   std::map<WorkerId, Session> sessions_ ABSL_GUARDED_BY(mu_);
   StalenessGate gate_ ABSL_GUARDED_BY(mu_);
   std::map<StalenessGate::Ticket, OperationPtr> waiting_ ABSL_GUARDED_BY(mu_);
   StalenessGate::Ticket next_ticket_ ABSL_GUARDED_BY(mu_) = 0;
-  // BSP: workers whose push of a step is complete, for steps that are not closed.
-  std::map<uint64_t, std::set<Shard::Contributor>> complete_ ABSL_GUARDED_BY(mu_);
-  // BSP: first frame of each step that is not closed, and steps whose closing is on its way through the log.
+  // Synchronous steps are closed shard by shard, so that parameters come back while later gradients are on
+  // their way. The head: who has contributed so far, by step and shard, to shards of the whole model.
+  std::map<uint64_t, std::map<uint32_t, std::set<Shard::Contributor>>> contributed_ ABSL_GUARDED_BY(mu_);
+  // What may be complete now; all of it if the gate has moved.
+  std::map<uint64_t, std::vector<uint32_t>> touched_ ABSL_GUARDED_BY(mu_);
+  // First step of each shard that is not closed, or whose closing is on its way through the log.
+  std::vector<uint64_t> first_open_ ABSL_GUARDED_BY(mu_);
+  // Replies by the step and shard for whose closing they wait; some may not wait any more. And those who need
+  // not.
+  std::map<std::pair<uint64_t, uint32_t>, std::vector<OperationPtr>> awaiting_closing_ ABSL_GUARDED_BY(mu_);
+  std::vector<OperationPtr> released_ ABSL_GUARDED_BY(mu_);
+  std::vector<OperationPtr> dropped_ ABSL_GUARDED_BY(mu_);
+  // First frame of each step that is not closed, and closings on their way through the log.
   std::map<uint64_t, uint64_t> open_steps_ ABSL_GUARDED_BY(mu_);
-  std::set<uint64_t> closings_in_log_ ABSL_GUARDED_BY(mu_);
+  std::multiset<uint64_t> closings_in_log_ ABSL_GUARDED_BY(mu_);
   absl::Status log_status_ ABSL_GUARDED_BY(mu_);
   bool has_snapshot_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t log_from_ ABSL_GUARDED_BY(mu_) = 0;  // Of the newest snapshot.

@@ -1,7 +1,5 @@
 #include "server/recon_server.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
@@ -21,20 +19,24 @@
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/shm/shm_listener.h"
-#include "common/snapshot/reader_lease.h"
+#include "common/snapshot/manifest.h"
 #include "common/storage/local_store.h"
 #include "common/transport/transport.h"
+#include "server/cluster.h"
 #include "server/control_journal.h"
 #include "server/coordinator.h"
 #include "server/durability/control_db.h"
 #include "server/durability/push_log.h"
 #include "server/durability/recovery.h"
+#include "server/durability/update_rules.h"
 #include "server/log_replay.h"
 #include "server/param_server.h"
+#include "server/rpc/cluster_service.h"
 #include "server/rpc/control_service.h"
 #include "server/rpc/param_service.h"
 #include "server/rpc/rpc_server.h"
 #include "server/snapshot_service.h"
+#include "server/state_recovery.h"
 
 namespace recon {
 namespace {
@@ -47,23 +49,6 @@ constexpr absl::Duration kFarewell = absl::Seconds(5);
 // again.
 constexpr uint64_t kStartsNobodyKnowsOf = 1000;
 
-uint64_t PhysicalMemoryBytes() {
-  return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE));
-}
-
-// A model is defined by a snapshot as it is by the first worker.
-absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const Manifest& manifest,
-                      bool parameters_only) {
-  const auto layout = params->layout();
-  if (layout == nullptr) {
-    RECON_RETURN_IF_ERROR(params->DefineModel(manifest.model()));
-  } else if (const std::string difference = ModelDifference(layout->model(), manifest.model());
-             !difference.empty()) {
-    return absl::DataLossError(absl::StrCat("another model: ", difference));
-  }
-  return params->Restore(reader, manifest, parameters_only);
-}
-
 }  // namespace
 
 // In the order of their construction; destroyed in reverse.
@@ -74,28 +59,36 @@ struct ReconServer::Parts {
   Metrics metrics;
   std::unique_ptr<LocalStore> store;
   std::unique_ptr<ControlDb> db;
+  std::unique_ptr<Cluster> cluster;  // With more than one server.
   std::unique_ptr<ParamServer> params;
   std::unique_ptr<ControlJournal> journal;
   std::unique_ptr<SnapshotService> snapshots;
   std::unique_ptr<Coordinator> coordinator;
   std::optional<LogEnd> replayed;
   ControlState recovered;  // From snapshot and log.
+  uint64_t restored_sequence = 0;
+  bool spread_anew = false;  // Over another number of servers.
   std::atomic<bool> drain_requested{false};
   std::unique_ptr<ShmListener> shared_memory;
   std::unique_ptr<ParamService> param_service;
   std::unique_ptr<ControlService> control_service;
+  std::unique_ptr<ClusterService> cluster_service;
   std::unique_ptr<RpcServer> rpc;
 
   absl::Status Open();
   absl::Status OpenControlDb(const Manifest& before);
   absl::StatusOr<Manifest> NewestManifest() const;
   absl::StatusOr<std::optional<Manifest>> Recover();
-  absl::Status ReplayLog(const Manifest& restored);
+  absl::Status GoOnFromLog(const Manifest& restored);
   absl::Status CheckNoPushesInLog() const;
   absl::Status LeaveLog();
   absl::Status OpenLog(const ApplyRules& rules);
   absl::Status CheckNotBeyond(const Manifest& past) const;
   absl::Status TakeSnapshot(const std::string& reason);
+  absl::Status SnapshotBeforeWork(const std::string& reason);
+  absl::StatusOr<std::unique_ptr<Cluster>> MakeCluster(const ApplyRules& rules, const Manifest& before);
+  void StartCluster();
+  bool Synced() const { return flags.durability == ServerFlags::Durability::kSync; }
   std::string LogDirectory() const { return flags.data + "/log"; }
   absl::Status Drain();
   void StopServing(absl::Duration timeout);
@@ -118,9 +111,14 @@ absl::Status ReconServer::Parts::Open() {
     RECON_RETURN_IF_ERROR(FileSystem::Local()->CreateDirectories(flags.snapshot_dir + below));
   }
   RECON_ASSIGN_OR_RETURN(const Manifest before, NewestManifest());
-  // Before anything is written: a wrong --snapshot-dir must not make another job of this one.
-  if (before.generation() == 0) RECON_RETURN_IF_ERROR(CheckNoPushesInLog());
   RECON_RETURN_IF_ERROR(OpenControlDb(before));
+  RECON_ASSIGN_OR_RETURN(const ServerPlace place, db->LoadPlace());
+  if (place.server_id() != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--data ", flags.data, " is that of a server with --join: a job's head needs its own"));
+  }
+  // Before anything is saved: a wrong --snapshot-dir must not make another job of this one.
+  if (before.generation() == 0) RECON_RETURN_IF_ERROR(CheckNoPushesInLog());
   RECON_ASSIGN_OR_RETURN(const uint64_t job_id, db->JobId(before.job_id()));
   if (before.job_id() != 0 && before.job_id() != job_id) {
     return absl::FailedPreconditionError(
@@ -141,6 +139,11 @@ absl::Status ReconServer::Parts::Open() {
   options.refused_codecs = flags.job.refused_codecs();
   options.bytes_in_flight_max = PhysicalMemoryBytes() / 2;
   options.state_bytes_max = PhysicalMemoryBytes();
+  options.servers = flags.servers;
+  if (flags.servers > 1) {
+    RECON_ASSIGN_OR_RETURN(cluster, MakeCluster(options.rules, before));
+    options.followers = cluster.get();
+  }
   params = std::make_unique<ParamServer>(options, &metrics);
   journal = std::make_unique<ControlJournal>(db.get(), params.get());
 
@@ -152,10 +155,10 @@ absl::Status ReconServer::Parts::Open() {
     snapshot_options.replay_target = flags.replay_target;
   snapshot_options.memory = flags.snapshot_memory_percent / 100.0;
   snapshot_options.optimizer = OptimizerName(flags.optimizer.kind);
-  snapshot_options.cluster_epoch = cluster_epoch;
   snapshot_options.job_id = job_id;
   snapshot_options.control = [this](uint64_t sequence) { return journal->StateAt(sequence); };
-  snapshots = std::make_unique<SnapshotService>(snapshot_options, params.get(), store.get(), &metrics);
+  snapshots =
+      std::make_unique<SnapshotService>(snapshot_options, params.get(), store.get(), &metrics, cluster.get());
 
   Coordinator::Options coordinator_options;
   coordinator_options.job = flags.job;
@@ -163,14 +166,16 @@ absl::Status ReconServer::Parts::Open() {
   coordinator_options.cluster_epoch = cluster_epoch;
   coordinator_options.optimizer = OptimizerName(flags.optimizer.kind);
   coordinator = std::make_unique<Coordinator>(coordinator_options, params.get(), journal.get(),
-                                              snapshots.get(), &metrics);
+                                              snapshots.get(), cluster.get(), &metrics);
+  if (cluster != nullptr) StartCluster();
 
   RECON_ASSIGN_OR_RETURN(const std::optional<Manifest> restored, Recover());
   if (lost) {
     spdlog::warn("there was no control database: filled with {} workers and {} completed splits from {}",
                  recovered.workers.size(), recovered.completions.size(),
                  replayed && replayed->records > 0 ? "snapshot and push log" : "the snapshot");
-    RECON_RETURN_IF_ERROR(TakeSnapshot("recovered"));  // It has the new epoch, should the database go again.
+    RECON_RETURN_IF_ERROR(
+        SnapshotBeforeWork("recovered"));  // It has the new epoch, should the database go again.
   }
   RECON_RETURN_IF_ERROR(OpenLog(options.rules));
   RECON_RETURN_IF_ERROR(journal->Start(recovered));
@@ -195,13 +200,56 @@ absl::Status ReconServer::Parts::Open() {
   }
   param_service = std::make_unique<ParamService>(handler);
   control_service = std::make_unique<ControlService>(coordinator.get(), snapshots.get(), &drain_requested);
-  RECON_ASSIGN_OR_RETURN(rpc,
-                         RpcServer::Start(flags.listen, tls, {param_service.get(), control_service.get()}));
+  std::vector<grpc::Service*> services = {param_service.get(), control_service.get()};
+  if (cluster != nullptr) {
+    cluster_service = std::make_unique<ClusterService>(cluster.get());
+    services.push_back(cluster_service.get());
+  }
+  RECON_ASSIGN_OR_RETURN(rpc, RpcServer::Start(flags.listen, tls, services));
   std::ofstream(flags.data + "/ADDRESS") << rpc->address() << "\n";
   spdlog::info("listening on {}, cluster epoch {}, sync bound {}, optimizer {}", rpc->address(),
                cluster_epoch, flags.job.bound() < 0 ? "unlimited" : absl::StrCat(flags.job.bound()),
                OptimizerName(flags.optimizer.kind));
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Cluster>> ReconServer::Parts::MakeCluster(const ApplyRules& rules,
+                                                                         const Manifest& before) {
+  Cluster::Options options;
+  Assignment& assignment = options.assignment;
+  assignment.set_servers(flags.servers);
+  assignment.set_job_id(rules.job_id);
+  *assignment.mutable_rules() = EncodeRules(rules);
+  assignment.set_refused_codecs(flags.job.refused_codecs());
+  assignment.set_durability(DurabilityName(flags.durability));
+  assignment.set_log_segment_bytes(flags.log_segment_bytes);
+  // Another process may have another working directory.
+  assignment.set_snapshot_dir(std::filesystem::absolute(flags.snapshot_dir).string());
+  assignment.set_zstd_level(flags.zstd_level);
+  assignment.set_snapshot_keep(flags.snapshot_keep.last);
+  assignment.set_snapshot_memory_percent(flags.snapshot_memory_percent);
+  if (!flags.from_snapshot.empty()) {
+    assignment.set_from_snapshot(std::filesystem::absolute(flags.from_snapshot).string());
+  }
+  options.silence_max = flags.evict_after;
+  options.replace_after = flags.replace_after;
+  RECON_ASSIGN_OR_RETURN(ServerTable table, db->LoadServers());
+  const auto servers = static_cast<int>(flags.servers);
+  if (table.id_size() != servers) {
+    table.Clear();
+    // The manifest knows them, too.
+    if (before.servers_size() == servers) {
+      for (const ServerPart& server : before.servers()) table.add_id(server.id());
+    }
+  }
+  return std::make_unique<Cluster>(options, table);
+}
+
+void ReconServer::Parts::StartCluster() {
+  Cluster::Events events;
+  events.changed = [this] { coordinator->OnServersChanged(); };
+  events.save = [this](const ServerTable& table) { return db->SaveServers(table); };
+  cluster->Start(params.get(), coordinator->lane(), std::move(events));
 }
 
 // One that is damaged is set aside if there is a snapshot to fill a new one from.
@@ -245,12 +293,15 @@ absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
     snapshots->NoteRestored(*newest);
     spdlog::info("restored snapshot {} (sequence {}) {:.0f} ms after process start", newest->generation(),
                  newest->sequence(), absl::ToDoubleMilliseconds(ProcessUptime()));
+    restored_sequence = newest->sequence();
     RECON_ASSIGN_OR_RETURN(recovered, DecodeControl(newest->control(), newest->model()));
-    RECON_RETURN_IF_ERROR(ReplayLog(*newest));
+    RECON_RETURN_IF_ERROR(GoOnFromLog(*newest));
     if (newest->job_id() == 0) RECON_RETURN_IF_ERROR(CheckNotBeyond(*newest));
     RECON_RETURN_IF_ERROR(db->Merge(recovered));
     // One that no server wrote: a log of this job does not go with it.
-    if (newest->job_id() == 0) RECON_RETURN_IF_ERROR(TakeSnapshot("adopted"));
+    if (newest->job_id() == 0) RECON_RETURN_IF_ERROR(SnapshotBeforeWork("adopted"));
+    // A log that goes on from here is of other shards than that snapshot's.
+    if (spread_anew) RECON_RETURN_IF_ERROR(SnapshotBeforeWork("spread"));
     return newest;
   }
   RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, db->LoadCompletions());
@@ -263,19 +314,9 @@ absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
   // What the job or a worker's number has left there, the control database has, too.
   RECON_RETURN_IF_ERROR(LeaveLog());
   if (flags.from_snapshot.empty()) return std::nullopt;
-  RECON_ASSIGN_OR_RETURN(const auto source, LocalStore::Open(flags.from_snapshot, /*writer=*/false));
-  const SnapshotReader source_reader(source.get());
-  RECON_ASSIGN_OR_RETURN(
-      const std::optional<Manifest> found, LoadNewest(source_reader, [&](const Manifest& manifest) {
-        RECON_ASSIGN_OR_RETURN(const auto lease,
-                               ReaderLease::TakeIfWritable(source.get(), Generation(manifest.generation())));
-        return LoadInto(params.get(), source_reader, manifest, /*parameters_only=*/true);
-      }));
-  if (!found)
-    return absl::NotFoundError(absl::StrCat("--from-snapshot ", flags.from_snapshot, " holds no snapshot"));
-  spdlog::info("initial parameters from snapshot {} of {}", found->generation(), flags.from_snapshot);
+  RECON_RETURN_IF_ERROR(LoadInitial(params.get(), flags.from_snapshot));
   // The new job's own first snapshot: from here on it does not need the other directory.
-  RECON_RETURN_IF_ERROR(TakeSnapshot("initial"));
+  RECON_RETURN_IF_ERROR(SnapshotBeforeWork("initial"));
   return std::nullopt;
 }
 
@@ -293,6 +334,14 @@ absl::Status ReconServer::Parts::CheckNotBeyond(const Manifest& past) const {
       flags.snapshot_dir, " has not: to go on from there, give it a new --data"));
 }
 
+// Once the others are there, if there are any: nothing is taken before.
+absl::Status ReconServer::Parts::SnapshotBeforeWork(const std::string& reason) {
+  if (cluster == nullptr) return TakeSnapshot(reason);
+  coordinator->RequireSnapshot();
+  params->AwaitSnapshot();
+  return absl::OkStatus();
+}
+
 absl::Status ReconServer::Parts::TakeSnapshot(const std::string& reason) {
   Notification taken;
   absl::Status status;
@@ -304,30 +353,26 @@ absl::Status ReconServer::Parts::TakeSnapshot(const std::string& reason) {
   return status;
 }
 
-absl::Status ReconServer::Parts::ReplayLog(const Manifest& restored) {
-  const absl::Time start = Now();
-  RECON_ASSIGN_OR_RETURN(
-      replayed, recon::ReplayLog(FileSystem::Local(), LogDirectory(), restored, params.get(), &recovered));
-  const LogEnd& end = *replayed;
-  if (end.records > 0) {
-    spdlog::info("replayed {} records of the push log ({:.1f} MB, to sequence {}) in {:.0f} ms", end.records,
-                 static_cast<double>(end.bytes) / 1e6, end.next_sequence - 1,
-                 absl::ToDoubleMilliseconds(Now() - start));
+absl::Status ReconServer::Parts::GoOnFromLog(const Manifest& restored) {
+  if (ServersOf(restored) == flags.servers) {
+    RECON_ASSIGN_OR_RETURN(
+        replayed, ReplayAndReport(LogDirectory(), restored, Synced(), params.get(), &recovered, &metrics));
+    return absl::OkStatus();
   }
-  if (end.records_lost > 0) {
-    spdlog::error(
-        "THE PUSH LOG IS DAMAGED: {}; {} records behind it cannot be applied and are kept in *.damaged{}",
-        end.trailing, end.records_lost,
-        flags.durability == ServerFlags::Durability::kSync
-            ? ""
-            : "; a power failure can do that, too, without --durability sync");
-    metrics.Counter("recon_server_log_records_lost_total", "Records of a damaged push log")
-        .Increment(static_cast<double>(end.records_lost));
-  } else if (!end.trailing.empty()) {
-    spdlog::warn("the push log ends in {}: what a crash left of a push that was not acknowledged",
-                 end.trailing);
+  // The log is of other shards. What it has of the control state, the database has, too.
+  RECON_ASSIGN_OR_RETURN(const uint64_t pushes,
+                         CountLoggedPushes(FileSystem::Local(), LogDirectory(), restored.sequence() + 1));
+  if (pushes > 0 || db->created()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("snapshot ", restored.generation(), " is of ", ServersOf(restored), " servers, and ",
+                     pushes > 0 ? absl::StrCat("the push logs have ", pushes, " pushes beyond it")
+                                : "the control database was lost",
+                     ": start with --servers ", ServersOf(restored),
+                     ", drain, and then start with --servers ", flags.servers));
   }
-  return absl::OkStatus();
+  spdlog::info("the state of {} servers is spread over {}", ServersOf(restored), flags.servers);
+  spread_anew = true;
+  return RemoveLog(LogDirectory());
 }
 
 // Without a snapshot there is nothing that a log could go on from.
@@ -346,20 +391,25 @@ absl::Status ReconServer::Parts::LeaveLog() {
   const auto other = [](const std::string& name) { return !FirstSequenceOf(name).ok(); };
   names.erase(std::remove_if(names.begin(), names.end(), other), names.end());
   if (names.empty()) return absl::OkStatus();
-  if (params->has_values()) RECON_RETURN_IF_ERROR(TakeSnapshot("recovered"));
-  for (const std::string& name : names) {
-    RECON_RETURN_IF_ERROR(files->Remove(absl::StrCat(LogDirectory(), "/", name)));
+  RECON_ASSIGN_OR_RETURN(const uint64_t pushes,
+                         CountLoggedPushes(FileSystem::Local(), LogDirectory(), restored_sequence + 1));
+  if (cluster != nullptr && params->has_values() && pushes == 0) return RemoveLog(LogDirectory());
+  if (cluster != nullptr && params->has_values()) {
+    return absl::FailedPreconditionError(
+        "--durability snapshot, but there are push logs: start the servers with "
+        "--durability log once more, drain, and then change it");
   }
-  return files->SyncDirectory(LogDirectory());
+  if (params->has_values()) RECON_RETURN_IF_ERROR(TakeSnapshot("recovered"));
+  return RemoveLog(LogDirectory());
 }
 
 absl::Status ReconServer::Parts::OpenLog(const ApplyRules& rules) {
   if (flags.durability == ServerFlags::Durability::kSnapshot) return LeaveLog();
   PushLog::Options options;
   options.directory = LogDirectory();
-  options.sync = flags.durability == ServerFlags::Durability::kSync;
+  options.sync = Synced();
   if (replayed && NeedsSnapshotFirst(*replayed, options.sync, params->sequence())) {
-    RECON_RETURN_IF_ERROR(TakeSnapshot("recovered"));
+    RECON_RETURN_IF_ERROR(SnapshotBeforeWork("recovered"));
   }
   options.segment_bytes = flags.log_segment_bytes;
   RECON_ASSIGN_OR_RETURN(auto log,
@@ -372,10 +422,12 @@ absl::Status ReconServer::Parts::Drain() {
   spdlog::info("draining");
   coordinator->lane()->RunAndWait([this] { coordinator->BeginDrain(); });
   params->BeginDrain();
-  if (!params->WaitUntilIdle(kDrainTimeout))
+  const bool others_idle = cluster == nullptr || cluster->Drain(kDrainTimeout);
+  if (!params->WaitUntilIdle(kDrainTimeout) || !others_idle)
     spdlog::warn("some pushes were still running after {}", absl::FormatDuration(kDrainTimeout));
   absl::Status status;
   if (params->has_values()) status = TakeSnapshot("drain");
+  if (cluster != nullptr && status.ok()) cluster->Shutdown();
   StopServing(absl::Seconds(1));
   return status;
 }
@@ -392,6 +444,7 @@ void ReconServer::Parts::CountCopies() {
 void ReconServer::Parts::StopServing(absl::Duration timeout) {
   shared_memory = nullptr;
   param_service->Close();
+  if (cluster_service != nullptr) cluster_service->Close();
   rpc->Shutdown(timeout);
 }
 
@@ -430,6 +483,7 @@ absl::Status ReconServer::RunUntilStopped() {
     });
     if (done) {
       spdlog::info("done");
+      if (parts_->cluster != nullptr) parts_->cluster->Shutdown();
       parts_->params->BeginDrain();
       parts_->StopServing(absl::Seconds(1));
       return absl::OkStatus();

@@ -1,6 +1,7 @@
 #include "server/server_flags.h"
 
 #include <algorithm>
+#include <iterator>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -26,6 +27,7 @@ struct RawFlags {
   std::vector<std::string> groups;
   std::string durability = "log";
   std::string replay_target = "5s";
+  std::string replace_after = "1m";
   std::string snapshot_interval = "30s";
   std::string heartbeat_interval = "300ms";
   std::string suspect_after = "1s";
@@ -106,6 +108,23 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
                       "workers on this machine, of this user and in this network namespace, push and pull "
                       "through shared memory; never with TLS"),
       "RECON_SHARED_MEMORY");
+  env(app->add_option("--servers", flags->servers,
+                      "servers that share the model, this one among them; the others --join it")
+          ->check(CLI::Range(1u, limits::kServersMax)),
+      "RECON_SERVERS");
+  env(app->add_option(
+          "--replace-after", raw->replace_after,
+          "a server that has been gone for so long loses its place to one that waits, which begins "
+          "from the newest snapshot"),
+      "RECON_REPLACE_AFTER");
+  env(app->add_option(
+          "--join", flags->join,
+          "HOST:PORT of the job's head: be one of its --servers. Only flags of this process go with it; "
+          "the job's are the head's"),
+      "RECON_JOIN");
+  env(app->add_option("--advertise", flags->advertise,
+                      "HOST:PORT at which workers reach this server; default: where it listens"),
+      "RECON_ADVERTISE");
   env(app->add_flag("--exit-when-done", flags->exit_when_done, "end when all data epochs are completed"),
       "RECON_EXIT_WHEN_DONE");
   env(app->add_option("--log-level", flags->log_level, "debug, info, warn or error")
@@ -237,9 +256,8 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
   // Biases and norms, by common practice; --group overrides it.
   flags->groups["no_decay"].weight_decay_scale = 0;
   for (const std::string& group : raw.groups) RECON_RETURN_IF_ERROR(ParseGroup(group, &flags->groups));
-  flags->durability = raw.durability == "sync"  ? ServerFlags::Durability::kSync
-                      : raw.durability == "log" ? ServerFlags::Durability::kLog
-                                                : ServerFlags::Durability::kSnapshot;
+  RECON_ASSIGN_OR_RETURN(flags->durability, ParseDurability(raw.durability));
+  RECON_ASSIGN_OR_RETURN(flags->replace_after, ParseInterval("--replace-after", raw.replace_after));
   RECON_ASSIGN_OR_RETURN(flags->replay_target, ParseInterval("--replay-target", raw.replay_target));
   RECON_ASSIGN_OR_RETURN(flags->snapshot_interval,
                          ParseInterval("--snapshot-interval", raw.snapshot_interval));
@@ -263,14 +281,51 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
   job.set_workers_min(raw.workers_min);
   job.set_heartbeat_interval_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(heartbeat)));
   job.set_lease_duration_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(lease)));
-  if (flags->snapshot_dir.empty()) flags->snapshot_dir = flags->data + "/snapshots";
+  if (flags->snapshot_dir.empty() && flags->join.empty()) flags->snapshot_dir = flags->data + "/snapshots";
   if (flags->lanes == 0) {
     flags->lanes = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 16);
   }
   return absl::OkStatus();
 }
 
+// What a server that joins a head may be told.
+constexpr const char* kFlagsWithJoin[] = {
+    "--help",      "--config",       "--listen",          "--data",          "--join",
+    "--advertise", "--snapshot-dir", "--metrics-address", "--tls-cert",      "--tls-key",
+    "--tls-ca",    "--insecure",     "--lanes",           "--shared-memory", "--log-level"};
+
+absl::Status CheckJoin(const CLI::App& app, const ServerFlags& flags) {
+  if (flags.join.empty()) {
+    if (flags.advertise.empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError("--advertise is for servers that --join another");
+  }
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string name = option->get_name();
+    const bool allowed =
+        std::find(std::begin(kFlagsWithJoin), std::end(kFlagsWithJoin), name) != std::end(kFlagsWithJoin);
+    if (option->count() > 0 && !allowed) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, " is the head's to say, not that of a server with --join"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+std::string DurabilityName(ServerFlags::Durability durability) {
+  return durability == ServerFlags::Durability::kSync  ? "sync"
+         : durability == ServerFlags::Durability::kLog ? "log"
+                                                       : "snapshot";
+}
+
+absl::StatusOr<ServerFlags::Durability> ParseDurability(const std::string& name) {
+  for (const auto durability :
+       {ServerFlags::Durability::kSync, ServerFlags::Durability::kLog, ServerFlags::Durability::kSnapshot}) {
+    if (name == DurabilityName(durability)) return durability;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("--durability ", name, ": expected sync, log or snapshot"));
+}
 
 absl::StatusOr<ServerFlags> ParseServerFlags(int argc, char** argv, int* exit_code) {
   ServerFlags flags;
@@ -284,7 +339,8 @@ absl::StatusOr<ServerFlags> ParseServerFlags(int argc, char** argv, int* exit_co
     *exit_code = app.exit(error) == 0 ? 0 : 2;
     return absl::InvalidArgumentError(error.what());
   }
-  const absl::Status converted = Convert(raw, &flags);
+  absl::Status converted = Convert(raw, &flags);
+  converted.Update(CheckJoin(app, flags));
   if (!converted.ok()) {
     std::cerr << "recon-server: " << converted.message() << "\n";
     *exit_code = 2;

@@ -24,6 +24,12 @@ struct ServerFlags {
   bool insecure = false;
   bool shared_memory = true;
   bool exit_when_done = false;
+  // Of a job with several servers: how many, the head among them;
+  uint32_t servers = 1;
+  absl::Duration replace_after;
+  // and of another than the head: the head's address, and its own as workers reach it.
+  std::string join;
+  std::string advertise;
   std::string log_level = "info";
   int lanes = 0;
 
@@ -43,6 +49,10 @@ struct ServerFlags {
   absl::Duration suspect_after;
   absl::Duration evict_after;
 };
+
+// As --durability has it.
+std::string DurabilityName(ServerFlags::Durability durability);
+absl::StatusOr<ServerFlags::Durability> ParseDurability(const std::string& name);
 
 // Parses the command line. Prints help, version or an error and returns the exit code instead of flags
 // when the program should end: 0 after help, 2 after an error.

@@ -1,5 +1,6 @@
 #include "server/snapshot_service.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,7 @@
 #include "common/base/status_macros.h"
 #include "common/snapshot/manifest.h"
 #include "server/log_replay.h"
+#include "server/snapshot_memory.h"
 
 namespace recon {
 
@@ -18,38 +20,14 @@ namespace {
 // A snapshot that fails is not tried again before.
 constexpr absl::Duration kBetweenTries = absl::Seconds(1);
 
-// While a cut is written, which needs no lane and no page: whoever waits for one gets it.
-class PageBound {
- public:
-  PageBound(double share, const StateCut& cut) : before_(GetPageUse()) {
-    if (share >= 1) return;
-    uint64_t pages = 0;
-    for (const ShardCut& shard : cut.shards) {
-      for (const std::vector<PageRef>& role : shard.pages) pages += role.size();
-    }
-    LimitPages(before_.pages + static_cast<uint64_t>(share * static_cast<double>(pages)));
-  }
-  ~PageBound() {
-    LimitPages(UINT64_MAX);
-    const uint64_t waited = GetPageUse().waits - before_.waits;
-    if (waited == 0) return;
-    spdlog::warn(
-        "pushes waited {} times for pages that the snapshot kept: --snapshot-memory sets how many it may",
-        waited);
-  }
-  PageBound(const PageBound&) = delete;
-  PageBound& operator=(const PageBound&) = delete;
-
- private:
-  const PageUse before_;
-};
-
 }  // namespace
 
 SnapshotService::SnapshotService(const Options& options, ParamServer* params, ObjectStore* store,
-                                 Metrics* metrics)
+                                 Metrics* metrics, Cluster* cluster)
     : options_(options),
       params_(params),
+      cluster_(cluster),
+      store_(store),
       published_(metrics->Counter("recon_server_snapshots_total", "Snapshots published")),
       failed_(metrics->Counter("recon_server_snapshot_failures_total", "Snapshots given up on")),
       seconds_(metrics->Gauge("recon_server_snapshot_seconds", "Time the last snapshot took")),
@@ -60,7 +38,7 @@ SnapshotService::SnapshotService(const Options& options, ParamServer* params, Ob
 
 void SnapshotService::Take(const std::string& reason, Done done, SnapshotWriter::Pace pace) {
   const bool waits = pace == SnapshotWriter::Pace::kNow;
-  if (waits) writer_.Hurry(1);
+  if (waits) Hurry(1);
   lane_.Post([this, reason, pace, waits, done = std::move(done)]() mutable {
     const absl::StatusOr<SnapshotReply> reply = TakeNow(reason, pace);
     if (!reply.ok()) {
@@ -70,9 +48,14 @@ void SnapshotService::Take(const std::string& reason, Done done, SnapshotWriter:
       status_.set_failed(status_.failed() + 1);
       status_.set_last_error(std::string(reply.status().message()));
     }
-    if (waits) writer_.Hurry(-1);
+    if (waits) Hurry(-1);
     done(reply);
   });
+}
+
+void SnapshotService::Hurry(int change) {
+  writer_.Hurry(change);
+  if (cluster_ != nullptr) cluster_->Hurry(change);
 }
 
 absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason, SnapshotWriter::Pace pace) {
@@ -81,33 +64,42 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
     return absl::FailedPreconditionError("no snapshot: the server has no parameters yet");
   }
   const absl::Time start = Now();
+  RECON_ASSIGN_OR_RETURN(const Generation next, writer_.NextGeneration());
+  // Not one that other servers may still be writing to.
+  const Generation generation = std::max(next, Generation(last_tried_.value() + 1));
+  last_tried_ = generation;
+  std::function<void()> cut_others;
+  if (cluster_ != nullptr) {
+    RECON_RETURN_IF_ERROR(cluster_->BeginSnapshot(generation.value()));
+    cut_others = [this, background = pace == SnapshotWriter::Pace::kBackground] {
+      cluster_->SendCut(background);
+    };
+  }
   StateCut cut;
   Notification ready;
-  params_->Cut([&](StateCut taken) {
-    cut = std::move(taken);
-    ready.Notify();
-  });
+  params_->Cut(
+      [&](StateCut taken) {
+        cut = std::move(taken);
+        ready.Notify();
+      },
+      cut_others);
   ready.WaitForNotification();
   SnapshotWriter::Description description;
   description.optimizer = options_.optimizer;
   description.state_planes = params_->state_planes();
   description.sequence = cut.sequence;
   description.log_from = cut.log_from;
-  description.cluster_epoch = options_.cluster_epoch;
+  description.cluster_epoch = params_->cluster_epoch();
   description.job_id = options_.job_id;
   description.frontier_step = cut.frontier_step;
   description.created_unix_ms = absl::ToUnixMillis(start);
   description.reason = reason;
-  if (options_.control) {
-    RECON_ASSIGN_OR_RETURN(const ControlState control, options_.control(cut.sequence));
-    description.control = EncodeControl(control);
+  absl::StatusOr<Manifest> written =
+      WriteParts(*layout, std::move(cut), std::move(description), generation, pace);
+  if (!written.ok()) {
+    writer_.RemoveUnpublished();
+    return written.status();
   }
-  absl::StatusOr<Manifest> written = absl::UnknownError("");
-  {
-    const PageBound bound(options_.memory, cut);
-    written = writer_.Write(*layout, std::move(cut.shards), description, pace);
-  }
-  RECON_RETURN_IF_ERROR(written.status());
   const Manifest& manifest = *written;
   const double seconds = absl::ToDoubleSeconds(Now() - start);
   NotePublished(manifest, seconds, cut.replay_seconds);
@@ -119,6 +111,50 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   reply.set_stored_bytes(SizesOf(manifest).stored);
   reply.set_seconds(seconds);
   return reply;
+}
+
+absl::StatusOr<Manifest> SnapshotService::WriteParts(const ParamLayout& layout, StateCut cut,
+                                                     SnapshotWriter::Description description,
+                                                     Generation generation, SnapshotWriter::Pace pace) {
+  if (options_.control) {
+    RECON_ASSIGN_OR_RETURN(const ControlState control, options_.control(cut.sequence));
+    description.control = EncodeControl(control);
+  }
+  std::vector<Manifest> parts;
+  {
+    const SnapshotMemory bound(options_.memory, cut);
+    RECON_ASSIGN_OR_RETURN(parts.emplace_back(), writer_.WritePart(layout, std::move(cut.shards), generation,
+                                                                   params_->server(), pace));
+  }
+  std::vector<ServerPart> servers;
+  if (cluster_ != nullptr) {
+    ServerPart& head = servers.emplace_back();
+    head.set_sequence(description.sequence);
+    head.set_log_from(description.log_from);
+    RECON_ASSIGN_OR_RETURN(std::vector<SnapshotPart> others, cluster_->CollectParts());
+    for (SnapshotPart& other : others) {
+      RECON_RETURN_IF_ERROR(CheckPacks(other.part(), other.server().id()));
+      servers.push_back(other.server());
+      parts.push_back(std::move(*other.mutable_part()));
+    }
+  }
+  RECON_ASSIGN_OR_RETURN(Manifest manifest, writer_.Publish(layout, description, generation, std::move(parts),
+                                                            std::move(servers)));
+  if (cluster_ != nullptr) cluster_->NotePublished();
+  return manifest;
+}
+
+// That we see what another server has written.
+absl::Status SnapshotService::CheckPacks(const Manifest& part, uint64_t server) const {
+  for (const PackEntry& pack : part.packs()) {
+    const absl::StatusOr<uint64_t> size = store_->Size(pack.name());
+    if (size.ok() && *size == pack.bytes()) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "server ", absl::Hex(server), " has written ", pack.name(), " with ", pack.bytes(), " bytes, but in ",
+        store_->Describe(), " it ", size.ok() ? absl::StrCat("has ", *size) : "is not there",
+        ": all servers need the same directory"));
+  }
+  return absl::OkStatus();
 }
 
 void SnapshotService::NotePublished(const Manifest& manifest, double seconds, double replay_seconds) {
@@ -161,12 +197,12 @@ void SnapshotService::Tick(absl::Time now) {
   bool due = false;
   {
     MutexLock lock(&mu_);
-    if (periodic_running_ || now < next_try_) return;
+    if (periodic_running_ || now < next_try_ || (cluster_ != nullptr && !cluster_->live())) return;
     if (params_->sequence() == last_sequence_ || !params_->has_values()) return;
     due = now - last_periodic_ >= options_.interval;
-    if (!due &&
-        params_->replay_seconds() - replay_seconds_at_last_ < absl::ToDoubleSeconds(options_.replay_target))
-      return;
+    const double replay_seconds = std::max(params_->replay_seconds() - replay_seconds_at_last_,
+                                           cluster_ == nullptr ? 0 : cluster_->replay_seconds());
+    if (!due && replay_seconds < absl::ToDoubleSeconds(options_.replay_target)) return;
     periodic_running_ = true;
     last_periodic_ = now;
     next_try_ = now + kBetweenTries;

@@ -14,6 +14,7 @@
 #include "common/snapshot/control_state.h"
 #include "common/storage/object_store.h"
 #include "proto/control.pb.h"
+#include "server/cluster.h"
 #include "server/durability/snapshot_writer.h"
 #include "server/param_server.h"
 
@@ -34,15 +35,16 @@ class SnapshotService {
     // Pages that may be cloned while a snapshot is written, as a share of the state; 1: all.
     double memory = 1;
     std::string optimizer;
-    uint64_t cluster_epoch = 0;
     uint64_t job_id = 0;
     // What the job had come to at a cut with that sequence; may be empty. Called on the service's thread.
     std::function<absl::StatusOr<ControlState>(uint64_t sequence)> control;
   };
   using Done = absl::AnyInvocable<void(const absl::StatusOr<SnapshotReply>&)>;
 
-  // `params`, `store` and `metrics` must outlive the service.
-  SnapshotService(const Options& options, ParamServer* params, ObjectStore* store, Metrics* metrics);
+  // The pointers must outlive the service. `cluster`: the other servers whose parts belong to a snapshot;
+  // null if there are none.
+  SnapshotService(const Options& options, ParamServer* params, ObjectStore* store, Metrics* metrics,
+                  Cluster* cluster = nullptr);
 
   // `reason` is one word for the manifest. `done` runs on the service's thread.
   void Take(const std::string& reason, Done done, SnapshotWriter::Pace pace = SnapshotWriter::Pace::kNow);
@@ -60,12 +62,19 @@ class SnapshotService {
 
  private:
   absl::StatusOr<SnapshotReply> TakeNow(const std::string& reason, SnapshotWriter::Pace pace);
+  absl::StatusOr<Manifest> WriteParts(const ParamLayout& layout, StateCut cut,
+                                      SnapshotWriter::Description description, Generation generation,
+                                      SnapshotWriter::Pace pace);
+  absl::Status CheckPacks(const Manifest& part, uint64_t server) const;
+  void Hurry(int change);
   void NoteNewest(const Manifest& manifest);
   void NotePublished(const Manifest& manifest, double seconds, double replay_seconds);
 
   // Set in the constructor.
   const Options options_;
   ParamServer* const params_;
+  Cluster* const cluster_;
+  ObjectStore* const store_;
   prometheus::Counter& published_;
   prometheus::Counter& failed_;
   prometheus::Gauge& seconds_;
@@ -73,6 +82,7 @@ class SnapshotService {
 
   // The service's thread only.
   SnapshotWriter writer_;
+  Generation last_tried_;
 
   mutable Mutex mu_;
   SnapshotStatus status_ ABSL_GUARDED_BY(mu_);

@@ -3,8 +3,8 @@
 #include <thread>
 
 #include "common/base/clock.h"
-#include "common/base/heap.h"
 #include "common/base/log.h"
+#include "common/base/process.h"
 #include "common/base/shutdown_signal.h"
 #include "worker/runtime/worker.h"
 #include "worker/runtime/worker_flags.h"
@@ -13,7 +13,7 @@
 // not fit.
 int main(int argc, char** argv) {
   recon::ProcessUptime();
-  recon::TuneHeap();
+  recon::TuneProcess();
   int exit_code = 0;
   const auto flags = recon::ParseWorkerFlags(argc, argv, &exit_code);
   if (!flags.ok()) return exit_code;

@@ -9,7 +9,7 @@
 namespace recon::limits {
 
 // gRPC: messages of about 1 MiB are the fastest on loopback; a frame holds whole shards, so that the
-// largest has one FP32 shard (2 MiB) beyond the target, its header and its table.
+// largest has one FP32 shard (1 MiB) beyond the target, its header and its table.
 constexpr size_t kFrameTargetBytes = size_t{1} << 20;
 constexpr size_t kFrameBytesMax = size_t{8} << 20;
 // A frame of the smallest shards stays far below this; it bounds what a decoder allocates.
@@ -43,6 +43,10 @@ constexpr size_t kWaitingRepliesMax = 65'536;
 constexpr absl::Duration kReplyWaitMax = absl::Seconds(10);
 
 constexpr size_t kMembersMax = 4096;
+// Servers of a job, the head among them.
+constexpr uint32_t kServersMax = 256;
+// What the head has to say to a server that does not read: then it is given up, and is told all anew.
+constexpr size_t kServerCommandsMax = 65'536;
 // Splits whose pushes are under way, as many as a pipeline has places; then the worker waits before it asks
 // for more.
 constexpr size_t kOpenSplitsMax = 16;

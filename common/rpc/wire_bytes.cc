@@ -20,25 +20,26 @@ uint16_t PortOf(const sockaddr_storage& address) {
   return 0;
 }
 
-bool HasPort(int fd, uint16_t port) {
+bool HasPort(int fd, const std::set<uint16_t>& ports) {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);
   if (getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return false;
-  if (PortOf(address) == port) return true;
+  if (ports.count(PortOf(address)) > 0) return true;
   size = sizeof(address);
-  return getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0 && PortOf(address) == port;
+  return getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0 &&
+         ports.count(PortOf(address)) > 0;
 }
 
 }  // namespace
 
-WireBytes WireByteCounter::Sample() {
+WireBytes WireByteCounter::Sample(const std::set<uint16_t>& ports) {
   const std::unique_ptr<DIR, int (*)(DIR*)> files(opendir("/proc/self/fd"), closedir);
   while (const dirent* entry = files == nullptr ? nullptr : readdir(files.get())) {
     const int fd = std::atoi(entry->d_name);
     struct stat status {};
     tcp_info info{};
     socklen_t size = sizeof(info);
-    if (fstat(fd, &status) != 0 || !S_ISSOCK(status.st_mode) || !HasPort(fd, port_)) continue;
+    if (fstat(fd, &status) != 0 || !S_ISSOCK(status.st_mode) || !HasPort(fd, ports)) continue;
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) continue;
     WireBytes& bytes = connections_[status.st_ino];
     bytes.sent = info.tcpi_bytes_sent + kHeaderBytes * info.tcpi_segs_out;

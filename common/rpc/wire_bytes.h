@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 
 namespace recon {
 
@@ -12,19 +13,16 @@ struct WireBytes {
   uint64_t received = 0;
 };
 
-// Counts what this process' TCP connections to or from one port have carried, as the kernel knows it
+// Counts what this process' TCP connections to or from some ports have carried, as the kernel knows it
 // (TCP_INFO): encryption, retries, heartbeats and acknowledgements are in it, whoever opened the connection.
 //
 // Threads: one. A connection that closed between two samples counts as of the last one.
 class WireByteCounter {
  public:
-  explicit WireByteCounter(uint16_t port) : port_(port) {}
-
   // Totals since the process started.
-  WireBytes Sample();
+  WireBytes Sample(const std::set<uint16_t>& ports);
 
  private:
-  const uint16_t port_;
   std::map<uint64_t, WireBytes> connections_;  // By the socket's inode.
 };
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr char kMagic[] = "RCNMANIF";
 constexpr size_t kMagicBytes = 8;
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr size_t kHeaderBytes = kMagicBytes + 4 + 8;
 constexpr size_t kChecksumBytes = 8;
 constexpr uint32_t kStatePlanesMax = 8;
@@ -104,6 +104,10 @@ absl::Status CheckContent(const Manifest& manifest) {
     const absl::Status control = CheckControl(manifest.control());
     if (!control.ok()) return absl::DataLossError(absl::StrCat("manifest: ", control.message()));
   }
+  const auto servers = static_cast<uint32_t>(manifest.servers_size());
+  if (servers == 1 || servers > limits::kServersMax) {
+    return absl::DataLossError(absl::StrCat("manifest: of ", servers, " servers"));
+  }
   const std::string root = ComputeStateRoot(manifest);
   if (root != manifest.state_root()) {
     return absl::DataLossError(absl::StrCat("manifest: state root ", ToHex(manifest.state_root()),
@@ -116,6 +120,18 @@ absl::Status CheckContent(const Manifest& manifest) {
 
 std::string ManifestName(Generation generation) {
   return absl::StrFormat("manifests/MANIFEST-%016x", generation.value());
+}
+
+uint32_t ServersOf(const Manifest& manifest) {
+  return static_cast<uint32_t>(std::max(1, manifest.servers_size()));
+}
+
+Manifest ForServer(Manifest manifest, uint32_t server) {
+  if (static_cast<int>(server) >= manifest.servers_size()) return manifest;
+  const ServerPart& part = manifest.servers(static_cast<int>(server));
+  manifest.set_sequence(part.sequence());
+  manifest.set_log_from(part.log_from());
+  return manifest;
 }
 
 std::string PackName(Generation generation, uint32_t pack) {

@@ -31,6 +31,11 @@ std::string EncodeManifest(const Manifest& manifest);
 // is the hash of those.
 absl::StatusOr<Manifest> DecodeManifest(absl::string_view bytes);
 
+// Servers that took it.
+uint32_t ServersOf(const Manifest& manifest);
+// The manifest as server `server` of them sees it: `sequence` and `log_from` are of that server's log.
+Manifest ForServer(Manifest manifest, uint32_t server);
+
 struct SnapshotSizes {
   uint64_t raw = 0;     // Of all pages,
   uint64_t stored = 0;  // encoded.

@@ -11,8 +11,9 @@
 
 namespace recon {
 
-// A shard has at most 8 pages: 2 MiB of FP32.
-inline constexpr uint32_t kShardPagesMax = 8;
+// A shard has at most 4 pages: 1 MiB of FP32, a frame of the size that networks move fastest. It is what a
+// synchronous step closes at a time: the smaller, the sooner parameters flow back.
+inline constexpr uint32_t kShardPagesMax = 4;
 inline constexpr uint32_t kShardParamsMax = kShardPagesMax * kPageParams;
 
 struct TensorPlacement {

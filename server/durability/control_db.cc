@@ -18,6 +18,8 @@ namespace {
 constexpr char kEpochKey[] = "epoch";
 constexpr char kJobIdKey[] = "job_id";
 constexpr char kJobKey[] = "job";
+constexpr char kServersKey[] = "servers";
+constexpr char kPlaceKey[] = "place";
 constexpr char kLastWorkerKey[] = "last-worker";
 constexpr char kWorkerPrefix[] = "worker/";
 constexpr char kDonePrefix[] = "done/";
@@ -161,6 +163,26 @@ absl::StatusOr<std::vector<Completion>> ControlDb::LoadCompletions() const {
   }
   RECON_RETURN_IF_ERROR(FromRocks(it->status(), "list completions"));
   return completions;
+}
+
+absl::StatusOr<ServerTable> ControlDb::LoadServers() const {
+  RECON_ASSIGN_OR_RETURN(const auto value, Get(kServersKey));
+  if (!value) return ServerTable();
+  return ParseMessage<ServerTable>(kServersKey, *value);
+}
+
+absl::Status ControlDb::SaveServers(const ServerTable& table) {
+  return Put(kServersKey, table.SerializeAsString());
+}
+
+absl::StatusOr<ServerPlace> ControlDb::LoadPlace() const {
+  RECON_ASSIGN_OR_RETURN(const auto value, Get(kPlaceKey));
+  if (!value) return ServerPlace();
+  return ParseMessage<ServerPlace>(kPlaceKey, *value);
+}
+
+absl::Status ControlDb::SavePlace(const ServerPlace& place) {
+  return Put(kPlaceKey, place.SerializeAsString());
 }
 
 absl::StatusOr<ControlState> ControlDb::Load() const {

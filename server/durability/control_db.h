@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/ids.h"
 #include "common/snapshot/control_state.h"
+#include "proto/cluster.pb.h"
 #include "proto/job.pb.h"
 
 namespace rocksdb {
@@ -22,8 +23,8 @@ namespace recon {
 // filled again from them.
 //
 // Threads: thread-safe, as RocksDB is. Blocks on the disk: never call it on a gRPC thread.
-// Keys: "epoch", "job_id", "job", "worker/<name>", "done/<kind>/<data epoch>/<split>" (numbers as 8 hex
-// digits).
+// Keys: "epoch", "job_id", "job", "servers", "place", "worker/<name>", "done/<kind>/<data epoch>/<split>"
+// (numbers as 8 hex digits).
 class ControlDb {
  public:
   // Reads all of it: DataLoss if something in it is damaged.
@@ -51,6 +52,12 @@ class ControlDb {
   absl::Status SaveCompletion(const Completion& completion);
   // In the order of kind, data epoch and split.
   absl::StatusOr<std::vector<Completion>> LoadCompletions() const;
+
+  // Which server has which place; and what another server than the head is. Empty if nothing was saved.
+  absl::StatusOr<ServerTable> LoadServers() const;
+  absl::Status SaveServers(const ServerTable& table);
+  absl::StatusOr<ServerPlace> LoadPlace() const;
+  absl::Status SavePlace(const ServerPlace& place);
 
   absl::StatusOr<ControlState> Load() const;
   // Adds what is missing. DataLoss if `state` and the database contradict each other.

@@ -17,7 +17,7 @@ namespace recon {
 namespace {
 
 constexpr absl::string_view kSegmentMagic("RCNPLOG\0", 8);
-constexpr uint32_t kSegmentVersion = 1;
+constexpr uint32_t kSegmentVersion = 2;
 constexpr char kSegmentPrefix[] = "LOG-";
 constexpr size_t kRulesBytesMax = 1 << 20;
 
@@ -39,7 +39,9 @@ T Get(absl::string_view bytes, size_t offset) {
 std::string EncodeClosing(const StepClosing& closing) {
   std::string bytes;
   Put<uint64_t>(closing.step, &bytes);
+  Put<uint32_t>(static_cast<uint32_t>(closing.shards.size()), &bytes);
   Put<uint32_t>(static_cast<uint32_t>(closing.contributors.size()), &bytes);
+  for (const uint32_t shard : closing.shards) Put<uint32_t>(shard, &bytes);
   for (const auto& [worker, incarnation] : closing.contributors) {
     Put<uint32_t>(worker.value(), &bytes);
     Put<uint64_t>(incarnation.value(), &bytes);
@@ -48,21 +50,30 @@ std::string EncodeClosing(const StepClosing& closing) {
 }
 
 absl::StatusOr<StepClosing> DecodeClosing(absl::string_view payload) {
-  constexpr size_t kHead = 12, kEntry = 12;
+  constexpr size_t kHead = 16, kShard = 4, kEntry = 12;
   if (payload.size() < kHead) {
     return absl::DataLossError(absl::StrCat("closing of ", payload.size(), " bytes"));
   }
   StepClosing closing;
   closing.step = Get<uint64_t>(payload, 0);
-  const uint64_t count = Get<uint32_t>(payload, 8);
-  if (payload.size() != kHead + count * kEntry) {
-    return absl::DataLossError(
-        absl::StrCat("closing of ", count, " contributors has ", payload.size(), " bytes"));
+  const uint64_t shards = Get<uint32_t>(payload, 8);
+  const uint64_t count = Get<uint32_t>(payload, 12);
+  if (payload.size() != kHead + shards * kShard + count * kEntry) {
+    return absl::DataLossError(absl::StrCat("closing of ", shards, " shards and ", count,
+                                            " contributors has ", payload.size(), " bytes"));
   }
-  for (uint64_t i = 0; i < count; ++i) {
+  size_t offset = kHead;
+  for (uint64_t i = 0; i < shards; ++i, offset += kShard) {
+    const auto shard = Get<uint32_t>(payload, offset);
+    if (i > 0 && shard <= closing.shards.back()) {
+      return absl::DataLossError(absl::StrCat("closing: shard ", i, " does not ascend"));
+    }
+    closing.shards.push_back(shard);
+  }
+  for (uint64_t i = 0; i < count; ++i, offset += kEntry) {
     const std::pair<WorkerId, Incarnation> contributor{
-        WorkerId(Get<uint32_t>(payload, kHead + i * kEntry)),
-        Incarnation(Get<uint64_t>(payload, kHead + i * kEntry + sizeof(uint32_t)))};
+        WorkerId(Get<uint32_t>(payload, offset)),
+        Incarnation(Get<uint64_t>(payload, offset + sizeof(uint32_t)))};
     if (i > 0 && !(closing.contributors.back() < contributor)) {
       return absl::DataLossError(absl::StrCat("closing: contributor ", i, " does not ascend"));
     }

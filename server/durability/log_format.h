@@ -16,13 +16,14 @@ namespace recon {
 
 enum class LogRecordKind : uint8_t { kFrame = 1, kClosing = 2, kControl = 3 };
 
-// A synchronous step's end, and whose pushes count.
+// A synchronous step's end for some shards, and whose pushes count.
 struct StepClosing {
   uint64_t step = 0;
+  std::vector<uint32_t> shards;                                // Ascending.
   std::vector<std::pair<WorkerId, Incarnation>> contributors;  // Ascending.
 };
 std::string EncodeClosing(const StepClosing& closing);
-// DataLoss if the length does not match the count, or contributors do not ascend.
+// DataLoss if the length does not match the counts, or shards or contributors do not ascend.
 absl::StatusOr<StepClosing> DecodeClosing(absl::string_view payload);
 
 std::string SegmentName(uint64_t first_sequence);

@@ -31,12 +31,13 @@ struct Remains {
   uint64_t acknowledged = 0;  // The highest that any of them knows to be safe.
 };
 
-Remains FindRecords(absl::string_view segment, uint64_t offset) {
+// Those behind `offset`, from sequence `first` on.
+Remains FindRecords(absl::string_view segment, uint64_t offset, uint64_t first = 0) {
   Remains remains;
   for (uint64_t at = SkipZeros(segment, PaddedBytes(offset)); at + kRecordHeadBytes <= segment.size();) {
     const absl::StatusOr<LogRecord> record = DecodeRecord(segment, at);
     at = SkipZeros(segment, at + (record.ok() ? record->bytes : 8));
-    if (!record.ok()) continue;
+    if (!record.ok() || record->sequence < first) continue;
     ++remains.records;
     if (record->kind != LogRecordKind::kControl) ++remains.pushes;
     remains.acknowledged = std::max(remains.acknowledged, record->acknowledged);
@@ -176,12 +177,12 @@ absl::StatusOr<LogEnd> ReadLog(FileSystem* files, const std::string& directory, 
   return Reader(files, directory, first, visitor).Read();
 }
 
-absl::StatusOr<uint64_t> CountLoggedPushes(FileSystem* files, const std::string& directory) {
+absl::StatusOr<uint64_t> CountLoggedPushes(FileSystem* files, const std::string& directory, uint64_t first) {
   RECON_ASSIGN_OR_RETURN(const std::vector<SegmentFile> segments, Segments(files, directory));
   uint64_t pushes = 0;
   for (const SegmentFile& segment : segments) {
     RECON_ASSIGN_OR_RETURN(const std::string bytes, Load(files, directory, segment.name));
-    pushes += FindRecords(bytes, 0).pushes;
+    pushes += FindRecords(bytes, 0, first).pushes;
   }
   return pushes;
 }

@@ -42,8 +42,9 @@ class LogVisitor {
 absl::StatusOr<LogEnd> ReadLog(FileSystem* files, const std::string& directory, uint64_t first,
                                LogVisitor* visitor);
 
-// Whole records of pushes and closings there are, needed or not.
-absl::StatusOr<uint64_t> CountLoggedPushes(FileSystem* files, const std::string& directory);
+// Whole records of pushes and closings there are from sequence `first` on, needed or not.
+absl::StatusOr<uint64_t> CountLoggedPushes(FileSystem* files, const std::string& directory,
+                                           uint64_t first = 0);
 
 // Keeps segments with records that cannot be used under other names, <segment>.damaged: unread ones would be
 // in the way of new ones, the others would be trimmed.

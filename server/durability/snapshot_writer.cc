@@ -73,7 +73,12 @@ absl::Status OnThreads(int threads, int priority, const std::function<absl::Stat
 // The packs of a manifest, with those of the snapshot before that are still of use.
 class PackTable {
  public:
-  explicit PackTable(Manifest* manifest) : manifest_(manifest) {}
+  // A server that was replaced and still writes must not meet the names of the one in its place.
+  PackTable(Manifest* manifest, uint32_t server)
+      : manifest_(manifest),
+        own_(server == 0
+                 ? 0
+                 : server * kPacksOfServer + static_cast<uint32_t>(RandomNonZero() % (kPacksOfServer / 2))) {}
 
   // Thread-safe; the entry's bytes are set by Finish().
   uint32_t Add(const std::string& name) {
@@ -92,8 +97,11 @@ class PackTable {
 
  private:
   Mutex mu_;
+  // Names of packs of one generation differ by their numbers.
+  static constexpr uint32_t kPacksOfServer = 1 << 20;
+
   Manifest* const manifest_;
-  std::atomic<uint32_t> own_{0};
+  std::atomic<uint32_t> own_;
 };
 
 // One thread's packs, filled one after the other.
@@ -131,14 +139,16 @@ class PackSequence {
   uint64_t bytes_ = 0;
 };
 
-// Entries for every page, without places.
+// Entries for every page there is, without places.
 std::vector<PageWork> ListPages(const ParamLayout& layout, std::vector<ShardCut> shards, Manifest* manifest) {
   std::vector<PageWork> work;
   for (uint32_t i = 0; i < shards.size(); ++i) {
+    if (shards[i].pages.empty()) continue;  // Another server's.
     const ShardPlacement& placement = layout.shards()[i];
     ShardEntry* shard = manifest->add_shards();
     shard->set_shard(i);
     shard->set_version(shards[i].version);
+    shard->set_first_open_step(shards[i].first_open_step);
     for (const LedgerEntry& entry : shards[i].ledger) *shard->add_ledger() = entry;
     for (uint32_t role = 0; role < shards[i].pages.size(); ++role) {
       ChunkEntry* chunk = manifest->add_chunks();
@@ -234,6 +244,44 @@ void ReferToBase(const Manifest& base, Generation oldest, ObjectStore* store, st
   }
 }
 
+// One manifest of the packs, shards and chunks of all, in the order of shards and roles.
+absl::StatusOr<Manifest> JoinParts(const ParamLayout& layout, std::vector<Manifest> parts) {
+  if (parts.size() == 1) return std::move(parts.front());
+  Manifest joined;
+  std::map<uint32_t, ShardEntry*> shards;
+  std::map<std::pair<uint32_t, uint32_t>, ChunkEntry*> chunks;
+  std::map<std::string, uint32_t> packs;
+  for (Manifest& part : parts) {
+    for (ShardEntry& shard : *part.mutable_shards()) {
+      if (shard.shard() >= layout.shard_count() || !shards.emplace(shard.shard(), &shard).second) {
+        return absl::InternalError(
+            absl::StrCat("shard ", shard.shard(), " is in two servers' parts, or is none"));
+      }
+    }
+    std::vector<uint32_t> pack_of;
+    for (const PackEntry& pack : part.packs()) {
+      const auto [it, added] = packs.try_emplace(pack.name(), static_cast<uint32_t>(joined.packs_size()));
+      if (added) *joined.add_packs() = pack;
+      pack_of.push_back(it->second);
+    }
+    for (ChunkEntry& chunk : *part.mutable_chunks()) {
+      for (uint32_t& pack : *chunk.mutable_pack()) {
+        if (pack >= pack_of.size())
+          return absl::InternalError("a server's part names a pack that it does not list");
+        pack = pack_of[pack];
+      }
+      chunks.emplace(std::make_pair(chunk.shard(), chunk.role()), &chunk);
+    }
+  }
+  if (shards.size() != layout.shard_count()) {
+    return absl::InternalError(
+        absl::StrCat("the servers' parts have ", shards.size(), " of ", layout.shard_count(), " shards"));
+  }
+  for (const auto& [number, shard] : shards) *joined.add_shards() = std::move(*shard);
+  for (const auto& [place, chunk] : chunks) *joined.add_chunks() = std::move(*chunk);
+  return joined;
+}
+
 }  // namespace
 
 void SnapshotWriter::NoteRestored(const Manifest& manifest) {
@@ -242,8 +290,8 @@ void SnapshotWriter::NoteRestored(const Manifest& manifest) {
   published_ = 0;
 }
 
-absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, std::vector<ShardCut> shards, Pace pace,
-                                        Manifest* manifest) {
+absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, std::vector<ShardCut> shards,
+                                        uint32_t server, Pace pace, Manifest* manifest) {
   const int threads = pace == Pace::kNow ? options_.threads : 1;
   const int priority = pace == Pace::kNow ? 0 : kBackgroundPriority;
   std::vector<PageWork> work = ListPages(layout, std::move(shards), manifest);
@@ -257,7 +305,7 @@ absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, std::vector<S
     }
     return absl::OkStatus();
   }));
-  PackTable table(manifest);
+  PackTable table(manifest, server);
   if (base_) {
     const auto age = static_cast<uint64_t>(std::max(1, options_.keep.last / 2));
     const Generation oldest(manifest->generation() - std::min(age, manifest->generation()));
@@ -301,15 +349,40 @@ absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, std::vector<S
 
 absl::StatusOr<Manifest> SnapshotWriter::Write(const ParamLayout& layout, std::vector<ShardCut> shards,
                                                const Description& description, Pace pace) {
+  RECON_ASSIGN_OR_RETURN(const Generation generation, NextGeneration());
+  absl::StatusOr<Manifest> part = WritePart(layout, std::move(shards), generation, /*server=*/0, pace);
+  if (part.ok()) part = Publish(layout, description, generation, {*std::move(part)});
+  if (!part.ok()) RemoveUnpublished();
+  return part;
+}
+
+absl::StatusOr<Generation> SnapshotWriter::NextGeneration() {
   RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, SnapshotReader(store_).List());
-  Manifest manifest;
   // Never a number that was used before: its packs may be referred to.
   const uint64_t listed = generations.empty() ? 0 : generations.back().value();
-  manifest.set_generation(std::max(listed, base_ ? base_->generation() : 0) + 1);
-  if (base_ && std::find(generations.begin(), generations.end(), Generation(base_->generation())) ==
-                   generations.end()) {
-    base_.reset();
+  return Generation(std::max(listed, base_ ? base_->generation() : 0) + 1);
+}
+
+absl::StatusOr<Manifest> SnapshotWriter::WritePart(const ParamLayout& layout, std::vector<ShardCut> shards,
+                                                   Generation generation, uint32_t server, Pace pace) {
+  if (base_) {
+    RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, SnapshotReader(store_).List());
+    if (std::find(generations.begin(), generations.end(), Generation(base_->generation())) ==
+        generations.end()) {
+      base_.reset();
+    }
   }
+  Manifest part;
+  part.set_generation(generation.value());
+  RECON_RETURN_IF_ERROR(WritePacks(layout, std::move(shards), server, pace, &part));
+  return part;
+}
+
+absl::StatusOr<Manifest> SnapshotWriter::Publish(const ParamLayout& layout, const Description& description,
+                                                 Generation generation, std::vector<Manifest> parts,
+                                                 std::vector<ServerPart> servers) {
+  RECON_ASSIGN_OR_RETURN(Manifest manifest, JoinParts(layout, std::move(parts)));
+  manifest.set_generation(generation.value());
   *manifest.mutable_model() = layout.model();
   manifest.set_optimizer(description.optimizer);
   manifest.set_state_planes(static_cast<uint32_t>(description.state_planes));
@@ -321,25 +394,30 @@ absl::StatusOr<Manifest> SnapshotWriter::Write(const ParamLayout& layout, std::v
   manifest.set_frontier_step(description.frontier_step);
   manifest.set_created_unix_ms(description.created_unix_ms);
   manifest.set_reason(description.reason);
-  absl::Status written = WritePacks(layout, std::move(shards), pace, &manifest);
+  for (ServerPart& server : servers) *manifest.add_servers() = std::move(server);
   RECON_FAULT_POINT("publish.before_manifest");
-  if (written.ok()) {
-    manifest.set_state_root(ComputeStateRoot(manifest));
-    const std::string bytes = EncodeManifest(manifest);
-    written = bytes.size() > limits::kManifestBytesMax
-                  ? absl::ResourceExhaustedError(absl::StrCat(
-                        "manifest of ", bytes.size(), " bytes, allowed are ", limits::kManifestBytesMax))
-                  : store_->PutIfAbsent(ManifestName(Generation(manifest.generation())), bytes);
+  manifest.set_state_root(ComputeStateRoot(manifest));
+  const std::string bytes = EncodeManifest(manifest);
+  if (bytes.size() > limits::kManifestBytesMax) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("manifest of ", bytes.size(), " bytes, allowed are ", limits::kManifestBytesMax));
   }
-  if (written.ok()) {
-    base_ = manifest;
-    ++published_;
-    return manifest;
-  }
-  // By what is published, not by what we tried: the manifest may be there though publishing it failed.
+  // What other servers have sent is checked as whoever reads it will.
+  if (manifest.servers_size() > 0) RECON_RETURN_IF_ERROR(DecodeManifest(bytes).status());
+  RECON_RETURN_IF_ERROR(store_->PutIfAbsent(ManifestName(generation), bytes));
+  NotePublished(manifest);
+  return manifest;
+}
+
+void SnapshotWriter::NotePublished(const Manifest& manifest) {
+  base_ = manifest;
+  ++published_;
+}
+
+// By what is published, not by what was tried: a manifest may be there though publishing it failed.
+void SnapshotWriter::RemoveUnpublished() {
   const absl::Status removed = RemoveOrphanPacks();
-  if (!removed.ok()) spdlog::warn("snapshot {}: {}", manifest.generation(), removed.message());
-  return written;
+  if (!removed.ok()) spdlog::warn("what is left of a snapshot: {}", removed.message());
 }
 
 absl::StatusOr<std::vector<Generation>> SnapshotWriter::Expired() {

@@ -61,6 +61,23 @@ class SnapshotWriter {
   absl::StatusOr<Manifest> Write(const ParamLayout& layout, std::vector<ShardCut> shards,
                                  const Description& description, Pace pace = Pace::kNow);
 
+  // The same in steps, for a state that several servers hold: each writes its part, and one publishes them
+  // all.
+  absl::StatusOr<Generation> NextGeneration();
+  // Writes the pages of those of `shards` that have any; others are of other servers. What is returned has
+  // their packs, shards and chunks and nothing else.
+  absl::StatusOr<Manifest> WritePart(const ParamLayout& layout, std::vector<ShardCut> shards,
+                                     Generation generation, uint32_t server, Pace pace);
+  // Joins the parts, which must have every shard of the model once, and puts the manifest under its name.
+  // What it has of `servers` stays as it is.
+  absl::StatusOr<Manifest> Publish(const ParamLayout& layout, const Description& description,
+                                   Generation generation, std::vector<Manifest> parts,
+                                   std::vector<ServerPart> servers = {});
+  // A snapshot that this writer has a part in is published: pages that do not change refer to it.
+  void NotePublished(const Manifest& manifest);
+  // Removes what was written for snapshots that were not published.
+  void RemoveUnpublished();
+
   // Removes generations that the rules do not keep, and packs that no manifest names. Manifests go first:
   // a crash in between leaves packs without a manifest, never the reverse.
   absl::Status CollectGarbage();
@@ -72,7 +89,7 @@ class SnapshotWriter {
   absl::StatusOr<std::set<Generation>> Held();
   absl::Status RemoveMarksBut(const std::vector<Generation>& expired);
   absl::Status RemoveOrphanPacks();
-  absl::Status WritePacks(const ParamLayout& layout, std::vector<ShardCut> shards, Pace pace,
+  absl::Status WritePacks(const ParamLayout& layout, std::vector<ShardCut> shards, uint32_t server, Pace pace,
                           Manifest* manifest);
 
   ObjectStore* store_;

@@ -256,13 +256,13 @@ void Shard::SetRules(const OptimizerConfig* config, const GroupPolicy& policy) {
   policy_ = policy;
 }
 
-ShardCut Shard::Cut() const { return {version_, pages_, ledger_.Entries()}; }
+ShardCut Shard::Cut() const { return {version_, first_open_step_, pages_, ledger_.Entries()}; }
 
-void Shard::Restore(ShardCut cut, uint64_t first_open_step) {
+void Shard::Restore(ShardCut cut) {
   version_ = cut.version;
   pages_ = std::move(cut.pages);
   ledger_.Restore(cut.ledger);
-  first_open_step_ = first_open_step;
+  first_open_step_ = cut.first_open_step;
   encoded_version_ = kNoVersion;
   update_version_ = kNoVersion;
   history_.NoteAll(version_);

@@ -22,6 +22,8 @@ namespace recon {
 // A consistent copy of one shard: page references, not bytes.
 struct ShardCut {
   uint64_t version = 0;
+  // First synchronous step that is not closed.
+  uint64_t first_open_step = 0;
   // pages[role][page]; role 0 = parameters, then the optimizer's planes.
   std::vector<std::vector<PageRef>> pages;
   std::vector<LedgerEntry> ledger;
@@ -88,12 +90,13 @@ class Shard {
 
   // What later updates go by. `config` must outlive the shard, or its next rules.
   void SetRules(const OptimizerConfig* config, const GroupPolicy& policy);
+
   // Those of steps that are not closed.
   void DropContributions() { contributions_.clear(); }
 
   ShardCut Cut() const;
-  // The reverse of Cut(). `cut` must have this shard's shape; steps before `first_open_step` are closed.
-  void Restore(ShardCut cut, uint64_t first_open_step);
+  // The reverse of Cut(). `cut` must have this shard's shape.
+  void Restore(ShardCut cut);
 
  private:
   using Pages = std::vector<PageRef>;

@@ -24,10 +24,10 @@ void StalenessGate::Forget(WorkerId worker) {
   workers_.erase(worker);
 }
 
-uint64_t StalenessGate::Join(WorkerId worker, uint64_t next_step) {
+uint64_t StalenessGate::Join(WorkerId worker, uint64_t next_step, uint64_t begun) {
   Progress& mine = workers_[worker];
   mine.active = true;
-  RaiseTo(bound_ == kUnlimited ? next_step : std::max(frontier_, next_step), &mine);
+  RaiseTo(bound_ == kUnlimited ? next_step : std::max({next_step, frontier_, begun}), &mine);
   MoveFrontier();
   return mine.next_step;
 }
@@ -37,7 +37,7 @@ void StalenessGate::Leave(WorkerId worker) {
   if (found == workers_.end() || !found->second.active) return;
   found->second.active = false;
   // The last one to leave takes the frontier along, so that steps keep growing for whoever joins next.
-  if (!any_active()) frontier_ = std::max(frontier_, found->second.next_step);
+  if (!any_active() && !followed_active_) frontier_ = std::max(frontier_, found->second.next_step);
   MoveFrontier();
 }
 
@@ -49,6 +49,14 @@ bool StalenessGate::active(WorkerId worker) const {
 uint64_t StalenessGate::next_step(WorkerId worker) const {
   const auto found = workers_.find(worker);
   return found == workers_.end() ? 0 : found->second.next_step;
+}
+
+std::vector<WorkerId> StalenessGate::Awaited(uint64_t step) const {
+  std::vector<WorkerId> awaited;
+  for (const auto& [worker, progress] : workers_) {
+    if (progress.active && progress.next_step <= step) awaited.push_back(worker);
+  }
+  return awaited;
 }
 
 void StalenessGate::Raise(WorkerId worker, uint64_t next_step) {
@@ -69,7 +77,13 @@ void StalenessGate::Advance(WorkerId worker, uint64_t step) {
   MoveFrontier();
 }
 
+void StalenessGate::Follow(uint64_t frontier, bool anyone_active) {
+  frontier_ = std::max(frontier_, frontier);
+  followed_active_ = anyone_active;
+}
+
 bool StalenessGate::any_active() const {
+  if (followed_active_) return *followed_active_;
   return std::any_of(workers_.begin(), workers_.end(), [](const auto& entry) { return entry.second.active; });
 }
 
@@ -109,11 +123,13 @@ std::vector<StalenessGate::Ticket> StalenessGate::TakeExpired(absl::Time now) {
 }
 
 void StalenessGate::MoveFrontierAlone(const Progress& progress) {
-  if (bound_ == 0 && !any_active()) frontier_ = std::max(frontier_, progress.next_step);
+  if (bound_ == 0 && !any_active() && !followed_active_) {
+    frontier_ = std::max(frontier_, progress.next_step);
+  }
 }
 
 void StalenessGate::MoveFrontier() {
-  if (!any_active()) return;
+  if (!any_active() || followed_active_) return;
   uint64_t lowest = UINT64_MAX;
   for (const auto& [worker, progress] : workers_) {
     if (progress.active) lowest = std::min(lowest, progress.next_step);

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -35,19 +37,30 @@ class StalenessGate {
   // worker stays when it leaves, so that pushes that are complete meanwhile count.
   void Know(WorkerId worker, uint64_t next_step);
   void Forget(WorkerId worker);
-  // The worker takes part, from the step that is returned: `next_step`, or the frontier if that is later
-  // (unlimited workers have steps of their own). It never moves back.
-  uint64_t Join(WorkerId worker, uint64_t next_step);
+  // The worker takes part, from the step that is returned: `next_step`, or where those are later the frontier
+  // or `begun`, a step that is not closed for anything yet (unlimited workers have steps of their own). It
+  // never moves back.
+  uint64_t Join(WorkerId worker, uint64_t next_step, uint64_t begun = 0);
   // It takes no part: nobody waits for it.
   void Leave(WorkerId worker);
   bool active(WorkerId worker) const;
   // First step the worker has not pushed; 0 if it is unknown.
   uint64_t next_step(WorkerId worker) const;
+  // Who takes part and has not pushed all of `step`, or of one before.
+  std::vector<WorkerId> Awaited(uint64_t step) const;
   // The worker has an acknowledgement of every step before `next_step`.
   void Raise(WorkerId worker, uint64_t next_step);
 
   // The worker's push of `step` is complete; steps may complete out of order.
   void Advance(WorkerId worker, uint64_t step);
+
+  // No step before `frontier` is asked of anyone.
+  void SkipTo(uint64_t frontier) { frontier_ = std::max(frontier_, frontier); }
+
+  // Another gate decides (the head's, of a job with many servers): this one only keeps replies until that has
+  // come so far. What is known of workers here moves nothing any more.
+  void Follow(uint64_t frontier, bool anyone_active);
+  bool any_active() const;
 
   // Whether a reply to a push of `step` may go out now.
   bool Open(uint64_t step) const;
@@ -72,7 +85,6 @@ class StalenessGate {
   };
 
   static void RaiseTo(uint64_t next_step, Progress* progress);
-  bool any_active() const;
   void MoveFrontier();
   // With bound 0 and nobody active.
   void MoveFrontierAlone(const Progress& progress);
@@ -81,6 +93,7 @@ class StalenessGate {
   uint64_t frontier_;
   std::map<WorkerId, Progress> workers_;
   std::map<Ticket, Waiting> waiting_;
+  std::optional<bool> followed_active_;  // As Follow() was told.
 };
 
 }  // namespace recon

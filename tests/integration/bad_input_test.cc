@@ -9,7 +9,7 @@
 #include "common/rpc/grpc_transport.h"
 #include "common/transport/envelope.h"
 #include "grpcpp/generic/generic_stub.h"
-#include "tests/integration/cluster.h"
+#include "tests/integration/process_job.h"
 #include "tests/support/listening_socket.h"
 
 namespace recon {
@@ -101,56 +101,56 @@ TEST_CASE("settings come from file and environment, flags first", "[bad_input]")
 }
 
 TEST_CASE("a data directory in use and a port that is taken are named", "[bad_input]") {
-  Cluster cluster({});
-  REQUIRE(cluster.StartServer());
-  Refused({"recon-server", "--data", cluster.data(), "--listen", "127.0.0.1:0"}, 1,
-          absl::StrCat("in use by process ", cluster.server().pid()));
+  ProcessJob job({});
+  REQUIRE(job.StartServer());
+  Refused({"recon-server", "--data", job.data(), "--listen", "127.0.0.1:0"}, 1,
+          absl::StrCat("in use by process ", job.server().pid()));
   const TempDir other;
-  Refused({"recon-server", "--data", other / "data", "--listen", cluster.address()}, 1, cluster.address());
+  Refused({"recon-server", "--data", other / "data", "--listen", job.address()}, 1, job.address());
   const ListeningSocket taken;
   Refused({"recon-server", "--data", other / "data", "--listen", "127.0.0.1:0", "--metrics-address",
            taken.address()},
           1, "--metrics-address " + taken.address());
-  CHECK(cluster.Status().ok());
+  CHECK(job.Status().ok());
 }
 
 TEST_CASE("reconctl shows a job, takes snapshots and drains, for people and for programs", "[bad_input]") {
-  Cluster cluster({"--data-epochs", "1000", "--split-samples", "200"});
-  REQUIRE(cluster.StartServer());
-  Refused({"reconctl", "snapshot", "take", "--server", cluster.address()}, 1, "no parameters yet");
-  auto worker = cluster.StartWorker("one");
-  REQUIRE(cluster.SamplesReach(400));
-  const Outcome status = Run({"reconctl", "status", "--server", cluster.address()});
+  ProcessJob job({"--data-epochs", "1000", "--split-samples", "200"});
+  REQUIRE(job.StartServer());
+  Refused({"reconctl", "snapshot", "take", "--server", job.address()}, 1, "no parameters yet");
+  auto worker = job.StartWorker("one");
+  REQUIRE(job.SamplesReach(400));
+  const Outcome status = Run({"reconctl", "status", "--server", job.address()});
   CHECK(status.code == 0);
   for (const char* word : {"mlp:16-24-4", "running", "data epochs", "one", "active"}) {
     CHECK(absl::StrContains(status.output, word));
   }
-  const Outcome json = Run({"reconctl", "status", "--server", cluster.address(), "--json"});
+  const Outcome json = Run({"reconctl", "status", "--server", job.address(), "--json"});
   CHECK(json.code == 0);
   CHECK(absl::StrContains(json.output, "\"phase\":\"PHASE_RUNNING\""));
-  CHECK(Run({"reconctl", "completions", "--server", cluster.address()}).code == 0);
-  CHECK(Run({"reconctl", "snapshot", "take", "--server", cluster.address()}).code == 0);
+  CHECK(Run({"reconctl", "completions", "--server", job.address()}).code == 0);
+  CHECK(Run({"reconctl", "snapshot", "take", "--server", job.address()}).code == 0);
   for (const char* verb : {"list", "show", "verify"}) {
-    CHECK(Run({"reconctl", "snapshot", verb, cluster.snapshots()}).code == 0);
-    CHECK(Run({"reconctl", "snapshot", verb, cluster.snapshots(), "--json"}).code == 0);
+    CHECK(Run({"reconctl", "snapshot", verb, job.snapshots()}).code == 0);
+    CHECK(Run({"reconctl", "snapshot", verb, job.snapshots(), "--json"}).code == 0);
   }
-  CHECK(Run({"reconctl", "drain", "--server", cluster.address()}).code == 0);
-  CHECK(cluster.server().Wait(absl::Seconds(30)) == 0);
+  CHECK(Run({"reconctl", "drain", "--server", job.address()}).code == 0);
+  CHECK(job.server().Wait(absl::Seconds(30)) == 0);
   // A flipped byte in a pack: verify names it, with the code for damage.
-  const Outcome list = Run({"/usr/bin/find", cluster.snapshots() + "/packs", "-type", "f"});
+  const Outcome list = Run({"/usr/bin/find", job.snapshots() + "/packs", "-type", "f"});
   const std::string pack = list.output.substr(0, list.output.find('\n'));
   std::string bytes = ReadWholeFile(pack);
   bytes[100] = static_cast<char>(bytes[100] ^ 1);
   WriteWholeFile(pack, bytes);
-  Refused({"reconctl", "snapshot", "verify", cluster.snapshots()}, 4, "PACK-");
+  Refused({"reconctl", "snapshot", "verify", job.snapshots()}, 4, "PACK-");
 }
 
 TEST_CASE("no bytes on the wire end the server", "[bad_input]") {
-  Cluster cluster({"--data-epochs", "1000", "--split-samples", "200"});
-  REQUIRE(cluster.StartServer());
-  auto worker = cluster.StartWorker("one");
-  REQUIRE(cluster.SamplesReach(400));
-  grpc::GenericStub stub(*ConnectTo(cluster.address(), {}));
+  ProcessJob job({"--data-epochs", "1000", "--split-samples", "200"});
+  REQUIRE(job.StartServer());
+  auto worker = job.StartWorker("one");
+  REQUIRE(job.SamplesReach(400));
+  grpc::GenericStub stub(*ConnectTo(job.address(), {}));
   std::mt19937 random(1);
   const auto send = [&](const std::string& method, const std::string& bytes) {
     const grpc::Slice slice(bytes);
@@ -180,7 +180,7 @@ TEST_CASE("no bytes on the wire end the server", "[bad_input]") {
           grpc::StatusCode::INVALID_ARGUMENT);
   }
   // Requests with an envelope get their answer; what has none ends the stream, and the next one is as good.
-  GrpcTransport transport({*ConnectTo(cluster.address(), {})});
+  GrpcTransport transport({*ConnectTo(job.address(), {})});
   for (size_t i = 0; i < 200; ++i) {
     std::string bytes(i == 0 ? size_t{9} << 20 : random() % 300, 'x');
     for (char& byte : bytes) byte = static_cast<char>(random());
@@ -193,27 +193,27 @@ TEST_CASE("no bytes on the wire end the server", "[bad_input]") {
     answered.WaitForNotification();
     CHECK(absl::IsInvalidArgument(status));
   }
-  CHECK(cluster.SamplesReach(cluster.Status()->samples_completed() + 400));
+  CHECK(job.SamplesReach(job.Status()->samples_completed() + 400));
   CHECK(worker->running());
 }
 
 TEST_CASE("a model larger than any machine is refused, and the server goes on", "[bad_input]") {
-  Cluster cluster({});
-  REQUIRE(cluster.StartServer());
-  WriteWholeFile(cluster.directory() / "shapes", "w 65536 1048576\n");
-  auto worker = cluster.StartWorker("one", {"--model", "synthetic:" + (cluster.directory() / "shapes")});
+  ProcessJob job({});
+  REQUIRE(job.StartServer());
+  WriteWholeFile(job.directory() / "shapes", "w 65536 1048576\n");
+  auto worker = job.StartWorker("one", {"--model", "synthetic:" + (job.directory() / "shapes")});
   CHECK(worker->Wait(absl::Seconds(30)) == 1);
   CHECK(absl::StrContains(worker->output(), "bytes with its optimizer state, the server has"));
-  CHECK(cluster.Status().ok());
+  CHECK(job.Status().ok());
 }
 
 TEST_CASE("two jobs cannot share a snapshot directory", "[bad_input]") {
-  Cluster cluster({});
-  REQUIRE(cluster.StartServer());
+  ProcessJob job({});
+  REQUIRE(job.StartServer());
   const TempDir other;
   Refused({"recon-server", "--data", other / "data", "--listen", "127.0.0.1:0", "--snapshot-dir",
-           cluster.snapshots()},
-          1, absl::StrCat("in use by process ", cluster.server().pid()));
+           job.snapshots()},
+          1, absl::StrCat("in use by process ", job.server().pid()));
 }
 
 TEST_CASE("a full disk fails the snapshot, says so, and training goes on", "[bad_input]") {
@@ -223,20 +223,20 @@ TEST_CASE("a full disk fails the snapshot, says so, and training goes on", "[bad
     return;
   }
   {
-    Cluster cluster({"--data-epochs", "1000", "--split-samples", "200", "--snapshot-dir",
-                     mount_point / "snapshots", "--snapshot-interval", "50ms", "--snapshot-keep", "1000"});
-    REQUIRE(cluster.StartServer());
-    auto worker = cluster.StartWorker("one");
+    ProcessJob job({"--data-epochs", "1000", "--split-samples", "200", "--snapshot-dir",
+                    mount_point / "snapshots", "--snapshot-interval", "50ms", "--snapshot-keep", "1000"});
+    REQUIRE(job.StartServer());
+    auto worker = job.StartWorker("one");
     REQUIRE(Eventually([&] {
-      const auto status = cluster.Status();
+      const auto status = job.Status();
       return status.ok() && status->snapshot().failed() >= 2;
     }));
-    const StatusReply status = *cluster.Status();
+    const StatusReply status = *job.Status();
     CHECK(absl::StrContains(status.snapshot().last_error(), "No space left on device"));
     CHECK(status.snapshot().generation() > 0);
-    CHECK(cluster.SamplesReach(status.samples_completed() + 1000));
+    CHECK(job.SamplesReach(status.samples_completed() + 1000));
     CHECK(Run({"reconctl", "snapshot", "verify", mount_point / "snapshots"}).code == 0);
-    Refused({"reconctl", "snapshot", "take", "--server", cluster.address()}, 1, "No space left on device");
+    Refused({"reconctl", "snapshot", "take", "--server", job.address()}, 1, "No space left on device");
   }
   umount2(mount_point.path().c_str(), MNT_DETACH);
 }

@@ -19,7 +19,7 @@
 #include "common/snapshot/snapshot_reader.h"
 #include "common/storage/local_store.h"
 #include "common/tensor/param_layout.h"
-#include "tests/integration/cluster.h"
+#include "tests/integration/process_job.h"
 #include "worker/client/param_client.h"
 #include "worker/runtime/frames.h"
 
@@ -176,13 +176,13 @@ TEST_CASE("SIGKILL under load, again and again: no acknowledged push is lost, no
           "[crash]") {
   for (const Mode& mode : {Mode{"log", "asp", 2}, Mode{"sync", "asp", 2}, Mode{"log", "bsp", 1}}) {
     INFO(mode.durability << " " << mode.sync);
-    Cluster cluster({"--durability", mode.durability, "--optimizer", "sgd", "--learning-rate", "1", "--sync",
-                     mode.sync, "--snapshot-interval", "150ms", "--snapshot-keep", "2", "--evict-after",
-                     "60s", "--suspect-after", "50s"});
-    REQUIRE(cluster.StartServer());
+    ProcessJob job({"--durability", mode.durability, "--optimizer", "sgd", "--learning-rate", "1", "--sync",
+                    mode.sync, "--snapshot-interval", "150ms", "--snapshot-keep", "2", "--evict-after", "60s",
+                    "--suspect-after", "50s"});
+    REQUIRE(job.StartServer());
     std::vector<std::unique_ptr<Pusher>> pushers;
     for (int i = 0; i < mode.workers; ++i) {
-      pushers.push_back(std::make_unique<Pusher>(absl::StrCat("worker", i), cluster.address()));
+      pushers.push_back(std::make_unique<Pusher>(absl::StrCat("worker", i), job.address()));
     }
     const auto acknowledged = [&] {
       uint64_t sum = 0;
@@ -196,8 +196,8 @@ TEST_CASE("SIGKILL under load, again and again: no acknowledged push is lost, no
       REQUIRE(Eventually([&] { return acknowledged() > before + 4; }));
       absl::SleepFor(absl::Milliseconds(random() % 60));
       before = acknowledged();
-      cluster.server().Kill();
-      REQUIRE(cluster.StartServer());
+      job.server().Kill();
+      REQUIRE(job.StartServer());
     }
     double sum = 0;
     for (const auto& pusher : pushers) {
@@ -205,11 +205,11 @@ TEST_CASE("SIGKILL under load, again and again: no acknowledged push is lost, no
       CHECK(pusher->error().empty());
       sum += pusher->sum();
     }
-    cluster.server().Signal(SIGTERM);
-    REQUIRE(cluster.server().Wait(absl::Seconds(30)) == 0);
-    CHECK(ValueOfNewest(cluster.snapshots()) == -sum);
-    CHECK_FALSE(absl::StrContains(cluster.ServerLog(), "DAMAGED"));
-    CHECK(absl::StrContains(cluster.ServerLog(), "replayed "));
+    job.server().Signal(SIGTERM);
+    REQUIRE(job.server().Wait(absl::Seconds(30)) == 0);
+    CHECK(ValueOfNewest(job.snapshots()) == -sum);
+    CHECK_FALSE(absl::StrContains(job.ServerLog(), "DAMAGED"));
+    CHECK(absl::StrContains(job.ServerLog(), "replayed "));
   }
 }
 
@@ -219,25 +219,25 @@ TEST_CASE("dying between any two steps of the log loses nothing that was acknowl
                             "log.before_write", "log.before_sync", "log.before_acknowledging", "log.trim"}) {
     for (const int occurrence : {1, 2}) {
       INFO(point << ", occurrence " << occurrence);
-      Cluster cluster({"--durability", "sync", "--optimizer", "sgd", "--learning-rate", "1",
-                       "--snapshot-interval", "50ms", "--evict-after", "60s", "--suspect-after", "50s"});
+      ProcessJob job({"--durability", "sync", "--optimizer", "sgd", "--learning-rate", "1",
+                      "--snapshot-interval", "50ms", "--evict-after", "60s", "--suspect-after", "50s"});
       // Of this size, so that there are several segments in a short time.
       const std::string small = "RECON_LOG_SEGMENT_BYTES=1000000";
       const bool at_start =
-          !cluster.StartServer({absl::StrCat("RECON_FAULT=", point, ":", occurrence, "=kill"), small});
-      if (at_start) REQUIRE(cluster.StartServer({small}));
-      Pusher one("one", cluster.address());
+          !job.StartServer({absl::StrCat("RECON_FAULT=", point, ":", occurrence, "=kill"), small});
+      if (at_start) REQUIRE(job.StartServer({small}));
+      Pusher one("one", job.address());
       if (!at_start) {
-        REQUIRE(cluster.server().Wait(absl::Seconds(60)) == 128 + SIGKILL);
-        REQUIRE(cluster.StartServer({small}));
+        REQUIRE(job.server().Wait(absl::Seconds(60)) == 128 + SIGKILL);
+        REQUIRE(job.StartServer({small}));
       }
       const uint64_t before = one.acknowledged();
       REQUIRE(Eventually([&] { return one.acknowledged() > before + 5; }));
       one.Stop();
-      cluster.server().Signal(SIGTERM);
-      REQUIRE(cluster.server().Wait(absl::Seconds(30)) == 0);
-      CHECK(ValueOfNewest(cluster.snapshots()) == -one.sum());
-      CHECK_FALSE(absl::StrContains(cluster.ServerLog(), "DAMAGED"));
+      job.server().Signal(SIGTERM);
+      REQUIRE(job.server().Wait(absl::Seconds(30)) == 0);
+      CHECK(ValueOfNewest(job.snapshots()) == -one.sum());
+      CHECK_FALSE(absl::StrContains(job.ServerLog(), "DAMAGED"));
     }
   }
 }
@@ -247,19 +247,19 @@ TEST_CASE("a full disk or an I/O error under the log: the server says so and end
   for (const char* fault :
        {"log.before_write:3=enospc", "log.before_sync:4=eio", "log.before_segment:2=enospc"}) {
     INFO(fault);
-    Cluster cluster({"--durability", "sync", "--optimizer", "sgd", "--learning-rate", "1"});
+    ProcessJob job({"--durability", "sync", "--optimizer", "sgd", "--learning-rate", "1"});
     const std::string small = "RECON_LOG_SEGMENT_BYTES=1000000";
-    REQUIRE(cluster.StartServer({absl::StrCat("RECON_FAULT=", fault), small}));
-    Pusher one("one", cluster.address());
-    REQUIRE(cluster.server().Wait(absl::Seconds(60)) == 1);
-    CHECK(absl::StrContains(cluster.ServerLog(), "the push log has failed"));
-    REQUIRE(cluster.StartServer({small}));
+    REQUIRE(job.StartServer({absl::StrCat("RECON_FAULT=", fault), small}));
+    Pusher one("one", job.address());
+    REQUIRE(job.server().Wait(absl::Seconds(60)) == 1);
+    CHECK(absl::StrContains(job.ServerLog(), "the push log has failed"));
+    REQUIRE(job.StartServer({small}));
     const uint64_t before = one.acknowledged();
     REQUIRE(Eventually([&] { return one.acknowledged() > before + 5; }));
     one.Stop();
-    cluster.server().Signal(SIGTERM);
-    REQUIRE(cluster.server().Wait(absl::Seconds(30)) == 0);
-    CHECK(ValueOfNewest(cluster.snapshots()) == -one.sum());
+    job.server().Signal(SIGTERM);
+    REQUIRE(job.server().Wait(absl::Seconds(30)) == 0);
+    CHECK(ValueOfNewest(job.snapshots()) == -one.sum());
   }
 }
 #endif

@@ -1,6 +1,6 @@
 #include "absl/strings/match.h"
 #include "catch2/catch.hpp"
-#include "tests/integration/cluster.h"
+#include "tests/integration/process_job.h"
 
 namespace recon {
 namespace {
@@ -46,16 +46,16 @@ TEST_CASE("with mutual TLS a job runs, and strangers are kept out", "[tls]") {
   const Certificates theirs("theirs");
   std::vector<std::string> server_flags = ours.Flags();
   for (const char* flag : {"--data-epochs", "1", "--split-samples", "500"}) server_flags.push_back(flag);
-  Cluster cluster(server_flags);
-  REQUIRE(cluster.StartServer());
-  auto worker = cluster.StartWorker("one", ours.Flags());
+  ProcessJob job(server_flags);
+  REQUIRE(job.StartServer());
+  auto worker = job.StartWorker("one", ours.Flags());
   CHECK(worker->Wait(absl::Seconds(60)) == 0);
-  CHECK(ControlClient(*ConnectTo(cluster.address(), ours.Client())).Status()->phase() == PHASE_FINISHED);
-  CHECK(absl::IsUnavailable(ControlClient(*ConnectTo(cluster.address(), theirs.Client())).Status().status()));
-  CHECK(absl::IsUnavailable(ControlClient(*ConnectTo(cluster.address(), {})).Status().status()));
+  CHECK(ControlClient(*ConnectTo(job.address(), ours.Client())).Status()->phase() == PHASE_FINISHED);
+  CHECK(absl::IsUnavailable(ControlClient(*ConnectTo(job.address(), theirs.Client())).Status().status()));
+  CHECK(absl::IsUnavailable(ControlClient(*ConnectTo(job.address(), {})).Status().status()));
   std::vector<std::string> stranger = theirs.Flags();
   stranger.insert(stranger.end(), {"--reconnect-for", "1s"});
-  CHECK(cluster.StartWorker("two", stranger)->Wait(absl::Seconds(30)) == 1);
+  CHECK(job.StartWorker("two", stranger)->Wait(absl::Seconds(30)) == 1);
 }
 
 TEST_CASE("an address that is not loopback needs TLS or --insecure", "[tls]") {

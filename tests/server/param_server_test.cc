@@ -82,7 +82,8 @@ TEST_CASE("BSP answers when all have pushed, with the mean applied", "[param_ser
   CHECK(f.Values(1) == std::vector<float>(kParams, -3));
 }
 
-TEST_CASE("BSP goes on without a worker that is expelled, and drops its unfinished push", "[param_server]") {
+TEST_CASE("BSP goes on without a worker that is expelled: shards it had reached count it, others do not",
+          "[param_server]") {
   Fixture f(0);
   Frame half = f.PushFrame(2, 0, 100);
   half.parts.pop_back();
@@ -93,7 +94,9 @@ TEST_CASE("BSP goes on without a worker that is expelled, and drops its unfinish
   CHECK_FALSE(Done(one));
   f.server().Expel(WorkerId(2));
   CHECK(Await(one).ok());
-  CHECK(f.Values(1) == std::vector<float>(kParams, -3));
+  const std::vector<float> values = f.Values(1);
+  CHECK(values.front() == -(3 + 100) / 2.0f);
+  CHECK(values.back() == -3);
   // Back again, it is told that its push came too late, and takes part from the next step.
   f.server().Admit(WorkerId(2), f.IncarnationOf(2), 0);
   CHECK(absl::IsAborted(Await(f.Push(2, 0, 100))));
@@ -101,7 +104,33 @@ TEST_CASE("BSP goes on without a worker that is expelled, and drops its unfinish
   const auto next = f.Push(1, 1, 1);
   CHECK(Await(f.Push(2, 1, 1)).ok());
   CHECK(Await(next).ok());
-  CHECK(f.Values(1)[0] == -4);
+  CHECK(f.Values(1).back() == -4);
+}
+
+TEST_CASE("BSP: the reply of a frame comes when all have sent its shards, not all of theirs",
+          "[param_server]") {
+  Fixture f(0);
+  const auto first_shard = [&](uint32_t worker, float value) {
+    Frame frame = f.PushFrame(worker, 0, value);
+    frame.parts.resize(1);
+    frame.payloads.resize(1);
+    return frame;
+  };
+  const auto one = f.Send(first_shard(1, 3));
+  f.Settle();
+  CHECK_FALSE(Done(one));
+  const auto two = f.Send(first_shard(2, 5));
+  CHECK(Await(one).ok());
+  CHECK(Await(two).ok());
+  CHECK(f.Values(1).front() == -4);
+  CHECK(f.Values(1).back() == 0);
+  // The rest, with what has been sent already.
+  const auto rest = f.Push(1, 0, 3);
+  f.Settle();
+  CHECK_FALSE(Done(rest));
+  CHECK(Await(f.Push(2, 0, 5)).ok());
+  CHECK(Await(rest).ok());
+  CHECK(f.Values(1) == std::vector<float>(kParams, -4));
 }
 
 TEST_CASE("BSP: a worker that is expelled while its reply waits is told so, and its push does not count",
@@ -268,7 +297,7 @@ TEST_CASE("a reply that would be larger than a frame may be is refused", "[param
   model.set_name("large");
   TensorSpec* tensor = model.add_tensors();
   tensor->set_name("w");
-  tensor->add_shape(5 * kShardParamsMax);
+  tensor->add_shape(10 * kShardParamsMax);
   ParamServerHarness harness(kAsp);
   REQUIRE(harness.server().DefineModel(model).ok());
   harness.Join(1);

@@ -16,9 +16,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/base/clock.h"
-#include "common/base/heap.h"
 #include "common/base/limits.h"
 #include "common/base/mutex.h"
+#include "common/base/process.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
 #include "common/rpc/client_channel.h"
@@ -293,7 +293,7 @@ absl::Status RunTcpSource(int port) {
 }
 
 absl::Status RunGrpcSink() {
-  TuneHeap();
+  TuneProcess();
   DroppingService service;
   grpc::ServerBuilder builder;
   int port = 0;
@@ -308,7 +308,7 @@ absl::Status RunGrpcSink() {
 }
 
 absl::Status RunGrpcSource(int port) {
-  TuneHeap();
+  TuneProcess();
   Print("ready");
   const std::string bytes(kMessageBytes, 'x');
   const grpc::Slice slice(bytes.data(), bytes.size(), grpc::Slice::STATIC_SLICE);
@@ -341,7 +341,7 @@ absl::Status RunGrpcSource(int port) {
 }
 
 absl::Status RunPushWorker(const PushWorkerOptions& options) {
-  TuneHeap();
+  TuneProcess();
   PushWorker worker(options);
   RECON_RETURN_IF_ERROR(worker.Join());
   Print("ready");

@@ -106,6 +106,25 @@ void PrintMembers(const StatusReply& status) {
   }
 }
 
+const char* StateName(ServerState state) {
+  return state == SERVER_READY ? "ready" : state == SERVER_RECOVERING ? "recovering" : "awaited";
+}
+
+void PrintServers(const StatusReply& status) {
+  if (status.servers_size() == 0) return;
+  std::vector<std::vector<std::string>> rows = {
+      {"SERVER", "STATE", "ADDRESS", "PARAMETERS", "SHARDS", "PUSHES", "RECOVERED", "HEARD"}};
+  for (const ServerStatus& server : status.servers()) {
+    rows.push_back({absl::StrCat(server.server()), StateName(server.state()),
+                    server.address().empty() ? "-" : server.address(),
+                    HumanCount(static_cast<double>(server.parameters())), absl::StrCat(server.shards()),
+                    HumanCount(static_cast<double>(server.pushes())),
+                    server.recover_ms() > 0 ? absl::StrFormat("%.0f ms", server.recover_ms()) : "-",
+                    absl::StrFormat("%.1f s ago", server.heard_ms() / 1000)});
+  }
+  std::cout << Table(rows) << "\n";
+}
+
 void PrintStatus(const StatusReply& status) {
   const SnapshotStatus& snapshot = status.snapshot();
   std::cout << "job        " << (status.model().empty() ? "no model yet" : status.model()) << ", "
@@ -148,6 +167,7 @@ void PrintStatus(const StatusReply& status) {
               << status.codec_choice().pull() << ": " << status.codec_reason() << "\n";
   }
   std::cout << "\n";
+  PrintServers(status);
   PrintMembers(status);
 }
 

@@ -17,6 +17,7 @@
 #include "common/base/hash.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
+#include "common/snapshot/manifest.h"
 #include "common/snapshot/reader_lease.h"
 #include "common/snapshot/safetensors.h"
 #include "common/snapshot/tensor_reader.h"
@@ -277,6 +278,11 @@ absl::Status RestoreSnapshot(const RestoreTarget& target) {
   RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(target.directory, /*writer=*/false));
   const SnapshotReader reader(store.get());
   RECON_ASSIGN_OR_RETURN(const Manifest manifest, NewestUpTo(reader, target.sequence));
+  if (ServersOf(manifest) > 1) {
+    return absl::UnimplementedError(absl::StrCat("snapshot ", manifest.generation(), " is of ",
+                                                 ServersOf(manifest),
+                                                 " servers, each with a log and sequences of its own"));
+  }
   RECON_ASSIGN_OR_RETURN(const auto lease,
                          ReaderLease::TakeIfWritable(store.get(), Generation(manifest.generation())));
   Metrics metrics;
@@ -299,7 +305,6 @@ absl::Status RestoreSnapshot(const RestoreTarget& target) {
   RECON_ASSIGN_OR_RETURN(const auto output, OpenEmpty(target.output));
   SnapshotService::Options service_options;
   service_options.optimizer = manifest.optimizer();
-  service_options.cluster_epoch = manifest.cluster_epoch();
   if (manifest.has_control()) service_options.control = [&](uint64_t) { return control; };
   SnapshotService service(service_options, &params, output.get(), &metrics);
   absl::StatusOr<SnapshotReply> reply = absl::UnknownError("no snapshot was taken");

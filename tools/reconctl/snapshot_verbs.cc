@@ -35,6 +35,7 @@ Json Summary(const Manifest& manifest) {
           {"model", manifest.model().name()},
           {"sequence", manifest.sequence()},
           {"frontier_step", manifest.frontier_step()},
+          {"servers", ServersOf(manifest)},
           {"cluster_epoch", manifest.cluster_epoch()},
           {"optimizer", manifest.optimizer()},
           {"raw_bytes", sizes.raw},

@@ -5,6 +5,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
 #include "common/base/mutex.h"
 
 namespace recon {
@@ -14,7 +15,7 @@ namespace {
 // the caller may already return.
 struct Window {
   Mutex mu;
-  size_t answered ABSL_GUARDED_BY(mu) = 0;
+  std::vector<size_t> answered ABSL_GUARDED_BY(mu);  // In the order in which the replies came.
 };
 
 absl::StatusOr<Frame> DecodeReply(const absl::StatusOr<ByteChain>& reply) {
@@ -24,31 +25,81 @@ absl::StatusOr<Frame> DecodeReply(const absl::StatusOr<ByteChain>& reply) {
 
 }  // namespace
 
+ParamClient::ParamClient(Transport* transport)
+    : transports_{std::shared_ptr<Transport>(transport, [](Transport*) {})} {}
+
+void ParamClient::Connect(Transports transports) {
+  MutexLock lock(&mu_);
+  transports_.swap(transports);
+}
+
+void ParamClient::Disconnect() {
+  Transports transports;
+  {
+    MutexLock lock(&mu_);
+    transports = transports_;
+  }
+  for (const auto& transport : transports) transport->Disconnect();
+}
+
+Transport* ParamClient::TransportFor(const Transports& transports, const Frame& frame) const {
+  const uint32_t shard = frame.parts.front().shard;
+  const uint32_t server = shard < server_of_shard_.size() ? server_of_shard_[shard] : 0;
+  return server < transports.size() ? transports[server].get() : nullptr;
+}
+
 std::vector<absl::StatusOr<Frame>> ParamClient::CallAll(FrameKind kind, std::vector<Frame> frames,
-                                                        absl::Duration deadline) {
+                                                        absl::Duration deadline,
+                                                        const std::function<void(Frame)>& on_reply) {
   std::vector<absl::StatusOr<Frame>> replies(frames.size());
-  std::vector<uint64_t> calls;
+  Transports transports;
+  {
+    MutexLock lock(&mu_);
+    transports = transports_;
+  }
+  struct Call {
+    Transport* transport;
+    uint64_t number;
+  };
+  std::vector<Call> calls;
   calls.reserve(frames.size());
   const auto window = std::make_shared<Window>();
   for (size_t i = 0; i < frames.size(); ++i) {
     frames[i].header.kind = static_cast<uint8_t>(kind);
-    calls.push_back(transport_->Call(EncodeFrame(std::move(frames[i])),
-                                     [window, reply = &replies[i]](const absl::StatusOr<ByteChain>& bytes) {
-                                       *reply = DecodeReply(bytes);
-                                       MutexLock lock(&window->mu);
-                                       ++window->answered;
-                                     }));
+    auto done = [window, i, reply = &replies[i]](const absl::StatusOr<ByteChain>& bytes) {
+      *reply = DecodeReply(bytes);
+      MutexLock lock(&window->mu);
+      window->answered.push_back(i);
+    };
+    Transport* transport = TransportFor(transports, frames[i]);
+    if (transport == nullptr) {
+      done(absl::UnavailableError("the shard's server is not connected"));
+      continue;
+    }
+    calls.push_back({transport, transport->Call(EncodeFrame(std::move(frames[i])), std::move(done))});
   }
-  const auto all_answered = [&] { return window->answered == replies.size(); };
-  {
-    MutexLock lock(&window->mu);
-    if (window->mu.AwaitFor(deadline, all_answered)) return replies;
+  size_t seen = 0;
+  const absl::Time end = Now() + deadline;
+  while (seen < replies.size()) {
+    size_t answered;
+    {
+      MutexLock lock(&window->mu);
+      if (!window->mu.AwaitFor(end - Now(), [&] { return window->answered.size() > seen; })) break;
+      answered = window->answered[seen++];
+    }
+    absl::StatusOr<Frame>& reply = replies[answered];
+    if (!on_reply || !reply.ok()) continue;
+    Frame header;
+    header.header = reply->header;
+    on_reply(std::exchange(*reply, std::move(header)));
   }
+  if (seen == replies.size()) return replies;
   const absl::Status late =
       absl::DeadlineExceededError(absl::StrCat("no reply within ", absl::FormatDuration(deadline)));
-  for (const uint64_t call : calls) transport_->Abandon(call, late);
+  for (const Call& call : calls) call.transport->Abandon(call.number, late);
   MutexLock lock(&window->mu);
-  window->mu.Await(all_answered);  // A reply may be on its way to its callback.
+  // A reply may be on its way to its callback.
+  window->mu.Await([&] { return window->answered.size() == replies.size(); });
   return replies;
 }
 

@@ -1,28 +1,53 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
+#include <memory>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/base/mutex.h"
 #include "common/codec/frame.h"
 #include "common/transport/transport.h"
 
 namespace recon {
 
-// Calls of the data plane with frames. Thread-safe.
+// Calls of the data plane with frames, to the servers that have their shards. Thread-safe.
 class ParamClient {
  public:
-  // `transport` must outlive the client.
-  explicit ParamClient(Transport* transport) : transport_(transport) {}
+  // Element i of `server_of_shard` is shard i's server; Connect() comes before calls.
+  explicit ParamClient(std::vector<uint32_t> server_of_shard)
+      : server_of_shard_(std::move(server_of_shard)) {}
+  // One server, whose transport must outlive the client.
+  explicit ParamClient(Transport* transport);
 
-  // Sends the frames, all together and in this order, and waits for all replies: element i of the result
-  // answers frame i. Payloads of replies refer to the network's buffers. `deadline` is for all of them.
-  // Errors are the server's; Unavailable or DeadlineExceeded when it cannot be reached.
+  const std::vector<uint32_t>& server_of_shard() const { return server_of_shard_; }
+
+  // The way to each of the servers from now on; calls under way go on as they are.
+  void Connect(std::vector<std::shared_ptr<Transport>> transports);
+  // Cuts all connections (Transport::Disconnect()).
+  void Disconnect();
+
+  // Sends the frames, each with shards of one server, all together and in this order, and waits for all
+  // replies: element i of the result answers frame i. Payloads of replies refer to the network's buffers.
+  // `deadline` is for // all of them. Errors are the server's; Unavailable or DeadlineExceeded when it cannot
+  // be reached. `on_reply` (may be empty) takes each reply as it comes, on the caller's thread; the result
+  // has its header alone then.
   std::vector<absl::StatusOr<Frame>> CallAll(FrameKind kind, std::vector<Frame> frames,
-                                             absl::Duration deadline);
+                                             absl::Duration deadline,
+                                             const std::function<void(Frame)>& on_reply = nullptr);
 
  private:
-  Transport* const transport_;
+  using Transports = std::vector<std::shared_ptr<Transport>>;
+
+  Transport* TransportFor(const Transports& transports, const Frame& frame) const;
+
+  const std::vector<uint32_t> server_of_shard_;
+
+  Mutex mu_;
+  Transports transports_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace recon

@@ -94,6 +94,12 @@ void CommPipeline::WaitUntilBelow(int pushes) {
   mu_.Await([this, pushes] { return under_way_ < pushes; });
 }
 
+bool CommPipeline::WaitUntilBelowOrReplies(int pushes) {
+  MutexLock lock(&mu_);
+  mu_.Await([this, pushes] { return under_way_ < pushes || !replies_.empty(); });
+  return under_way_ < pushes;
+}
+
 std::vector<Frame> CommPipeline::TakeReplies() {
   MutexLock lock(&mu_);
   return std::exchange(replies_, {});
@@ -127,20 +133,17 @@ void CommPipeline::Run() {
     Push push;
     absl::StatusOr<EncodedPush> encoded = EncodedPush();
     if (!TakeEncoded(&push, &encoded)) return;
-    std::vector<Frame> replies;
-    const absl::StatusOr<bool> applied = encoded.ok() ? PushUntilDone(push, *std::move(encoded), &replies)
-                                                      : absl::StatusOr<bool>(encoded.status());
+    const absl::StatusOr<bool> applied =
+        encoded.ok() ? PushUntilDone(push, *std::move(encoded)) : absl::StatusOr<bool>(encoded.status());
     if (!applied.ok()) session_->Fail(applied.status());
     session_->Acknowledge(push.step);
     push.done(applied.ok() && *applied);
     MutexLock lock(&mu_);
-    for (Frame& reply : replies) replies_.push_back(std::move(reply));
     --under_way_;
   }
 }
 
-absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush encoded,
-                                                 std::vector<Frame>* replies) {
+absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush encoded) {
   if (encoded.stats.non_finite > 0) {
     return absl::OutOfRangeError(
         absl::StrCat("step ", push.step, ": ", encoded.stats.non_finite,
@@ -172,16 +175,18 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush e
       for (EncodedShard& shard : shards) shard.version = 0;
     }
     const absl::Time start = Now();
-    std::vector<absl::StatusOr<Frame>> results = client_->CallAll(
-        FrameKind::kPushPull, FramesFor(*layout_, header, standing.identity, shards), deadline);
+    std::vector<absl::StatusOr<Frame>> results =
+        client_->CallAll(FrameKind::kPushPull,
+                         FramesFor(*layout_, header, standing.identity, shards, client_->server_of_shard()),
+                         deadline, [this](Frame reply) {
+                           MutexLock lock(&mu_);
+                           replies_.push_back(std::move(reply));
+                         });
     const absl::Status worst = Worst(results);
     if (worst.ok()) {
       CodecPolicy::Exchange exchange;
       exchange.push_bytes = bytes;
-      for (auto& result : results) {
-        exchange.pull_bytes += result->header.payload_bytes;
-        replies->push_back(*std::move(result));
-      }
+      for (const auto& result : results) exchange.pull_bytes += result->header.payload_bytes;
       const absl::Time end = Now();
       seconds_.Observe(absl::ToDoubleSeconds(end - start));
       exchange.encode = push.encode_time;
@@ -207,7 +212,8 @@ absl::StatusOr<std::vector<Frame>> CommPipeline::PullAll() {
     const Session::Standing standing = session_->standing();
     std::vector<absl::StatusOr<Frame>> results = client_->CallAll(
         FrameKind::kPull,
-        FramesFor(*layout_, header, standing.identity, std::vector<EncodedShard>(layout_->shard_count())),
+        FramesFor(*layout_, header, standing.identity, std::vector<EncodedShard>(layout_->shard_count()),
+                  client_->server_of_shard()),
         FrameDeadline(EncodedBytes(CodecId::kFp32, layout_->params())));
     const absl::Status worst = Worst(results);
     if (!worst.ok()) {
@@ -226,8 +232,9 @@ absl::Status CommPipeline::SendInitialValues(std::vector<float> values) {
   }
   const std::vector<EncodedShard> shards = PlainShards(*layout_, std::move(values));
   const WorkerIdentity identity = session_->standing().identity;
-  return Worst(client_->CallAll(FrameKind::kInit, FramesFor(*layout_, FrameHeader(), identity, shards),
-                                FrameDeadline(EncodedBytes(CodecId::kFp32, layout_->params()))));
+  return Worst(client_->CallAll(
+      FrameKind::kInit, FramesFor(*layout_, FrameHeader(), identity, shards, client_->server_of_shard()),
+      FrameDeadline(EncodedBytes(CodecId::kFp32, layout_->params()))));
 }
 
 }  // namespace recon

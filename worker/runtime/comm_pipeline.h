@@ -54,6 +54,8 @@ class CommPipeline {
   void Submit(Push push);
   // Waits until fewer than `pushes` are under way, or the session has failed.
   void WaitUntilBelow(int pushes);
+  // The same, but returns false as soon as there are replies to be taken meanwhile.
+  bool WaitUntilBelowOrReplies(int pushes);
   // Replies that came since the last call, oldest first.
   std::vector<Frame> TakeReplies();
 
@@ -66,7 +68,7 @@ class CommPipeline {
   void Run();
   // The next push of the queue, encoded; false when there will be none.
   bool TakeEncoded(Push* push, absl::StatusOr<EncodedPush>* encoded);
-  absl::StatusOr<bool> PushUntilDone(const Push& push, EncodedPush encoded, std::vector<Frame>* replies);
+  absl::StatusOr<bool> PushUntilDone(const Push& push, EncodedPush encoded);
 
   // Set in the constructor.
   const ParamLayout* const layout_;

@@ -1,41 +1,57 @@
 #include "worker/runtime/frames.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "common/base/limits.h"
+#include "common/tensor/shard_assignment.h"
 
 namespace recon {
 
 std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& header,
-                             const WorkerIdentity& identity, const std::vector<EncodedShard>& shards) {
+                             const WorkerIdentity& identity, const std::vector<EncodedShard>& shards,
+                             const std::vector<uint32_t>& server_of_shard) {
+  struct Filling {
+    Frame frame;
+    uint64_t bytes = 0;
+  };
+  std::map<uint32_t, Filling> filling;  // By server.
   std::vector<Frame> frames;
-  uint64_t bytes = 0;
   for (uint32_t i = 0; i < shards.size(); ++i) {
     const uint32_t count = layout.shards()[i].size;
     // A pull's or a sparse push's frame is small, but its reply may have all values of its shards.
     const uint64_t size = std::max<uint64_t>(shards[i].payload.size(),
                                              EncodedBytes(static_cast<CodecId>(header.reply_codec), count));
-    if (frames.empty() || bytes + size > limits::kFrameTargetBytes ||
-        frames.back().parts.size() == limits::kFramePartsMax) {
-      frames.emplace_back();
-      frames.back().header = header;
-      frames.back().header.worker = identity.worker();
-      frames.back().header.incarnation = identity.incarnation();
-      frames.back().header.cluster_epoch = identity.cluster_epoch();
-      frames.back().header.push_parts = layout.shard_count();
-      bytes = 0;
+    Filling& to = filling[server_of_shard[i]];
+    if (!to.frame.parts.empty() &&
+        (to.bytes + size > limits::kFrameTargetBytes || to.frame.parts.size() == limits::kFramePartsMax)) {
+      frames.push_back(std::move(to.frame));
+      to = Filling();
+    }
+    if (to.frame.parts.empty()) {
+      to.frame.header = header;
+      to.frame.header.worker = identity.worker();
+      to.frame.header.incarnation = identity.incarnation();
+      to.frame.header.cluster_epoch = identity.cluster_epoch();
+      to.frame.header.push_parts = layout.shard_count();
     }
     PartHeader part;
     part.shard = i;
     part.codec = static_cast<uint8_t>(shards[i].codec);
     part.count = count;
     part.version = shards[i].version;
-    frames.back().parts.push_back(part);
-    frames.back().payloads.push_back(shards[i].payload);
-    bytes += size;
+    to.frame.parts.push_back(part);
+    to.frame.payloads.push_back(shards[i].payload);
+    to.bytes += size;
   }
+  for (auto& [server, left] : filling) frames.push_back(std::move(left.frame));
   return frames;
+}
+
+std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& header,
+                             const WorkerIdentity& identity, const std::vector<EncodedShard>& shards) {
+  return FramesFor(layout, header, identity, shards, AssignShards(layout, 1));
 }
 
 std::vector<EncodedShard> PlainShards(const ParamLayout& layout, std::vector<float> values) {

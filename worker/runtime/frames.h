@@ -12,10 +12,16 @@
 
 namespace recon {
 
-// Building frames that cover all shards of a model, each frame of about limits::kFrameTargetBytes.
+// Building frames that cover all shards of a model, each frame of about limits::kFrameTargetBytes, for one of
+// the job's servers.
 
 // `header` is copied into each frame; who is speaking is filled in from `identity`. `shards` has one element
-// for each shard of the layout.
+// for each shard of the layout, as has `server_of_shard` (AssignShards()). Frames come in the order in which
+// their last shards do.
+std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& header,
+                             const WorkerIdentity& identity, const std::vector<EncodedShard>& shards,
+                             const std::vector<uint32_t>& server_of_shard);
+// All on one server.
 std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& header,
                              const WorkerIdentity& identity, const std::vector<EncodedShard>& shards);
 

@@ -98,7 +98,6 @@ void Session::AdoptReply(const RegisterReply& reply) {
   if (!again) {
     job_ = reply.job();
     server_has_values_ = reply.has_values();
-    shared_memory_ = reply.shared_memory();
   }
   first_allowed_step_ = std::max(first_allowed_step_, reply.start_step());
   int lost = 0;
@@ -127,6 +126,7 @@ absl::Status Session::RegisterOnce() {
   }
   RECON_ASSIGN_OR_RETURN(const RegisterReply reply, client_->Register(request));
   if (options_.adopt_codec) options_.adopt_codec(reply.codec_choice());
+  if (options_.adopt_servers) RECON_RETURN_IF_ERROR(options_.adopt_servers(reply));
   MutexLock lock(&mu_);
   AdoptReply(reply);
   unreachable_since_ = absl::InfiniteFuture();

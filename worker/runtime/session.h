@@ -37,6 +37,8 @@ class Session {
     std::function<void(WorkerProgress*)> describe;
     // Heartbeats have had no answer for limits::kServerSilenceMax; again after as long. Heartbeat thread.
     std::function<void()> on_silence;
+    // Takes what every registration says of the job's servers. Any thread; must not call the session.
+    std::function<absl::Status(const RegisterReply&)> adopt_servers;
     // Takes what --codec auto stands for. Any thread; must not call the session.
     std::function<void(const CodecChoice&)> adopt_codec;
     std::string codec;
@@ -76,8 +78,6 @@ class Session {
   Standing standing() const;
   const JobConfig& job() const { return job_; }
   bool server_has_values() const { return server_has_values_; }
-  // As RegisterReply has it.
-  const std::string& shared_memory() const { return shared_memory_; }
   Counters* counters() { return &counters_; }
   JobPhase phase() const;
   // Why the worker cannot go on; OK while it can.
@@ -130,7 +130,6 @@ class Session {
   const Incarnation incarnation_;
   JobConfig job_;
   bool server_has_values_ = false;
-  std::string shared_memory_;
 
   Counters counters_;
   Mutex registering_;  // Held by the one thread that registers.

@@ -56,7 +56,9 @@ absl::Status TrainLoop::Run() {
     RECON_RETURN_IF_ERROR(session_->fatal());
     RECON_RETURN_IF_ERROR(CompleteFinishedSplits());
     // A synchronous step is closed by who takes part in it: no asking for work with a push under way.
-    if (synchronous() || open_.size() >= limits::kOpenSplitsMax) pipeline_.WaitUntilBelow(1);
+    if (synchronous() || open_.size() >= limits::kOpenSplitsMax) {
+      RECON_RETURN_IF_ERROR(WaitUntilBelow(1));
+    }
     RECON_RETURN_IF_ERROR(CompleteFinishedSplits());
     RECON_ASSIGN_OR_RETURN(const Session::Acquired acquired, session_->Acquire());
     if (acquired.initial_values_wanted) {
@@ -105,7 +107,7 @@ absl::Status TrainLoop::TrainSplit(const Session::HeldLeasePtr& held) {
 absl::Status TrainLoop::TrainBatch(const Batch& batch, uint64_t order_key,
                                    const std::shared_ptr<OpenSplit>& split, bool flush) {
   const absl::Time arrived = Now();
-  pipeline_.WaitUntilBelow(session_->must_drain() ? 1 : options_.depth);
+  RECON_RETURN_IF_ERROR(WaitUntilBelow(session_->must_drain() ? 1 : options_.depth));
   const absl::Duration stall = Now() - arrived;
   RECON_RETURN_IF_ERROR(session_->fatal());
   RECON_RETURN_IF_ERROR(AdoptReplies());
@@ -234,6 +236,11 @@ absl::Status TrainLoop::SendInitialValues() {
 absl::Status TrainLoop::PullReplica() {
   RECON_ASSIGN_OR_RETURN(const std::vector<Frame> replies, pipeline_.PullAll());
   return Adopt(replies);
+}
+
+absl::Status TrainLoop::WaitUntilBelow(int pushes) {
+  while (!pipeline_.WaitUntilBelowOrReplies(pushes)) RECON_RETURN_IF_ERROR(Adopt(pipeline_.TakeReplies()));
+  return absl::OkStatus();
 }
 
 absl::Status TrainLoop::AdoptReplies() {

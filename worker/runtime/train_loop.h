@@ -52,6 +52,8 @@ class TrainLoop {
   absl::Status SendInitialValues();
   absl::Status PullReplica();
   absl::Status AdoptReplies();
+  // Until fewer pushes are under way; takes parameters meanwhile as they come.
+  absl::Status WaitUntilBelow(int pushes);
   absl::Status Adopt(const std::vector<Frame>& replies);
   absl::Status CompleteFinishedSplits();
   const std::vector<uint32_t>& OrderOf(uint32_t data_epoch);

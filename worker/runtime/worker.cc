@@ -8,15 +8,12 @@
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
-#include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "common/metrics/metrics.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
-#include "common/rpc/grpc_transport.h"
 #include "common/rpc/wire_bytes.h"
-#include "common/shm/shm_transport.h"
-#include "worker/client/param_client.h"
+#include "worker/runtime/server_connections.h"
 #include "worker/runtime/session.h"
 #include "worker/runtime/train_loop.h"
 
@@ -27,21 +24,9 @@ constexpr absl::Duration kStopPoll = absl::Milliseconds(50);
 // What is under way may take so long once a stop was asked for.
 constexpr absl::Duration kStopTimeout = absl::Seconds(10);
 
-// The way that frames go, once there is one.
-struct FrameTransport {
-  void Disconnect() {
-    MutexLock lock(&mu);
-    if (transport != nullptr) transport->Disconnect();
-  }
-
-  Mutex mu;
-  std::unique_ptr<Transport> transport;  // Set under the lock; then the training thread's.
-};
-
 }  // namespace
 
 absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) {
-  FrameTransport frames;
   RECON_ASSIGN_OR_RETURN(const auto channel, ConnectTo(flags.server, flags.tls));
   RECON_ASSIGN_OR_RETURN(const TrainAndTest data, OpenDataset(flags.data));
   ModelOptions model = flags.model;
@@ -65,19 +50,25 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   CodecPolicy policy(policy_options, &layout);
 
   session_options.codec = policy.Describe().substr(0, limits::kNameBytesMax);
-  RECON_ASSIGN_OR_RETURN(const uint16_t port, PortOf(flags.server));
-  WireByteCounter wire_counter(port);
-  prometheus::Gauge& wire_sent = metrics.Gauge("recon_worker_wire_sent_bytes",
-                                               "Bytes sent to the server, headers of the network included");
+  ServerConnections::Options connection_options;
+  connection_options.head = flags.server;
+  connection_options.tls = flags.tls;
+  connection_options.connections = flags.connections;
+  connection_options.shared_memory = flags.shared_memory;
+  ServerConnections servers(connection_options, &layout);
+  session_options.adopt_servers = [&](const RegisterReply& reply) { return servers.Adopt(reply); };
+  WireByteCounter wire_counter;
+  prometheus::Gauge& wire_sent =
+      metrics.Gauge("recon_worker_wire_sent_bytes", "Bytes sent to servers, headers of the network included");
   prometheus::Gauge& wire_received =
-      metrics.Gauge("recon_worker_wire_received_bytes", "Bytes received from the server, headers included");
+      metrics.Gauge("recon_worker_wire_received_bytes", "Bytes received from servers, headers included");
   session_options.describe = [&](WorkerProgress* progress) {
     progress->set_codec(policy.Describe().substr(0, limits::kProgressTextBytesMax));
     if (const auto work = policy.work()) *progress->mutable_codec_work() = *work;
     if (progress->residual_norm() > 0) {
       progress->set_residual_age_seconds(absl::ToDoubleSeconds(policy.residual_age(Now())));
     }
-    const WireBytes wire = wire_counter.Sample();
+    const WireBytes wire = wire_counter.Sample(servers.ports());
     progress->set_wire_sent_bytes(wire.sent);
     progress->set_wire_received_bytes(wire.received);
     progress->set_wire_unix_ms(absl::ToUnixMillis(Now()));
@@ -87,7 +78,7 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   session_options.adopt_codec = [&](const CodecChoice& choice) { policy.Adopt(choice); };
   session_options.on_silence = [&] {
     spdlog::warn("the server is silent: its connections are cut");
-    frames.Disconnect();
+    servers.Disconnect();
   };
   session_options.simulated = backend->simulated() || flags.slow_factor > 1;
   session_options.reconnect_for = flags.reconnect_for;
@@ -108,20 +99,10 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   const int bound = session->job().bound();
   options.depth = bound < 0 ? flags.depth : std::min(flags.depth, bound + 1);
   options.slow_factor = flags.slow_factor;
-  RECON_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
-                         ConnectForFrames(flags.server, flags.tls, flags.connections));
-  if (flags.shared_memory && !session->shared_memory().empty()) {
-    transport = std::make_unique<ShmTransport>(session->shared_memory(), std::move(transport));
-  }
-  {
-    MutexLock lock(&frames.mu);
-    frames.transport = std::move(transport);
-  }
-  ParamClient params(frames.transport.get());
   absl::Status status;
   {
-    TrainLoop loop(options, &layout, backend.get(), encoder.get(), &policy, &data, &params, session.get(),
-                   &metrics);
+    TrainLoop loop(options, &layout, backend.get(), encoder.get(), &policy, &data, servers.client(),
+                   session.get(), &metrics);
     std::atomic<bool> ended{false};
     std::thread watcher([&] {
       while (!ended.load() && !stop->load()) absl::SleepFor(kStopPoll);
@@ -130,7 +111,7 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
       while (!ended.load() && Now() < give_up) absl::SleepFor(kStopPoll);
       if (ended.load()) return;
       session->Fail(absl::DeadlineExceededError("stopped with pushes under way"));
-      frames.Disconnect();
+      servers.Disconnect();
     });
     status = loop.Run();
     ended.store(true);
@@ -139,7 +120,7 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
     // Pushes under way end now: nobody would wait for them.
     if (!status.ok()) {
       session->Fail(status);
-      frames.Disconnect();
+      servers.Disconnect();
     }
   }
   if (!status.ok() && stop->load() && (absl::IsCancelled(status) || absl::IsDeadlineExceeded(status))) {

@@ -20,8 +20,9 @@ TEST_CASE("wire bytes are those of the connections to or from a port, closed one
   REQUIRE(listen(listener, 1) == 0);
   socklen_t size = sizeof(address);
   getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
-  WireByteCounter counter(ntohs(address.sin_port));
-  CHECK(counter.Sample().sent == 0);
+  WireByteCounter counter;
+  const std::set<uint16_t> ports = {ntohs(address.sin_port)};
+  CHECK(counter.Sample(ports).sent == 0);
 
   const int client = socket(AF_INET, SOCK_STREAM, 0);
   REQUIRE(connect(client, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
@@ -32,15 +33,15 @@ TEST_CASE("wire bytes are those of the connections to or from a port, closed one
   REQUIRE(recv(server, received.data(), received.size(), MSG_WAITALL) ==
           static_cast<ssize_t>(message.size()));
   // Both ends are this process': what one sends the other receives.
-  const WireBytes bytes = counter.Sample();
+  const WireBytes bytes = counter.Sample(ports);
   CHECK(bytes.sent > message.size());
   CHECK(bytes.sent < message.size() + 100 * 66);
   CHECK(bytes.received > message.size());
   close(client);
   close(server);
   close(listener);
-  CHECK(counter.Sample().sent >= bytes.sent);
-  CHECK(WireByteCounter(1).Sample().sent == 0);
+  CHECK(counter.Sample(ports).sent >= bytes.sent);
+  CHECK(WireByteCounter().Sample({1}).sent == 0);
 }
 
 }  // namespace recon

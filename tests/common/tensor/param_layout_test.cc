@@ -3,6 +3,7 @@
 #include "absl/strings/match.h"
 #include "catch2/catch.hpp"
 #include "common/base/limits.h"
+#include "common/tensor/shard_assignment.h"
 
 namespace recon {
 namespace {
@@ -27,6 +28,14 @@ ModelSpec SampleModel() {
 
 }  // namespace
 
+TEST_CASE("shards are spread over servers by size, neighbours apart", "[param_layout]") {
+  const ParamLayout layout = *ParamLayout::Create(SampleModel());
+  CHECK(AssignShards(layout, 1) == std::vector<uint32_t>(5, 0));
+  // Three whole ones, the rest of a group, and 11 parameters.
+  CHECK(AssignShards(layout, 2) == std::vector<uint32_t>{0, 1, 0, 1, 1});
+  CHECK(AssignShards(layout, 8) == std::vector<uint32_t>{0, 1, 2, 3, 4});
+}
+
 TEST_CASE("groups are contiguous, shards tile them and never cross one", "[param_layout]") {
   const auto layout = ParamLayout::Create(SampleModel());
   REQUIRE(layout.ok());
@@ -37,7 +46,7 @@ TEST_CASE("groups are contiguous, shards tile them and never cross one", "[param
   CHECK(layout->tensors()[1].offset == 1'000'100);
   CHECK(layout->tensors()[3].offset == 1'000'110);
   CHECK(layout->tensors()[3].size == 1);
-  REQUIRE(layout->shard_count() == 3);
+  REQUIRE(layout->shard_count() == 5);
   uint64_t at = 0;
   for (const ShardPlacement& shard : layout->shards()) {
     CHECK(shard.offset == at);
@@ -48,8 +57,8 @@ TEST_CASE("groups are contiguous, shards tile them and never cross one", "[param
     CHECK(in_pages == shard.size);
   }
   CHECK(at == layout->params());
-  CHECK(layout->shards()[2].size == 11);
-  CHECK(layout->shards()[2].group == 1);
+  CHECK(layout->shards()[4].size == 11);
+  CHECK(layout->shards()[4].group == 1);
 }
 
 TEST_CASE("malformed models are refused with the tensor's name", "[param_layout]") {

@@ -333,15 +333,20 @@ TEST_CASE("trimming removes what is not needed, and nothing else", "[push_log]")
 TEST_CASE("closings and names are what they were, or refused", "[push_log]") {
   StepClosing closing;
   closing.step = 77;
+  closing.shards = {0, 3, 4};
   closing.contributors = {
       {WorkerId(1), Incarnation(5)}, {WorkerId(1), Incarnation(6)}, {WorkerId(4), Incarnation(2)}};
   const std::string bytes = EncodeClosing(closing);
   const StepClosing read = *DecodeClosing(bytes);
   CHECK(read.step == 77);
+  CHECK(read.shards == closing.shards);
   CHECK(read.contributors == closing.contributors);
   for (size_t length = 0; length < bytes.size(); ++length) {
     CHECK(absl::IsDataLoss(DecodeClosing(absl::string_view(bytes).substr(0, length)).status()));
   }
+  std::swap(closing.shards[0], closing.shards[2]);
+  CHECK(absl::IsDataLoss(DecodeClosing(EncodeClosing(closing)).status()));
+  std::swap(closing.shards[0], closing.shards[2]);
   std::swap(closing.contributors[0], closing.contributors[2]);
   CHECK(absl::IsDataLoss(DecodeClosing(EncodeClosing(closing)).status()));
   CHECK(*FirstSequenceOf(SegmentName(0xABCDEF)) == 0xABCDEF);

@@ -162,7 +162,7 @@ TEST_CASE("a cut keeps the state of its moment, and a restored shard goes on fro
   CHECK(std::memcmp(cut.pages[0][0].data(), at_cut.data(), kPageBytes) == 0);
 
   Shard restored(ShardId(0), placement, &config, {});
-  restored.Restore(cut, 0);
+  restored.Restore(cut);
   CHECK(restored.version() == 1);
   CHECK(restored.Apply(Push(1, 0), Gradient(CodecId::kFp32, 9), 1) == Shard::Outcome::kDuplicate);
   CHECK(restored.Apply(Push(1, 1), Gradient(CodecId::kFp32, 0.2f), 1) == Shard::Outcome::kTaken);
@@ -175,7 +175,7 @@ TEST_CASE("a cut never says it has a contribution whose step is open", "[shard]"
   Shard shard(ShardId(0), {0, 0, 10}, &config, {});
   shard.Contribute(Push(1, 0), From(0, 1, Gradient(CodecId::kFp32, 1, 10)));
   Shard restored(ShardId(0), {0, 0, 10}, &config, {});
-  restored.Restore(shard.Cut(), 0);
+  restored.Restore(shard.Cut());
   CHECK(restored.Contribute(Push(1, 0), From(0, 1, Gradient(CodecId::kFp32, 1, 10))) ==
         Shard::Outcome::kTaken);
 }
@@ -327,7 +327,7 @@ TEST_CASE("a reader gets what changed since its version, in as few bytes as that
   CHECK(shard.EncodedSince(CodecId::kFp32, 3).payload.size() == 2 * kSparsePageHeaderBytes);
   // A restored shard knows no history.
   Shard restored(ShardId(0), {0, 0, kSize}, &config, {});
-  restored.Restore(shard.Cut(), 0);
+  restored.Restore(shard.Cut());
   CHECK(restored.EncodedSince(CodecId::kFp32, 2).codec == CodecId::kFp32);
 }
 

@@ -15,10 +15,11 @@
 namespace recon {
 
 // A server and workers as processes, on loopback.
-class Cluster {
+class ProcessJob {
  public:
-  explicit Cluster(std::vector<std::string> server_flags) : server_flags_(std::move(server_flags)) {}
+  explicit ProcessJob(std::vector<std::string> server_flags) : server_flags_(std::move(server_flags)) {}
 
+  void set_server_flags(std::vector<std::string> flags) { server_flags_ = std::move(flags); }
   const std::string& address() const { return address_; }
   std::string data() const { return directory_ / "data"; }
   std::string snapshots() const { return directory_ / "data/snapshots"; }

@@ -1,0 +1,9 @@
+#pragma once
+
+namespace recon {
+
+// Settings of the heap and of gRPC's locks for processes that move messages of about 1 MiB; call it first in
+// main().
+void TuneProcess();
+
+}  // namespace recon

@@ -1,0 +1,354 @@
+// Of ParamServer: when replies to pushes may go out. Whose pushes count in a synchronous step, its closing
+// (one server decides: the head), and what the job's other servers have to do with it.
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/cpu_usage.h"
+#include "common/base/limits.h"
+#include "server/param_operation.h"
+#include "server/param_server.h"
+
+namespace recon {
+
+bool ParamServer::Closed(uint64_t step, uint32_t shard) const {
+  return step < first_open_[shard] || step < gate_.frontier();
+}
+
+absl::Status ParamServer::CheckCounts(const Operation& op) const {
+  if (gate_.bound() != 0) return absl::OkStatus();
+  const uint64_t step = op.frame.header.step;
+  bool pending = false;
+  for (size_t i = 0; i < op.frame.parts.size(); ++i) {
+    const Shard::Outcome outcome = op.outcomes[i];
+    const bool closed = Closed(step, op.frame.parts[i].shard);
+    if (outcome == Shard::Outcome::kLate || (closed && outcome == Shard::Outcome::kTaken)) {
+      return absl::AbortedError(
+          absl::StrCat("step ", step, " was closed without this push; the next is ",
+                       std::max(gate_.frontier(), first_open_[op.frame.parts[i].shard])));
+    }
+    pending = pending || (closed && outcome == Shard::Outcome::kPending);
+  }
+  if (!pending) return absl::OkStatus();
+  // The step was closing meanwhile: by the next try the ledger knows whether the push counted.
+  return absl::UnavailableError("the step is being closed; ask again");
+}
+
+void ParamServer::RecordDelivery(const OperationPtr& op) {
+  const FrameHeader& header = op->frame.header;
+  Session& session = sessions_[op->worker];
+  const size_t duplicates = op->frame.parts.size() - op->parts_taken;
+  duplicates_ += duplicates;
+  RecordDuplicates(duplicates);
+  std::vector<uint32_t> shards;
+  for (const PartHeader& part : op->frame.parts) shards.push_back(part.shard);
+  if (!head() && gate_.bound() != StalenessGate::kUnlimited) {
+    options_.report_delivery(op->worker, op->incarnation, header.step, shards);
+  }
+  if (!NoteShards(&session, op->worker, header.step, shards) || op->parts_taken == 0) return;
+  ++pushes_;
+  ++session.pushes;
+  session.staleness_sum += static_cast<double>(op->staleness_max);
+  session.staleness_max = std::max<uint64_t>(session.staleness_max, op->staleness_max);
+  RecordPush(op->staleness_max);
+}
+
+bool ParamServer::NoteShards(Session* session, WorkerId worker, uint64_t step,
+                             const std::vector<uint32_t>& shards) {
+  const bool decides = head() && gate_.bound() != StalenessGate::kUnlimited;
+  if (head() && gate_.bound() == 0) {
+    for (const uint32_t shard : shards) {
+      if (!Closed(step, shard)) contributed_[step][shard].insert({worker, session->incarnation});
+    }
+    std::vector<uint32_t>& touched = touched_[step];
+    touched.insert(touched.end(), shards.begin(), shards.end());
+  }
+  if (head() && step < gate_.next_step(worker)) return false;  // Was complete before.
+  // Of pushes that were given up.
+  session->delivered.erase(session->delivered.begin(),
+                           session->delivered.lower_bound(step - std::min(step, limits::kStepsAheadMax)));
+  std::set<uint32_t>& delivered = session->delivered[step];
+  delivered.insert(shards.begin(), shards.end());
+  if (delivered.size() < (decides ? shards_.size() : owned_.size())) return false;
+  session->delivered.erase(step);
+  if (head()) gate_.Advance(worker, step);
+  return true;
+}
+
+bool ParamServer::MustWait(const OperationPtr& op) const {
+  const uint64_t step = op->frame.header.step;
+  if (gate_.bound() != 0) return !gate_.Open(step);
+  return std::any_of(op->frame.parts.begin(), op->frame.parts.end(),
+                     [&](const PartHeader& part) { return !Closed(step, part.shard); });
+}
+
+void ParamServer::Wait(const OperationPtr& op) {
+  const uint64_t step = op->frame.header.step;
+  op->ticket = next_ticket_++;
+  waiting_[op->ticket] = op;
+  // The gate releases no reply of a synchronous job: closings do.
+  gate_.Wait(op->ticket, gate_.bound() == 0 ? UINT64_MAX : step, op->arrived + limits::kReplyWaitMax);
+  if (gate_.bound() != 0) return;
+  op->closings_left = 0;
+  for (const PartHeader& part : op->frame.parts) {
+    if (Closed(step, part.shard)) continue;
+    awaiting_closing_[{step, part.shard}].push_back(op);
+    ++op->closings_left;
+  }
+}
+
+std::vector<ParamServer::OperationPtr> ParamServer::TakeWaiting(
+    const std::function<bool(const Operation&)>& wanted) {
+  std::vector<OperationPtr> taken;
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    if (!wanted(*it->second)) {
+      ++it;
+      continue;
+    }
+    gate_.Cancel(it->first);
+    taken.push_back(std::move(it->second));
+    it = waiting_.erase(it);
+  }
+  return taken;
+}
+
+std::vector<ParamServer::OperationPtr> ParamServer::GateMoved() {
+  CloseWhatIsComplete();
+  TellFrontier();
+  return TakeReleased();
+}
+
+void ParamServer::CloseWhatIsComplete() {
+  if (!head() || gate_.bound() != 0) return;
+  if (closed_to_ != gate_.frontier()) {
+    closed_to_ = gate_.frontier();
+    touched_.clear();
+    for (const auto& [step, shards] : contributed_) {
+      for (const auto& [shard, contributors] : shards) touched_[step].push_back(shard);
+    }
+  }
+  for (auto& [step, shards] : std::exchange(touched_, {})) {
+    std::sort(shards.begin(), shards.end());
+    CloseShards(step, shards);
+  }
+  ForgetAwaiting(gate_.frontier());
+}
+
+// Nobody waits for these any more: those who did were answered for other reasons.
+void ParamServer::ForgetAwaiting(uint64_t frontier) {
+  awaiting_closing_.erase(awaiting_closing_.begin(), awaiting_closing_.lower_bound({frontier, 0}));
+}
+
+void ParamServer::CloseShards(uint64_t step, const std::vector<uint32_t>& shards) {
+  const auto open = contributed_.find(step);
+  if (open == contributed_.end()) return;
+  std::vector<const std::set<uint32_t>*> awaited;
+  for (const WorkerId worker : gate_.Awaited(step)) {
+    const auto session = sessions_.find(worker);
+    if (session == sessions_.end()) continue;
+    const auto delivered = session->second.delivered.find(step);
+    if (delivered == session->second.delivered.end()) return;  // Nothing yet.
+    awaited.push_back(&delivered->second);
+  }
+  // Those with the same contributors together: one record.
+  std::map<std::set<Shard::Contributor>, std::vector<uint32_t>> closed;
+  for (const uint32_t shard : shards) {
+    const auto contributors = open->second.find(shard);
+    if (contributors == open->second.end()) continue;
+    const auto has = [shard](const std::set<uint32_t>* delivered) { return delivered->count(shard) > 0; };
+    if (!std::all_of(awaited.begin(), awaited.end(), has)) continue;
+    if (!contributors->second.empty()) closed[std::move(contributors->second)].push_back(shard);
+    open->second.erase(contributors);
+  }
+  if (open->second.empty()) contributed_.erase(open);
+  for (auto& [contributors, of] : closed) {
+    StepClosing closing;
+    closing.step = step;
+    closing.shards = std::move(of);
+    closing.contributors.assign(contributors.begin(), contributors.end());
+    Close(std::move(closing));
+  }
+}
+
+void ParamServer::Close(StepClosing closing) {
+  const std::set<Shard::Contributor> counted(closing.contributors.begin(), closing.contributors.end());
+  for (const uint32_t shard : closing.shards) {
+    first_open_[shard] = closing.step + 1;
+    const auto awaiting = awaiting_closing_.find({closing.step, shard});
+    if (awaiting == awaiting_closing_.end()) continue;
+    for (OperationPtr& op : awaiting->second) {
+      if (waiting_.count(op->ticket) == 0) continue;  // It was answered for another reason.
+      const bool counts = counted.count({op->worker, op->incarnation}) > 0;
+      if (counts && --op->closings_left > 0) continue;
+      gate_.Cancel(op->ticket);
+      waiting_.erase(op->ticket);
+      (counts ? released_ : dropped_).push_back(std::move(op));
+    }
+    awaiting_closing_.erase(awaiting);
+  }
+  closings_in_log_.insert(closing.step);
+  if (log_ == nullptr) return DeliverClosing(closing);
+  ByteChain record = ByteChain::FromString(EncodeClosing(closing));
+  log_->Append(LogRecordKind::kClosing, std::move(record),
+               [this, closing = std::move(closing)](const absl::Status& written) {
+                 if (!written.ok()) return GiveUpWaiting(written);
+                 MutexLock lock(&mu_);
+                 DeliverClosing(closing);
+               });
+}
+
+void ParamServer::DeliverClosing(const StepClosing& closing) {
+  ++sequence_;
+  closings_in_log_.erase(closings_in_log_.find(closing.step));
+  open_steps_.erase(open_steps_.begin(), open_steps_.lower_bound(FrontierInLog()));
+  TellClosing(closing);
+  PostClosing(closing);
+}
+
+void ParamServer::TellClosing(const StepClosing& closing) {
+  if (options_.followers == nullptr) return;
+  std::map<uint32_t, StepClosing> by_server;
+  for (const uint32_t shard : closing.shards) {
+    const uint32_t server = server_of_shard_[shard];
+    if (server != options_.server) by_server[server].shards.push_back(shard);
+  }
+  for (auto& [server, theirs] : by_server) {
+    theirs.step = closing.step;
+    theirs.contributors = closing.contributors;
+    options_.followers->OnClosing(server, theirs);
+  }
+}
+
+void ParamServer::PostClosing(const StepClosing& closing) {
+  const auto contributors = std::make_shared<const std::set<Shard::Contributor>>(closing.contributors.begin(),
+                                                                                 closing.contributors.end());
+  for (const uint32_t i : closing.shards) {
+    if (shards_[i] == nullptr) continue;  // Another server's.
+    lanes_.Post(i, [this, i, step = closing.step, contributors] {
+      const double cpu_before = ThreadCpuSeconds();
+      shards_[i]->CloseStep(step, *contributors);
+      apply_nanos_.fetch_add(static_cast<uint64_t>((ThreadCpuSeconds() - cpu_before) * 1e9),
+                             std::memory_order_relaxed);
+    });
+  }
+}
+
+void ParamServer::TellFrontier() {
+  if (options_.followers == nullptr || gate_.bound() == StalenessGate::kUnlimited) return;
+  const std::pair<uint64_t, bool> frontier = {gate_.frontier(), gate_.any_active()};
+  if (frontier == told_frontier_) return;
+  told_frontier_ = frontier;
+  if (log_ == nullptr || gate_.bound() != 0) {
+    return options_.followers->OnFrontier(frontier.first, frontier.second);
+  }
+  // Behind the closings that moved it.
+  log_->Barrier([this, frontier](const absl::Status& written) {
+    if (!written.ok()) return;
+    MutexLock lock(&mu_);
+    options_.followers->OnFrontier(frontier.first, frontier.second);
+  });
+}
+
+std::vector<ParamServer::OperationPtr> ParamServer::TakeReleased() {
+  std::vector<OperationPtr> released = std::exchange(released_, {});
+  for (const StalenessGate::Ticket ticket : gate_.TakeReleased()) {
+    released.push_back(std::move(waiting_[ticket]));
+    waiting_.erase(ticket);
+  }
+  return released;
+}
+
+void ParamServer::GiveUpWaiting(const absl::Status& log_status) {
+  std::map<StalenessGate::Ticket, OperationPtr> waiting;
+  {
+    MutexLock lock(&mu_);
+    log_status_ = log_status;
+    waiting.swap(waiting_);
+    gate_.TakeExpired(absl::InfiniteFuture());
+  }
+  for (const auto& [ticket, op] : waiting) Finish(op, LogFailed(log_status));
+}
+
+void ParamServer::NoteDelivered(WorkerId worker, Incarnation incarnation, uint64_t step,
+                                const std::vector<uint32_t>& shards) {
+  std::vector<OperationPtr> released;
+  {
+    MutexLock lock(&mu_);
+    const auto session = sessions_.find(worker);
+    if (session == sessions_.end() || session->second.incarnation != incarnation) return;
+    const uint64_t ahead = limits::kStepsAheadMax + static_cast<uint64_t>(std::max(0, gate_.bound()));
+    if (step >= std::max(gate_.next_step(worker), gate_.frontier()) + ahead) return;
+    for (const uint32_t shard : shards) {
+      if (shard >= shards_.size()) return;
+    }
+    if (NoteShards(&session->second, worker, step, shards)) {
+      ++pushes_;
+      ++session->second.pushes;
+    }
+    released = GateMoved();
+  }
+  AnswerReleased(std::move(released));
+}
+
+void ParamServer::ForgetDeliveriesTo(uint32_t server) {
+  MutexLock lock(&mu_);
+  for (uint32_t shard = 0; shard < server_of_shard_.size(); ++shard) {
+    if (server_of_shard_[shard] != server) continue;
+    for (auto& [step, shards] : contributed_) shards.erase(shard);
+    for (auto& [worker, session] : sessions_) {
+      for (auto& [step, delivered] : session.delivered) delivered.erase(shard);
+    }
+  }
+}
+
+void ParamServer::FollowClosing(const StepClosing& closing) {
+  std::vector<OperationPtr> released;
+  std::vector<OperationPtr> dropped;
+  {
+    MutexLock lock(&mu_);
+    StepClosing ours = closing;
+    // What it has in its log is said again after an interruption.
+    const auto known = [&](uint32_t shard) {
+      return shard >= shards_.size() || shards_[shard] == nullptr || closing.step < first_open_[shard];
+    };
+    ours.shards.erase(std::remove_if(ours.shards.begin(), ours.shards.end(), known), ours.shards.end());
+    if (ours.shards.empty()) return;
+    Close(std::move(ours));
+    released = TakeReleased();
+    dropped = std::exchange(dropped_, {});
+  }
+  AnswerDropped(std::move(dropped));
+  AnswerReleased(std::move(released));
+}
+
+void ParamServer::FollowFrontier(uint64_t frontier, bool anyone_active) {
+  std::vector<OperationPtr> released;
+  std::vector<OperationPtr> dropped;
+  {
+    MutexLock lock(&mu_);
+    gate_.Follow(frontier, anyone_active);
+    // What was counted went out with its closings.
+    if (gate_.bound() == 0) {
+      dropped = TakeWaiting([frontier](const Operation& op) { return op.frame.header.step < frontier; });
+      ForgetAwaiting(frontier);
+    }
+    released = TakeReleased();
+  }
+  AnswerDropped(std::move(dropped));
+  AnswerReleased(std::move(released));
+}
+
+void ParamServer::AnswerDropped(std::vector<OperationPtr> ops) {
+  for (const OperationPtr& op : ops) {
+    Finish(op,
+           absl::AbortedError(absl::StrCat("step ", op->frame.header.step, " was closed without this push")));
+  }
+}
+
+}  // namespace recon

@@ -1,0 +1,110 @@
+#include "server/rpc/cluster_service.h"
+
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include "common/base/limits.h"
+#include "common/rpc/status_codes.h"
+
+namespace recon {
+
+// Reactions on gRPC's threads. Lifetime: gRPC and the cluster keep it.
+class ServerStream final : public grpc::ServerBidiReactor<ServerReport, ServerCommand>,
+                           public ServerLink,
+                           public std::enable_shared_from_this<ServerStream> {
+ public:
+  explicit ServerStream(ClusterService* service) : service_(service) {}
+
+  void Start() {
+    self_ = shared_from_this();
+    StartRead(&report_);
+  }
+
+  void Send(const ServerCommand& command) override {
+    MutexLock lock(&mu_);
+    if (finished_ || closing_) return;
+    if (outgoing_.size() >= limits::kServerCommandsMax) {
+      outgoing_.resize(1);  // What is being written.
+      closing_ = absl::UnavailableError("it does not read what it is told");
+      return;
+    }
+    outgoing_.push_back(command);
+    if (outgoing_.size() == 1) StartWrite(&outgoing_.front());
+  }
+
+  void Close(const absl::Status& why) override {
+    MutexLock lock(&mu_);
+    if (closing_) return;
+    closing_ = why;
+    FinishIfIdle();
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return Close(absl::OkStatus());
+    service_->cluster_->OnReport(shared_from_this(), report_);
+    report_.Clear();
+    MutexLock lock(&mu_);
+    if (!closing_) StartRead(&report_);
+  }
+
+  void OnWriteDone(bool ok) override {
+    MutexLock lock(&mu_);
+    outgoing_.pop_front();
+    if (!ok) {
+      outgoing_.clear();
+      if (!closing_) closing_ = absl::UnavailableError("it cannot be written to");
+    } else if (!outgoing_.empty()) {
+      StartWrite(&outgoing_.front());
+    }
+    FinishIfIdle();
+  }
+
+  void OnCancel() override { Close(absl::CancelledError("it has gone")); }
+
+  void OnDone() override {
+    service_->cluster_->OnClosed(self_);
+    service_->Forget(this);
+    self_.reset();
+  }
+
+ private:
+  void FinishIfIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (finished_ || !closing_ || !outgoing_.empty()) return;
+    finished_ = true;
+    Finish(ToGrpc(*closing_));
+  }
+
+  ClusterService* const service_;  // Until OnDone().
+  std::shared_ptr<ServerStream> self_;
+  ServerReport report_;
+
+  Mutex mu_;
+  std::deque<ServerCommand> outgoing_ ABSL_GUARDED_BY(mu_);  // The first is being written.
+  std::optional<absl::Status> closing_ ABSL_GUARDED_BY(mu_);
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+grpc::ServerBidiReactor<ServerReport, ServerCommand>* ClusterService::Serve(
+    grpc::CallbackServerContext* /*context*/) {
+  const auto stream = std::make_shared<ServerStream>(this);
+  {
+    MutexLock lock(&mu_);
+    streams_.insert(stream.get());
+  }
+  stream->Start();
+  return stream.get();
+}
+
+void ClusterService::Close() {
+  MutexLock lock(&mu_);
+  // None of them is forgotten, and so destroyed, meanwhile.
+  for (ServerStream* stream : streams_) stream->Close(absl::UnavailableError("the head ends"));
+}
+
+void ClusterService::Forget(ServerStream* stream) {
+  MutexLock lock(&mu_);
+  streams_.erase(stream);
+}
+
+}  // namespace recon

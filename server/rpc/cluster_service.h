@@ -1,0 +1,38 @@
+#pragma once
+
+#include <memory>
+#include <set>
+
+#include "absl/base/thread_annotations.h"
+#include "common/base/mutex.h"
+#include "proto/cluster.grpc.pb.h"
+#include "server/cluster.h"
+
+namespace recon {
+
+class ServerStream;
+
+// ShardServers over gRPC's callback API: a stream a server, which is its link to the cluster.
+//
+// Threads: thread-safe. Shutdown: Close(), then shut the RPC server down, then destroy.
+class ClusterService : public ShardServers::CallbackService {
+ public:
+  // `cluster` must outlive the service.
+  explicit ClusterService(Cluster* cluster) : cluster_(cluster) {}
+
+  grpc::ServerBidiReactor<ServerReport, ServerCommand>* Serve(grpc::CallbackServerContext* context) override;
+
+  // Ends all streams, when what they were told is sent.
+  void Close();
+
+ private:
+  friend class ServerStream;
+  void Forget(ServerStream* stream);
+
+  Cluster* const cluster_;
+
+  Mutex mu_;
+  std::set<ServerStream*> streams_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace recon

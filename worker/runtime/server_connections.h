@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "common/base/mutex.h"
+#include "common/rpc/credentials.h"
+#include "common/tensor/param_layout.h"
+#include "common/transport/transport.h"
+#include "proto/control.pb.h"
+#include "worker/client/param_client.h"
+
+namespace recon {
+
+// A worker's connections for frames: one way to each of the job's servers, through shared memory where the
+// server offers it and is on this machine.
+//
+// Threads: thread-safe.
+class ServerConnections {
+ public:
+  struct Options {
+    std::string head;  // host:port.
+    TlsFlags tls;
+    int connections = 1;  // To each server.
+    bool shared_memory = true;
+  };
+
+  // `layout` must outlive the connections.
+  ServerConnections(const Options& options, const ParamLayout* layout) : options_(options), layout_(layout) {}
+
+  // Follows what a registration said: connects to servers that are new or elsewhere than before.
+  // FailedPrecondition if their number has changed: shards lie elsewhere then.
+  absl::Status Adopt(const RegisterReply& reply);
+  // Cuts all of them, so that what is under way ends.
+  void Disconnect();
+  // Null before the first Adopt().
+  ParamClient* client();
+  // Of all servers.
+  std::set<uint16_t> ports() const;
+
+ private:
+  absl::StatusOr<std::shared_ptr<Transport>> ConnectToServer(const ServerAddress& server) const;
+
+  const Options options_;
+  const ParamLayout* const layout_;
+
+  mutable Mutex mu_;
+  std::vector<ServerAddress> servers_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::shared_ptr<Transport>> transports_ ABSL_GUARDED_BY(mu_);
+  std::optional<ParamClient> client_;  // Set by the first Adopt().
+};
+
+}  // namespace recon
