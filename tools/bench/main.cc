@@ -8,6 +8,7 @@
 #include "tools/bench/data_plane.h"
 #include "tools/bench/data_plane_peers.h"
 #include "tools/bench/durability.h"
+#include "tools/bench/step_load.h"
 #include "tools/bench/straggler.h"
 
 // Exit codes: 0 measured, 1 failed, 2 wrong flags.
@@ -93,6 +94,16 @@ int main(int argc, char** argv) {
   peer_verb->add_option("--shapes", push_worker.shapes);
   peer_verb->add_option("--name", push_worker.name);
   peer_verb->add_option("--transport", push_worker.transport);
+  recon::StepLoadOptions step_load;
+  CLI::App* step_load_verb = app.add_subcommand("step-load", "one worker of scale_out.py");
+  step_load_verb->group("");
+  step_load_verb->add_option("--server", step_load.server)->required();
+  step_load_verb->add_option("--name", step_load.name)->required();
+  step_load_verb->add_option("--parameters", step_load.parameters)
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 32));
+  step_load_verb->add_option("--connections", step_load.connections)
+      ->check(CLI::Range(1, recon::limits::kDataConnectionsMax));
+  step_load_verb->add_option("--steps", step_load.steps)->check(CLI::Range(1, 100000));
   std::string restore_directory, restore_log;
   CLI::App* restore_verb =
       app.add_subcommand("durability-restore", "one part of durability, in a process of its own");
@@ -111,6 +122,11 @@ int main(int argc, char** argv) {
                                 : peer_role == "grpc-source" ? recon::RunGrpcSource(peer_port)
                                                              : recon::RunPushWorker(push_worker);
     if (!status.ok()) std::cerr << "recon-bench " << peer_role << ": " << status.message() << "\n";
+    return status.ok() ? 0 : 1;
+  }
+  if (step_load_verb->parsed()) {
+    const absl::Status status = recon::RunStepLoad(step_load);
+    if (!status.ok()) std::cerr << "recon-bench step-load: " << status.message() << "\n";
     return status.ok() ? 0 : 1;
   }
   const auto result = restore_verb->parsed()      ? recon::RunRestore(restore_directory, restore_log)

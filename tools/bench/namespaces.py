@@ -15,19 +15,30 @@ def command(text):
 
 
 class Star:
-    """One namespace for the server and one for each worker, joined by a bridge. Each worker's link has `mbit` in each
-    direction; None = as fast as the machine is. Offloads are off, so that counters count what a wire would carry."""
+    """A namespace for each worker, joined by a bridge in one more, where the server is; with `servers`, each of so many
+    has a namespace of its own. Each worker's (and such a server's) link has `mbit` in each direction; None = as fast as
+    the machine is. Offloads are off, so that counters count what a wire would carry; with `offloads` packets of up to
+    64 KiB go through, which costs the machine less, and limits count their bytes."""
 
-    def __init__(self, workers, mbit):
+    def __init__(self, workers, mbit, servers=0, offloads=False):
+        self.offloads = offloads
         if os.geteuid() != 0:
             raise SystemExit("bench: network namespaces need root")
         self.tag = f"recon{os.getpid()}"
-        self.workers = workers
+        self.leaves = [("worker", index) for index in range(workers)] + [("server", index) for index in range(servers)]
         self.mbit = mbit
         self.made = []
 
     def name(self, role, index):
-        return f"{self.tag}-{'s' if role == 'server' else f'w{index}'}"
+        return f"{self.tag}-{role[0]}{index}" if (role, index) in self.leaves else f"{self.tag}-hub"
+
+    def worker_address(self, index):
+        return f"10.77.0.{index + 10}"
+
+    def listen(self, index):
+        """Where server `index` listens."""
+        host = f"10.77.0.{index + 100}" if ("server", index) in self.leaves else SERVER_ADDRESS
+        return f"{host}:{7070 + index}"
 
     def prefix(self, role, index):
         return ["ip", "netns", "exec", self.name(role, index)]
@@ -37,23 +48,26 @@ class Star:
 
     def limit(self, role, index, device):
         if self.mbit is not None:
-            self.within(role, index, f"tc qdisc add dev {device} root tbf rate {self.mbit}mbit burst 32kb latency 100ms")
+            burst = "256kb" if self.offloads else "32kb"
+            self.within(role, index, f"tc qdisc add dev {device} root tbf rate {self.mbit}mbit burst {burst} latency 100ms")
 
     def __enter__(self):
         try:
-            self.add("server", 0)
-            self.within("server", 0, "ip link add bridge0 type bridge")
-            self.within("server", 0, f"ip addr add {SERVER_ADDRESS}/24 dev bridge0")
-            self.within("server", 0, "ip link set bridge0 up")
-            for index in range(self.workers):
-                self.add("worker", index)
-                self.within("server", 0, f"ip link add to{index} type veth peer name link0 netns {self.name('worker', index)}")
-                self.within("server", 0, f"ip link set to{index} master bridge0 up")
-                self.within("worker", index, f"ip addr add 10.77.0.{index + 10}/24 dev link0")
-                self.within("worker", index, "ip link set link0 up")
-                for role, device in (("server", f"to{index}"), ("worker", "link0")):
-                    self.within(role, index, f"ethtool -K {device} tso off gso off gro off tx off")
-                    self.limit(role, index, device)
+            self.add("hub", 0)
+            self.within("hub", 0, "ip link add bridge0 type bridge")
+            self.within("hub", 0, f"ip addr add {SERVER_ADDRESS}/24 dev bridge0")
+            self.within("hub", 0, "ip link set bridge0 up")
+            for number, (role, index) in enumerate(self.leaves):
+                self.add(role, index)
+                self.within("hub", 0, f"ip link add to{number} type veth peer name link0 netns {self.name(role, index)}")
+                self.within("hub", 0, f"ip link set to{number} master bridge0 up")
+                host = self.worker_address(index) if role == "worker" else self.listen(index).split(":")[0]
+                self.within(role, index, f"ip addr add {host}/24 dev link0")
+                self.within(role, index, "ip link set link0 up")
+                for end, at, device in (("hub", 0, f"to{number}"), (role, index, "link0")):
+                    if not self.offloads:
+                        self.within(end, at, f"ethtool -K {device} tso off gso off gro off tx off")
+                    self.limit(end, at, device)
         except BaseException:
             self.__exit__()
             raise
