@@ -22,7 +22,7 @@
 #include "common/storage/local_store.h"
 #include "common/tensor/param_layout.h"
 #include "tests/integration/chaos_model.h"
-#include "tests/integration/cluster.h"
+#include "tests/integration/servers_job.h"
 
 namespace recon {
 namespace {
@@ -115,10 +115,14 @@ std::vector<std::vector<float>> NewestValues(const std::string& directory) {
 
 class Chaos {
  public:
-  Chaos()
-      : cluster_({"--optimizer", "sgd", "--learning-rate", "1", "--data-epochs", "1000", "--evict-after",
-                  absl::FormatDuration(kEvictAfter), "--suspect-after", "1s", "--snapshot-interval", "2s"}) {
-    REQUIRE(cluster_.StartServer());
+  // With more than one server, servers die and stop, too.
+  Chaos(uint32_t workers, int servers)
+      : count_(workers),
+        servers_(servers),
+        job_(servers,
+             {"--optimizer", "sgd", "--learning-rate", "1", "--data-epochs", "1000", "--evict-after",
+              absl::FormatDuration(kEvictAfter), "--suspect-after", "1s", "--snapshot-interval", "2s"}) {
+    REQUIRE(job_.StartAll());
     workers_.resize(count_);
     for (uint32_t i = 0; i < count_; ++i) Begin(i);
   }
@@ -132,13 +136,14 @@ class Chaos {
       absl::SleepFor(absl::Milliseconds(50));
     }
     INFO("server: " << resident_early << " bytes half-way, " << Resident() << " at the end");
-    if (kMemoryIsTheServers) CHECK(Resident() < resident_early + (uint64_t{24} << 20));
-    CHECK(cluster_.server().running());
+    if (kMemoryIsTheServers && servers_ == 1) CHECK(Resident() < resident_early + (uint64_t{24} << 20));
+    CHECK(job_.server().running());
   }
 
   // Everybody goes on: nothing hangs.
   void CheckAllGoOn() {
     std::vector<uint64_t> before;
+    for (int server = 0; server < servers_; ++server) job_.process(server).Signal(SIGCONT);
     for (uint32_t i = 0; i < count_; ++i) {
       workers_[i].process->Signal(SIGCONT);
       before.push_back(Read(FileOf(i, workers_[i].life)).acknowledged);
@@ -152,9 +157,11 @@ class Chaos {
   // Every acknowledged push is in the parameters once, and of each life at most the one under way besides.
   void CheckParameters() {
     for (Worker& worker : workers_) worker.process->Kill();
-    cluster_.server().Signal(SIGTERM);
-    REQUIRE(cluster_.server().Wait(absl::Seconds(60)) == 0);
-    const auto tensors = NewestValues(cluster_.snapshots());
+    // A drain needs all servers.
+    REQUIRE(job_.AllReady());
+    job_.server().Signal(SIGTERM);
+    REQUIRE(job_.server().Wait(absl::Seconds(60)) == 0);
+    const auto tensors = NewestValues(job_.snapshots());
     REQUIRE(tensors.size() == kChaosTensors);
     uint64_t lives = 0, pushes = 0;
     for (uint32_t i = 0; i < count_; ++i) {
@@ -170,24 +177,25 @@ class Chaos {
           CHECK(sum == count * (count + 1) / 2);
         }
         // Its heartbeats came in time, as long as it was free to send them.
-        if (!workers_[i].may_be_given_up[life]) CHECK(said.given_up == 0);
+        if (!workers_[i].may_be_given_up[life] && servers_ == 1) CHECK(said.given_up == 0);
       }
     }
     CHECK(lives > count_);
     CHECK(pushes > 10 * uint64_t{count_});
-    WARN(pushes << " pushes acknowledged to " << lives << " lives of " << count_ << " workers");
+    WARN(pushes << " pushes acknowledged to " << lives << " lives of " << count_ << " workers, "
+                << server_deaths_ << " deaths of " << servers_ << " servers");
   }
 
  private:
   std::string FileOf(uint32_t worker, uint32_t life) const {
-    return cluster_.directory() / absl::StrCat("said-", worker, "-", life);
+    return job_.directory() / absl::StrCat("said-", worker, "-", life);
   }
 
   void Begin(uint32_t i) {
     const std::string file = FileOf(i, workers_[i].life);
     workers_[i].may_be_given_up.push_back(false);
     workers_[i].process = std::make_unique<Process>(
-        std::vector<std::string>{"chaos_worker", cluster_.address(), absl::StrCat(count_), absl::StrCat(i),
+        std::vector<std::string>{"chaos_worker", job_.address(), absl::StrCat(count_), absl::StrCat(i),
                                  absl::StrCat(workers_[i].life), i % 2 == 0 ? "grpc" : "shm", file},
         absl::StrCat(file, ".log"));
   }
@@ -198,6 +206,7 @@ class Chaos {
       worker.process->Signal(SIGCONT);
       worker.go_on = absl::InfiniteFuture();
     }
+    if (servers_ > 1 && random_() % kEventsAServerEvent == 0) return ServerEvent();
     const auto i = static_cast<uint32_t>(random_() % count_);
     Worker& worker = workers_[i];
     switch (random_() % 4) {
@@ -217,8 +226,23 @@ class Chaos {
         static const std::string kFirst[] = {"", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
                                              std::string(300, '\xff')};
         if (silent_.size() == kSilentConnectionsMax) silent_.erase(silent_.begin());
-        silent_.push_back(std::make_unique<SilentConnection>(cluster_.address(), kFirst[random_() % 3]));
+        silent_.push_back(std::make_unique<SilentConnection>(job_.address(), kFirst[random_() % 3]));
     }
+  }
+
+  // One at a time is dead or stopped.
+  void ServerEvent() {
+    const int server = static_cast<int>(random_() % static_cast<uint32_t>(servers_));
+    Process& process = job_.process(server);
+    if (random_() % 2 == 0) {
+      process.Kill();
+      CHECK(job_.Start(server));
+      ++server_deaths_;
+      return;
+    }
+    process.Signal(SIGSTOP);
+    absl::SleepFor(absl::Milliseconds(random_() % 1500));
+    process.Signal(SIGCONT);
   }
 
   static void Stop(Worker* worker, absl::Duration duration) {
@@ -227,10 +251,14 @@ class Chaos {
     worker->go_on = Now() + duration;
   }
 
-  uint64_t Resident() { return ResidentBytes(cluster_.server().pid()); }
+  uint64_t Resident() { return ResidentBytes(job_.server().pid()); }
 
-  const uint32_t count_ = FromEnvironment("RECON_CHAOS_WORKERS", 64);
-  Cluster cluster_;
+  static constexpr uint32_t kEventsAServerEvent = 20;
+
+  const uint32_t count_;
+  const int servers_;
+  int server_deaths_ = 0;
+  ServersJob job_;
   std::mt19937 random_{std::random_device{}()};
   std::vector<Worker> workers_;
   std::vector<std::unique_ptr<SilentConnection>> silent_;
@@ -240,7 +268,14 @@ class Chaos {
 
 TEST_CASE("workers are killed and stopped at any moment, and every acknowledged push counts once",
           "[chaos]") {
-  Chaos chaos;
+  Chaos chaos(FromEnvironment("RECON_CHAOS_WORKERS", 64), 1);
+  chaos.Run(absl::Seconds(FromEnvironment("RECON_CHAOS_SECONDS", 15)));
+  chaos.CheckAllGoOn();
+  chaos.CheckParameters();
+}
+
+TEST_CASE("and so are servers: the head and two more", "[chaos]") {
+  Chaos chaos(FromEnvironment("RECON_CHAOS_WORKERS", 32), 3);
   chaos.Run(absl::Seconds(FromEnvironment("RECON_CHAOS_SECONDS", 15)));
   chaos.CheckAllGoOn();
   chaos.CheckParameters();

@@ -23,12 +23,11 @@
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
-#include "common/rpc/grpc_transport.h"
-#include "common/shm/shm_transport.h"
 #include "common/tensor/param_layout.h"
 #include "tests/integration/chaos_model.h"
 #include "worker/client/param_client.h"
 #include "worker/runtime/frames.h"
+#include "worker/runtime/server_connections.h"
 
 namespace recon {
 namespace {
@@ -42,11 +41,12 @@ class ChaosWorker {
         workers_(static_cast<uint32_t>(std::atoi(argv[2]))),
         worker_(static_cast<uint32_t>(std::atoi(argv[3]))),
         life_(static_cast<uint32_t>(std::atoi(argv[4]))),
-        shm_(std::string(argv[5]) == "shm"),
+
         file_(open(argv[6], O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)),
         layout_(*ParamLayout::Create(ChaosModel(workers_))),
         channel_(*ConnectTo(server_, {})),
-        control_(channel_, absl::Seconds(2)) {}
+        control_(channel_, absl::Seconds(2)),
+        servers_({server_, {}, 2, std::string(argv[5]) == "shm"}, &layout_) {}
 
   void Run() {
     Join();
@@ -92,11 +92,7 @@ class ChaosWorker {
         identity_.set_incarnation(incarnation_);
         identity_.set_cluster_epoch(reply->cluster_epoch());
       }
-      if (transport_ == nullptr) {
-        transport_ = *ConnectForFrames(server_, {}, 2);
-        if (shm_) transport_ = std::make_unique<ShmTransport>(reply->shared_memory(), std::move(transport_));
-        client_ = std::make_unique<ParamClient>(transport_.get());
-      }
+      if (!servers_.Adopt(*reply).ok()) std::abort();
       if (reply->has_values()) return;
       AcquireRequest acquire;
       *acquire.mutable_identity() = identity();
@@ -141,8 +137,9 @@ class ChaosWorker {
     FrameHeader header;
     header.step = step;
     header.samples = 1;
-    for (const auto& reply :
-         client_->CallAll(kind, FramesFor(layout_, header, identity(), shards), absl::Seconds(5))) {
+    for (const auto& reply : servers_.client()->CallAll(
+             kind, FramesFor(layout_, header, identity(), shards, servers_.client()->server_of_shard()),
+             absl::Seconds(5))) {
       RECON_RETURN_IF_ERROR(reply.status());
     }
     return absl::OkStatus();
@@ -150,14 +147,13 @@ class ChaosWorker {
 
   const std::string server_;
   const uint32_t workers_, worker_, life_;
-  const bool shm_;
+
   const int file_;
   const ParamLayout layout_;
   const uint64_t incarnation_ = RandomNonZero();
   const std::shared_ptr<grpc::Channel> channel_;
   ControlClient control_;
-  std::unique_ptr<Transport> transport_;
-  std::unique_ptr<ParamClient> client_;
+  ServerConnections servers_;
   std::atomic<uint64_t> next_step_{0};
 
   Mutex mu_;
