@@ -80,7 +80,7 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
   const uint64_t bytes = pages * kPageBytes * (1 + static_cast<uint64_t>(state_planes()));
   if (bytes > options_.state_bytes_max) {
     return absl::ResourceExhaustedError(absl::StrCat("model ", model.name(), " needs ", bytes,
-                                                     " bytes here with its optimizer state, the server has ",
+                                                     " bytes with its optimizer state, the server has ",
                                                      options_.state_bytes_max));
   }
   try {
