@@ -463,6 +463,15 @@ void ShardServer::Parts::WritePart(const CutCommand& command, StateCut cut) {
   }
   ServerReport report;
   *report.mutable_part() = std::move(part);
+  // A message that is too long would end the connection, again and again.
+  if (const size_t bytes = report.ByteSizeLong(); bytes > limits::kControlMessageBytesMax) {
+    last_part_.reset();
+    report.mutable_part()->clear_part();
+    report.mutable_part()->set_error(absl::StrCat("its part of the manifest has ", bytes, " bytes, allowed are ",
+                                                  limits::kControlMessageBytesMax,
+                                                  ": use more servers, or workers with names that come again"));
+    spdlog::error("part of snapshot {}: {}", generation, report.part().error());
+  }
   Report(std::move(report));
 }
 
