@@ -337,11 +337,14 @@ void ParamServer::ApplyPart(const OperationPtr& op, size_t index) {
       contribution.weight = header.samples * scale;
       contribution.gradient = std::move(gradient);
       outcome = shard.Contribute(id, std::move(contribution));
-    } else if (AnswersAtOnce(*op) && !IsSparse(gradient.codec)) {
-      const auto codec = static_cast<CodecId>(header.reply_codec);
-      outcome = shard.ApplyAndEncode(id, gradient, scale, codec, &op->reply_payloads[index]);
     } else {
-      outcome = shard.Apply(id, gradient, scale);
+      const double weight = scale * StalenessScale(op->rules->correction, staleness);
+      if (AnswersAtOnce(*op) && !IsSparse(gradient.codec)) {
+        const auto codec = static_cast<CodecId>(header.reply_codec);
+        outcome = shard.ApplyAndEncode(id, gradient, weight, codec, &op->reply_payloads[index]);
+      } else {
+        outcome = shard.Apply(id, gradient, weight);
+      }
     }
     op->outcomes[index] = outcome;
     if (outcome == Shard::Outcome::kTaken) {

@@ -19,10 +19,10 @@
 #include "common/base/mutex.h"
 #include "common/codec/frame.h"
 #include "common/metrics/metrics.h"
+#include "common/optim/apply_rules.h"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/tensor/param_layout.h"
 #include "server/durability/push_log.h"
-#include "server/store/apply_rules.h"
 #include "server/store/shard.h"
 #include "server/sync/staleness_gate.h"
 

@@ -17,6 +17,7 @@
 #include "common/base/mutex.h"
 #include "common/base/shutdown_signal.h"
 #include "common/base/status_macros.h"
+#include "common/optim/update_rules.h"
 #include "common/rpc/client_channel.h"
 #include "common/shm/shm_listener.h"
 #include "common/snapshot/manifest.h"
@@ -28,7 +29,6 @@
 #include "server/durability/control_db.h"
 #include "server/durability/push_log.h"
 #include "server/durability/recovery.h"
-#include "server/durability/update_rules.h"
 #include "server/log_replay.h"
 #include "server/param_server.h"
 #include "server/rpc/cluster_service.h"
@@ -133,6 +133,7 @@ absl::Status ReconServer::Parts::Open() {
   options.rules.optimizer = flags.optimizer;
   options.rules.groups = flags.groups;
   options.rules.bound = flags.job.bound();
+  options.rules.correction = flags.correction;
   options.rules.cluster_epoch = cluster_epoch;
   options.rules.job_id = job_id;
   options.lanes = flags.lanes;

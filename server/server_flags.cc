@@ -7,16 +7,24 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
+#include "common/optim/update_rules.h"
 #include "server/sync/staleness_gate.h"
 
 namespace recon {
 namespace {
+
+// Not given: what the mode of local SGD has.
+constexpr double kOfTheMode = -1;
+constexpr uint32_t kLocalStepsMax = 1'000'000;
+constexpr uint32_t kSplitSamples = 2000;
+constexpr uint32_t kSplitSamplesMax = 1 << 30;
 
 // Flags that need more than CLI11's own conversion.
 struct RawFlags {
@@ -24,6 +32,10 @@ struct RawFlags {
   std::string optimizer = "adam";
   std::string schedule = "constant";
   std::string sync = "asp";
+  uint32_t local_steps = 0;
+  std::string outer_optimizer;
+  double outer_learning_rate = kOfTheMode, outer_momentum = kOfTheMode;
+  std::string correction = "none";
   std::vector<std::string> groups;
   std::string durability = "log";
   std::string replay_target = "5s";
@@ -34,7 +46,7 @@ struct RawFlags {
   std::string evict_after = "3s";
   std::string lease_duration = "10s";
   uint64_t seed = 1;
-  uint32_t batch = 64, data_epochs = 10, split_samples = 2000, eval_split_samples = 2500, workers_min = 1;
+  uint32_t batch = 64, data_epochs = 10, split_samples = 0, eval_split_samples = 2500, workers_min = 1;
 };
 
 absl::StatusOr<absl::Duration> ParseInterval(const char* flag, const std::string& text) {
@@ -47,17 +59,75 @@ absl::StatusOr<absl::Duration> ParseInterval(const char* flag, const std::string
   return duration;
 }
 
-absl::StatusOr<int> ParseSync(const std::string& text) {
-  if (text == "asp") return StalenessGate::kUnlimited;
-  if (text == "bsp") return 0;
+struct Sync {
   int bound = 0;
+  uint32_t local_steps = 0;
+  bool diloco = false;
+};
+
+absl::StatusOr<Sync> ParseSync(const std::string& text) {
+  if (text == "asp") return Sync{StalenessGate::kUnlimited};
+  if (text == "bsp") return Sync{0};
+  uint32_t number = 0;
   const std::vector<std::string> words = absl::StrSplit(text, ':');
-  if (words.size() == 2 && words[0] == "ssp" && absl::SimpleAtoi(words[1], &bound) && bound >= 1 &&
-      bound <= 1000) {
-    return bound;
+  if (words.size() == 2 && absl::SimpleAtoi(words[1], &number) && number >= 1) {
+    if (words[0] == "ssp" && number <= 1000) return Sync{static_cast<int>(number)};
+    const bool diloco = words[0] == "diloco";
+    if ((words[0] == "local" || diloco) && number <= kLocalStepsMax) return Sync{0, number, diloco};
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--sync ", text, ": expected asp, bsp or ssp:1 to ssp:1000"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--sync ", text, ": expected asp, bsp, ssp:1 to ssp:1000, local:1 to local:", kLocalStepsMax,
+      " or diloco likewise"));
+}
+
+// Makes workers train parameters of their own: what was said of the optimizer is theirs, the server gets the
+// outer one.
+absl::Status MakeLocal(const RawFlags& raw, const Sync& sync, ServerFlags* flags) {
+  const uint32_t steps = std::max(sync.local_steps, raw.local_steps);
+  const bool outer = !raw.outer_optimizer.empty() || raw.outer_learning_rate != kOfTheMode ||
+                     raw.outer_momentum != kOfTheMode;
+  if (steps == 0) {
+    if (!outer) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        "--outer-optimizer and its companions are for --sync local:H or diloco:H, or --local-steps");
+  }
+  if (sync.local_steps > 0 && raw.local_steps > 0) {
+    return absl::InvalidArgumentError("--local-steps: --sync has said it already");
+  }
+  if (flags->correction != StalenessCorrection::kNone) {
+    return absl::InvalidArgumentError("--staleness-correction is for gradients, not for local steps");
+  }
+  const uint64_t round = uint64_t{steps} * raw.batch;
+  if (raw.split_samples != 0 && raw.split_samples < round) {
+    return absl::InvalidArgumentError(absl::StrCat("--split-samples ", raw.split_samples, ": ", steps,
+                                                   " local steps of ", raw.batch, " samples take ", round));
+  }
+  if (round > kSplitSamplesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(steps, " local steps of ", raw.batch,
+                                                   " samples: more than ", kSplitSamplesMax,
+                                                   " samples in a lease"));
+  }
+  ApplyRules inner;
+  inner.optimizer = flags->optimizer;
+  inner.groups = std::exchange(flags->groups, {});
+  flags->job.mutable_local()->set_steps(steps);
+  *flags->job.mutable_local()->mutable_rules() = EncodeRules(inner);
+  flags->job.clear_clip_norm();  // Of gradients, not of what is pushed.
+
+  OptimizerConfig config;
+  config.kind = sync.diloco ? OptimizerKind::kNesterov : OptimizerKind::kSgd;
+  if (!raw.outer_optimizer.empty()) {
+    RECON_ASSIGN_OR_RETURN(config.kind, ParseOptimizer(raw.outer_optimizer, "--outer-optimizer"));
+  }
+  // Without bound each worker's push is an update of its own: together they make their mean.
+  config.learning_rate = sync.diloco ? 0.7 : sync.bound == 0 ? 1 : 1.0 / raw.workers_min;
+  if (raw.outer_learning_rate != kOfTheMode) config.learning_rate = raw.outer_learning_rate;
+  if (raw.outer_momentum != kOfTheMode) config.momentum = raw.outer_momentum;
+  if (const absl::Status status = CheckOptimizer(config); !status.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("of the outer optimizer: ", status.message()));
+  }
+  flags->optimizer = config;
+  return absl::OkStatus();
 }
 
 absl::Status ParseGroup(const std::string& text, std::map<std::string, GroupPolicy>* groups) {
@@ -163,8 +233,30 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
           "...); all by default, fp32 always"),
       "RECON_ACCEPT_CODECS");
   env(app->add_option("--sync", raw->sync,
-                      "asp (asynchronous), bsp (synchronous mean) or ssp:S (S steps apart at most)"),
+                      "asp (asynchronous), bsp (synchronous mean), ssp:S (S steps apart at most), local:H "
+                      "(workers train parameters of their own for H batches, then take the mean) or diloco:H "
+                      "(the same, and the server takes the mean as a gradient for Nesterov at 0.7 and 0.9)"),
       "RECON_SYNC");
+  env(app->add_option("--local-steps", raw->local_steps,
+                      "with asp, bsp or ssp: a worker trains parameters of its own for so many batches, then "
+                      "pushes how far they have moved; 0 = gradients are pushed")
+          ->check(CLI::Range(uint32_t{0}, kLocalStepsMax)),
+      "RECON_LOCAL_STEPS");
+  env(app->add_option(
+          "--outer-optimizer", raw->outer_optimizer,
+          "with local steps, what the server does with pushes; default sgd, with diloco nesterov"),
+      "RECON_OUTER_OPTIMIZER");
+  env(app->add_option("--outer-learning-rate", raw->outer_learning_rate,
+                      "default 1: parameters become the workers' mean (with asp and ssp 1/--workers-min), "
+                      "with diloco 0.7")
+          ->check(CLI::Range(0.0, 1e6)),
+      "RECON_OUTER_LEARNING_RATE");
+  env(app->add_option("--outer-momentum", raw->outer_momentum, "default 0.9")->check(CLI::Range(0.0, 1.0)),
+      "RECON_OUTER_MOMENTUM");
+  env(app->add_option("--staleness-correction", raw->correction,
+                      "with asp and ssp, of a gradient whose parameters have been updated since: none, or "
+                      "inverse (it counts 1/updates)"),
+      "RECON_STALENESS_CORRECTION");
   env(app->add_option("--workers-min", raw->workers_min, "workers to wait for before the job starts")
           ->check(CLI::Range(1, 4096)),
       "RECON_WORKERS_MIN");
@@ -173,8 +265,9 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
       "RECON_DATA_EPOCHS");
   env(app->add_option("--batch", raw->batch, "samples per step of a worker")->check(CLI::Range(1, 1 << 20)),
       "RECON_BATCH");
-  env(app->add_option("--split-samples", raw->split_samples, "samples per lease")
-          ->check(CLI::Range(1, 1 << 30)),
+  env(app->add_option("--split-samples", raw->split_samples,
+                      "samples per lease; 0 = 2000, or what a round of local steps takes if that is more")
+          ->check(CLI::Range(uint32_t{0}, kSplitSamplesMax)),
       "RECON_SPLIT_SAMPLES");
   env(app->add_option("--eval-split-samples", raw->eval_split_samples, "test samples per evaluation lease")
           ->check(CLI::Range(1, 1 << 30)),
@@ -230,7 +323,11 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
                       "a lease not renewed for so long is taken back"),
       "RECON_LEASE_DURATION");
   for (CLI::Option* option : app->get_options()) {
-    if (option->get_name() != "--help" && option->get_name() != "--config") option->capture_default_str();
+    const std::string name = option->get_name();
+    // The outer optimizer's are those of the mode.
+    if (name != "--help" && name != "--config" && !absl::StartsWith(name, "--outer-")) {
+      option->capture_default_str();
+    }
   }
 }
 
@@ -270,13 +367,22 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
     return absl::InvalidArgumentError(
         "--evict-after and --lease-duration must be at least twice --heartbeat-interval");
   }
-  RECON_ASSIGN_OR_RETURN(const int bound, ParseSync(raw.sync));
+  RECON_ASSIGN_OR_RETURN(const Sync sync, ParseSync(raw.sync));
+  RECON_ASSIGN_OR_RETURN(flags->correction, ParseStalenessCorrection(raw.correction));
+  if (flags->correction != StalenessCorrection::kNone && sync.bound == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--staleness-correction ", raw.correction,
+                                                   ": with --sync ", raw.sync, " no gradient is stale"));
+  }
+  RECON_RETURN_IF_ERROR(MakeLocal(raw, sync, flags));
   JobConfig& job = flags->job;
-  job.set_bound(bound);
+  job.set_bound(sync.bound);
   job.set_seed(raw.seed);
   job.set_batch_samples(raw.batch);
   job.set_data_epochs(raw.data_epochs);
-  job.set_split_samples(raw.split_samples);
+  // A round of local steps ends with its lease.
+  job.set_split_samples(raw.split_samples != 0
+                            ? raw.split_samples
+                            : std::max<uint32_t>(kSplitSamples, job.local().steps() * raw.batch));
   job.set_eval_split_samples(raw.eval_split_samples);
   job.set_workers_min(raw.workers_min);
   job.set_heartbeat_interval_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(heartbeat)));

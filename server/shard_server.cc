@@ -16,6 +16,7 @@
 #include "common/base/mutex.h"
 #include "common/base/shutdown_signal.h"
 #include "common/base/status_macros.h"
+#include "common/optim/update_rules.h"
 #include "common/rpc/client_channel.h"
 #include "common/shm/shm_listener.h"
 #include "common/snapshot/manifest.h"
@@ -28,7 +29,6 @@
 #include "server/durability/push_log.h"
 #include "server/durability/recovery.h"
 #include "server/durability/snapshot_writer.h"
-#include "server/durability/update_rules.h"
 #include "server/log_replay.h"
 #include "server/param_server.h"
 #include "server/rpc/head_link.h"
@@ -467,9 +467,9 @@ void ShardServer::Parts::WritePart(const CutCommand& command, StateCut cut) {
   if (const size_t bytes = report.ByteSizeLong(); bytes > limits::kControlMessageBytesMax) {
     last_part_.reset();
     report.mutable_part()->clear_part();
-    report.mutable_part()->set_error(absl::StrCat("its part of the manifest has ", bytes, " bytes, allowed are ",
-                                                  limits::kControlMessageBytesMax,
-                                                  ": use more servers, or workers with names that come again"));
+    report.mutable_part()->set_error(absl::StrCat(
+        "its part of the manifest has ", bytes, " bytes, allowed are ", limits::kControlMessageBytesMax,
+        ": use more servers, or workers with names that come again"));
     spdlog::error("part of snapshot {}: {}", generation, report.part().error());
   }
   Report(std::move(report));

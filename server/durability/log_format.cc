@@ -11,7 +11,7 @@
 #include "common/base/hash.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
-#include "server/durability/update_rules.h"
+#include "common/optim/update_rules.h"
 
 namespace recon {
 namespace {

@@ -8,7 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "common/base/byte_chain.h"
 #include "common/base/ids.h"
-#include "server/store/apply_rules.h"
+#include "common/optim/apply_rules.h"
 
 namespace recon {
 

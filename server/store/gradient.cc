@@ -5,8 +5,8 @@
 
 #include "common/codec/codec.h"
 #include "common/codec/int8_codec.h"
+#include "common/optim/optimizer_kernels.h"
 #include "common/tensor/page.h"
-#include "server/store/optimizer_kernels.h"
 
 namespace recon {
 namespace {

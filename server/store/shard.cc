@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "common/codec/codec.h"
-#include "server/store/optimizer_kernels.h"
+#include "common/optim/optimizer_kernels.h"
 
 namespace recon {
 

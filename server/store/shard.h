@@ -10,11 +10,11 @@
 #include "absl/functional/function_ref.h"
 #include "common/base/byte_chain.h"
 #include "common/base/ids.h"
+#include "common/optim/optimizer.h"
 #include "common/tensor/page.h"
 #include "common/tensor/param_layout.h"
 #include "server/store/change_history.h"
 #include "server/store/gradient.h"
-#include "server/store/optimizer.h"
 #include "server/store/push_ledger.h"
 
 namespace recon {

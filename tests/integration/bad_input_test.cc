@@ -49,6 +49,16 @@ TEST_CASE("wrong flags end each program with code 2 and the flag's name", "[bad_
   server({"--batch", "many"}, "--batch");
   server({"--sync", "ssp"}, "--sync ssp");
   server({"--sync", "ssp:0"}, "--sync ssp:0");
+  server({"--sync", "local"}, "--sync local");
+  server({"--sync", "local:0"}, "--sync local:0");
+  server({"--sync", "diloco:x"}, "--sync diloco:x");
+  server({"--sync", "local:8", "--local-steps", "4"}, "--local-steps: --sync has said it already");
+  server({"--sync", "local:8", "--outer-optimizer", "lion"}, "--outer-optimizer lion is unknown");
+  server({"--sync", "local:8", "--batch", "64", "--split-samples", "500"},
+         "--split-samples 500: 8 local steps");
+  server({"--sync", "bsp", "--outer-momentum", "0.5"}, "--outer-optimizer and its companions");
+  server({"--sync", "bsp", "--staleness-correction", "inverse"}, "no gradient is stale");
+  server({"--staleness-correction", "half"}, "--staleness-correction half");
   server({"--optimizer", "lion"}, "--optimizer lion");
   server({"--learning-rate", "-1"}, "--learning-rate");
   server({"--schedule", "cosine"}, "--schedule cosine");

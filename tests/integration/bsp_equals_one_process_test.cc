@@ -1,7 +1,7 @@
 #include <cmath>
 
 #include "catch2/catch.hpp"
-#include "server/store/optimizer_kernels.h"
+#include "common/optim/optimizer_kernels.h"
 #include "tests/server/push_frames.h"
 #include "worker/data/cluster_dataset.h"
 #include "worker/model/mlp_backend.h"

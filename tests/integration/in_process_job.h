@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/base/clock.h"
+#include "common/optim/update_rules.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
 #include "server/recon_server.h"
@@ -40,6 +41,15 @@ class InProcessJob {
     flags.evict_after = absl::Seconds(5);
   }
   ~InProcessJob() { StopServer(); }
+
+  // The server's optimizer becomes the workers', and its own adds what they push at that rate.
+  void MakeLocal(uint32_t steps, double outer_rate) {
+    ApplyRules inner;
+    inner.optimizer = flags.optimizer;
+    flags.job.mutable_local()->set_steps(steps);
+    *flags.job.mutable_local()->mutable_rules() = EncodeRules(inner);
+    flags.optimizer.learning_rate = outer_rate;
+  }
 
   void StartServer() {
     auto started = ReconServer::Start(flags);

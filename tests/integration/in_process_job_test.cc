@@ -83,6 +83,39 @@ TEST_CASE("a job learns and completes every sample once, under every bound and c
   }
 }
 
+TEST_CASE("workers that train on their own for some steps learn, and complete every sample once", "[job]") {
+  for (const int bound : {-1, 0}) {
+    INFO("bound " << bound);
+    InProcessJob job(bound, 2);
+    job.MakeLocal(3, bound < 0 ? 0.5 : 1);
+    job.StartServer();
+    CheckAllOk(job.RunWorkers({job.MakeWorker("a"), job.MakeWorker("b")}));
+    const StatusReply status = *job.Control().Status();
+    REQUIRE(status.evaluations_size() == 2);
+    CHECK(status.evaluations(1).accuracy() > 0.9);
+    CHECK(CompletedOnce(*job.Control().Completions(), 2, kSamples));
+    CHECK(status.pushes() == 2 * 21);  // A lease of four batches is a round of three and one of one.
+    uint64_t steps = 0;
+    for (const MemberStatus& member : status.members()) steps += member.progress().steps();
+    CHECK(steps == 2 * 42);
+  }
+}
+
+// The server's mean of one worker's movement is that worker's parameters, but for the rounding of
+// differences.
+TEST_CASE("one worker with local steps ends where it ends without", "[job]") {
+  std::vector<float> ends[2];
+  for (const bool local : {false, true}) {
+    InProcessJob job(0);
+    if (local) job.MakeLocal(4, 1);
+    job.StartServer();
+    CheckAllOk(job.RunWorkers({job.MakeWorker("a")}));
+    ends[local ? 1 : 0] = FinalParameters(&job);
+  }
+  REQUIRE(ends[0].size() == ends[1].size());
+  for (size_t i = 0; i < ends[0].size(); ++i) REQUIRE(std::fabs(ends[0][i] - ends[1][i]) < 1e-4);
+}
+
 TEST_CASE("two BSP runs with one seed end in bit-equal parameters", "[job]") {
   std::string roots[2];
   for (std::string& root : roots) {

@@ -42,7 +42,7 @@ std::vector<std::string> JobFlags(const std::string& sync, int epochs, int split
 
 TEST_CASE("a worker killed and replaced, a server killed and restarted: every sample once, and it learns",
           "[kill]") {
-  for (const std::string sync : {"asp", "ssp:2", "bsp"}) {
+  for (const std::string sync : {"asp", "ssp:2", "bsp", "local:4"}) {
     INFO(sync);
     ProcessJob job(JobFlags(sync, 8));
     REQUIRE(job.StartServer());

@@ -16,11 +16,11 @@
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
+#include "common/optim/optimizer_kernels.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
 #include "common/tensor/page.h"
 #include "server/store/gradient.h"
-#include "server/store/optimizer_kernels.h"
 #include "tools/bench/bench_process.h"
 #include "tools/bench/median.h"
 

@@ -53,9 +53,16 @@ const char* StateName(MemberState state) {
   }
 }
 
-std::string SyncName(int bound) {
-  if (bound < 0) return "asp";
-  return bound == 0 ? "bsp" : absl::StrCat("ssp:", bound);
+std::string SyncName(const JobConfig& job) {
+  const std::string name = job.bound() < 0    ? "asp"
+                           : job.bound() == 0 ? "bsp"
+                                              : absl::StrCat("ssp:", job.bound());
+  return job.has_local() ? absl::StrCat(name, " of ", job.local().steps(), " local steps") : name;
+}
+
+std::string OptimizerNames(const StatusReply& status) {
+  if (!status.job().has_local()) return status.optimizer();
+  return absl::StrCat(status.job().local().rules().optimizer(), ", outer ", status.optimizer());
 }
 
 bool AnySimulated(const StatusReply& status) {
@@ -130,7 +137,7 @@ void PrintStatus(const StatusReply& status) {
   std::cout << "job        " << (status.model().empty() ? "no model yet" : status.model()) << ", "
             << HumanCount(static_cast<double>(status.parameters())) << " parameters in " << status.shards()
             << " shards, " << PhaseName(status.phase()) << "\n"
-            << "training   " << SyncName(status.job().bound()) << ", " << status.optimizer() << ", batch "
+            << "training   " << SyncName(status.job()) << ", " << OptimizerNames(status) << ", batch "
             << status.job().batch_samples() << ", step " << status.frontier_step() << ", "
             << HumanCount(static_cast<double>(status.pushes())) << " pushes (" << status.duplicate_pushes()
             << " duplicate parts dropped)\n"

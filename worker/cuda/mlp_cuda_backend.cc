@@ -79,6 +79,15 @@ class MlpCudaBackend : public ModelBackend {
     return result;
   }
 
+  absl::Status Load(absl::Span<const float> values, GradientBuffer* gradient) override {
+    RECON_RETURN_IF_ERROR(Check(cudaSetDevice(device_), "cudaSetDevice"));
+    auto* device = static_cast<cuda::DeviceGradient*>(gradient);
+    RECON_RETURN_IF_ERROR(device->values.Upload(values.data(), values.size(), stream_));
+    RECON_RETURN_IF_ERROR(Check(cudaEventRecord(device->ready.get(), stream_), "cudaEventRecord"));
+    // The caller's memory is its own again.
+    return Check(cudaStreamSynchronize(stream_), "upload of what is to be pushed");
+  }
+
   absl::Status ZeroGradient(GradientBuffer* gradient) override {
     RECON_RETURN_IF_ERROR(Check(cudaSetDevice(device_), "cudaSetDevice"));
     auto* device = static_cast<cuda::DeviceGradient*>(gradient);

@@ -53,6 +53,11 @@ class ModelBackend {
                                                    GradientBuffer* gradient) {
     return Gradient(batch, parameters, absl::MakeSpan(gradient->host));
   }
+  // Puts values from the host into such a buffer.
+  virtual absl::Status Load(absl::Span<const float> values, GradientBuffer* gradient) {
+    std::copy(values.begin(), values.end(), gradient->host.begin());
+    return absl::OkStatus();
+  }
   virtual absl::Status ZeroGradient(GradientBuffer* gradient) {
     std::fill(gradient->host.begin(), gradient->host.end(), 0.0f);
     return absl::OkStatus();

@@ -32,7 +32,8 @@ struct TrainLoop::OpenSplit {
 
 TrainLoop::TrainLoop(const Options& options, const ParamLayout* layout, ModelBackend* backend,
                      GradientEncoder* encoder, CodecPolicy* policy, const TrainAndTest* data,
-                     ParamClient* client, Session* session, Metrics* metrics)
+                     std::unique_ptr<InnerOptimizer> inner, ParamClient* client, Session* session,
+                     Metrics* metrics)
     : options_(options),
       backend_(backend),
       policy_(policy),
@@ -44,6 +45,8 @@ TrainLoop::TrainLoop(const Options& options, const ParamLayout* layout, ModelBac
       compute_seconds_(metrics->Histogram("recon_worker_compute_seconds", "Computing time of a step",
                                           {.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5})),
       replica_(layout),
+      inner_(std::move(inner)),
+      scratch_(inner_ == nullptr ? 0 : layout->params()),
       reading_("reading"),
       pipeline_(options.depth, layout, backend, encoder, policy, client, session, metrics) {}
 
@@ -99,41 +102,95 @@ absl::Status TrainLoop::TrainSplit(const Session::HeldLeasePtr& held) {
     if (last) break;
     order_key += batch.samples;
   }
+  if (session_->lost(held) || split->dropped) round_.reset();
+  if (round_) RECON_RETURN_IF_ERROR(EndRound(split, /*flush=*/false));
   split->submitted = true;
   if (stop_.load()) split->dropped = true;
   return absl::OkStatus();
 }
 
-absl::Status TrainLoop::TrainBatch(const Batch& batch, uint64_t order_key,
-                                   const std::shared_ptr<OpenSplit>& split, bool flush) {
+absl::StatusOr<absl::Duration> TrainLoop::AwaitPlace(int pushes) {
   const absl::Time arrived = Now();
-  RECON_RETURN_IF_ERROR(WaitUntilBelow(session_->must_drain() ? 1 : options_.depth));
+  RECON_RETURN_IF_ERROR(WaitUntilBelow(session_->must_drain() ? 1 : pushes));
   const absl::Duration stall = Now() - arrived;
   RECON_RETURN_IF_ERROR(session_->fatal());
   RECON_RETURN_IF_ERROR(AdoptReplies());
   RECON_RETURN_IF_ERROR(CompleteFinishedSplits());
-  RECON_ASSIGN_OR_RETURN(CommPipeline::Push push, NewPush(order_key, batch.samples, flush));
+  return stall;
+}
+
+template <typename Compute>
+absl::StatusOr<absl::Duration> TrainLoop::TimeBatch(const Compute& compute) {
   const absl::Time start = Now();
-  RECON_ASSIGN_OR_RETURN(const BatchResult result,
-                         backend_->GradientInto(batch, replica_.view(), push.gradient.get()));
+  RECON_ASSIGN_OR_RETURN(const BatchResult result, compute());
   if (options_.slow_factor > 1) absl::SleepFor((Now() - start) * (options_.slow_factor - 1));
-  compute_seconds_.Observe(absl::ToDoubleSeconds(Now() - start));
-  policy_->NoteStep(Now() - arrived, Now() - start, stall);
+  const absl::Duration took = Now() - start;
+  compute_seconds_.Observe(absl::ToDoubleSeconds(took));
   const double loss = result.loss_sum / static_cast<double>(result.samples);
   if (!std::isfinite(loss)) {
     return absl::OutOfRangeError(absl::StrCat("the loss is ", loss, "; is the learning rate too high?"));
   }
   loss_.Set(loss);
   session_->counters()->last_loss = loss;
+  return took;
+}
+
+absl::Status TrainLoop::TrainBatch(const Batch& batch, uint64_t order_key,
+                                   const std::shared_ptr<OpenSplit>& split, bool flush) {
+  if (inner_ != nullptr) return TrainLocally(batch, order_key, split, flush);
+  const absl::Time arrived = Now();
+  RECON_ASSIGN_OR_RETURN(const absl::Duration stall, AwaitPlace(options_.depth));
+  RECON_ASSIGN_OR_RETURN(CommPipeline::Push push, NewPush(order_key, batch.samples, flush));
+  RECON_ASSIGN_OR_RETURN(const absl::Duration compute, TimeBatch([&] {
+                           return backend_->GradientInto(batch, replica_.view(), push.gradient.get());
+                         }));
+  policy_->NoteStep(Now() - arrived, compute, stall);
+  Submit(std::move(push), split, /*steps=*/1);
+  return absl::OkStatus();
+}
+
+absl::Status TrainLoop::TrainLocally(const Batch& batch, uint64_t order_key,
+                                     const std::shared_ptr<OpenSplit>& split, bool flush) {
+  if (!round_) {
+    Round round;
+    round.order_key = order_key;
+    round.arrived = Now();
+    // It begins where all that was pushed has led.
+    RECON_ASSIGN_OR_RETURN(round.stall, AwaitPlace(1));
+    inner_->Begin(replica_.view().values);
+    round_ = round;
+  }
+  RECON_ASSIGN_OR_RETURN(const absl::Duration compute, TimeBatch([&] {
+                           return backend_->Gradient(batch, inner_->view(), absl::MakeSpan(scratch_));
+                         }));
+  inner_->Step(order_key / session_->job().batch_samples(), scratch_);
+  round_->compute += compute;
+  round_->samples += batch.samples;
+  ++round_->steps;
+  return flush || round_->steps == session_->job().local().steps() ? EndRound(split, flush)
+                                                                   : absl::OkStatus();
+}
+
+absl::Status TrainLoop::EndRound(const std::shared_ptr<OpenSplit>& split, bool flush) {
+  const Round round = *std::exchange(round_, std::nullopt);
+  RECON_ASSIGN_OR_RETURN(CommPipeline::Push push, NewPush(round.order_key, round.samples, flush));
+  inner_->MovedFrom(replica_.view().values, absl::MakeSpan(scratch_));
+  RECON_RETURN_IF_ERROR(backend_->Load(scratch_, push.gradient.get()));
+  policy_->NoteStep(Now() - round.arrived, round.compute, round.stall);
+  Submit(std::move(push), split, round.steps);
+  return absl::OkStatus();
+}
+
+void TrainLoop::Submit(CommPipeline::Push push, const std::shared_ptr<OpenSplit>& split, uint64_t steps) {
   push.step = session_->TakeStep();
   ++split->pushes_open;
-  push.done = [this, split, samples = batch.samples](bool applied) {
+  push.done = [this, split, steps, samples = push.samples](bool applied) {
     if (!applied) split->dropped = true;
     if (applied) {
       Session::Counters* counters = session_->counters();
-      counters->steps += 1;
+      counters->steps += steps;
       counters->samples += samples;
-      steps_.Increment();
+      steps_.Increment(static_cast<double>(steps));
       samples_.Increment(static_cast<double>(samples));
       double none = 0;
       const double now = absl::ToDoubleMilliseconds(ProcessUptime());
@@ -144,7 +201,6 @@ absl::Status TrainLoop::TrainBatch(const Batch& batch, uint64_t order_key,
     --split->pushes_open;
   };
   pipeline_.Submit(std::move(push));
-  return absl::OkStatus();
 }
 
 absl::StatusOr<CommPipeline::Push> TrainLoop::NewPush(uint64_t order_key, uint64_t samples, bool flush) {

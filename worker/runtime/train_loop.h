@@ -3,6 +3,7 @@
 #include <atomic>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "worker/data/dataset.h"
 #include "worker/model/model_backend.h"
 #include "worker/runtime/comm_pipeline.h"
+#include "worker/runtime/inner_optimizer.h"
 #include "worker/runtime/replica.h"
 #include "worker/runtime/session.h"
 
@@ -20,7 +22,8 @@ namespace recon {
 // What a worker does: lease, read, compute, hand over to the pipeline, adopt what came back; until the
 // job is finished or a stop is asked for.
 //
-// Threads: Run() on one thread, RequestStop() on any. The pointers must outlive the loop.
+// Threads: Run() on one thread, RequestStop() on any. The pointers must outlive the loop. `inner` is null
+// where each batch's gradient is pushed.
 class TrainLoop {
  public:
   struct Options {
@@ -30,8 +33,8 @@ class TrainLoop {
   };
 
   TrainLoop(const Options& options, const ParamLayout* layout, ModelBackend* backend,
-            GradientEncoder* encoder, CodecPolicy* policy, const TrainAndTest* data, ParamClient* client,
-            Session* session, Metrics* metrics);
+            GradientEncoder* encoder, CodecPolicy* policy, const TrainAndTest* data,
+            std::unique_ptr<InnerOptimizer> inner, ParamClient* client, Session* session, Metrics* metrics);
   ~TrainLoop();
 
   // OK when the job is finished or a stop was asked for.
@@ -40,11 +43,31 @@ class TrainLoop {
 
  private:
   struct OpenSplit;
+  // Local steps that become one push. It ends with its lease at the latest.
+  struct Round {
+    uint64_t order_key = 0;
+    uint64_t samples = 0;
+    uint64_t steps = 0;
+    absl::Time arrived;
+    absl::Duration compute;
+    absl::Duration stall;
+  };
 
   bool synchronous() const { return session_->job().bound() == 0; }
   absl::Status TrainSplit(const Session::HeldLeasePtr& lease);
+  // One batch: pushed, or one step of the round. `flush`: it is the last this worker does.
   absl::Status TrainBatch(const Batch& batch, uint64_t order_key, const std::shared_ptr<OpenSplit>& split,
                           bool flush);
+  absl::Status TrainLocally(const Batch& batch, uint64_t order_key, const std::shared_ptr<OpenSplit>& split,
+                            bool flush);
+  // Pushes how far the round has come.
+  absl::Status EndRound(const std::shared_ptr<OpenSplit>& split, bool flush);
+  // Waits for a place in the pipeline and adopts what has come; how long it waited.
+  absl::StatusOr<absl::Duration> AwaitPlace(int pushes);
+  // Checks and accounts for what `compute` gives; simulates slowness.
+  template <typename Compute>
+  absl::StatusOr<absl::Duration> TimeBatch(const Compute& compute);
+  void Submit(CommPipeline::Push push, const std::shared_ptr<OpenSplit>& split, uint64_t steps);
   absl::StatusOr<CommPipeline::Push> NewPush(uint64_t order_key, uint64_t samples, bool flush);
   // Sends what the encoder has kept back, when there is no batch to send it with.
   absl::Status FlushResidual();
@@ -71,10 +94,14 @@ class TrainLoop {
 
   // Run() only.
   Replica replica_;
+  const std::unique_ptr<InnerOptimizer> inner_;
+  std::vector<float> scratch_;  // A batch's gradient, or how far a round has moved.
   uint64_t replica_epoch_ = 0;  // Cluster epoch the replica's versions belong to.
   std::list<std::shared_ptr<OpenSplit>> open_;
   std::vector<uint32_t> order_;
   uint32_t order_epoch_ = ~0u;
+  // Local steps only; there is a round while some of its steps are done and not pushed.
+  std::optional<Round> round_;
 
   std::atomic<bool> stop_{false};
   Lane reading_;

@@ -1,10 +1,10 @@
-#include "server/store/optimizer_kernels.h"
+#include "common/optim/optimizer_kernels.h"
 
 #include <cmath>
 #include <cstring>
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "server/store/optimizer_kernels.cc"
+#define HWY_TARGET_INCLUDE "common/optim/optimizer_kernels.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 //
 #include "common/codec/half_codec-inl.h"

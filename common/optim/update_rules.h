@@ -1,8 +1,8 @@
 #pragma once
 
 #include "absl/status/statusor.h"
+#include "common/optim/apply_rules.h"
 #include "proto/manifest.pb.h"
-#include "server/store/apply_rules.h"
 
 namespace recon {
 

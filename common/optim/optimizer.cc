@@ -1,4 +1,4 @@
-#include "server/store/optimizer.h"
+#include "common/optim/optimizer.h"
 
 #include <algorithm>
 #include <cmath>
@@ -55,12 +55,12 @@ const char* OptimizerName(OptimizerKind kind) {
   return "unknown";
 }
 
-absl::StatusOr<OptimizerKind> ParseOptimizer(absl::string_view name) {
+absl::StatusOr<OptimizerKind> ParseOptimizer(absl::string_view name, absl::string_view flag) {
   for (const OptimizerKind kind : kKinds) {
     if (name == OptimizerName(kind)) return kind;
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("--optimizer ", name, " is unknown; known are sgd, momentum, nesterov, adam, adamw"));
+      absl::StrCat(flag, " ", name, " is unknown; known are sgd, momentum, nesterov, adam, adamw"));
 }
 
 absl::StatusOr<LearningRateSchedule> ParseSchedule(absl::string_view text) {

@@ -54,8 +54,8 @@ struct GroupPolicy {
   double weight_decay_scale = 1;
 };
 
-// "sgd", "momentum", "nesterov", "adam" or "adamw"; InvalidArgument otherwise.
-absl::StatusOr<OptimizerKind> ParseOptimizer(absl::string_view name);
+// "sgd", "momentum", "nesterov", "adam" or "adamw"; InvalidArgument, naming the flag, otherwise.
+absl::StatusOr<OptimizerKind> ParseOptimizer(absl::string_view name, absl::string_view flag = "--optimizer");
 const char* OptimizerName(OptimizerKind kind);
 // "constant", "step:UPDATES[:GAMMA]" or "cosine:TOTAL_UPDATES[:FINAL_FRACTION]".
 absl::StatusOr<LearningRateSchedule> ParseSchedule(absl::string_view text);

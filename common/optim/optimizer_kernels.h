@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "common/codec/wire_format.h"
-#include "server/store/optimizer.h"
+#include "common/optim/optimizer.h"
 
 namespace recon {
 

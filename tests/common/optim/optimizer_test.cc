@@ -1,4 +1,4 @@
-#include "server/store/optimizer.h"
+#include "common/optim/optimizer.h"
 
 #include <cmath>
 #include <cstring>
@@ -10,8 +10,8 @@
 #include "absl/strings/str_split.h"
 #include "catch2/catch.hpp"
 #include "common/codec/codec.h"
+#include "common/optim/optimizer_kernels.h"
 #include "hwy/targets.h"
-#include "server/store/optimizer_kernels.h"
 
 namespace recon {
 namespace {

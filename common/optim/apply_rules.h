@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "common/optim/optimizer.h"
+
+namespace recon {
+
+// What an asynchronous gradient counts for that was computed from parameters `staleness` updates ago.
+enum class StalenessCorrection {
+  kNone,     // As much as any other.
+  kInverse,  // 1/staleness of it, all of it up to 1 (Zhang et al., "Staleness-aware Async-SGD", IJCAI 2016).
+};
+double StalenessScale(StalenessCorrection correction, uint64_t staleness);
+// "none" or "inverse"; InvalidArgument otherwise.
+absl::StatusOr<StalenessCorrection> ParseStalenessCorrection(absl::string_view name);
+const char* StalenessCorrectionName(StalenessCorrection correction);
+
+// Whatever decides what a pushed gradient does to a shard.
+struct ApplyRules {
+  OptimizerConfig optimizer;
+  std::map<std::string, GroupPolicy> groups;
+  int bound = -1;  // As StalenessGate's: 0 makes means of steps.
+  StalenessCorrection correction = StalenessCorrection::kNone;
+  // Of the process that applies them; another one begins its steps anew.
+  uint64_t cluster_epoch = 1;
+  uint64_t job_id = 0;  // 0: not known.
+
+  GroupPolicy PolicyOf(const std::string& group) const {
+    const auto found = groups.find(group);
+    return found == groups.end() ? GroupPolicy() : found->second;
+  }
+};
+
+}  // namespace recon

@@ -1,0 +1,96 @@
+#include "worker/runtime/inner_optimizer.h"
+
+#include <cmath>
+#include <vector>
+
+#include "catch2/catch.hpp"
+#include "common/optim/optimizer_kernels.h"
+
+namespace recon {
+namespace {
+
+ParamLayout TwoGroups() {
+  ModelSpec model;
+  model.set_name("two");
+  for (const char* name : {"w", "b"}) {
+    TensorSpec* tensor = model.add_tensors();
+    tensor->set_name(name);
+    tensor->add_shape(50);
+    if (name[0] == 'b') tensor->set_group("no_decay");
+  }
+  return *ParamLayout::Create(model);
+}
+
+std::vector<float> Gradient(int step, size_t count) {
+  std::vector<float> gradient(count);
+  for (size_t i = 0; i < count; ++i)
+    gradient[i] = std::sin(static_cast<float>(step * 100) + static_cast<float>(i));
+  return gradient;
+}
+
+ApplyRules Rules(OptimizerKind kind) {
+  ApplyRules rules;
+  rules.optimizer.kind = kind;
+  rules.optimizer.learning_rate = 0.1;
+  rules.optimizer.weight_decay = 0.01;
+  rules.groups["no_decay"].weight_decay_scale = 0;
+  return rules;
+}
+
+}  // namespace
+
+TEST_CASE("inner steps are the optimizer's, by group, and a round tells how far it has moved", "[local]") {
+  const ParamLayout layout = TwoGroups();
+  const size_t count = layout.params();
+  for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kMomentum, OptimizerKind::kAdamW}) {
+    INFO(OptimizerName(kind));
+    const ApplyRules rules = Rules(kind);
+    InnerOptimizer inner(rules, &layout);
+    std::vector<float> begin(count, 0.5f);
+    std::vector<float> expected = begin;
+    std::vector<float> state1(count), state2(count), moved(count);
+    uint64_t revision = inner.view().revision;
+    for (int round = 0; round < 2; ++round) {  // State stays from round to round.
+      inner.Begin(begin);
+      expected = begin;
+      for (int step = 0; step < 3; ++step) {
+        const uint64_t update = static_cast<uint64_t>(3 * round + step);
+        inner.Step(update, Gradient(step, count));
+        for (const ShardPlacement& shard : layout.shards()) {
+          const UpdateCoefficients c =
+              CoefficientsFor(rules.optimizer, rules.PolicyOf(layout.groups()[shard.group]), update, 1);
+          ApplyUpdateReference(c, Gradient(step, count).data() + shard.offset, shard.size,
+                               expected.data() + shard.offset, state1.data() + shard.offset,
+                               state2.data() + shard.offset);
+        }
+        CHECK(inner.view().revision > revision);  // Or a device would go on with the parameters before.
+        revision = inner.view().revision;
+      }
+      CHECK(std::vector<float>(inner.view().values.begin(), inner.view().values.end()) == expected);
+      inner.MovedFrom(begin, absl::MakeSpan(moved));
+      for (size_t i = 0; i < count; ++i) REQUIRE(moved[i] == begin[i] - expected[i]);
+      for (float& value : begin) value += 0.25f;  // As if others had moved them.
+    }
+  }
+}
+
+TEST_CASE("the inner schedule goes by the job's batches, and gradients are clipped", "[local]") {
+  const ParamLayout layout = TwoGroups();
+  ApplyRules rules = Rules(OptimizerKind::kSgd);
+  rules.optimizer.weight_decay = 0;
+  rules.optimizer.schedule = *ParseSchedule("step:100:0.5");
+  rules.optimizer.clip_norm = 1;
+  InnerOptimizer inner(rules, &layout);
+  const std::vector<float> zeros(layout.params());
+  const std::vector<float> ones(layout.params(), 1.0f);  // Of norm 10: clipped to 0.1 each.
+  std::vector<float> moved(layout.params());
+  for (const uint64_t update : {99, 100, 200}) {
+    inner.Begin(zeros);
+    inner.Step(update, ones);
+    inner.MovedFrom(zeros, absl::MakeSpan(moved));
+    const double rate = update == 99 ? 0.1 : update == 100 ? 0.05 : 0.025;
+    CHECK(moved[7] == Approx(rate * 0.1));
+  }
+}
+
+}  // namespace recon

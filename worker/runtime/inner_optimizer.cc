@@ -1,0 +1,47 @@
+#include "worker/runtime/inner_optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "common/codec/select_kernels.h"
+#include "common/optim/optimizer_kernels.h"
+
+namespace recon {
+
+InnerOptimizer::InnerOptimizer(ApplyRules rules, const ParamLayout* layout)
+    : rules_(std::move(rules)), layout_(layout), parameters_(layout->params()) {
+  const int planes = StatePlanes(rules_.optimizer.kind);
+  if (planes > 0) state1_.resize(layout->params());
+  if (planes > 1) state2_.resize(layout->params());
+}
+
+void InnerOptimizer::Begin(absl::Span<const float> parameters) {
+  std::copy(parameters.begin(), parameters.end(), parameters_.begin());
+  ++revision_;
+}
+
+void InnerOptimizer::Step(uint64_t update, absl::Span<const float> gradient) {
+  OptimizerConfig now = rules_.optimizer;
+  now.learning_rate *= std::exchange(now.schedule, LearningRateSchedule()).Factor(update);
+  double scale = 1;
+  if (now.clip_norm > 0) {
+    const double norm = std::sqrt(SumOfSquares(gradient.data(), gradient.size()));
+    if (norm > now.clip_norm) scale = now.clip_norm / norm;
+  }
+  for (const ShardPlacement& shard : layout_->shards()) {
+    const GroupPolicy policy = rules_.PolicyOf(layout_->groups()[shard.group]);
+    const UpdateCoefficients c = CoefficientsFor(now, policy, steps_, scale);
+    ApplyUpdate(c, gradient.data() + shard.offset, shard.size, parameters_.data() + shard.offset,
+                state1_.empty() ? nullptr : state1_.data() + shard.offset,
+                state2_.empty() ? nullptr : state2_.data() + shard.offset);
+  }
+  ++steps_;
+  ++revision_;
+}
+
+void InnerOptimizer::MovedFrom(absl::Span<const float> begin, absl::Span<float> moved) const {
+  for (size_t i = 0; i < moved.size(); ++i) moved[i] = begin[i] - parameters_[i];
+}
+
+}  // namespace recon
