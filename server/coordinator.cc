@@ -53,6 +53,8 @@ Coordinator::Coordinator(const Options& options, ParamServer* params, ControlJou
       auto_codec_rung_(
           metrics->Gauge("recon_server_auto_codec_rung",
                          "What --codec auto stands for: 0 fp32, the higher the more is left out")),
+      job_(options.job),
+      optimizer_(options.optimizer),
       cluster_epoch_(options.cluster_epoch),
       membership_(options.timeouts),
       // 2^40 grants per cluster epoch: numbers never meet those of another.
@@ -71,13 +73,13 @@ absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
         " splits are completed, but nothing says of what job: the control database was lost, and "
         "neither snapshot nor push log has it"));
   }
-  if (record_->split_samples() != options_.job.split_samples()) {
-    return Differs("--split-samples", options_.job.split_samples(), record_->split_samples());
+  if (record_->split_samples() != job_.split_samples()) {
+    return Differs("--split-samples", job_.split_samples(), record_->split_samples());
   }
-  if (record_->eval_split_samples() != options_.job.eval_split_samples()) {
-    return Differs("--eval-split-samples", options_.job.eval_split_samples(), record_->eval_split_samples());
+  if (record_->eval_split_samples() != job_.eval_split_samples()) {
+    return Differs("--eval-split-samples", job_.eval_split_samples(), record_->eval_split_samples());
   }
-  if (record_->seed() != options_.job.seed()) return Differs("--seed", options_.job.seed(), record_->seed());
+  if (record_->seed() != job_.seed()) return Differs("--seed", job_.seed(), record_->seed());
   if (params_->layout() == nullptr) RECON_RETURN_IF_ERROR(params_->DefineModel(record_->model()));
   const std::string difference = ModelDifference(record_->model(), params_->layout()->model());
   if (!difference.empty()) {
@@ -101,7 +103,7 @@ absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
   if (started_) {
     no_grants_before_ = Now() + kReturnGrace;
     spdlog::info("job resumed: {} of {} samples completed", queue_->samples_completed(),
-                 record_->train_samples() * options_.job.data_epochs());
+                 record_->train_samples() * job_.data_epochs());
   }
   return absl::OkStatus();
 }
@@ -112,7 +114,7 @@ absl::Status Coordinator::StartQueue(const JobRecord& record) {
   config.test_samples = record.test_samples();
   config.split_samples = record.split_samples();
   config.eval_split_samples = record.eval_split_samples();
-  config.data_epochs = options_.job.data_epochs();
+  config.data_epochs = job_.data_epochs();
   RECON_ASSIGN_OR_RETURN(queue_, SplitQueue::Create(config));
   return absl::OkStatus();
 }
@@ -185,9 +187,9 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
     *record.mutable_model() = request.model();
     record.set_train_samples(request.train_samples());
     record.set_test_samples(request.test_samples());
-    record.set_split_samples(options_.job.split_samples());
-    record.set_eval_split_samples(options_.job.eval_split_samples());
-    record.set_seed(options_.job.seed());
+    record.set_split_samples(job_.split_samples());
+    record.set_eval_split_samples(job_.eval_split_samples());
+    record.set_seed(job_.seed());
     RECON_RETURN_IF_ERROR(StartQueue(record));
     RECON_RETURN_IF_ERROR(AdoptModel(request));
     RECON_RETURN_IF_ERROR(journal_->SaveJob(record));
@@ -227,7 +229,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   reply.set_worker(worker.value());
   reply.set_cluster_epoch(cluster_epoch_);
   reply.set_has_values(HasValues());
-  *reply.mutable_job() = options_.job;
+  *reply.mutable_job() = job_;
   *reply.mutable_codec_choice() = codec_tuner_.choice();
   reply.set_shared_memory(shared_memory_);
   if (cluster_ != nullptr) {
@@ -235,7 +237,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   }
   AdoptLeases(request, worker, now, &reply);
   // Asynchronous workers count steps of their own: a jump to where others are would look like an error.
-  reply.set_start_step(options_.job.bound() < 0 ? request.next_step() : params_->GetStats().frontier_step);
+  reply.set_start_step(job_.bound() < 0 ? request.next_step() : params_->GetStats().frontier_step);
   const bool trains = std::any_of(reply.adopted().begin(), reply.adopted().end(),
                                   [](const Lease& lease) { return lease.kind() == LEASE_TRAIN; });
   if (trains) reply.set_start_step(params_->Activate(worker, request.next_step(), /*resumes=*/true));
@@ -342,7 +344,7 @@ void Coordinator::OnServersChanged() {
   }
   cluster_epoch_ = *epoch;
   // A step that is closed for all of another's shards may be open for ours; more than that we have lost.
-  if (options_.job.bound() == 0 && cluster_->highest_frontier() > params_->frontier() + 1) {
+  if (job_.bound() == 0 && cluster_->highest_frontier() > params_->frontier() + 1) {
     params_->SkipTo(cluster_->highest_frontier());
   }
   // The others first: they say "not yet" to whoever has registered again here, and never the reverse.
@@ -367,7 +369,7 @@ void Coordinator::TakeInitialSnapshot() {
 
 void Coordinator::StartIfReady() {
   if (started_ || !HasValues() || snapshots_->status().generation() == 0) return;
-  if (membership_.alive() < static_cast<int>(options_.job.workers_min())) return;
+  if (membership_.alive() < static_cast<int>(job_.workers_min())) return;
   started_ = true;
   spdlog::info("job started with {} workers", membership_.alive());
   // All at once: the first synchronous step waits for everybody who was there at the start.
@@ -469,8 +471,8 @@ void Coordinator::NoteEvaluation(uint32_t data_epochs, int64_t unix_ms) {
   entry.set_accuracy(static_cast<double>(result->correct()) / static_cast<double>(result->samples()));
   entry.set_loss(result->loss_sum() / static_cast<double>(result->samples()));
   entry.set_unix_ms(unix_ms);
-  spdlog::info("data epoch {} of {}: test accuracy {:.4f}, loss {:.4f}", data_epochs,
-               options_.job.data_epochs(), entry.accuracy(), entry.loss());
+  spdlog::info("data epoch {} of {}: test accuracy {:.4f}, loss {:.4f}", data_epochs, job_.data_epochs(),
+               entry.accuracy(), entry.loss());
   evaluations_.push_back(entry);
 }
 
@@ -478,7 +480,7 @@ void Coordinator::FinishIfDone(absl::Time now) {
   if (finishing_ || draining_ || !queue_ || !queue_->finished()) return;
   if (now < final_retry_at_) return;
   finishing_ = true;
-  spdlog::info("all {} data epochs are completed", options_.job.data_epochs());
+  spdlog::info("all {} data epochs are completed", job_.data_epochs());
   snapshots_->Take("final", [this](const absl::StatusOr<SnapshotReply>& reply) {
     lane_.Post([this, ok = reply.ok()] {
       finished_ = ok;
@@ -559,6 +561,33 @@ bool Coordinator::DoneAndQuiet(absl::Time now, absl::Duration grace) const {
   return finished_ && (membership_.alive() == 0 || now - finished_at_ > grace);
 }
 
+absl::StatusOr<SetPolicyReply> Coordinator::SetPolicy(const SetPolicyRequest& request) {
+  RECON_ASSIGN_OR_RETURN(Policy policy, ResolvePolicy(request.policy(), options_.policy_base));
+  RECON_RETURN_IF_ERROR(CheckRound(policy.job, job_.batch_samples(), job_.split_samples()));
+  if (finishing_ || finished_ || draining_) {
+    return absl::FailedPreconditionError("the job is at its end: its policy is not changed any more");
+  }
+  // Workers register again and learn of it; what they had under way for the policy before they send again.
+  RECON_ASSIGN_OR_RETURN(policy.rules.cluster_epoch, journal_->NextClusterEpoch(cluster_epoch_));
+  policy.rules.job_id = options_.job_id;
+  RECON_RETURN_IF_ERROR(params_->ChangeRules(policy.rules));
+  cluster_epoch_ = policy.rules.cluster_epoch;
+  TellWorkers(policy, &job_);
+  optimizer_ = OptimizerName(policy.rules.optimizer.kind);
+  spdlog::info("policy: {}; cluster epoch {}", policy.job.policy().ShortDebugString(), cluster_epoch_);
+  PolicyRecord record;
+  *record.mutable_set() = request.policy();
+  *record.mutable_flags() = options_.policy_of_flags;
+  if (const absl::Status saved = journal_->SavePolicy(record); !saved.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat("the policy is in force, but will not outlive this server: ", saved.message()));
+  }
+  SetPolicyReply reply;
+  *reply.mutable_job() = job_;
+  reply.set_cluster_epoch(cluster_epoch_);
+  return reply;
+}
+
 absl::StatusOr<CompletionsReply> Coordinator::Completions() const {
   RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, journal_->LoadCompletions());
   CompletionsReply reply;
@@ -571,8 +600,8 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
   StatusReply reply;
   reply.set_phase(phase());
   reply.set_cluster_epoch(cluster_epoch_);
-  *reply.mutable_job() = options_.job;
-  reply.set_optimizer(options_.optimizer);
+  *reply.mutable_job() = job_;
+  reply.set_optimizer(optimizer_);
   reply.set_uptime_seconds(absl::ToDoubleSeconds(ProcessUptime()));
   reply.set_recover_ms(stats.recover_ms);
   reply.set_pushes(stats.pushes);
@@ -600,7 +629,7 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
   }
   if (record_) {
     reply.set_train_samples(record_->train_samples());
-    reply.set_samples_total(record_->train_samples() * options_.job.data_epochs());
+    reply.set_samples_total(record_->train_samples() * job_.data_epochs());
     reply.set_samples_completed(queue_->samples_completed());
     reply.set_data_epochs_completed(static_cast<double>(queue_->samples_completed()) /
                                     static_cast<double>(record_->train_samples()));

@@ -15,6 +15,7 @@
 #include "server/control_journal.h"
 #include "server/membership/membership.h"
 #include "server/param_server.h"
+#include "server/policy.h"
 #include "server/scheduler/lease_table.h"
 #include "server/scheduler/split_queue.h"
 #include "server/snapshot_service.h"
@@ -33,6 +34,10 @@ class Coordinator {
     Membership::Timeouts timeouts;
     uint64_t cluster_epoch = 1;
     std::string optimizer;
+    uint64_t job_id = 0;
+    // What another policy is made from, and what the flags say.
+    PolicyBase policy_base;
+    PolicySettings policy_of_flags;
   };
 
   // The pointers must outlive the coordinator. `cluster`: the job's other servers; null if there are none.
@@ -60,6 +65,10 @@ class Coordinator {
   absl::StatusOr<LeaveReply> Leave(const LeaveRequest& request);
   absl::StatusOr<StatusReply> Status(absl::Time now);
   absl::StatusOr<CompletionsReply> Completions() const;
+
+  // The job goes on by another policy. InvalidArgument for one that means nothing, FailedPrecondition for one
+  // that this job cannot have.
+  absl::StatusOr<SetPolicyReply> SetPolicy(const SetPolicyRequest& request);
 
   // Evicts silent members, takes back expired leases.
   void Tick(absl::Time now);
@@ -109,6 +118,8 @@ class Coordinator {
   prometheus::Gauge& auto_codec_rung_;
 
   // Control lane only.
+  JobConfig job_;
+  std::string optimizer_;
   uint64_t cluster_epoch_;
   Membership membership_;
   LeaseTable leases_;

@@ -29,7 +29,7 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
   if (!parameters_only && planes != state_planes()) {
     return absl::FailedPreconditionError(absl::StrCat("the snapshot holds the state of ",
                                                       manifest.optimizer(), ", --optimizer is ",
-                                                      OptimizerName(options_.rules.optimizer.kind)));
+                                                      OptimizerName(state_optimizer())));
   }
   std::vector<absl::Status> statuses(shards_.size());
   Mutex mu;
@@ -70,7 +70,7 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
   for (const absl::Status& status : statuses) RECON_RETURN_IF_ERROR(status);
   MutexLock lock(&mu_);
   sequence_ = parameters_only ? 0 : manifest.sequence();
-  gate_ = StalenessGate(options_.rules.bound, parameters_only ? 0 : manifest.frontier_step());
+  gate_ = StalenessGate(rules_->bound, parameters_only ? 0 : manifest.frontier_step());
   for (uint32_t i = 0; i < shards_.size() && !parameters_only; ++i) {
     first_open_[i] =
         std::max(manifest.frontier_step(), manifest.shards(static_cast<int>(i)).first_open_step());
@@ -182,23 +182,23 @@ double ParamServer::replay_seconds() const {
 
 void ParamServer::BeginReplay(const ApplyRules& rules) {
   replay_rules_.push_back(rules);
-  SetShardRules(&replay_rules_.back());
+  SetShardRules(*layout(), &replay_rules_.back());
 }
 
-void ParamServer::SetShardRules(const ApplyRules* rules) {
-  const auto layout = this->layout();
+void ParamServer::SetShardRules(const ParamLayout& layout, const ApplyRules* rules) {
   for (const uint32_t i : owned_) {
-    const GroupPolicy policy = rules->PolicyOf(layout->groups()[layout->shards()[i].group]);
+    const GroupPolicy policy = rules->PolicyOf(layout.groups()[layout.shards()[i].group]);
     lanes_.Post(i, [this, i, rules, policy] { shards_[i]->SetRules(&rules->optimizer, policy); });
   }
 }
 
 absl::Status ParamServer::ReplayFrame(uint64_t sequence, const ByteChain& payload) {
   const ApplyRules& rules = replay_rules_.back();
-  if (StatePlanes(rules.optimizer.kind) != state_planes()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the push log has the state of ", OptimizerName(rules.optimizer.kind),
-                     ", --optimizer is ", OptimizerName(options_.rules.optimizer.kind)));
+  const int needed = StatePlanes(rules.optimizer.kind);
+  if (needed != 0 && needed != state_planes()) {
+    return absl::FailedPreconditionError(absl::StrCat("the push log has the state of ",
+                                                      OptimizerName(rules.optimizer.kind),
+                                                      ", --optimizer is ", OptimizerName(state_optimizer())));
   }
   auto op = std::make_shared<Operation>();
   const auto damaged = [sequence](const absl::Status& status) {
@@ -228,7 +228,7 @@ absl::Status ParamServer::ReplayFrame(uint64_t sequence, const ByteChain& payloa
   if (sequence <= sequence_ && rules.bound != 0) return absl::OkStatus();
   sequence_ = std::max(sequence_, sequence);
   const auto open = [&](const PartHeader& part) { return op->frame.header.step >= first_open_[part.shard]; };
-  if (options_.rules.bound == 0 && std::any_of(op->frame.parts.begin(), op->frame.parts.end(), open)) {
+  if (rules_->bound == 0 && std::any_of(op->frame.parts.begin(), op->frame.parts.end(), open)) {
     open_steps_.try_emplace(op->frame.header.step, sequence);
   }
   mu_.Await([this] { return bytes_in_flight_ < kReplayBytesInFlight; });
@@ -269,20 +269,20 @@ void ParamServer::ReplayControl(uint64_t sequence) {
 }
 
 void ParamServer::EndReplay() {
-  SetShardRules(&options_.rules);
+  MutexLock lock(&mu_);
+  SetShardRules(*layout_, rules_);
   // Contributions to steps that are not closed stay: their workers send them again, and the closing of a step
   // may be on its way from the head.
-  if (options_.rules.bound != 0) {
+  if (rules_->bound != 0) {
     for (const uint32_t i : owned_) lanes_.Post(i, [this, i] { shards_[i]->DropContributions(); });
   }
-  MutexLock lock(&mu_);
   mu_.Await([this] { return operations_ == 0; });
   // The head's is of all shards, another's of its own.
   uint64_t closed = UINT64_MAX;
   for (uint32_t i = 0; i < shards_.size(); ++i) {
     if (head() || shards_[i] != nullptr) closed = std::min(closed, first_open_[i]);
   }
-  if (options_.rules.bound == 0 && !shards_.empty() && closed != UINT64_MAX) gate_.SkipTo(closed);
+  if (rules_->bound == 0 && !shards_.empty() && closed != UINT64_MAX) gate_.SkipTo(closed);
 }
 
 }  // namespace recon

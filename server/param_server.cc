@@ -21,6 +21,11 @@ namespace {
 
 constexpr absl::Duration kOverloadLogInterval = absl::Seconds(10);
 
+ParamServer::Options WithStateOptimizer(ParamServer::Options options) {
+  if (!options.state_optimizer) options.state_optimizer = options.rules.optimizer.kind;
+  return options;
+}
+
 bool CarriesGradient(FrameKind kind) { return kind == FrameKind::kPush || kind == FrameKind::kPushPull; }
 
 }  // namespace
@@ -50,8 +55,10 @@ struct ParamServer::Instruments {
 };
 
 ParamServer::ParamServer(const Options& options, Metrics* metrics)
-    : options_(options),
+    : options_(WithStateOptimizer(options)),
       instruments_(std::make_unique<Instruments>(metrics)),
+      live_rules_({options.rules}),
+      rules_(&live_rules_.back()),
       cluster_epoch_(options.rules.cluster_epoch),
       gate_(options.rules.bound, 0),
       lanes_("lane", options.lanes) {}
@@ -88,8 +95,8 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
     shards_.resize(layout.shard_count());
     for (const uint32_t i : owned) {
       const ShardPlacement& placement = layout.shards()[i];
-      shards_[i] = std::make_unique<Shard>(ShardId(i), placement, &options_.rules.optimizer,
-                                           options_.rules.PolicyOf(layout.groups()[placement.group]));
+      shards_[i] = std::make_unique<Shard>(ShardId(i), placement, state_planes(), &rules_->optimizer,
+                                           rules_->PolicyOf(layout.groups()[placement.group]));
     }
   } catch (const std::bad_alloc&) {  // A limit of the process or its container is lower.
     shards_.clear();
@@ -121,7 +128,6 @@ void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Do
   op->worker = WorkerId(op->frame.header.worker);
   op->incarnation = Incarnation(op->frame.header.incarnation);
   if (CarriesGradient(kind)) op->raw = bytes;
-  op->rules = &options_.rules;
   op->bytes = bytes.size();
   op->arrived = now;
   op->taken = std::move(taken);
@@ -182,6 +188,7 @@ absl::Status ParamServer::CheckContent(const Operation& op, size_t index) const 
 absl::Status ParamServer::CheckSender(const Operation& op) const {
   const FrameHeader& header = op.frame.header;
   if (draining_) return absl::UnavailableError("the server is draining");
+  if (changing_rules_) return absl::UnavailableError("the policy is being changed; ask again");
   if (header.cluster_epoch != cluster_epoch_) {
     const std::string differs =
         absl::StrCat("cluster epoch ", header.cluster_epoch, ", the server's is ", cluster_epoch_);
@@ -209,10 +216,9 @@ absl::Status ParamServer::CheckSender(const Operation& op) const {
     return WithRetryAfter(
         absl::ResourceExhaustedError(absl::StrCat(
             "bytes in flight: ", bytes_in_flight_, ", allowed are ", options_.bytes_in_flight_max,
-            options_.rules.bound == 0
-                ? "; a synchronous step keeps the pushes of all workers: it needs fewer "
-                  "workers, a codec with fewer bytes, or more memory"
-                : "")),
+            rules_->bound == 0 ? "; a synchronous step keeps the pushes of all workers: it needs fewer "
+                                 "workers, a codec with fewer bytes, or more memory"
+                               : "")),
         limits::kOverloadRetry);
   }
   return CheckParts(op);
@@ -293,6 +299,7 @@ absl::Status ParamServer::CheckPush(const Operation& op) const {
 }
 
 void ParamServer::SequenceFrame(const OperationPtr& op) {
+  op->rules = rules_;
   if (log_ == nullptr || !CarriesGradient(op->kind)) return DeliverFrame(op);
   log_->Append(LogRecordKind::kFrame, std::move(op->raw), [this, op](const absl::Status& written) {
     if (!written.ok()) {
@@ -307,7 +314,7 @@ void ParamServer::SequenceFrame(const OperationPtr& op) {
 void ParamServer::DeliverFrame(const OperationPtr& op) {
   if (CarriesGradient(op->kind)) {
     ++sequence_;
-    if (options_.rules.bound == 0) open_steps_.try_emplace(op->frame.header.step, sequence_);
+    if (op->rules->bound == 0) open_steps_.try_emplace(op->frame.header.step, sequence_);
   }
   op->parts_left = static_cast<int>(op->frame.parts.size());
   for (size_t i = 0; i < op->frame.parts.size(); ++i) {
@@ -338,7 +345,9 @@ void ParamServer::ApplyPart(const OperationPtr& op, size_t index) {
       contribution.gradient = std::move(gradient);
       outcome = shard.Contribute(id, std::move(contribution));
     } else {
-      const double weight = scale * StalenessScale(op->rules->correction, staleness);
+      // 0 is also what a worker says that does not know: its version is from before a restart.
+      const double weight =
+          part.version == 0 ? scale : scale * StalenessScale(op->rules->correction, staleness);
       if (AnswersAtOnce(*op) && !IsSparse(gradient.codec)) {
         const auto codec = static_cast<CodecId>(header.reply_codec);
         outcome = shard.ApplyAndEncode(id, gradient, weight, codec, &op->reply_payloads[index]);
@@ -399,6 +408,8 @@ void ParamServer::Delivered(const OperationPtr& op) {
     } else if (status.ok()) {
       if (draining_) {
         status = absl::UnavailableError("the server is draining");
+      } else if (changing_rules_) {
+        status = absl::UnavailableError("the policy is being changed; ask again");
       } else if (!log_status_.ok()) {
         status = LogFailed(log_status_);
       } else if (waiting_.size() >= limits::kWaitingRepliesMax) {
@@ -430,7 +441,7 @@ void ParamServer::AnswerReleased(std::vector<OperationPtr> ops) {
     return a->frame.parts.front().shard < b->frame.parts.front().shard;
   });
   // Behind the closing that released them, if there was one.
-  if (log_ != nullptr && options_.rules.bound == 0) {
+  if (log_ != nullptr && ops.front()->rules->bound == 0) {
     log_->Barrier([this, ops = std::move(ops)](const absl::Status& written) {
       for (const OperationPtr& op : ops) written.ok() ? Answer(op) : Finish(op, LogFailed(written));
     });

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -63,6 +64,8 @@ class ParamServer {
  public:
   struct Options {
     ApplyRules rules;
+    // Whose state is kept for each parameter; by default that of the rules' optimizer.
+    std::optional<OptimizerKind> state_optimizer;
     int lanes = 1;
     // Bit i: pushes may not use codec i.
     uint32_t refused_codecs = 0;
@@ -157,6 +160,14 @@ class ParamServer {
   // Frames of an earlier epoch are refused from now on: their workers register again.
   void SetClusterEpoch(uint64_t epoch);
 
+  // Goes on by other rules, as a server that is started anew with them does, in a new epoch: `rules` has it.
+  // Waiting replies are answered with Unavailable, parts of steps that are not closed are forgotten (their
+  // workers send them again), and steps go on beyond all that were pushed. The push log begins a segment.
+  // Blocks on lanes and disk for as long as what is under way takes. FailedPrecondition, with nothing
+  // changed, if the optimizer needs state that is not kept, or there are other servers; Unavailable if what
+  // is under way takes too long.
+  absl::Status ChangeRules(const ApplyRules& rules);
+
   // The head: parts of a push are delivered to these shards of another server.
   void NoteDelivered(WorkerId worker, Incarnation incarnation, uint64_t step,
                      const std::vector<uint32_t>& shards);
@@ -197,7 +208,8 @@ class ParamServer {
   std::shared_ptr<const ParamLayout> layout() const;
   uint32_t server() const { return options_.server; }
   uint32_t servers() const { return options_.servers; }
-  int state_planes() const { return StatePlanes(options_.rules.optimizer.kind); }
+  int state_planes() const { return StatePlanes(state_optimizer()); }
+  OptimizerKind state_optimizer() const { return *options_.state_optimizer; }
 
  private:
   struct Operation;
@@ -241,7 +253,8 @@ class ParamServer {
   void GiveUpWaiting(const absl::Status& log_status);
   void DeliverClosing(const StepClosing& closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PostClosing(const StepClosing& closing);
-  void SetShardRules(const ApplyRules* rules);
+  void SetShardRules(const ParamLayout& layout, const ApplyRules* rules);
+  uint64_t FirstStepNobodyHasBegun() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<OperationPtr> TakeReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // The lane's.
@@ -264,6 +277,10 @@ class ParamServer {
   std::unique_ptr<Instruments> instruments_;
 
   mutable Mutex mu_;
+  // What frames are sequenced by now; those before refer to others of `live_rules_`.
+  std::deque<ApplyRules> live_rules_ ABSL_GUARDED_BY(mu_);
+  const ApplyRules* rules_ ABSL_GUARDED_BY(mu_);
+  bool changing_rules_ ABSL_GUARDED_BY(mu_) = false;
   std::shared_ptr<const ParamLayout> layout_ ABSL_GUARDED_BY(mu_);
   // Filled by DefineModel() and not resized again; the shards themselves are lane only. Null where another
   // server has the shard; `owned_` are those that are here, ascending.

@@ -23,6 +23,7 @@
 #include "common/snapshot/manifest.h"
 #include "common/storage/local_store.h"
 #include "common/transport/transport.h"
+#include "google/protobuf/util/message_differencer.h"
 #include "server/cluster.h"
 #include "server/control_journal.h"
 #include "server/coordinator.h"
@@ -77,6 +78,7 @@ struct ReconServer::Parts {
 
   absl::Status Open();
   absl::Status OpenControlDb(const Manifest& before);
+  absl::StatusOr<PolicySettings> PolicyInForce() const;
   absl::StatusOr<Manifest> NewestManifest() const;
   absl::StatusOr<std::optional<Manifest>> Recover();
   absl::Status GoOnFromLog(const Manifest& restored);
@@ -129,11 +131,18 @@ absl::Status ReconServer::Parts::Open() {
   RECON_ASSIGN_OR_RETURN(const uint64_t cluster_epoch,
                          db->NextClusterEpoch(before.cluster_epoch() + (lost ? kStartsNobodyKnowsOf : 0)));
 
+  const PolicyBase policy_base = {flags.optimizer, flags.groups, flags.job.batch_samples(),
+                                  flags.job.workers_min()};
+  RECON_ASSIGN_OR_RETURN(const PolicySettings settings, PolicyInForce());
+  RECON_ASSIGN_OR_RETURN(const Policy policy, ResolvePolicy(settings, policy_base));
+  RECON_RETURN_IF_ERROR(CheckRound(policy.job, flags.job.batch_samples(), flags.job.split_samples()));
+
   ParamServer::Options options;
-  options.rules.optimizer = flags.optimizer;
-  options.rules.groups = flags.groups;
-  options.rules.bound = flags.job.bound();
-  options.rules.correction = flags.correction;
+  options.rules = policy.rules;
+  if (StatePlanes(policy.rules.optimizer.kind) == 0 && before.generation() != 0) {
+    // Kept while a policy is in force that does not need it.
+    RECON_ASSIGN_OR_RETURN(options.state_optimizer, ParseOptimizer(before.optimizer()));
+  }
   options.rules.cluster_epoch = cluster_epoch;
   options.rules.job_id = job_id;
   options.lanes = flags.lanes;
@@ -155,7 +164,7 @@ absl::Status ReconServer::Parts::Open() {
   if (flags.durability != ServerFlags::Durability::kSnapshot)
     snapshot_options.replay_target = flags.replay_target;
   snapshot_options.memory = flags.snapshot_memory_percent / 100.0;
-  snapshot_options.optimizer = OptimizerName(flags.optimizer.kind);
+  snapshot_options.optimizer = OptimizerName(params->state_optimizer());
   snapshot_options.job_id = job_id;
   snapshot_options.control = [this](uint64_t sequence) { return journal->StateAt(sequence); };
   snapshots =
@@ -165,7 +174,11 @@ absl::Status ReconServer::Parts::Open() {
   coordinator_options.job = flags.job;
   coordinator_options.timeouts = {flags.suspect_after, flags.evict_after};
   coordinator_options.cluster_epoch = cluster_epoch;
-  coordinator_options.optimizer = OptimizerName(flags.optimizer.kind);
+  TellWorkers(policy, &coordinator_options.job);
+  coordinator_options.optimizer = OptimizerName(policy.rules.optimizer.kind);
+  coordinator_options.job_id = job_id;
+  coordinator_options.policy_base = policy_base;
+  coordinator_options.policy_of_flags = flags.policy;
   coordinator = std::make_unique<Coordinator>(coordinator_options, params.get(), journal.get(),
                                               snapshots.get(), cluster.get(), &metrics);
   if (cluster != nullptr) StartCluster();
@@ -208,9 +221,8 @@ absl::Status ReconServer::Parts::Open() {
   }
   RECON_ASSIGN_OR_RETURN(rpc, RpcServer::Start(flags.listen, tls, services));
   std::ofstream(flags.data + "/ADDRESS") << rpc->address() << "\n";
-  spdlog::info("listening on {}, cluster epoch {}, sync bound {}, optimizer {}", rpc->address(),
-               cluster_epoch, flags.job.bound() < 0 ? "unlimited" : absl::StrCat(flags.job.bound()),
-               OptimizerName(flags.optimizer.kind));
+  spdlog::info("listening on {}, cluster epoch {}, policy {}, optimizer {}", rpc->address(), cluster_epoch,
+               settings.ShortDebugString(), OptimizerName(flags.optimizer.kind));
   return absl::OkStatus();
 }
 
@@ -267,6 +279,17 @@ absl::Status ReconServer::Parts::OpenControlDb(const Manifest& before) {
   }
   RECON_ASSIGN_OR_RETURN(db, std::move(opened));
   return absl::OkStatus();
+}
+
+// What was set live, unless the flags have changed since.
+absl::StatusOr<PolicySettings> ReconServer::Parts::PolicyInForce() const {
+  RECON_ASSIGN_OR_RETURN(const PolicyRecord record, db->LoadPolicy());
+  if (!record.has_set() ||
+      !google::protobuf::util::MessageDifferencer::Equals(record.flags(), flags.policy)) {
+    return flags.policy;
+  }
+  spdlog::info("the policy is the one that was set while the job ran: {}", record.set().ShortDebugString());
+  return record.set();
 }
 
 // Of those that can be read; an empty one if there is none at all.

@@ -14,17 +14,14 @@
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
-#include "common/optim/update_rules.h"
-#include "server/sync/staleness_gate.h"
 
 namespace recon {
 namespace {
 
-// Not given: what the mode of local SGD has.
-constexpr double kOfTheMode = -1;
-constexpr uint32_t kLocalStepsMax = 1'000'000;
 constexpr uint32_t kSplitSamples = 2000;
 constexpr uint32_t kSplitSamplesMax = 1 << 30;
+// Not given: what goes with --sync.
+constexpr double kAsSyncSays = -1;
 
 // Flags that need more than CLI11's own conversion.
 struct RawFlags {
@@ -34,7 +31,7 @@ struct RawFlags {
   std::string sync = "asp";
   uint32_t local_steps = 0;
   std::string outer_optimizer;
-  double outer_learning_rate = kOfTheMode, outer_momentum = kOfTheMode;
+  double outer_learning_rate = kAsSyncSays, outer_momentum = kAsSyncSays;
   std::string correction = "none";
   std::vector<std::string> groups;
   std::string durability = "log";
@@ -57,77 +54,6 @@ absl::StatusOr<absl::Duration> ParseInterval(const char* flag, const std::string
         absl::StrCat(flag, " ", text, ": expected a duration of 10ms to 720h, such as 300ms, 30s or 5m"));
   }
   return duration;
-}
-
-struct Sync {
-  int bound = 0;
-  uint32_t local_steps = 0;
-  bool diloco = false;
-};
-
-absl::StatusOr<Sync> ParseSync(const std::string& text) {
-  if (text == "asp") return Sync{StalenessGate::kUnlimited};
-  if (text == "bsp") return Sync{0};
-  uint32_t number = 0;
-  const std::vector<std::string> words = absl::StrSplit(text, ':');
-  if (words.size() == 2 && absl::SimpleAtoi(words[1], &number) && number >= 1) {
-    if (words[0] == "ssp" && number <= 1000) return Sync{static_cast<int>(number)};
-    const bool diloco = words[0] == "diloco";
-    if ((words[0] == "local" || diloco) && number <= kLocalStepsMax) return Sync{0, number, diloco};
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--sync ", text, ": expected asp, bsp, ssp:1 to ssp:1000, local:1 to local:", kLocalStepsMax,
-      " or diloco likewise"));
-}
-
-// Makes workers train parameters of their own: what was said of the optimizer is theirs, the server gets the
-// outer one.
-absl::Status MakeLocal(const RawFlags& raw, const Sync& sync, ServerFlags* flags) {
-  const uint32_t steps = std::max(sync.local_steps, raw.local_steps);
-  const bool outer = !raw.outer_optimizer.empty() || raw.outer_learning_rate != kOfTheMode ||
-                     raw.outer_momentum != kOfTheMode;
-  if (steps == 0) {
-    if (!outer) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        "--outer-optimizer and its companions are for --sync local:H or diloco:H, or --local-steps");
-  }
-  if (sync.local_steps > 0 && raw.local_steps > 0) {
-    return absl::InvalidArgumentError("--local-steps: --sync has said it already");
-  }
-  if (flags->correction != StalenessCorrection::kNone) {
-    return absl::InvalidArgumentError("--staleness-correction is for gradients, not for local steps");
-  }
-  const uint64_t round = uint64_t{steps} * raw.batch;
-  if (raw.split_samples != 0 && raw.split_samples < round) {
-    return absl::InvalidArgumentError(absl::StrCat("--split-samples ", raw.split_samples, ": ", steps,
-                                                   " local steps of ", raw.batch, " samples take ", round));
-  }
-  if (round > kSplitSamplesMax) {
-    return absl::InvalidArgumentError(absl::StrCat(steps, " local steps of ", raw.batch,
-                                                   " samples: more than ", kSplitSamplesMax,
-                                                   " samples in a lease"));
-  }
-  ApplyRules inner;
-  inner.optimizer = flags->optimizer;
-  inner.groups = std::exchange(flags->groups, {});
-  flags->job.mutable_local()->set_steps(steps);
-  *flags->job.mutable_local()->mutable_rules() = EncodeRules(inner);
-  flags->job.clear_clip_norm();  // Of gradients, not of what is pushed.
-
-  OptimizerConfig config;
-  config.kind = sync.diloco ? OptimizerKind::kNesterov : OptimizerKind::kSgd;
-  if (!raw.outer_optimizer.empty()) {
-    RECON_ASSIGN_OR_RETURN(config.kind, ParseOptimizer(raw.outer_optimizer, "--outer-optimizer"));
-  }
-  // Without bound each worker's push is an update of its own: together they make their mean.
-  config.learning_rate = sync.diloco ? 0.7 : sync.bound == 0 ? 1 : 1.0 / raw.workers_min;
-  if (raw.outer_learning_rate != kOfTheMode) config.learning_rate = raw.outer_learning_rate;
-  if (raw.outer_momentum != kOfTheMode) config.momentum = raw.outer_momentum;
-  if (const absl::Status status = CheckOptimizer(config); !status.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("of the outer optimizer: ", status.message()));
-  }
-  flags->optimizer = config;
-  return absl::OkStatus();
 }
 
 absl::Status ParseGroup(const std::string& text, std::map<std::string, GroupPolicy>* groups) {
@@ -240,7 +166,7 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
   env(app->add_option("--local-steps", raw->local_steps,
                       "with asp, bsp or ssp: a worker trains parameters of its own for so many batches, then "
                       "pushes how far they have moved; 0 = gradients are pushed")
-          ->check(CLI::Range(uint32_t{0}, kLocalStepsMax)),
+          ->check(CLI::Range(uint32_t{0}, limits::kLocalStepsMax)),
       "RECON_LOCAL_STEPS");
   env(app->add_option(
           "--outer-optimizer", raw->outer_optimizer,
@@ -331,13 +257,34 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
   }
 }
 
+// And how many samples a lease has, which hangs on it.
+absl::Status ConvertPolicy(const RawFlags& raw, ServerFlags* flags) {
+  PolicySettings& settings = flags->policy;
+  settings.set_sync(raw.sync);
+  settings.set_local_steps(raw.local_steps);
+  settings.set_outer_optimizer(raw.outer_optimizer);
+  if (raw.outer_learning_rate != kAsSyncSays) settings.set_outer_learning_rate(raw.outer_learning_rate);
+  if (raw.outer_momentum != kAsSyncSays) settings.set_outer_momentum(raw.outer_momentum);
+  settings.set_staleness_correction(raw.correction);
+  const PolicyBase base = {flags->optimizer, flags->groups, raw.batch, raw.workers_min};
+  RECON_ASSIGN_OR_RETURN(const Policy policy, ResolvePolicy(settings, base));
+  const uint64_t round = RoundSamples(policy.job, raw.batch);
+  if (round > kSplitSamplesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a round of local steps takes ", round, " samples, allowed are ", kSplitSamplesMax));
+  }
+  const uint64_t split =
+      raw.split_samples != 0 ? raw.split_samples : std::max<uint64_t>(kSplitSamples, round);
+  flags->job.set_split_samples(static_cast<uint32_t>(split));
+  return CheckRound(policy.job, raw.batch, flags->job.split_samples());
+}
+
 absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
   RECON_ASSIGN_OR_RETURN(flags->optimizer.kind, ParseOptimizer(raw.optimizer));
   RECON_ASSIGN_OR_RETURN(LearningRateSchedule schedule, ParseSchedule(raw.schedule));
   schedule.warmup_updates = flags->optimizer.schedule.warmup_updates;
   flags->optimizer.schedule = schedule;
   RECON_RETURN_IF_ERROR(CheckOptimizer(flags->optimizer));
-  flags->job.set_clip_norm(flags->optimizer.clip_norm);
   if (!raw.accept_codecs.empty()) {
     // Initial values come in FP32, and what an encoder kept back.
     uint32_t accepted = 1u << static_cast<int>(CodecId::kFp32);
@@ -367,22 +314,12 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
     return absl::InvalidArgumentError(
         "--evict-after and --lease-duration must be at least twice --heartbeat-interval");
   }
-  RECON_ASSIGN_OR_RETURN(const Sync sync, ParseSync(raw.sync));
-  RECON_ASSIGN_OR_RETURN(flags->correction, ParseStalenessCorrection(raw.correction));
-  if (flags->correction != StalenessCorrection::kNone && sync.bound == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("--staleness-correction ", raw.correction,
-                                                   ": with --sync ", raw.sync, " no gradient is stale"));
-  }
-  RECON_RETURN_IF_ERROR(MakeLocal(raw, sync, flags));
   JobConfig& job = flags->job;
-  job.set_bound(sync.bound);
+  RECON_RETURN_IF_ERROR(ConvertPolicy(raw, flags));
   job.set_seed(raw.seed);
   job.set_batch_samples(raw.batch);
   job.set_data_epochs(raw.data_epochs);
   // A round of local steps ends with its lease.
-  job.set_split_samples(raw.split_samples != 0
-                            ? raw.split_samples
-                            : std::max<uint32_t>(kSplitSamples, job.local().steps() * raw.batch));
   job.set_eval_split_samples(raw.eval_split_samples);
   job.set_workers_min(raw.workers_min);
   job.set_heartbeat_interval_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(heartbeat)));

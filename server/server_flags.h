@@ -6,9 +6,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/base/limits.h"
-#include "common/optim/apply_rules.h"
 #include "proto/control.pb.h"
 #include "server/durability/retention.h"
+#include "server/policy.h"
 
 namespace recon {
 
@@ -33,11 +33,10 @@ struct ServerFlags {
   std::string log_level = "info";
   int lanes = 0;
 
-  // What the server does with a push. With local steps that is the outer optimizer, and job.local() has what
-  // --optimizer and its companions say.
   OptimizerConfig optimizer;
   std::map<std::string, GroupPolicy> groups;
-  StalenessCorrection correction = StalenessCorrection::kNone;
+  PolicySettings policy;
+  // But for what comes from the policy.
   JobConfig job;
 
   // What survives a crash; see server/durability/LOG.md.

@@ -58,6 +58,14 @@ absl::StatusOr<SnapshotReply> ControlClient::Snapshot() {
                                               absl::Minutes(10));
 }
 
+absl::StatusOr<SetPolicyReply> ControlClient::SetPolicy(const PolicySettings& policy) {
+  SetPolicyRequest request;
+  *request.mutable_policy() = policy;
+  // It waits for what is under way.
+  return Call<SetPolicyRequest, SetPolicyReply>(stub_.get(), &Control::Stub::SetPolicy, request,
+                                                absl::Seconds(30));
+}
+
 absl::Status ControlClient::Drain() {
   return Call<DrainRequest, DrainReply>(stub_.get(), &Control::Stub::Drain, DrainRequest(), deadline_)
       .status();

@@ -26,6 +26,7 @@ class ControlClient {
   // Waits for the snapshot: up to ten minutes.
   absl::StatusOr<SnapshotReply> Snapshot();
   absl::Status Drain();
+  absl::StatusOr<SetPolicyReply> SetPolicy(const PolicySettings& policy);
 
  private:
   std::unique_ptr<Control::Stub> stub_;

@@ -20,6 +20,7 @@ constexpr char kJobIdKey[] = "job_id";
 constexpr char kJobKey[] = "job";
 constexpr char kServersKey[] = "servers";
 constexpr char kPlaceKey[] = "place";
+constexpr char kPolicyKey[] = "policy";
 constexpr char kLastWorkerKey[] = "last-worker";
 constexpr char kWorkerPrefix[] = "worker/";
 constexpr char kDonePrefix[] = "done/";
@@ -183,6 +184,16 @@ absl::StatusOr<ServerPlace> ControlDb::LoadPlace() const {
 
 absl::Status ControlDb::SavePlace(const ServerPlace& place) {
   return Put(kPlaceKey, place.SerializeAsString());
+}
+
+absl::StatusOr<PolicyRecord> ControlDb::LoadPolicy() const {
+  RECON_ASSIGN_OR_RETURN(const auto value, Get(kPolicyKey));
+  if (!value) return PolicyRecord();
+  return ParseMessage<PolicyRecord>(kPolicyKey, *value);
+}
+
+absl::Status ControlDb::SavePolicy(const PolicyRecord& record) {
+  return Put(kPolicyKey, record.SerializeAsString());
 }
 
 absl::StatusOr<ControlState> ControlDb::Load() const {

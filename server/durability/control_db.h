@@ -23,8 +23,8 @@ namespace recon {
 // filled again from them.
 //
 // Threads: thread-safe, as RocksDB is. Blocks on the disk: never call it on a gRPC thread.
-// Keys: "epoch", "job_id", "job", "servers", "place", "worker/<name>", "done/<kind>/<data epoch>/<split>"
-// (numbers as 8 hex digits).
+// Keys: "epoch", "job_id", "job", "servers", "place", "policy", "worker/<name>", "done/<kind>/<data
+// epoch>/<split>" (numbers as 8 hex digits).
 class ControlDb {
  public:
   // Reads all of it: DataLoss if something in it is damaged.
@@ -58,6 +58,10 @@ class ControlDb {
   absl::Status SaveServers(const ServerTable& table);
   absl::StatusOr<ServerPlace> LoadPlace() const;
   absl::Status SavePlace(const ServerPlace& place);
+
+  // The policy that was set while the job ran; empty if none was.
+  absl::StatusOr<PolicyRecord> LoadPolicy() const;
+  absl::Status SavePolicy(const PolicyRecord& record);
 
   absl::StatusOr<ControlState> Load() const;
   // Adds what is missing. DataLoss if `state` and the database contradict each other.

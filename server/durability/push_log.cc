@@ -27,7 +27,7 @@ absl::StatusOr<std::unique_ptr<PushLog>> PushLog::Open(const Options& options, F
                                                        const ApplyRules& rules, uint64_t next_sequence) {
   RECON_RETURN_IF_ERROR(files->CreateDirectories(options.directory));
   std::unique_ptr<PushLog> log(new PushLog(options, files, rules, next_sequence));
-  RECON_RETURN_IF_ERROR(log->BeginSegment(0));
+  RECON_RETURN_IF_ERROR(log->OpenSegment(0));
   log->thread_ = std::thread([raw = log.get()] { raw->Run(); });
   return log;
 }
@@ -42,12 +42,27 @@ PushLog::~PushLog() {
 
 void PushLog::Append(LogRecordKind kind, ByteChain payload, Done done) {
   MutexLock lock(&mu_);
-  queue_.push_back({false, kind, std::move(payload), std::move(done)});
+  queue_.push_back({false, "", kind, std::move(payload), std::move(done)});
 }
 
 void PushLog::Barrier(Done done) {
   MutexLock lock(&mu_);
-  queue_.push_back({true, LogRecordKind::kFrame, ByteChain(), std::move(done)});
+  queue_.push_back({true, "", LogRecordKind::kFrame, ByteChain(), std::move(done)});
+}
+
+absl::Status PushLog::BeginSegment(const ApplyRules& rules) {
+  absl::Status status;
+  Notification begun;
+  {
+    MutexLock lock(&mu_);
+    queue_.push_back(
+        {true, EncodeSegmentHead(rules), LogRecordKind::kFrame, ByteChain(), [&](const absl::Status& result) {
+           status = result;
+           begun.Notify();
+         }});
+  }
+  begun.WaitForNotification();
+  return status;
 }
 
 absl::Status PushLog::status() const {
@@ -61,6 +76,7 @@ std::vector<PushLog::Entry> PushLog::TakeBatch() {
   mu_.Await([this] { return stopping_ || !queue_.empty(); });
   uint64_t bytes = 0;
   while (!queue_.empty() && bytes < limits::kLogBatchBytes) {
+    if (!queue_.front().new_head.empty() && !batch.empty()) break;  // Begins a batch.
     bytes += queue_.front().payload.size();
     batch.push_back(std::move(queue_.front()));
     queue_.pop_front();
@@ -85,7 +101,7 @@ void PushLog::Run() {
   }
 }
 
-absl::Status PushLog::BeginSegment(uint64_t bytes_needed) {
+absl::Status PushLog::OpenSegment(uint64_t bytes_needed) {
   const std::string path = absl::StrCat(options_.directory, "/", SegmentName(next_sequence_));
   segment_ = Segment();
   RECON_FAULT_POINT("log.before_segment");
@@ -106,6 +122,10 @@ absl::Status PushLog::BeginSegment(uint64_t bytes_needed) {
 }
 
 absl::Status PushLog::Write(const std::vector<Entry>& batch) {
+  if (!batch.front().new_head.empty()) {
+    segment_head_ = batch.front().new_head;
+    RECON_RETURN_IF_ERROR(OpenSegment(0));
+  }
   std::vector<std::string> heads;
   heads.reserve(batch.size());
   std::vector<absl::string_view> pieces;
@@ -125,7 +145,7 @@ absl::Status PushLog::Write(const std::vector<Entry>& batch) {
   if (heads.empty()) return absl::OkStatus();
   // A batch stays in one segment: it is as large as a batch at least.
   if (segment_.bytes + bytes > options_.segment_bytes && segment_.bytes > segment_head_.size()) {
-    RECON_RETURN_IF_ERROR(BeginSegment(bytes));
+    RECON_RETURN_IF_ERROR(OpenSegment(bytes));
   }
   RECON_FAULT_POINT("log.before_write");
   RECON_RETURN_IF_ERROR(segment_.file->Append(pieces));

@@ -21,10 +21,10 @@ namespace recon {
 
 // Writes the push log (LOG.md): records in the order they were appended, many at a time.
 //
-// Threads: Append(), Barrier() and Trim() on any; what is to come in a certain order needs the caller's lock.
-// `done` callbacks run on the log's own thread, one after the other, in the order of their calls; they must
-// not block on anything that waits for the log.
-// Shutdown: the destructor writes what was appended, runs the callbacks and joins.
+// Threads: Append(), Barrier(), BeginSegment() and Trim() on any; what is to come in a certain order needs
+// the caller's lock. `done` callbacks run on the log's own thread, one after the other, in the order of their
+// calls; they must not block on anything that waits for the log. Shutdown: the destructor writes what was
+// appended, runs the callbacks and joins.
 class PushLog {
  public:
   struct Options {
@@ -44,6 +44,9 @@ class PushLog {
   void Append(LogRecordKind kind, ByteChain payload, Done done);
   // Runs `done` when everything before is written.
   void Barrier(Done done);
+  // What is appended from now on is applied by other rules: it comes into a segment of its own. Waits until
+  // everything before is written and that segment has begun; nothing may be appended meanwhile.
+  absl::Status BeginSegment(const ApplyRules& rules);
   // Removes segments that only have records before `first_needed`.
   absl::Status Trim(uint64_t first_needed);
 
@@ -55,6 +58,7 @@ class PushLog {
  private:
   struct Entry {
     bool barrier = false;
+    std::string new_head;  // Not empty: a segment begins with it.
     LogRecordKind kind = LogRecordKind::kFrame;
     ByteChain payload;
     Done done;
@@ -67,15 +71,15 @@ class PushLog {
   PushLog(const Options& options, FileSystem* files, const ApplyRules& rules, uint64_t next_sequence);
   void Run();
   std::vector<Entry> TakeBatch();
-  absl::Status BeginSegment(uint64_t bytes_needed);
+  absl::Status OpenSegment(uint64_t bytes_needed);
   absl::Status Write(const std::vector<Entry>& batch);
 
   // Set in the constructor.
   const Options options_;
   FileSystem* const files_;
-  const std::string segment_head_;
 
   // The log's thread only, once it runs.
+  std::string segment_head_;
   Segment segment_;
   uint64_t next_sequence_;
 

@@ -77,6 +77,12 @@ ControlService::Reactor* ControlService::Snapshot(Context* context, const Snapsh
   return reactor;
 }
 
+ControlService::Reactor* ControlService::SetPolicy(Context* context, const SetPolicyRequest* request,
+                                                   SetPolicyReply* reply) {
+  return OnLane(coordinator_->lane(), context, reply,
+                [this, request] { return coordinator_->SetPolicy(*request); });
+}
+
 ControlService::Reactor* ControlService::Drain(Context* context, const DrainRequest*, DrainReply*) {
   drain_requested_->store(true);
   Reactor* reactor = context->DefaultReactor();

@@ -26,6 +26,7 @@ class ControlService : public Control::CallbackService {
   Reactor* Status(Context* context, const StatusRequest* request, StatusReply* reply) override;
   Reactor* Completions(Context* context, const CompletionsRequest* request, CompletionsReply* reply) override;
   Reactor* Snapshot(Context* context, const SnapshotRequest* request, SnapshotReply* reply) override;
+  Reactor* SetPolicy(Context* context, const SetPolicyRequest* request, SetPolicyReply* reply) override;
   Reactor* Drain(Context* context, const DrainRequest* request, DrainReply* reply) override;
 
  private:

@@ -18,10 +18,10 @@ constexpr size_t kMaxRoles = 3;
 
 }  // namespace
 
-Shard::Shard(ShardId id, const ShardPlacement& placement, const OptimizerConfig* config,
+Shard::Shard(ShardId id, const ShardPlacement& placement, int state_planes, const OptimizerConfig* config,
              const GroupPolicy& policy)
     : id_(id), placement_(placement), config_(config), policy_(policy), history_(placement.size) {
-  pages_.resize(1 + StatePlanes(config->kind));
+  pages_.resize(1 + static_cast<size_t>(state_planes));
   for (Pages& role : pages_) {
     for (uint32_t page = 0; page < placement.pages(); ++page) role.push_back(PageRef::Zeroed());
   }

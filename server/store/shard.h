@@ -36,8 +36,9 @@ struct ShardCut {
 // Units: `version` counts updates; payloads are in the shard's order of parameters.
 class Shard {
  public:
-  // Parameters and state are zero, version 0. `config` must outlive the shard.
-  Shard(ShardId id, const ShardPlacement& placement, const OptimizerConfig* config,
+  // Parameters and `state_planes` planes of state are zero, version 0. `config` must outlive the shard, and
+  // need no more planes.
+  Shard(ShardId id, const ShardPlacement& placement, int state_planes, const OptimizerConfig* config,
         const GroupPolicy& policy);
 
   ShardId id() const { return id_; }

@@ -93,6 +93,7 @@ TEST_CASE("wrong flags end each program with code 2 and the flag's name", "[bad_
   Refused({"reconctl", "snapshot", "verify", directory.path()}, 5, "no snapshot");
   Refused({"reconctl", "snapshot", "show", directory.path(), "7"}, 5, "MANIFEST-0000000000000007");
   Refused({"reconctl", "status", "--server", "127.0.0.1:1"}, 3, "reconctl: ");
+  Refused({"reconctl", "policy", "set"}, 2, "--sync");
 }
 
 TEST_CASE("settings come from file and environment, flags first", "[bad_input]") {

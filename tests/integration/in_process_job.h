@@ -6,8 +6,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
-#include "common/optim/update_rules.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
 #include "server/recon_server.h"
@@ -27,7 +27,7 @@ class InProcessJob {
     flags.lanes = 2;
     flags.optimizer.kind = OptimizerKind::kSgd;  // Stands staleness: what it learns does not hang on timing.
     flags.optimizer.learning_rate = 0.1;
-    flags.job.set_bound(bound);
+    flags.policy.set_sync(bound < 0 ? "asp" : bound == 0 ? "bsp" : absl::StrCat("ssp:", bound));
     flags.job.set_seed(1);
     flags.job.set_batch_samples(32);
     flags.job.set_data_epochs(2);
@@ -44,11 +44,8 @@ class InProcessJob {
 
   // The server's optimizer becomes the workers', and its own adds what they push at that rate.
   void MakeLocal(uint32_t steps, double outer_rate) {
-    ApplyRules inner;
-    inner.optimizer = flags.optimizer;
-    flags.job.mutable_local()->set_steps(steps);
-    *flags.job.mutable_local()->mutable_rules() = EncodeRules(inner);
-    flags.optimizer.learning_rate = outer_rate;
+    flags.policy.set_local_steps(steps);
+    flags.policy.set_outer_learning_rate(outer_rate);
   }
 
   void StartServer() {

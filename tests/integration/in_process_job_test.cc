@@ -101,6 +101,72 @@ TEST_CASE("workers that train on their own for some steps learn, and complete ev
   }
 }
 
+TEST_CASE("the policy changes while workers train: every sample is completed once, and it learns", "[job]") {
+  constexpr uint32_t kEpochs = 40;
+  InProcessJob job(-1, 2);
+  job.flags.job.set_data_epochs(kEpochs);
+  job.flags.optimizer.learning_rate = 0.05;
+  job.StartServer();
+  std::vector<absl::Status> statuses;
+  std::thread training([&] {
+    statuses = job.RunWorkers({job.MakeWorker("a"), job.MakeWorker("b"), job.MakeWorker("c")});
+  });
+  ControlClient control = job.Control();
+  uint64_t changes = 0;
+  for (const char* sync : {"bsp", "ssp:2", "local:2", "asp", "local:3", "bsp", "asp"}) {
+    INFO(sync);
+    const uint64_t samples = (2 + 4 * changes++) * kSamples;
+    REQUIRE(Eventually([&] {
+      const auto status = control.Status();
+      return status.ok() && status->samples_completed() >= samples;
+    }));
+    PolicySettings settings;
+    settings.set_sync(sync);
+    const auto changed = control.SetPolicy(settings);
+    INFO(changed.status());
+    REQUIRE(changed.ok());
+    CHECK(changed->job().policy().sync() == sync);
+    CHECK(control.Status()->cluster_epoch() == changes + 1);
+  }
+  training.join();
+  CheckAllOk(statuses);
+  const StatusReply status = *control.Status();
+  CHECK(status.phase() == PHASE_FINISHED);
+  CHECK(CompletedOnce(*control.Completions(), kEpochs, kSamples));
+  CHECK(status.evaluations(kEpochs - 1).accuracy() > 0.9);
+
+  PolicySettings late;
+  late.set_sync("bsp");
+  CHECK(absl::IsFailedPrecondition(control.SetPolicy(late).status()));
+}
+
+TEST_CASE("a policy that the job cannot have is refused, and changes nothing", "[job]") {
+  InProcessJob job(-1);
+  job.flags.optimizer.kind = OptimizerKind::kAdam;
+  job.StartServer();
+  ControlClient control = job.Control();
+  const auto refused = [&](const PolicySettings& settings, absl::StatusCode code, const char* message) {
+    const absl::Status status = control.SetPolicy(settings).status();
+    INFO(status);
+    CHECK(status.code() == code);
+    CHECK(absl::StrContains(status.message(), message));
+  };
+  PolicySettings settings;
+  settings.set_sync("ssp:x");
+  refused(settings, absl::StatusCode::kInvalidArgument, "--sync ssp:x");
+  settings.set_sync("local:4");  // Of 32 samples; leases have 100.
+  refused(settings, absl::StatusCode::kInvalidArgument, "4 local steps of 32 samples take 128");
+  settings.set_sync("diloco:3");
+  refused(settings, absl::StatusCode::kFailedPrecondition, "nesterov on the server needs state of its own");
+  settings.set_sync("bsp");
+  settings.set_outer_learning_rate(std::nan(""));
+  refused(settings, absl::StatusCode::kInvalidArgument, "--outer-optimizer");
+  settings.set_sync("local:3");
+  refused(settings, absl::StatusCode::kInvalidArgument, "--learning-rate is nan");
+  CHECK(control.Status()->job().policy().sync() == "asp");
+  CHECK(control.Status()->cluster_epoch() == 1);
+}
+
 // The server's mean of one worker's movement is that worker's parameters, but for the rounding of
 // differences.
 TEST_CASE("one worker with local steps ends where it ends without", "[job]") {

@@ -68,6 +68,33 @@ TEST_CASE("a worker killed and replaced, a server killed and restarted: every sa
   }
 }
 
+TEST_CASE("a policy set live outlives the server, until its flags say something else", "[kill]") {
+  ProcessJob job(JobFlags("asp", 12));
+  REQUIRE(job.StartServer());
+  auto one = job.StartWorker("one");
+  auto two = job.StartWorker("two");
+  REQUIRE(job.SamplesReach(kSamples));
+  std::string output;
+  REQUIRE(RunProgram({"reconctl", "policy", "set", "--server", job.address(), "--sync", "local:4"},
+                     &output) == 0);
+  CHECK(absl::StrContains(output, "policy bsp of 4 local steps"));
+  REQUIRE(job.SamplesReach(2 * kSamples));
+  job.server().Kill();
+  REQUIRE(job.StartServer());
+  REQUIRE(job.SamplesReach(4 * kSamples));
+  CHECK(job.Status()->job().policy().sync() == "local:4");
+  job.server().Kill();
+  job.set_server_flags(JobFlags("ssp:3", 12));
+  REQUIRE(job.StartServer());
+  REQUIRE(job.SamplesReach(6 * kSamples));
+  CHECK(job.Status()->job().policy().sync() == "ssp:3");
+  REQUIRE(job.Finished());
+  CHECK(one->Wait(absl::Seconds(30)) == 0);
+  CHECK(two->Wait(absl::Seconds(30)) == 0);
+  CHECK(CompletedOnce(*job.Completions(), 12, kSamples));
+  CHECK(job.Status()->evaluations(11).accuracy() > 0.9);
+}
+
 TEST_CASE("BSP goes on when a worker is killed for good", "[kill]") {
   ProcessJob job(JobFlags("bsp", 4));
   REQUIRE(job.StartServer());

@@ -113,7 +113,14 @@ class Life {
       }
     }
   }
-  // From a worker that a call of Push() has made a member.
+  // Steps [begin, end) of all workers, whatever was acknowledged.
+  void PushFrom(Oracle* oracle, uint64_t begin, uint64_t end) {
+    for (uint32_t worker = 1; worker <= kWorkers; ++worker) harness_->Join(worker, begin);
+    for (uint64_t step = begin; step < end; ++step) {
+      for (uint32_t worker = 1; worker <= kWorkers; ++worker) PushOne(oracle, worker, step);
+    }
+  }
+  // From a worker that such a call has made a member.
   void PushOne(Oracle* oracle, uint32_t worker, uint64_t step) {
     Frame frame = harness_->PushFrame(worker, step, ValueOf(worker, step));
     sent_.push_back(std::make_shared<Notification>());
@@ -127,6 +134,15 @@ class Life {
   void WaitForReplies() {
     for (const auto& event : sent_) event->WaitForNotification();
     sent_.clear();
+  }
+
+  void ChangeRules(int bound, StalenessCorrection correction, uint64_t cluster_epoch) {
+    ApplyRules rules = ParamServerHarness::MakeOptions(bound, OptimizerKind::kSgd, 1, 2).rules;
+    rules.correction = correction;
+    rules.cluster_epoch = cluster_epoch;
+    const absl::Status changed = harness_->ChangeRules(rules);
+    INFO(changed);
+    REQUIRE(changed.ok());
   }
 
   // The one value that all parameters have.
@@ -242,6 +258,47 @@ TEST_CASE("replay makes the same bits as the life it repeats", "[crash]") {
     CHECK(again.replayed() >= 40);
     CHECK(again.Root() == root);
   }
+}
+
+// Staleness of a worker's push is that of the version it names: 0 here, which says nothing of it, or 1.
+TEST_CASE("rules that change between pushes are replayed where they changed", "[crash]") {
+  const int bounds[] = {StalenessGate::kUnlimited, 0, 2, 0, StalenessGate::kUnlimited};
+  FaultyFileSystem files;
+  Oracle oracle;
+  std::unique_ptr<FaultyFileSystem> image;
+  std::string root;
+  float expected = 0;
+  {
+    Life life(&files, bounds[0], false, 1);
+    for (uint64_t phase = 0; phase < 5; ++phase) {
+      CAPTURE(phase);
+      if (phase > 0) {
+        // In a synchronous phase, that is of a step that only one has begun: it counts in the next.
+        life.PushOne(&oracle, 1, 10 * phase);
+        if (bounds[phase - 1] != 0) life.WaitForReplies();
+        life.ChangeRules(bounds[phase],
+                         phase == 2 ? StalenessCorrection::kInverse : StalenessCorrection::kNone, 10 + phase);
+        life.WaitForReplies();
+        if (phase == 3) life.Snapshot();
+      }
+      const uint64_t first = phase == 0 ? 0 : 10 * phase + 1;
+      life.PushFrom(&oracle, first, 10 * (phase + 1));
+      life.WaitForReplies();
+    }
+    const auto acknowledged = oracle.acknowledged();
+    for (const auto& [worker, step] : acknowledged) {
+      // The first of a phase is the last of the one before.
+      const int bound = bounds[step == 0 ? 0 : (step - 1) / 10];
+      expected -= ValueOf(worker, step) / (bound == 0 ? kWorkers : 1);
+    }
+    CHECK(acknowledged.size() == 2 * 46 + 2);
+    CHECK(life.Value() == expected);
+    image = files.Copy();
+    root = life.Root();
+  }
+  Life again(image.get(), bounds[4], false, 20);
+  CHECK(again.replayed() > 0);
+  CHECK(again.Root() == root);
 }
 
 TEST_CASE("a damaged newest snapshot: the one before and the log lose nothing", "[crash]") {

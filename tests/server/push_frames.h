@@ -51,6 +51,12 @@ class ParamServerHarness {
   }
   static Incarnation IncarnationOf(uint32_t worker) { return Incarnation(1000 + worker); }
 
+  absl::Status ChangeRules(const ApplyRules& rules) {
+    const absl::Status changed = server_.ChangeRules(rules);
+    if (changed.ok()) cluster_epoch_ = rules.cluster_epoch;
+    return changed;
+  }
+
   // A frame with all shards; no values for a pull.
   Frame MakeFrame(FrameKind kind, WorkerId worker, Incarnation incarnation, uint64_t step,
                   const std::vector<float>& values) {
@@ -129,7 +135,7 @@ class ParamServerHarness {
   }
 
  private:
-  const uint64_t cluster_epoch_;
+  uint64_t cluster_epoch_;
   Metrics metrics_;
   ParamServer server_;
 };

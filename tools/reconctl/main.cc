@@ -187,6 +187,29 @@ int main(int argc, char** argv) {
   prune->add_flag("--json", prune_target.json, "one JSON value");
   prune->callback([&] { run = [&] { return recon::PruneSnapshots(prune_target); }; });
 
+  recon::PolicyTarget policy_target;
+  CLI::App* policy = app.add_subcommand("policy", "how the workers agree");
+  policy->require_subcommand(1);
+  CLI::App* set_policy = policy->add_subcommand(
+      "set", "change it while the job runs; flags as the server's, those not given their defaults");
+  AddServerFlags(set_policy, &policy_target.server);
+  set_policy->add_option("--sync", policy_target.sync, "asp, bsp, ssp:S, local:H or diloco:H")->required();
+  set_policy->add_option("--local-steps", policy_target.local_steps,
+                         "with asp, bsp or ssp: batches between two pushes; 0 = gradients are pushed");
+  set_policy->add_option("--outer-optimizer", policy_target.outer_optimizer,
+                         "with local steps, what the server does with pushes");
+  CLI::Option* outer_rate =
+      set_policy->add_option("--outer-learning-rate", policy_target.outer_learning_rate, "its rate");
+  CLI::Option* outer_momentum =
+      set_policy->add_option("--outer-momentum", policy_target.outer_momentum, "its momentum");
+  set_policy->add_option("--staleness-correction", policy_target.correction,
+                         "with asp and ssp: none or inverse");
+  set_policy->callback([&] {
+    policy_target.has_outer_learning_rate = outer_rate->count() > 0;
+    policy_target.has_outer_momentum = outer_momentum->count() > 0;
+    run = [&] { return recon::SetPolicy(policy_target); };
+  });
+
   CLI::App* take = snapshot->add_subcommand("take", "ask the server for a snapshot now");
   AddServerFlags(take, &server);
   take->callback([&] { run = [&] { return recon::TakeSnapshot(server); }; });

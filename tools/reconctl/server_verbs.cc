@@ -256,6 +256,24 @@ absl::Status ShowCompletions(const ServerTarget& target) {
   return absl::OkStatus();
 }
 
+absl::Status SetPolicy(const PolicyTarget& target) {
+  PolicySettings settings;
+  settings.set_sync(target.sync);
+  settings.set_local_steps(target.local_steps);
+  settings.set_outer_optimizer(target.outer_optimizer);
+  if (target.has_outer_learning_rate) settings.set_outer_learning_rate(target.outer_learning_rate);
+  if (target.has_outer_momentum) settings.set_outer_momentum(target.outer_momentum);
+  settings.set_staleness_correction(target.correction);
+  RECON_ASSIGN_OR_RETURN(const auto client, Connect(target.server));
+  RECON_ASSIGN_OR_RETURN(const SetPolicyReply reply, client->SetPolicy(settings));
+  if (target.server.json) {
+    std::cout << ToJson(reply) << "\n";
+  } else {
+    std::cout << "policy " << SyncName(reply.job()) << ", cluster epoch " << reply.cluster_epoch() << "\n";
+  }
+  return absl::OkStatus();
+}
+
 absl::Status TakeSnapshot(const ServerTarget& target) {
   RECON_ASSIGN_OR_RETURN(const auto client, Connect(target));
   RECON_ASSIGN_OR_RETURN(const SnapshotReply reply, client->Snapshot());

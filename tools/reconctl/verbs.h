@@ -23,6 +23,18 @@ struct ServerTarget {
 };
 
 absl::Status ShowStatus(const ServerTarget& target);
+
+// As PolicySettings has them.
+struct PolicyTarget {
+  ServerTarget server;
+  std::string sync;
+  uint32_t local_steps = 0;
+  std::string outer_optimizer;
+  bool has_outer_learning_rate = false, has_outer_momentum = false;
+  double outer_learning_rate = 0, outer_momentum = 0;
+  std::string correction = "none";
+};
+absl::Status SetPolicy(const PolicyTarget& target);
 // Shows progress until the job is finished or the server has not answered for `patience_seconds`.
 absl::Status FollowStatus(const ServerTarget& target, double patience_seconds);
 absl::Status ShowCompletions(const ServerTarget& target);

@@ -35,19 +35,17 @@ absl::Status Worst(const std::vector<absl::StatusOr<Frame>>& replies) {
 
 }  // namespace
 
-CommPipeline::CommPipeline(int depth, const ParamLayout* layout, ModelBackend* backend,
-                           GradientEncoder* encoder, CodecPolicy* policy, ParamClient* client,
-                           Session* session, Metrics* metrics)
+CommPipeline::CommPipeline(int depth, const ParamLayout* layout, ModelBackend* backend, CodecPolicy* policy,
+                           ParamClient* client, Session* session, Metrics* metrics)
     : layout_(layout),
       backend_(backend),
-      encoder_(encoder),
       policy_(policy),
       client_(client),
       session_(session),
       bytes_(metrics->Counter("recon_worker_pushed_bytes_total", "Payload bytes of gradients sent")),
       resent_(metrics->Counter("recon_worker_resent_pushes_total", "Pushes sent again after an error")),
-      dropped_(
-          metrics->Counter("recon_worker_dropped_pushes_total", "Pushes whose step was closed without them")),
+      dropped_(metrics->Counter("recon_worker_dropped_pushes_total",
+                                "Pushes whose step was closed without them, or whose policy is no more")),
       saturated_(
           metrics->Counter("recon_worker_saturated_values_total", "Values cut to the codec's largest")),
       flushes_(metrics->Counter("recon_worker_residual_flushes_total",
@@ -69,6 +67,11 @@ CommPipeline::~CommPipeline() {
     stopping_ = true;
   }
   for (std::thread& thread : threads_) thread.join();
+}
+
+void CommPipeline::SetEncoder(std::unique_ptr<GradientEncoder> encoder) {
+  MutexLock lock(&mu_);
+  encoder_ = std::move(encoder);
 }
 
 absl::StatusOr<std::unique_ptr<GradientBuffer>> CommPipeline::TakeBuffer() {
@@ -107,15 +110,17 @@ std::vector<Frame> CommPipeline::TakeReplies() {
 
 bool CommPipeline::TakeEncoded(Push* push, absl::StatusOr<EncodedPush>* encoded) {
   MutexLock in_order(&encoding_);
+  GradientEncoder* encoder = nullptr;
   {
     MutexLock lock(&mu_);
     mu_.Await([this] { return stopping_ || !queue_.empty(); });
     if (queue_.empty()) return false;
     *push = std::move(queue_.front());
     queue_.pop_front();
+    encoder = encoder_.get();
   }
   const absl::Time start = Now();
-  *encoded = encoder_->Encode(push->gradient.get(), push->plan);
+  *encoded = encoder->Encode(push->gradient.get(), push->plan);
   push->encode_time = Now() - start;
   encode_seconds_.Observe(absl::ToDoubleSeconds(push->encode_time));
   if (encoded->ok()) {
@@ -170,6 +175,11 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush e
   Backoff backoff;
   while (true) {
     const Session::Standing standing = session_->standing();
+    if (session_->job()->has_local() != push.local) {
+      dropped_.Increment();
+      spdlog::warn("push dropped: it was made for the policy before");
+      return false;
+    }
     if (standing.identity.cluster_epoch() != push.base_epoch) {
       // The restarted server counts versions from its snapshot: the old numbers name other values.
       for (EncodedShard& shard : shards) shard.version = 0;

@@ -39,15 +39,22 @@ class CommPipeline {
     // Versions of the shards the gradient was computed from, and the cluster epoch that counted them.
     std::vector<uint64_t> base_versions;
     uint64_t base_epoch = 0;
+    // How far parameters of the worker's own have moved, not a gradient: what the server makes of one would
+    // be nonsense with the other.
+    bool local = false;
     absl::Duration encode_time;  // Filled in by the pipeline.
-    // Called once: whether the push was applied (true) or dropped because its step was closed.
+    // Called once: whether the push was applied (true) or dropped, because its step was closed or the job's
+    // policy is another.
     std::function<void(bool applied)> done;
   };
 
   // `depth` pushes are under way at most.
-  CommPipeline(int depth, const ParamLayout* layout, ModelBackend* backend, GradientEncoder* encoder,
-               CodecPolicy* policy, ParamClient* client, Session* session, Metrics* metrics);
+  CommPipeline(int depth, const ParamLayout* layout, ModelBackend* backend, CodecPolicy* policy,
+               ParamClient* client, Session* session, Metrics* metrics);
   ~CommPipeline();
+
+  // What pushes are encoded with from now on; before the first, and while none is under way.
+  void SetEncoder(std::unique_ptr<GradientEncoder> encoder);
 
   // A gradient buffer, used again when its push is encoded.
   absl::StatusOr<std::unique_ptr<GradientBuffer>> TakeBuffer();
@@ -73,7 +80,6 @@ class CommPipeline {
   // Set in the constructor.
   const ParamLayout* const layout_;
   ModelBackend* const backend_;
-  GradientEncoder* const encoder_;
   CodecPolicy* const policy_;
   ParamClient* const client_;
   Session* const session_;
@@ -90,6 +96,7 @@ class CommPipeline {
   Mutex encoding_;  // Held by the one thread that encodes: pushes are encoded in order.
 
   Mutex mu_;
+  std::unique_ptr<GradientEncoder> encoder_ ABSL_GUARDED_BY(mu_);  // Stays while a push is under way.
   std::deque<Push> queue_ ABSL_GUARDED_BY(mu_);
   int under_way_ ABSL_GUARDED_BY(mu_) = 0;  // Queued ones included.
   std::vector<Frame> replies_ ABSL_GUARDED_BY(mu_);

@@ -10,6 +10,7 @@
 #include "common/base/log.h"
 #include "common/base/retry_hint.h"
 #include "common/base/status_macros.h"
+#include "google/protobuf/util/message_differencer.h"
 
 namespace recon {
 namespace {
@@ -47,6 +48,11 @@ Session::~Session() {
 Session::Standing Session::standing() const {
   MutexLock lock(&mu_);
   return {identity_, registrations_};
+}
+
+std::shared_ptr<const JobConfig> Session::job() const {
+  MutexLock lock(&mu_);
+  return job_;
 }
 
 JobPhase Session::phase() const {
@@ -95,9 +101,9 @@ void Session::AdoptReply(const RegisterReply& reply) {
   identity_.set_worker(reply.worker());
   identity_.set_incarnation(incarnation_.value());
   identity_.set_cluster_epoch(reply.cluster_epoch());
-  if (!again) {
-    job_ = reply.job();
-    server_has_values_ = reply.has_values();
+  if (!again) server_has_values_ = reply.has_values();
+  if (job_ == nullptr || !google::protobuf::util::MessageDifferencer::Equals(*job_, reply.job())) {
+    job_ = std::make_shared<const JobConfig>(reply.job());
   }
   first_allowed_step_ = std::max(first_allowed_step_, reply.start_step());
   int lost = 0;
@@ -179,7 +185,7 @@ absl::Status Session::Recover(const absl::Status& error, const Standing& used, B
 
 void Session::HeartbeatLoop() {
   std::deque<std::pair<absl::Time, uint64_t>> history;
-  const absl::Duration interval = absl::Milliseconds(job_.heartbeat_interval_ms());
+  const absl::Duration interval = absl::Milliseconds(job()->heartbeat_interval_ms());
   do {
     const absl::Time now = Now();
     history.emplace_back(now, counters_.samples.load());

@@ -76,7 +76,8 @@ class Session {
   ~Session();
 
   Standing standing() const;
-  const JobConfig& job() const { return job_; }
+  // As the last registration said: another object when the server has changed anything of it.
+  std::shared_ptr<const JobConfig> job() const;
   bool server_has_values() const { return server_has_values_; }
   Counters* counters() { return &counters_; }
   JobPhase phase() const;
@@ -123,19 +124,19 @@ class Session {
   // Sleeps, but not beyond Stop(); false if stopped.
   bool Pause(absl::Duration duration);
 
-  // Set in the constructor and by the first registration.
+  // Set in the constructor.
   const Options options_;
   ControlClient* const client_;
   const std::atomic<bool>* const stop_;
   const Incarnation incarnation_;
-  JobConfig job_;
-  bool server_has_values_ = false;
+  bool server_has_values_ = false;  // By the first registration.
 
   Counters counters_;
   Mutex registering_;  // Held by the one thread that registers.
 
   mutable Mutex mu_;
   WorkerIdentity identity_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<const JobConfig> job_ ABSL_GUARDED_BY(mu_);
   // Tells a caller that another thread has registered meanwhile.
   uint64_t registrations_ ABSL_GUARDED_BY(mu_) = 0;
   std::set<HeldLeasePtr> held_ ABSL_GUARDED_BY(mu_);

@@ -11,10 +11,15 @@
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/optim/update_rules.h"
+#include "google/protobuf/util/message_differencer.h"
 #include "worker/data/prefetcher.h"
 #include "worker/runtime/backoff.h"
 
 namespace recon {
+
+using google::protobuf::util::MessageDifferencer;
+
 namespace {
 
 // Between two questions for work when there is none.
@@ -31,10 +36,10 @@ struct TrainLoop::OpenSplit {
 };
 
 TrainLoop::TrainLoop(const Options& options, const ParamLayout* layout, ModelBackend* backend,
-                     GradientEncoder* encoder, CodecPolicy* policy, const TrainAndTest* data,
-                     std::unique_ptr<InnerOptimizer> inner, ParamClient* client, Session* session,
+                     CodecPolicy* policy, const TrainAndTest* data, ParamClient* client, Session* session,
                      Metrics* metrics)
     : options_(options),
+      layout_(layout),
       backend_(backend),
       policy_(policy),
       data_(data),
@@ -45,18 +50,51 @@ TrainLoop::TrainLoop(const Options& options, const ParamLayout* layout, ModelBac
       compute_seconds_(metrics->Histogram("recon_worker_compute_seconds", "Computing time of a step",
                                           {.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5})),
       replica_(layout),
-      inner_(std::move(inner)),
-      scratch_(inner_ == nullptr ? 0 : layout->params()),
       reading_("reading"),
-      pipeline_(options.depth, layout, backend, encoder, policy, client, session, metrics) {}
+      pipeline_(options.depth, layout, backend, policy, client, session, metrics) {}
 
 TrainLoop::~TrainLoop() = default;
 
+absl::Status TrainLoop::AdoptJob() {
+  if (session_->job() == job_) return absl::OkStatus();
+  if (job_ != nullptr) RECON_RETURN_IF_ERROR(WaitUntilBelow(1));
+  const std::shared_ptr<const JobConfig> before = std::exchange(job_, session_->job());
+  const JobConfig& job = *job_;
+  if (round_) {
+    round_->split->dropped = true;
+    round_.reset();
+  }
+  if (before != nullptr && before->has_local() == job.has_local() &&
+      MessageDifferencer::Equals(before->local().rules(), job.local().rules()) &&
+      before->clip_norm() == job.clip_norm()) {
+    return absl::OkStatus();
+  }
+  inner_ = nullptr;
+  if (job.has_local()) {
+    RECON_ASSIGN_OR_RETURN(const ApplyRules rules, DecodeRules(job.local().rules()));
+    inner_ = std::make_unique<InnerOptimizer>(rules, layout_);
+    scratch_.resize(layout_->params());
+  }
+  EncoderOptions options = options_.encoder;
+  options.clip_norm = job.clip_norm();
+  RECON_ASSIGN_OR_RETURN(std::unique_ptr<GradientEncoder> encoder, backend_->NewEncoder(options));
+  pipeline_.SetEncoder(std::move(encoder));
+  if (before == nullptr) return absl::OkStatus();
+  spdlog::info("the job goes on with {}",
+               job.has_local() ? absl::StrCat(job.local().steps(), " local steps") : "gradients");
+  if (const double kept = session_->counters()->residual_norm.exchange(0); kept > 0) {
+    spdlog::warn("what was kept back for the policy before is lost, L2 norm {:.3g}", kept);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status TrainLoop::Run() {
+  RECON_RETURN_IF_ERROR(AdoptJob());
   // Before the first lease: a replacement has its state by the time it has work.
   if (session_->server_has_values()) RECON_RETURN_IF_ERROR(PullReplica());
   while (!stop_.load()) {
     RECON_RETURN_IF_ERROR(session_->fatal());
+    RECON_RETURN_IF_ERROR(AdoptJob());
     RECON_RETURN_IF_ERROR(CompleteFinishedSplits());
     // A synchronous step is closed by who takes part in it: no asking for work with a push under way.
     if (synchronous() || open_.size() >= limits::kOpenSplitsMax) {
@@ -92,7 +130,7 @@ absl::Status TrainLoop::TrainSplit(const Session::HeldLeasePtr& held) {
   Prefetcher batches(data_->train.get(),
                      {order.begin() + static_cast<ptrdiff_t>(lease.begin()),
                       order.begin() + static_cast<ptrdiff_t>(lease.end())},
-                     session_->job().batch_samples(), &reading_);
+                     job_->batch_samples(), &reading_);
   uint64_t order_key = lease.data_epoch() * data_->train->size() + lease.begin();
   Batch batch;
   while (batches.Next(&batch)) {
@@ -103,7 +141,7 @@ absl::Status TrainLoop::TrainSplit(const Session::HeldLeasePtr& held) {
     order_key += batch.samples;
   }
   if (session_->lost(held) || split->dropped) round_.reset();
-  if (round_) RECON_RETURN_IF_ERROR(EndRound(split, /*flush=*/false));
+  if (round_) RECON_RETURN_IF_ERROR(EndRound(/*flush=*/false));
   split->submitted = true;
   if (stop_.load()) split->dropped = true;
   return absl::OkStatus();
@@ -137,9 +175,11 @@ absl::StatusOr<absl::Duration> TrainLoop::TimeBatch(const Compute& compute) {
 
 absl::Status TrainLoop::TrainBatch(const Batch& batch, uint64_t order_key,
                                    const std::shared_ptr<OpenSplit>& split, bool flush) {
+  RECON_RETURN_IF_ERROR(AdoptJob());
+  if (split->dropped) return absl::OkStatus();
   if (inner_ != nullptr) return TrainLocally(batch, order_key, split, flush);
   const absl::Time arrived = Now();
-  RECON_ASSIGN_OR_RETURN(const absl::Duration stall, AwaitPlace(options_.depth));
+  RECON_ASSIGN_OR_RETURN(const absl::Duration stall, AwaitPlace(depth()));
   RECON_ASSIGN_OR_RETURN(CommPipeline::Push push, NewPush(order_key, batch.samples, flush));
   RECON_ASSIGN_OR_RETURN(const absl::Duration compute, TimeBatch([&] {
                            return backend_->GradientInto(batch, replica_.view(), push.gradient.get());
@@ -155,6 +195,7 @@ absl::Status TrainLoop::TrainLocally(const Batch& batch, uint64_t order_key,
     Round round;
     round.order_key = order_key;
     round.arrived = Now();
+    round.split = split;
     // It begins where all that was pushed has led.
     RECON_ASSIGN_OR_RETURN(round.stall, AwaitPlace(1));
     inner_->Begin(replica_.view().values);
@@ -163,21 +204,20 @@ absl::Status TrainLoop::TrainLocally(const Batch& batch, uint64_t order_key,
   RECON_ASSIGN_OR_RETURN(const absl::Duration compute, TimeBatch([&] {
                            return backend_->Gradient(batch, inner_->view(), absl::MakeSpan(scratch_));
                          }));
-  inner_->Step(order_key / session_->job().batch_samples(), scratch_);
+  inner_->Step(order_key / job_->batch_samples(), scratch_);
   round_->compute += compute;
   round_->samples += batch.samples;
   ++round_->steps;
-  return flush || round_->steps == session_->job().local().steps() ? EndRound(split, flush)
-                                                                   : absl::OkStatus();
+  return flush || round_->steps == job_->local().steps() ? EndRound(flush) : absl::OkStatus();
 }
 
-absl::Status TrainLoop::EndRound(const std::shared_ptr<OpenSplit>& split, bool flush) {
+absl::Status TrainLoop::EndRound(bool flush) {
   const Round round = *std::exchange(round_, std::nullopt);
   RECON_ASSIGN_OR_RETURN(CommPipeline::Push push, NewPush(round.order_key, round.samples, flush));
   inner_->MovedFrom(replica_.view().values, absl::MakeSpan(scratch_));
   RECON_RETURN_IF_ERROR(backend_->Load(scratch_, push.gradient.get()));
   policy_->NoteStep(Now() - round.arrived, round.compute, round.stall);
-  Submit(std::move(push), split, round.steps);
+  Submit(std::move(push), round.split, round.steps);
   return absl::OkStatus();
 }
 
@@ -210,10 +250,11 @@ absl::StatusOr<CommPipeline::Push> TrainLoop::NewPush(uint64_t order_key, uint64
   push.samples = static_cast<uint32_t>(samples);
   push.base_versions = replica_.versions();
   push.base_epoch = replica_epoch_;
+  push.local = inner_ != nullptr;
   const double data_epochs = static_cast<double>(order_key) / static_cast<double>(data_->train->size());
   push.plan = policy_->PlanFor(data_epochs, flush, Now());
   // By what is computed, not by who computes it: two runs with one seed make the same choices.
-  uint64_t state = session_->job().seed() ^ order_key;
+  uint64_t state = job_->seed() ^ order_key;
   push.plan.seed = SplitMix64(&state);
   return push;
 }
@@ -262,7 +303,7 @@ absl::Status TrainLoop::EvaluateSplit(const Session::HeldLeasePtr& held) {
   const Lease& lease = held->task;
   std::vector<uint32_t> indices(lease.end() - lease.begin());
   std::iota(indices.begin(), indices.end(), static_cast<uint32_t>(lease.begin()));
-  Prefetcher batches(data_->test.get(), std::move(indices), session_->job().batch_samples(), &reading_);
+  Prefetcher batches(data_->test.get(), std::move(indices), job_->batch_samples(), &reading_);
   EvalResult total;
   Batch batch;
   while (batches.Next(&batch)) {
@@ -280,7 +321,7 @@ absl::Status TrainLoop::EvaluateSplit(const Session::HeldLeasePtr& held) {
 }
 
 absl::Status TrainLoop::SendInitialValues() {
-  backend_->InitialValues(session_->job().seed(), replica_.values());
+  backend_->InitialValues(job_->seed(), replica_.values());
   std::vector<float> values(replica_.values().begin(), replica_.values().end());
   const Session::Standing standing = session_->standing();
   const absl::Status status = pipeline_.SendInitialValues(std::move(values));
@@ -317,7 +358,7 @@ absl::Status TrainLoop::Adopt(const std::vector<Frame>& replies) {
 
 const std::vector<uint32_t>& TrainLoop::OrderOf(uint32_t data_epoch) {
   if (order_epoch_ != data_epoch) {
-    order_ = ShuffledOrder(data_->train->size(), session_->job().seed(), data_epoch);
+    order_ = ShuffledOrder(data_->train->size(), job_->seed(), data_epoch);
     order_epoch_ = data_epoch;
   }
   return order_;

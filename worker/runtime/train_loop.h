@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <list>
 #include <memory>
@@ -22,19 +23,18 @@ namespace recon {
 // What a worker does: lease, read, compute, hand over to the pipeline, adopt what came back; until the
 // job is finished or a stop is asked for.
 //
-// Threads: Run() on one thread, RequestStop() on any. The pointers must outlive the loop. `inner` is null
-// where each batch's gradient is pushed.
+// Threads: Run() on one thread, RequestStop() on any. The pointers must outlive the loop.
 class TrainLoop {
  public:
   struct Options {
-    int depth = 2;  // Pushes under way.
+    int depth = 2;  // Pushes under way, where the job's bound allows so many.
+    EncoderOptions encoder;
     // Simulated slowness: each step takes so many times its computing time. 1 = off.
     double slow_factor = 1;
   };
 
-  TrainLoop(const Options& options, const ParamLayout* layout, ModelBackend* backend,
-            GradientEncoder* encoder, CodecPolicy* policy, const TrainAndTest* data,
-            std::unique_ptr<InnerOptimizer> inner, ParamClient* client, Session* session, Metrics* metrics);
+  TrainLoop(const Options& options, const ParamLayout* layout, ModelBackend* backend, CodecPolicy* policy,
+            const TrainAndTest* data, ParamClient* client, Session* session, Metrics* metrics);
   ~TrainLoop();
 
   // OK when the job is finished or a stop was asked for.
@@ -51,9 +51,16 @@ class TrainLoop {
     absl::Time arrived;
     absl::Duration compute;
     absl::Duration stall;
+    std::shared_ptr<OpenSplit> split;
   };
 
-  bool synchronous() const { return session_->job().bound() == 0; }
+  bool synchronous() const { return job_->bound() == 0; }
+  // A worker must not run further ahead on its own than the bound lets it.
+  int depth() const {
+    return job_->bound() < 0 ? options_.depth : std::min(options_.depth, job_->bound() + 1);
+  }
+  // Goes by what the last registration said. What was begun by another policy, and is not pushed, is dropped.
+  absl::Status AdoptJob();
   absl::Status TrainSplit(const Session::HeldLeasePtr& lease);
   // One batch: pushed, or one step of the round. `flush`: it is the last this worker does.
   absl::Status TrainBatch(const Batch& batch, uint64_t order_key, const std::shared_ptr<OpenSplit>& split,
@@ -61,7 +68,7 @@ class TrainLoop {
   absl::Status TrainLocally(const Batch& batch, uint64_t order_key, const std::shared_ptr<OpenSplit>& split,
                             bool flush);
   // Pushes how far the round has come.
-  absl::Status EndRound(const std::shared_ptr<OpenSplit>& split, bool flush);
+  absl::Status EndRound(bool flush);
   // Waits for a place in the pipeline and adopts what has come; how long it waited.
   absl::StatusOr<absl::Duration> AwaitPlace(int pushes);
   // Checks and accounts for what `compute` gives; simulates slowness.
@@ -83,6 +90,7 @@ class TrainLoop {
 
   // Set in the constructor.
   const Options options_;
+  const ParamLayout* const layout_;
   ModelBackend* const backend_;
   CodecPolicy* const policy_;
   const TrainAndTest* const data_;
@@ -94,14 +102,15 @@ class TrainLoop {
 
   // Run() only.
   Replica replica_;
-  const std::unique_ptr<InnerOptimizer> inner_;
+  std::shared_ptr<const JobConfig> job_;
+  // With local steps; there is a round while some of its steps are done and not pushed.
+  std::unique_ptr<InnerOptimizer> inner_;
+  std::optional<Round> round_;
   std::vector<float> scratch_;  // A batch's gradient, or how far a round has moved.
   uint64_t replica_epoch_ = 0;  // Cluster epoch the replica's versions belong to.
   std::list<std::shared_ptr<OpenSplit>> open_;
   std::vector<uint32_t> order_;
   uint32_t order_epoch_ = ~0u;
-  // Local steps only; there is a round while some of its steps are done and not pushed.
-  std::optional<Round> round_;
 
   std::atomic<bool> stop_{false};
   Lane reading_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <memory>
 #include <thread>
-#include <utility>
 
 #include "absl/time/clock.h"
 #include "common/base/clock.h"
@@ -11,7 +10,6 @@
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/metrics/metrics.h"
-#include "common/optim/update_rules.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
 #include "common/rpc/wire_bytes.h"
@@ -90,26 +88,15 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   spdlog::info("{} on {}{}, {} parameters, codec {}", flags.name, backend->device(),
                session_options.simulated ? " (simulated)" : "", layout.params(), policy.Describe());
 
-  RECON_RETURN_IF_ERROR(policy.Restrict(session->job().refused_codecs()));
-  EncoderOptions encoder_options = flags.encoder;
-  encoder_options.clip_norm = session->job().clip_norm();
-  RECON_ASSIGN_OR_RETURN(const std::unique_ptr<GradientEncoder> encoder,
-                         backend->NewEncoder(encoder_options));
-
-  std::unique_ptr<InnerOptimizer> inner;
-  if (session->job().has_local()) {
-    RECON_ASSIGN_OR_RETURN(const ApplyRules rules, DecodeRules(session->job().local().rules()));
-    inner = std::make_unique<InnerOptimizer>(rules, &layout);
-  }
+  RECON_RETURN_IF_ERROR(policy.Restrict(session->job()->refused_codecs()));
   TrainLoop::Options options;
-  // A worker must not run further ahead on its own than the bound lets it.
-  const int bound = session->job().bound();
-  options.depth = bound < 0 ? flags.depth : std::min(flags.depth, bound + 1);
+  options.depth = flags.depth;
+  options.encoder = flags.encoder;
   options.slow_factor = flags.slow_factor;
   absl::Status status;
   {
-    TrainLoop loop(options, &layout, backend.get(), encoder.get(), &policy, &data, std::move(inner),
-                   servers.client(), session.get(), &metrics);
+    TrainLoop loop(options, &layout, backend.get(), &policy, &data, servers.client(), session.get(),
+                   &metrics);
     std::atomic<bool> ended{false};
     std::thread watcher([&] {
       while (!ended.load() && !stop->load()) absl::SleepFor(kStopPoll);

@@ -61,7 +61,7 @@ TEST_CASE("an update reaches every parameter, whatever the codec and the slices"
   const ShardPlacement placement{0, 0, kSize};
   for (const CodecId codec : {CodecId::kFp32, CodecId::kFp16, CodecId::kBf16}) {
     for (const size_t cut : {size_t{0}, size_t{65'536}, size_t{40'001}}) {
-      Shard shard(ShardId(0), placement, &config, {});
+      Shard shard(ShardId(0), placement, StatePlanes(config.kind), &config, {});
       CHECK(shard.Apply(Push(1, 0), Gradient(codec, 2.0f, kSize, cut), 1) == Shard::Outcome::kTaken);
       CHECK(shard.version() == 1);
       const std::vector<float> values = Values(&shard);
@@ -76,8 +76,8 @@ TEST_CASE("what is encoded with an update is what is encoded after it, and is sh
   const ShardPlacement placement{0, 0, kSize};
   for (const CodecId codec : {CodecId::kFp32, CodecId::kFp16, CodecId::kBf16}) {
     for (const CodecId reply : {CodecId::kFp16, CodecId::kBf16}) {
-      Shard together(ShardId(0), placement, &config, {});
-      Shard apart(ShardId(0), placement, &config, {});
+      Shard together(ShardId(0), placement, StatePlanes(config.kind), &config, {});
+      Shard apart(ShardId(0), placement, StatePlanes(config.kind), &config, {});
       const EncodedGradient gradient = Gradient(codec, 0.3f, kSize, 40'001);
       ByteChain encoded;
       CHECK(together.ApplyAndEncode(Push(1, 0), gradient, 1, reply, &encoded) == Shard::Outcome::kTaken);
@@ -100,7 +100,7 @@ TEST_CASE("what is encoded with an update is what is encoded after it, and is sh
 
 TEST_CASE("a push is applied once, however often it is sent", "[shard]") {
   const OptimizerConfig config = Sgd(1);
-  Shard shard(ShardId(0), {0, 0, 10}, &config, {});
+  Shard shard(ShardId(0), {0, 0, 10}, StatePlanes(config.kind), &config, {});
   CHECK(shard.Apply(Push(1, 0), Gradient(CodecId::kFp32, 1, 10), 1) == Shard::Outcome::kTaken);
   CHECK(shard.Apply(Push(1, 0), Gradient(CodecId::kFp32, 1, 10), 1) == Shard::Outcome::kDuplicate);
   CHECK(shard.version() == 1);
@@ -111,7 +111,7 @@ TEST_CASE("a mean is weighted by samples and does not depend on who came first",
   const OptimizerConfig config = Sgd(1);
   std::vector<float> first;
   for (const bool reversed : {false, true}) {
-    Shard shard(ShardId(0), {0, 0, kSize}, &config, {});
+    Shard shard(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), &config, {});
     // Values whose sum depends on the order of additions.
     std::vector<std::pair<uint32_t, Contribution>> sent;
     sent.emplace_back(1, From(640, 64, Gradient(CodecId::kFp32, 1.0f / 3)));
@@ -132,7 +132,7 @@ TEST_CASE("a mean is weighted by samples and does not depend on who came first",
 
 TEST_CASE("a contribution of a worker that is not counted is dropped, and its resend is late", "[shard]") {
   const OptimizerConfig config = Sgd(1);
-  Shard shard(ShardId(0), {0, 0, 10}, &config, {});
+  Shard shard(ShardId(0), {0, 0, 10}, StatePlanes(config.kind), &config, {});
   const auto send = [&](uint32_t worker) {
     return shard.Contribute(Push(worker, 0),
                             From(worker, 1, Gradient(CodecId::kFp32, static_cast<float>(worker), 10)));
@@ -153,7 +153,7 @@ TEST_CASE("a cut keeps the state of its moment, and a restored shard goes on fro
   OptimizerConfig config;
   config.kind = OptimizerKind::kAdam;
   const ShardPlacement placement{0, 0, kSize};
-  Shard shard(ShardId(0), placement, &config, {});
+  Shard shard(ShardId(0), placement, StatePlanes(config.kind), &config, {});
   shard.Apply(Push(1, 0), Gradient(CodecId::kFp32, 0.1f), 1);
   const std::vector<float> at_cut = Values(&shard);
   const ShardCut cut = shard.Cut();
@@ -161,7 +161,7 @@ TEST_CASE("a cut keeps the state of its moment, and a restored shard goes on fro
   CHECK(shard.pages_cloned() == 6);  // Two pages in three roles: the cut holds the old ones.
   CHECK(std::memcmp(cut.pages[0][0].data(), at_cut.data(), kPageBytes) == 0);
 
-  Shard restored(ShardId(0), placement, &config, {});
+  Shard restored(ShardId(0), placement, StatePlanes(config.kind), &config, {});
   restored.Restore(cut);
   CHECK(restored.version() == 1);
   CHECK(restored.Apply(Push(1, 0), Gradient(CodecId::kFp32, 9), 1) == Shard::Outcome::kDuplicate);
@@ -172,9 +172,9 @@ TEST_CASE("a cut keeps the state of its moment, and a restored shard goes on fro
 
 TEST_CASE("a cut never says it has a contribution whose step is open", "[shard]") {
   const OptimizerConfig config = Sgd(1);
-  Shard shard(ShardId(0), {0, 0, 10}, &config, {});
+  Shard shard(ShardId(0), {0, 0, 10}, StatePlanes(config.kind), &config, {});
   shard.Contribute(Push(1, 0), From(0, 1, Gradient(CodecId::kFp32, 1, 10)));
-  Shard restored(ShardId(0), {0, 0, 10}, &config, {});
+  Shard restored(ShardId(0), {0, 0, 10}, StatePlanes(config.kind), &config, {});
   restored.Restore(shard.Cut());
   CHECK(restored.Contribute(Push(1, 0), From(0, 1, Gradient(CodecId::kFp32, 1, 10))) ==
         Shard::Outcome::kTaken);
@@ -182,7 +182,7 @@ TEST_CASE("a cut never says it has a contribution whose step is open", "[shard]"
 
 TEST_CASE("a 16-bit encoding is made once per version", "[shard]") {
   const OptimizerConfig config = Sgd(1);
-  Shard shard(ShardId(0), {0, 0, 10}, &config, {});
+  Shard shard(ShardId(0), {0, 0, 10}, StatePlanes(config.kind), &config, {});
   shard.SetInitialValues(Gradient(CodecId::kFp32, 2, 10));
   const ByteChain first = shard.Encoded(CodecId::kFp16);
   CHECK(first.pieces()[0].data == shard.Encoded(CodecId::kFp16).pieces()[0].data);
@@ -236,8 +236,8 @@ std::vector<float> Patched(std::vector<float> before, const Shard::Update& updat
 
 TEST_CASE("a sparse push updates what it names as a dense one would, and nothing else", "[shard]") {
   const OptimizerConfig config = Adam();
-  Shard sparse(ShardId(0), {0, 0, kSize}, &config, {});
-  Shard dense(ShardId(0), {0, 0, kSize}, &config, {});
+  Shard sparse(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), &config, {});
+  Shard dense(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), &config, {});
   const std::vector<float> start = Values(&sparse);
   const std::vector<std::vector<uint16_t>> named = {{0, 17, 4095, 4096, 65'535}, {0, 4999}};
   for (uint64_t step = 0; step < 3; ++step) {
@@ -262,7 +262,7 @@ TEST_CASE("sparse Adam is lazy: state moves only with the parameters that are na
   // torch.optim.SparseAdam's rule in plain code: moments of named values only, bias correction by the step.
   OptimizerConfig config = Adam();
   config.weight_decay = 0;
-  Shard shard(ShardId(0), {0, 0, kSize}, &config, {});
+  Shard shard(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), &config, {});
   std::vector<double> p(3), m(3), v(3);
   const std::vector<std::vector<uint16_t>> steps = {{0, 1, 2}, {1}, {0, 2}, {2}, {0, 1}};
   for (uint64_t step = 0; step < steps.size(); ++step) {
@@ -284,7 +284,7 @@ TEST_CASE("sparse Adam is lazy: state moves only with the parameters that are na
 TEST_CASE("a mean over sparse contributions is the mean of them all, filled up with zeros", "[shard]") {
   const OptimizerConfig config = Sgd(1);
   for (const bool one_dense : {false, true}) {
-    Shard shard(ShardId(0), {0, 0, kSize}, &config, {});
+    Shard shard(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), &config, {});
     CHECK(shard.Contribute(Push(1, 0), From(0, 30, SparseGradient({{3, 5}, {7}}, 4.0f))) ==
           Shard::Outcome::kTaken);
     shard.Contribute(
@@ -302,7 +302,7 @@ TEST_CASE("a mean over sparse contributions is the mean of them all, filled up w
 
 TEST_CASE("a reader gets what changed since its version, in as few bytes as that takes", "[shard]") {
   const OptimizerConfig config = Sgd(1);
-  Shard shard(ShardId(0), {0, 0, kSize}, &config, {});
+  Shard shard(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), &config, {});
   shard.Apply(Push(1, 0), Gradient(CodecId::kFp32, 1.0f), 1);
   const std::vector<float> at_1 = Values(&shard);
   shard.Apply(Push(1, 1), SparseGradient({{1, 2}, {3}}, 0.5f), 1);
@@ -326,14 +326,14 @@ TEST_CASE("a reader gets what changed since its version, in as few bytes as that
   }
   CHECK(shard.EncodedSince(CodecId::kFp32, 3).payload.size() == 2 * kSparsePageHeaderBytes);
   // A restored shard knows no history.
-  Shard restored(ShardId(0), {0, 0, kSize}, &config, {});
+  Shard restored(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), &config, {});
   restored.Restore(shard.Cut());
   CHECK(restored.EncodedSince(CodecId::kFp32, 2).codec == CodecId::kFp32);
 }
 
 TEST_CASE("a page that changed in many places is sent whole, the others not at all", "[shard]") {
   const OptimizerConfig config = Sgd(1);
-  Shard shard(ShardId(0), {0, 0, kSize}, &config, {});
+  Shard shard(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), &config, {});
   const std::vector<float> before = Values(&shard);
   std::vector<uint16_t> most(4000);
   for (size_t i = 0; i < most.size(); ++i) most[i] = static_cast<uint16_t>(i);

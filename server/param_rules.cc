@@ -1,0 +1,80 @@
+// Of ParamServer: how it goes on by other rules while its workers train.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "server/param_operation.h"
+#include "server/param_server.h"
+
+namespace recon {
+namespace {
+
+// Nothing that is under way waits for workers: lanes and disk have done it sooner.
+constexpr absl::Duration kQuietTimeout = absl::Seconds(10);
+
+}  // namespace
+
+uint64_t ParamServer::FirstStepNobodyHasBegun() const {
+  uint64_t first = gate_.frontier();
+  for (const uint64_t open : first_open_) first = std::max(first, open);
+  for (const auto& [worker, session] : sessions_) {
+    first = std::max(first, gate_.next_step(worker));
+    if (!session.delivered.empty()) first = std::max(first, session.delivered.rbegin()->first + 1);
+  }
+  return first;
+}
+
+absl::Status ParamServer::ChangeRules(const ApplyRules& rules) {
+  // State that means something else is none; what keeps none can always be had.
+  if (rules.optimizer.kind != state_optimizer() && StatePlanes(rules.optimizer.kind) > 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        OptimizerName(rules.optimizer.kind), " on the server needs state of its own, and this job keeps ",
+        state_planes() == 0 ? "none" : absl::StrCat("that of ", OptimizerName(state_optimizer()))));
+  }
+  if (options_.servers > 1) {
+    return absl::FailedPreconditionError("the policy of a job with several servers cannot be changed live");
+  }
+  const absl::Status changing = absl::UnavailableError("the policy is being changed; ask again");
+  std::vector<OperationPtr> waiting;
+  {
+    MutexLock lock(&mu_);
+    RECON_RETURN_IF_ERROR(log_status_);
+    changing_rules_ = true;
+    waiting = TakeWaiting([](const Operation&) { return true; });
+  }
+  for (const OperationPtr& op : waiting) Finish(op, changing);
+  absl::Status status;
+  if (!WaitUntilIdle(kQuietTimeout))
+    status = absl::UnavailableError("pushes under way do not come to an end");
+  // Closings, too, and cuts; behind it nothing has been appended.
+  if (status.ok() && log_ != nullptr) status = log_->BeginSegment(rules);
+  MutexLock lock(&mu_);
+  changing_rules_ = false;
+  RECON_RETURN_IF_ERROR(status);
+  live_rules_.push_back(rules);
+  rules_ = &live_rules_.back();
+  cluster_epoch_ = rules.cluster_epoch;
+  const uint64_t frontier = FirstStepNobodyHasBegun();
+  gate_ = StalenessGate(rules.bound, frontier);
+  closed_to_ = kLookAtAll;
+  contributed_.clear();
+  touched_.clear();
+  awaiting_closing_.clear();
+  open_steps_.clear();
+  for (auto& [worker, session] : sessions_) session.delivered.clear();
+  if (layout_ == nullptr) return absl::OkStatus();
+  SetShardRules(*layout_, rules_);
+  // Steps before are closed without any more contributions, in the log, too: after a restart they are not
+  // begun again.
+  if (frontier > 0) {
+    StepClosing closing;
+    closing.step = frontier - 1;
+    closing.shards = owned_;
+    Close(std::move(closing));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace recon

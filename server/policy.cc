@@ -1,0 +1,130 @@
+#include "server/policy.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/base/limits.h"
+#include "common/base/status_macros.h"
+#include "common/optim/update_rules.h"
+#include "server/sync/staleness_gate.h"
+
+namespace recon {
+namespace {
+
+constexpr uint32_t kBoundMax = 1000;
+
+// Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, table 5.
+constexpr double kDilocoRate = 0.7;
+constexpr double kDilocoMomentum = 0.9;
+
+struct Sync {
+  int bound = StalenessGate::kUnlimited;
+  uint32_t local_steps = 0;
+  bool diloco = false;
+};
+
+absl::StatusOr<Sync> ParseSync(const std::string& text) {
+  if (text.empty() || text == "asp") return Sync();
+  if (text == "bsp") return Sync{0};
+  uint32_t number = 0;
+  const std::vector<std::string> words = absl::StrSplit(text, ':');
+  if (words.size() == 2 && absl::SimpleAtoi(words[1], &number) && number >= 1) {
+    if (words[0] == "ssp" && number <= kBoundMax) return Sync{static_cast<int>(number)};
+    const bool diloco = words[0] == "diloco";
+    if ((words[0] == "local" || diloco) && number <= limits::kLocalStepsMax) return Sync{0, number, diloco};
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--sync ", text, ": expected asp, bsp, ssp:1 to ssp:", kBoundMax,
+                   ", local:1 to local:", limits::kLocalStepsMax, " or diloco likewise"));
+}
+
+absl::StatusOr<OptimizerConfig> OuterOptimizer(const PolicySettings& settings, const Sync& sync,
+                                               uint32_t workers_min) {
+  OptimizerConfig outer;
+  outer.kind = sync.diloco ? OptimizerKind::kNesterov : OptimizerKind::kSgd;
+  if (!settings.outer_optimizer().empty()) {
+    RECON_ASSIGN_OR_RETURN(outer.kind, ParseOptimizer(settings.outer_optimizer(), "--outer-optimizer"));
+  }
+  // Without bound each worker's push is an update of its own: together they make their mean.
+  outer.learning_rate = sync.diloco ? kDilocoRate : sync.bound == 0 ? 1 : 1.0 / workers_min;
+  outer.momentum = kDilocoMomentum;
+  if (settings.has_outer_learning_rate()) outer.learning_rate = settings.outer_learning_rate();
+  if (settings.has_outer_momentum()) outer.momentum = settings.outer_momentum();
+  const absl::Status checked = CheckOptimizer(outer);
+  if (!checked.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("of the outer optimizer: ", checked.message()));
+  }
+  return outer;
+}
+
+}  // namespace
+
+absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const PolicyBase& base) {
+  RECON_ASSIGN_OR_RETURN(const Sync sync, ParseSync(settings.sync()));
+  Policy policy;
+  policy.rules.bound = sync.bound;
+  policy.rules.optimizer = base.optimizer;
+  policy.rules.groups = base.groups;
+  if (!settings.staleness_correction().empty()) {
+    RECON_ASSIGN_OR_RETURN(policy.rules.correction,
+                           ParseStalenessCorrection(settings.staleness_correction()));
+  }
+  const bool corrects = policy.rules.correction != StalenessCorrection::kNone;
+  if (corrects && sync.bound == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--staleness-correction ", settings.staleness_correction(),
+                                                   ": with --sync ", settings.sync(),
+                                                   " no gradient is stale"));
+  }
+  policy.job.set_bound(sync.bound);
+  *policy.job.mutable_policy() = settings;
+  if (settings.local_steps() > limits::kLocalStepsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--local-steps ", settings.local_steps(), ", allowed are ", limits::kLocalStepsMax));
+  }
+  if (sync.local_steps > 0 && settings.local_steps() > 0) {
+    return absl::InvalidArgumentError("--local-steps: --sync has said it already");
+  }
+  const uint32_t steps = std::max(sync.local_steps, settings.local_steps());
+  if (steps == 0) {
+    if (!settings.outer_optimizer().empty() || settings.has_outer_learning_rate() ||
+        settings.has_outer_momentum()) {
+      return absl::InvalidArgumentError(
+          "--outer-optimizer and its companions are for --sync local:H or diloco:H, or --local-steps");
+    }
+    policy.job.set_clip_norm(base.optimizer.clip_norm);
+    return policy;
+  }
+  if (corrects) {
+    return absl::InvalidArgumentError("--staleness-correction is for gradients, not for local steps");
+  }
+  policy.job.mutable_local()->set_steps(steps);
+  // Clipping is of gradients, not of what is pushed: it is among these.
+  *policy.job.mutable_local()->mutable_rules() = EncodeRules(policy.rules);
+  policy.rules.groups.clear();
+  RECON_ASSIGN_OR_RETURN(policy.rules.optimizer, OuterOptimizer(settings, sync, base.workers_min));
+  return policy;
+}
+
+void TellWorkers(const Policy& policy, JobConfig* job) {
+  job->set_bound(policy.job.bound());
+  job->set_clip_norm(policy.job.clip_norm());
+  *job->mutable_policy() = policy.job.policy();
+  job->clear_local();
+  if (policy.job.has_local()) *job->mutable_local() = policy.job.local();
+}
+
+uint64_t RoundSamples(const JobConfig& job, uint32_t batch_samples) {
+  return uint64_t{job.local().steps()} * batch_samples;
+}
+
+absl::Status CheckRound(const JobConfig& job, uint32_t batch_samples, uint32_t split_samples) {
+  const uint64_t round = RoundSamples(job, batch_samples);
+  if (round <= split_samples) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--split-samples ", split_samples, ": ", job.local().steps(),
+                                                 " local steps of ", batch_samples, " samples take ", round));
+}
+
+}  // namespace recon

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/optim/apply_rules.h"
+#include "proto/control.pb.h"
+#include "proto/job.pb.h"
+
+namespace recon {
+
+// How the workers of a job agree: what the settings (PolicySettings) make of the job's optimizer.
+struct Policy {
+  // What the server does with pushes. Its epoch and job are not set here.
+  ApplyRules rules;
+  // What workers are told: bound, clipping and local training of it.
+  JobConfig job;
+};
+
+// What a policy is made for.
+struct PolicyBase {
+  // As --optimizer and --group say: the workers' where they train on their own, the server's otherwise.
+  OptimizerConfig optimizer;
+  std::map<std::string, GroupPolicy> groups;
+  uint32_t batch_samples = 1;
+  uint32_t workers_min = 1;
+};
+
+// InvalidArgument, naming the flag, for settings that mean nothing. Empty settings are the defaults. Pure.
+absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const PolicyBase& base);
+
+// Puts what workers are told of it into a job's configuration.
+void TellWorkers(const Policy& policy, JobConfig* job);
+
+// A round of local steps ends with its lease: how many samples a lease has at least; 0 without local steps.
+uint64_t RoundSamples(const JobConfig& job, uint32_t batch_samples);
+// InvalidArgument if leases of so many samples are smaller than that.
+absl::Status CheckRound(const JobConfig& job, uint32_t batch_samples, uint32_t split_samples);
+
+}  // namespace recon
