@@ -218,6 +218,10 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
     Expel(worker);
   }
   Admit(worker, member.incarnation, request.next_step());
+  // Its numbers are of a time when nobody waited for others: it cannot go back, so that all go on from there.
+  const uint64_t reach =
+      params_->frontier() + limits::kStepsAheadMax + static_cast<uint64_t>(std::max(0, job_.bound()));
+  if (job_.bound() >= 0 && request.next_step() > reach) params_->SkipTo(request.next_step());
   next_steps_[worker] = request.next_step();
   if (!renews) {
     spdlog::info("worker {} {}: number {}, {}, codec {}, {} alive", request.name(),
@@ -573,6 +577,7 @@ absl::StatusOr<SetPolicyReply> Coordinator::SetPolicy(const SetPolicyRequest& re
   RECON_RETURN_IF_ERROR(params_->ChangeRules(policy.rules));
   cluster_epoch_ = policy.rules.cluster_epoch;
   TellWorkers(policy, &job_);
+  membership_.Excuse(Now());
   optimizer_ = OptimizerName(policy.rules.optimizer.kind);
   spdlog::info("policy: {}; cluster epoch {}", policy.job.policy().ShortDebugString(), cluster_epoch_);
   PolicyRecord record;

@@ -21,15 +21,25 @@ constexpr absl::Duration kProgressInterval = absl::Seconds(1);
 // Frames being replayed hold their segments of the log.
 constexpr uint64_t kReplayBytesInFlight = uint64_t{128} << 20;
 
+std::string SaidOptimizer(const StateOwner& owner) {
+  return absl::StrCat(owner.outer ? "the outer optimizer is " : "--optimizer is ", OptimizerName(owner.kind));
+}
+
 }  // namespace
 
 absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& manifest,
                                   bool parameters_only) {
   const int planes = static_cast<int>(manifest.state_planes());
-  if (!parameters_only && planes != state_planes()) {
-    return absl::FailedPreconditionError(absl::StrCat("the snapshot holds the state of ",
-                                                      manifest.optimizer(), ", --optimizer is ",
-                                                      OptimizerName(state_optimizer())));
+  if (!parameters_only) {
+    bool ours = planes == state_planes();
+    if (ours && planes > 0) {
+      RECON_ASSIGN_OR_RETURN(const StateOwner owner, ParseStateOwner(manifest.optimizer()));
+      ours = Compatible(owner, state());
+    }
+    if (!ours) {
+      return absl::FailedPreconditionError(absl::StrCat("the snapshot holds the state of ",
+                                                        manifest.optimizer(), ", ", SaidOptimizer(state())));
+    }
   }
   std::vector<absl::Status> statuses(shards_.size());
   Mutex mu;
@@ -194,11 +204,9 @@ void ParamServer::SetShardRules(const ParamLayout& layout, const ApplyRules* rul
 
 absl::Status ParamServer::ReplayFrame(uint64_t sequence, const ByteChain& payload) {
   const ApplyRules& rules = replay_rules_.back();
-  const int needed = StatePlanes(rules.optimizer.kind);
-  if (needed != 0 && needed != state_planes()) {
-    return absl::FailedPreconditionError(absl::StrCat("the push log has the state of ",
-                                                      OptimizerName(rules.optimizer.kind),
-                                                      ", --optimizer is ", OptimizerName(state_optimizer())));
+  if (const StateOwner owner = StateOf(rules); owner.planes() > 0 && !Compatible(owner, state())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the push log has the state of ", StateName(owner), ", ", SaidOptimizer(state())));
   }
   auto op = std::make_shared<Operation>();
   const auto damaged = [sequence](const absl::Status& status) {

@@ -12,7 +12,7 @@ namespace recon {
 namespace {
 
 // Nothing that is under way waits for workers: lanes and disk have done it sooner.
-constexpr absl::Duration kQuietTimeout = absl::Seconds(10);
+constexpr absl::Duration kQuietTimeout = absl::Seconds(5);
 
 }  // namespace
 
@@ -26,12 +26,13 @@ uint64_t ParamServer::FirstStepNobodyHasBegun() const {
   return first;
 }
 
-absl::Status ParamServer::ChangeRules(const ApplyRules& rules) {
+absl::Status ParamServer::SwitchRules(const ApplyRules& rules) {
   // State that means something else is none; what keeps none can always be had.
-  if (rules.optimizer.kind != state_optimizer() && StatePlanes(rules.optimizer.kind) > 0) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        OptimizerName(rules.optimizer.kind), " on the server needs state of its own, and this job keeps ",
-        state_planes() == 0 ? "none" : absl::StrCat("that of ", OptimizerName(state_optimizer()))));
+  const StateOwner owner = StateOf(rules);
+  if (owner.planes() > 0 && (owner.kind != state().kind || owner.outer != state().outer)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(StateName(owner), " on the server needs state of its own, and this job keeps ",
+                     state_planes() == 0 ? "none" : absl::StrCat("that of ", StateName(state()))));
   }
   if (options_.servers > 1) {
     return absl::FailedPreconditionError("the policy of a job with several servers cannot be changed live");
@@ -75,6 +76,20 @@ absl::Status ParamServer::ChangeRules(const ApplyRules& rules) {
     Close(std::move(closing));
   }
   return absl::OkStatus();
+}
+
+absl::Status ParamServer::ChangeRules(const ApplyRules& rules) {
+  RECON_RETURN_IF_ERROR(SwitchRules(rules));
+  if (log_ == nullptr) return absl::OkStatus();
+  // Steps must not begin again.
+  absl::Status written;
+  Notification done;
+  log_->Barrier([&](const absl::Status& status) {
+    written = status;
+    done.Notify();
+  });
+  done.WaitForNotification();
+  return written.ok() ? written : LogFailed(written);
 }
 
 }  // namespace recon

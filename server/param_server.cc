@@ -21,8 +21,8 @@ namespace {
 
 constexpr absl::Duration kOverloadLogInterval = absl::Seconds(10);
 
-ParamServer::Options WithStateOptimizer(ParamServer::Options options) {
-  if (!options.state_optimizer) options.state_optimizer = options.rules.optimizer.kind;
+ParamServer::Options WithState(ParamServer::Options options) {
+  if (!options.state) options.state = StateOf(options.rules);
   return options;
 }
 
@@ -55,7 +55,7 @@ struct ParamServer::Instruments {
 };
 
 ParamServer::ParamServer(const Options& options, Metrics* metrics)
-    : options_(WithStateOptimizer(options)),
+    : options_(WithState(options)),
       instruments_(std::make_unique<Instruments>(metrics)),
       live_rules_({options.rules}),
       rules_(&live_rules_.back()),
@@ -536,7 +536,7 @@ void ParamServer::Tick(absl::Time now) {
   }
   for (const OperationPtr& op : expired) {
     Finish(op, absl::DeadlineExceededError(absl::StrCat("step ", op->frame.header.step, " waited ",
-                                                        absl::FormatDuration(limits::kReplyWaitMax),
+                                                        absl::FormatDuration(now - op->arrived),
                                                         " for the other workers; ask again")));
   }
 }

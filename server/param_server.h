@@ -65,7 +65,7 @@ class ParamServer {
   struct Options {
     ApplyRules rules;
     // Whose state is kept for each parameter; by default that of the rules' optimizer.
-    std::optional<OptimizerKind> state_optimizer;
+    std::optional<StateOwner> state;
     int lanes = 1;
     // Bit i: pushes may not use codec i.
     uint32_t refused_codecs = 0;
@@ -208,8 +208,8 @@ class ParamServer {
   std::shared_ptr<const ParamLayout> layout() const;
   uint32_t server() const { return options_.server; }
   uint32_t servers() const { return options_.servers; }
-  int state_planes() const { return StatePlanes(state_optimizer()); }
-  OptimizerKind state_optimizer() const { return *options_.state_optimizer; }
+  int state_planes() const { return state().planes(); }
+  const StateOwner& state() const { return *options_.state; }
 
  private:
   struct Operation;
@@ -222,7 +222,7 @@ class ParamServer {
   absl::Status CheckSender(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckParts(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckPush(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Synchronous: whether all that it has delivered counts, or still may.
+  // Whether all that it has delivered counts, or still may.
   absl::Status CheckCounts(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SequenceFrame(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DeliverFrame(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -254,6 +254,7 @@ class ParamServer {
   void DeliverClosing(const StepClosing& closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PostClosing(const StepClosing& closing);
   void SetShardRules(const ParamLayout& layout, const ApplyRules* rules);
+  absl::Status SwitchRules(const ApplyRules& rules);
   uint64_t FirstStepNobodyHasBegun() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<OperationPtr> TakeReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

@@ -22,8 +22,13 @@ bool ParamServer::Closed(uint64_t step, uint32_t shard) const {
 }
 
 absl::Status ParamServer::CheckCounts(const Operation& op) const {
-  if (gate_.bound() != 0) return absl::OkStatus();
   const uint64_t step = op.frame.header.step;
+  if (gate_.bound() != 0) {
+    if (std::count(op.outcomes.begin(), op.outcomes.end(), Shard::Outcome::kLate) == 0)
+      return absl::OkStatus();
+    return absl::AbortedError(
+        absl::StrCat("step ", step, " is so far behind the worker's others that nobody knows of it"));
+  }
   bool pending = false;
   for (size_t i = 0; i < op.frame.parts.size(); ++i) {
     const Shard::Outcome outcome = op.outcomes[i];
@@ -93,7 +98,8 @@ void ParamServer::Wait(const OperationPtr& op) {
   op->ticket = next_ticket_++;
   waiting_[op->ticket] = op;
   // The gate releases no reply of a synchronous job: closings do.
-  gate_.Wait(op->ticket, gate_.bound() == 0 ? UINT64_MAX : step, op->arrived + limits::kReplyWaitMax);
+  const absl::Duration patience = op->rules->local ? limits::kRoundReplyWaitMax : limits::kReplyWaitMax;
+  gate_.Wait(op->ticket, gate_.bound() == 0 ? UINT64_MAX : step, op->arrived + patience);
   if (gate_.bound() != 0) return;
   op->closings_left = 0;
   for (const PartHeader& part : op->frame.parts) {

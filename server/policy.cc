@@ -53,6 +53,11 @@ absl::StatusOr<OptimizerConfig> OuterOptimizer(const PolicySettings& settings, c
   outer.momentum = kDilocoMomentum;
   if (settings.has_outer_learning_rate()) outer.learning_rate = settings.outer_learning_rate();
   if (settings.has_outer_momentum()) outer.momentum = settings.outer_momentum();
+  const bool adaptive = outer.kind == OptimizerKind::kAdam || outer.kind == OptimizerKind::kAdamW;
+  if (adaptive && !settings.has_outer_learning_rate()) {
+    return absl::InvalidArgumentError(absl::StrCat("--outer-optimizer ", settings.outer_optimizer(),
+                                                   ": needs an --outer-learning-rate, there is no default"));
+  }
   const absl::Status checked = CheckOptimizer(outer);
   if (!checked.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("of the outer optimizer: ", checked.message()));
@@ -102,7 +107,11 @@ absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const Polic
   }
   policy.job.mutable_local()->set_steps(steps);
   // Clipping is of gradients, not of what is pushed: it is among these.
-  *policy.job.mutable_local()->mutable_rules() = EncodeRules(policy.rules);
+  ApplyRules inner;
+  inner.optimizer = base.optimizer;
+  inner.groups = base.groups;
+  *policy.job.mutable_local()->mutable_rules() = EncodeRules(inner);
+  policy.rules.local = true;
   policy.rules.groups.clear();
   RECON_ASSIGN_OR_RETURN(policy.rules.optimizer, OuterOptimizer(settings, sync, base.workers_min));
   return policy;
@@ -124,7 +133,8 @@ absl::Status CheckRound(const JobConfig& job, uint32_t batch_samples, uint32_t s
   const uint64_t round = RoundSamples(job, batch_samples);
   if (round <= split_samples) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("--split-samples ", split_samples, ": ", job.local().steps(),
-                                                 " local steps of ", batch_samples, " samples take ", round));
+                                                 " local steps of ", batch_samples, " samples take ", round,
+                                                 "; at most ", split_samples / batch_samples, " fit"));
 }
 
 }  // namespace recon

@@ -88,7 +88,8 @@ struct ReconServer::Parts {
   absl::Status CheckNotBeyond(const Manifest& past) const;
   absl::Status TakeSnapshot(const std::string& reason);
   absl::Status SnapshotBeforeWork(const std::string& reason);
-  absl::StatusOr<std::unique_ptr<Cluster>> MakeCluster(const ApplyRules& rules, const Manifest& before);
+  absl::StatusOr<std::unique_ptr<Cluster>> MakeCluster(const ApplyRules& rules, const StateOwner& state,
+                                                       const Manifest& before);
   void StartCluster();
   bool Synced() const { return flags.durability == ServerFlags::Durability::kSync; }
   std::string LogDirectory() const { return flags.data + "/log"; }
@@ -135,13 +136,24 @@ absl::Status ReconServer::Parts::Open() {
                                   flags.job.workers_min()};
   RECON_ASSIGN_OR_RETURN(const PolicySettings settings, PolicyInForce());
   RECON_ASSIGN_OR_RETURN(const Policy policy, ResolvePolicy(settings, policy_base));
+  if (flags.split_samples_by_default) {
+    RECON_ASSIGN_OR_RETURN(const std::optional<JobRecord> record, db->LoadJob());
+    if (record) flags.job.set_split_samples(record->split_samples());
+  }
   RECON_RETURN_IF_ERROR(CheckRound(policy.job, flags.job.batch_samples(), flags.job.split_samples()));
 
   ParamServer::Options options;
   options.rules = policy.rules;
-  if (StatePlanes(policy.rules.optimizer.kind) == 0 && before.generation() != 0) {
+  options.state = StateOf(policy.rules);
+  if (options.state->planes() == 0 && before.generation() != 0) {
     // Kept while a policy is in force that does not need it.
-    RECON_ASSIGN_OR_RETURN(options.state_optimizer, ParseOptimizer(before.optimizer()));
+    RECON_ASSIGN_OR_RETURN(options.state, ParseStateOwner(before.optimizer()));
+  } else if (options.state->planes() == 0) {
+    RECON_ASSIGN_OR_RETURN(const Policy of_flags, ResolvePolicy(flags.policy, policy_base));
+    options.state = StateOf(of_flags.rules);
+  }
+  if (options.state->planes() > 0 && StatePlanes(policy.rules.optimizer.kind) == 0) {
+    spdlog::info("the state of {} is kept, and not used by the policy in force", StateName(*options.state));
   }
   options.rules.cluster_epoch = cluster_epoch;
   options.rules.job_id = job_id;
@@ -151,7 +163,7 @@ absl::Status ReconServer::Parts::Open() {
   options.state_bytes_max = PhysicalMemoryBytes();
   options.servers = flags.servers;
   if (flags.servers > 1) {
-    RECON_ASSIGN_OR_RETURN(cluster, MakeCluster(options.rules, before));
+    RECON_ASSIGN_OR_RETURN(cluster, MakeCluster(options.rules, *options.state, before));
     options.followers = cluster.get();
   }
   params = std::make_unique<ParamServer>(options, &metrics);
@@ -164,7 +176,7 @@ absl::Status ReconServer::Parts::Open() {
   if (flags.durability != ServerFlags::Durability::kSnapshot)
     snapshot_options.replay_target = flags.replay_target;
   snapshot_options.memory = flags.snapshot_memory_percent / 100.0;
-  snapshot_options.optimizer = OptimizerName(params->state_optimizer());
+  snapshot_options.optimizer = StateName(params->state());
   snapshot_options.job_id = job_id;
   snapshot_options.control = [this](uint64_t sequence) { return journal->StateAt(sequence); };
   snapshots =
@@ -222,17 +234,19 @@ absl::Status ReconServer::Parts::Open() {
   RECON_ASSIGN_OR_RETURN(rpc, RpcServer::Start(flags.listen, tls, services));
   std::ofstream(flags.data + "/ADDRESS") << rpc->address() << "\n";
   spdlog::info("listening on {}, cluster epoch {}, policy {}, optimizer {}", rpc->address(), cluster_epoch,
-               settings.ShortDebugString(), OptimizerName(flags.optimizer.kind));
+               settings.ShortDebugString(), OptimizerName(policy.rules.optimizer.kind));
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<Cluster>> ReconServer::Parts::MakeCluster(const ApplyRules& rules,
+                                                                         const StateOwner& state,
                                                                          const Manifest& before) {
   Cluster::Options options;
   Assignment& assignment = options.assignment;
   assignment.set_servers(flags.servers);
   assignment.set_job_id(rules.job_id);
   *assignment.mutable_rules() = EncodeRules(rules);
+  assignment.set_state(StateName(state));
   assignment.set_refused_codecs(flags.job.refused_codecs());
   assignment.set_durability(DurabilityName(flags.durability));
   assignment.set_log_segment_bytes(flags.log_segment_bytes);
@@ -286,6 +300,8 @@ absl::StatusOr<PolicySettings> ReconServer::Parts::PolicyInForce() const {
   RECON_ASSIGN_OR_RETURN(const PolicyRecord record, db->LoadPolicy());
   if (!record.has_set() ||
       !google::protobuf::util::MessageDifferencer::Equals(record.flags(), flags.policy)) {
+    // Not to come back when the flags are once more what they were.
+    if (record.has_set()) RECON_RETURN_IF_ERROR(db->SavePolicy(PolicyRecord()));
     return flags.policy;
   }
   spdlog::info("the policy is the one that was set while the job ran: {}", record.set().ShortDebugString());

@@ -273,9 +273,11 @@ absl::Status ConvertPolicy(const RawFlags& raw, ServerFlags* flags) {
     return absl::InvalidArgumentError(
         absl::StrCat("a round of local steps takes ", round, " samples, allowed are ", kSplitSamplesMax));
   }
+  // A round ends with its lease.
   const uint64_t split =
       raw.split_samples != 0 ? raw.split_samples : std::max<uint64_t>(kSplitSamples, round);
   flags->job.set_split_samples(static_cast<uint32_t>(split));
+  flags->split_samples_by_default = raw.split_samples == 0;
   return CheckRound(policy.job, raw.batch, flags->job.split_samples());
 }
 
@@ -319,7 +321,6 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
   job.set_seed(raw.seed);
   job.set_batch_samples(raw.batch);
   job.set_data_epochs(raw.data_epochs);
-  // A round of local steps ends with its lease.
   job.set_eval_split_samples(raw.eval_split_samples);
   job.set_workers_min(raw.workers_min);
   job.set_heartbeat_interval_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(heartbeat)));

@@ -38,6 +38,8 @@ struct ServerFlags {
   PolicySettings policy;
   // But for what comes from the policy.
   JobConfig job;
+  // A job that has begun keeps what it has.
+  bool split_samples_by_default = false;
 
   // What survives a crash; see server/durability/LOG.md.
   enum class Durability { kSync, kLog, kSnapshot };

@@ -344,6 +344,9 @@ absl::Status ShardServer::Parts::Recover(const Assignment& assignment) {
 
   ParamServer::Options options;
   options.rules = rules;
+  if (!assignment.state().empty()) {
+    RECON_ASSIGN_OR_RETURN(options.state, ParseStateOwner(assignment.state()));
+  }
   options.lanes = flags_.lanes;
   options.refused_codecs = assignment.refused_codecs();
   options.bytes_in_flight_max = PhysicalMemoryBytes() / 2;

@@ -41,6 +41,8 @@ constexpr absl::Duration kOverloadRetry = absl::Milliseconds(200);
 constexpr size_t kWaitingRepliesMax = 65'536;
 // A waiting reply is answered DeadlineExceeded after this long; the worker asks again.
 constexpr absl::Duration kReplyWaitMax = absl::Seconds(10);
+// With local steps: others' rounds may take that much longer, and asking again sends all of it again.
+constexpr absl::Duration kRoundReplyWaitMax = absl::Minutes(10);
 
 constexpr size_t kMembersMax = 4096;
 // Servers of a job, the head among them.

@@ -26,6 +26,7 @@ struct ApplyRules {
   std::map<std::string, GroupPolicy> groups;
   int bound = -1;  // As StalenessGate's: 0 makes means of steps.
   StalenessCorrection correction = StalenessCorrection::kNone;
+  bool local = false;  // Pushes say how far workers' own parameters have moved; otherwise they are gradients.
   // Of the process that applies them; another one begins its steps anew.
   uint64_t cluster_epoch = 1;
   uint64_t job_id = 0;  // 0: not known.
@@ -35,5 +36,21 @@ struct ApplyRules {
     return found == groups.end() ? GroupPolicy() : found->second;
   }
 };
+
+// Whose state the planes beside the parameters hold. An outer optimizer's, of movements, means something else
+// than the same optimizer's of gradients.
+struct StateOwner {
+  OptimizerKind kind = OptimizerKind::kSgd;
+  bool outer = false;
+
+  int planes() const { return StatePlanes(kind); }
+};
+StateOwner StateOf(const ApplyRules& rules);
+// Whether one can go on from the other's planes, as far as numbers tell.
+bool Compatible(const StateOwner& a, const StateOwner& b);
+// The optimizer's name, with "outer-" before it if it is one.
+std::string StateName(const StateOwner& owner);
+// InvalidArgument for another name.
+absl::StatusOr<StateOwner> ParseStateOwner(absl::string_view name);
 
 }  // namespace recon

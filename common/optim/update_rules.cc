@@ -11,6 +11,7 @@ UpdateRules EncodeRules(const ApplyRules& rules) {
   message.set_cluster_epoch(rules.cluster_epoch);
   message.set_job_id(rules.job_id);
   message.set_bound(rules.bound);
+  message.set_local(rules.local);
   message.set_staleness_correction(static_cast<uint32_t>(rules.correction));
   message.set_optimizer(OptimizerName(rules.optimizer.kind));
   message.set_learning_rate(rules.optimizer.learning_rate);
@@ -45,6 +46,7 @@ absl::StatusOr<ApplyRules> DecodeRules(const UpdateRules& message) {
     return absl::DataLossError(
         absl::StrCat("rules: staleness correction is ", message.staleness_correction()));
   }
+  rules.local = message.local();
   rules.correction = static_cast<StalenessCorrection>(message.staleness_correction());
   const absl::StatusOr<OptimizerKind> kind = ParseOptimizer(message.optimizer());
   if (!kind.ok()) return absl::DataLossError(absl::StrCat("rules: ", kind.status().message()));

@@ -58,6 +58,12 @@ void Membership::DropOldestGone() {
   if (oldest != members_.end()) members_.erase(oldest);
 }
 
+void Membership::Excuse(absl::Time now) {
+  for (auto& [worker, member] : members_) {
+    if (!member.gone) member.last_heard = now;
+  }
+}
+
 void Membership::Remove(WorkerId worker) {
   const auto found = members_.find(worker);
   if (found != members_.end()) found->second.gone = true;

@@ -44,6 +44,9 @@ class Membership {
   // its name was taken over by another process. Renews it.
   absl::Status Hear(WorkerId worker, Incarnation incarnation, absl::Time now);
 
+  // Nobody could be heard of meanwhile.
+  void Excuse(absl::Time now);
+
   // It left in good order, or is known to be dead.
   void Remove(WorkerId worker);
 

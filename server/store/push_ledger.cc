@@ -17,6 +17,12 @@ bool PushLedger::Taken(WorkerId worker, Incarnation incarnation, uint64_t step) 
   return back >= kWindow || (record.window >> back & 1) != 0;
 }
 
+bool PushLedger::Forgotten(WorkerId worker, Incarnation incarnation, uint64_t step) const {
+  const auto found = workers_.find(worker);
+  return found != workers_.end() && found->second.incarnation == incarnation &&
+         step < found->second.last_step && found->second.last_step - step >= kWindow;
+}
+
 bool PushLedger::Take(WorkerId worker, Incarnation incarnation, uint64_t step) {
   if (Taken(worker, incarnation, step)) return false;
   Record& record = workers_[worker];

@@ -13,11 +13,13 @@ namespace recon {
 // often it is sent and in whatever order the steps of a worker's window arrive. Lane only.
 //
 // Per worker it keeps the newest incarnation, its highest step and the 64 steps up to it; a step further
-// back counts as taken, since no worker has that many in flight (limits::kPipelineDepthMax).
+// back is forgotten, and not taken: no worker has that many in flight (limits::kPipelineDepthMax).
 class PushLedger {
  public:
   // True the first time for a push id, false for a duplicate.
   bool Take(WorkerId worker, Incarnation incarnation, uint64_t step);
+  // It is further back than the ledger knows of: it may have been taken, or not.
+  bool Forgotten(WorkerId worker, Incarnation incarnation, uint64_t step) const;
   // Whether Take() would return false.
   bool Taken(WorkerId worker, Incarnation incarnation, uint64_t step) const;
 

@@ -27,8 +27,12 @@ Shard::Shard(ShardId id, const ShardPlacement& placement, int state_planes, cons
   }
 }
 
+float* Shard::StateTile(const UpdateCoefficients& c, int plane, size_t offset) {
+  // Planes that this optimizer leaves alone are not cloned for it.
+  return plane <= StatePlanes(c.kind) ? WritableTile(plane, offset) : nullptr;
+}
+
 float* Shard::WritableTile(int role, size_t offset) {
-  if (role >= static_cast<int>(pages_.size())) return nullptr;
   bool cloned = false;
   float* page = pages_[role][offset / kPageParams].Writable(&cloned);
   if (cloned) ++pages_cloned_;
@@ -36,8 +40,8 @@ float* Shard::WritableTile(int role, size_t offset) {
 }
 
 void Shard::UpdateTile(const UpdateCoefficients& c, size_t offset, absl::Span<const float> gradient) {
-  ApplyUpdate(c, gradient.data(), gradient.size(), WritableTile(0, offset), WritableTile(1, offset),
-              WritableTile(2, offset));
+  ApplyUpdate(c, gradient.data(), gradient.size(), WritableTile(0, offset), StateTile(c, 1, offset),
+              StateTile(c, 2, offset));
 }
 
 void Shard::UpdateDense(const UpdateCoefficients& c, const EncodedGradient& gradient,
@@ -49,8 +53,8 @@ void Shard::UpdateDense(const UpdateCoefficients& c, const EncodedGradient& grad
     });
   } else {
     ForEachRun(gradient, [&](size_t offset, const uint8_t* values, size_t count) {
-      ApplyEncodedUpdate(c, gradient.codec, values, count, WritableTile(0, offset), WritableTile(1, offset),
-                         WritableTile(2, offset));
+      ApplyEncodedUpdate(c, gradient.codec, values, count, WritableTile(0, offset), StateTile(c, 1, offset),
+                         StateTile(c, 2, offset));
       updated(offset, count);
     });
   }
@@ -68,19 +72,20 @@ void Shard::UpdatePage(const UpdateCoefficients& c, const SparsePage& page) {
   }
   // The named values go through the kernel side by side: the same bits as in a dense update.
   alignas(64) float gathered[kMaxRoles][kTileParams];
+  const size_t roles_used = 1 + static_cast<size_t>(StatePlanes(c.kind));
   float* roles[kMaxRoles] = {};
   float* columns[kMaxRoles] = {};
-  for (size_t role = 0; role < pages_.size(); ++role) {
+  for (size_t role = 0; role < roles_used; ++role) {
     roles[role] = WritableTile(static_cast<int>(role), offset);
     columns[role] = gathered[role];
   }
   for (size_t at = 0; at < page.indices.size(); at += kTileParams) {
     const absl::Span<const uint16_t> indices = page.indices.subspan(at, kTileParams);
-    for (size_t role = 0; role < pages_.size(); ++role) {
+    for (size_t role = 0; role < roles_used; ++role) {
       for (size_t i = 0; i < indices.size(); ++i) gathered[role][i] = roles[role][indices[i]];
     }
     ApplyUpdate(c, page.values.data() + at, indices.size(), columns[0], columns[1], columns[2]);
-    for (size_t role = 0; role < pages_.size(); ++role) {
+    for (size_t role = 0; role < roles_used; ++role) {
       for (size_t i = 0; i < indices.size(); ++i) roles[role][indices[i]] = gathered[role][i];
     }
   }
@@ -95,6 +100,7 @@ void Shard::SetInitialValues(const EncodedGradient& values) {
 }
 
 Shard::Outcome Shard::Apply(const PushId& id, const EncodedGradient& gradient, double scale) {
+  if (ledger_.Forgotten(id.worker, id.incarnation, id.step)) return Outcome::kLate;
   if (!ledger_.Take(id.worker, id.incarnation, id.step)) return Outcome::kDuplicate;
   const UpdateCoefficients c = CoefficientsFor(*config_, policy_, version_, scale);
   if (IsSparse(gradient.codec)) {
@@ -110,6 +116,7 @@ Shard::Outcome Shard::Apply(const PushId& id, const EncodedGradient& gradient, d
 
 Shard::Outcome Shard::ApplyAndEncode(const PushId& id, const EncodedGradient& gradient, double scale,
                                      CodecId codec, ByteChain* encoded) {
+  if (ledger_.Forgotten(id.worker, id.incarnation, id.step)) return Outcome::kLate;
   if (!ledger_.Take(id.worker, id.incarnation, id.step)) {
     *encoded = Encoded(codec);
     return Outcome::kDuplicate;
@@ -134,6 +141,7 @@ void Shard::Lend(CodecId codec, const ByteChain& encoded) {
 }
 
 Shard::Outcome Shard::Contribute(const PushId& id, Contribution contribution) {
+  if (ledger_.Forgotten(id.worker, id.incarnation, id.step)) return Outcome::kLate;
   if (ledger_.Taken(id.worker, id.incarnation, id.step)) return Outcome::kDuplicate;
   if (id.step < first_open_step_) return Outcome::kLate;
   auto& contributions = contributions_[id.step];

@@ -57,7 +57,8 @@ class Shard {
     kTaken,
     kDuplicate,  // This push id is in the ledger: nothing changed.
     kPending,    // This contribution is kept already: nothing changed.
-    kLate,       // Its step was closed without it: nothing changed, and never will.
+    // Its step was closed without it, or is so far back that nobody knows: nothing changed, and never will.
+    kLate,
   };
 
   // Replaces the parameters (dense payload of size() values); the version stays 0.
@@ -119,6 +120,8 @@ class Shard {
 
   // Writes values [offset, offset + count) of a role through the copy-on-write rule.
   float* WritableTile(int role, size_t offset);
+  // The same of a plane of state (1 or 2); null if the optimizer has none such.
+  float* StateTile(const UpdateCoefficients& c, int plane, size_t offset);
   void Lend(CodecId codec, const ByteChain& encoded);
   void UpdateTile(const UpdateCoefficients& c, size_t offset, absl::Span<const float> gradient);
   // The update that makes version_ + 1, by a dense gradient; `updated` is told each range, in order.

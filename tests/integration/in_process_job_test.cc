@@ -157,12 +157,18 @@ TEST_CASE("a policy that the job cannot have is refused, and changes nothing", "
   settings.set_sync("local:4");  // Of 32 samples; leases have 100.
   refused(settings, absl::StatusCode::kInvalidArgument, "4 local steps of 32 samples take 128");
   settings.set_sync("diloco:3");
-  refused(settings, absl::StatusCode::kFailedPrecondition, "nesterov on the server needs state of its own");
+  refused(settings, absl::StatusCode::kFailedPrecondition,
+          "outer-nesterov on the server needs state of its own");
   settings.set_sync("bsp");
   settings.set_outer_learning_rate(std::nan(""));
   refused(settings, absl::StatusCode::kInvalidArgument, "--outer-optimizer");
   settings.set_sync("local:3");
   refused(settings, absl::StatusCode::kInvalidArgument, "--learning-rate is nan");
+  settings.clear_outer_learning_rate();
+  settings.set_outer_optimizer("adam");
+  refused(settings, absl::StatusCode::kInvalidArgument, "needs an --outer-learning-rate");
+  settings.set_outer_learning_rate(0.001);  // The moments of gradients are none of movements.
+  refused(settings, absl::StatusCode::kFailedPrecondition, "outer-adam on the server needs state of its own");
   CHECK(control.Status()->job().policy().sync() == "asp");
   CHECK(control.Status()->cluster_epoch() == 1);
 }
@@ -173,7 +179,7 @@ TEST_CASE("one worker with local steps ends where it ends without", "[job]") {
   std::vector<float> ends[2];
   for (const bool local : {false, true}) {
     InProcessJob job(0);
-    if (local) job.MakeLocal(4, 1);
+    if (local) job.MakeLocal(3, 1);
     job.StartServer();
     CheckAllOk(job.RunWorkers({job.MakeWorker("a")}));
     ends[local ? 1 : 0] = FinalParameters(&job);

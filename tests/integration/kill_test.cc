@@ -88,6 +88,12 @@ TEST_CASE("a policy set live outlives the server, until its flags say something 
   REQUIRE(job.StartServer());
   REQUIRE(job.SamplesReach(6 * kSamples));
   CHECK(job.Status()->job().policy().sync() == "ssp:3");
+  // It does not come back with the flags it was set beside.
+  job.server().Kill();
+  job.set_server_flags(JobFlags("asp", 12));
+  REQUIRE(job.StartServer());
+  REQUIRE(job.SamplesReach(8 * kSamples));
+  CHECK(job.Status()->job().policy().sync() == "asp");
   REQUIRE(job.Finished());
   CHECK(one->Wait(absl::Seconds(30)) == 0);
   CHECK(two->Wait(absl::Seconds(30)) == 0);

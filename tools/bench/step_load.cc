@@ -93,7 +93,7 @@ absl::Status RunStepLoad(const StepLoadOptions& options) {
   for (int i = 0; i < options.steps; ++i) {
     const absl::Time start = Now();
     FrameHeader header;
-    header.step = session->TakeStep();
+    header.step = session->TakeStep().value();  // Never more than one is under way.
     header.order_key = lease->task.begin();
     header.samples = 1;
     absl::Status adopted;

@@ -287,7 +287,8 @@ absl::Status RestoreSnapshot(const RestoreTarget& target) {
                          ReaderLease::TakeIfWritable(store.get(), Generation(manifest.generation())));
   Metrics metrics;
   ParamServer::Options options;
-  RECON_ASSIGN_OR_RETURN(options.rules.optimizer.kind, ParseOptimizer(manifest.optimizer()));
+  RECON_ASSIGN_OR_RETURN(options.state, ParseStateOwner(manifest.optimizer()));
+  options.rules.optimizer.kind = options.state->kind;
   options.lanes = 2;
   ParamServer params(options, &metrics);
   RECON_RETURN_IF_ERROR(params.DefineModel(manifest.model()));

@@ -16,9 +16,8 @@ namespace {
 
 // For frames that go out together and carry so many bytes, there and back: longer than the server lets a
 // reply wait, and than a slow link takes.
-absl::Duration FrameDeadline(uint64_t bytes) {
-  return limits::kReplyWaitMax +
-         absl::Seconds(5 + static_cast<double>(bytes) / limits::kLinkBytesPerSecondMin);
+absl::Duration FrameDeadline(uint64_t bytes, absl::Duration wait = limits::kReplyWaitMax) {
+  return wait + absl::Seconds(5 + static_cast<double>(bytes) / limits::kLinkBytesPerSecondMin);
 }
 
 // OK if all are; else the error that decides what to do, the gravest first.
@@ -170,7 +169,8 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush e
   header.samples = push.samples;
   header.gradient_norm = static_cast<float>(encoded.gradient_norm);
   const absl::Duration deadline =
-      FrameDeadline(bytes + EncodedBytes(static_cast<CodecId>(header.reply_codec), layout_->params()));
+      FrameDeadline(bytes + EncodedBytes(static_cast<CodecId>(header.reply_codec), layout_->params()),
+                    push.local ? limits::kRoundReplyWaitMax : limits::kReplyWaitMax);
   bytes_per_parameter_.Set(static_cast<double>(bytes) / static_cast<double>(layout_->params()));
   Backoff backoff;
   while (true) {

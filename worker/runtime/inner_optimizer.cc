@@ -1,6 +1,7 @@
 #include "worker/runtime/inner_optimizer.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <utility>
 
@@ -8,9 +9,18 @@
 #include "common/optim/optimizer_kernels.h"
 
 namespace recon {
+namespace {
+
+// Another one each time, whichever InnerOptimizer it is for, and none of a Replica's.
+uint64_t NextRevision() {
+  static std::atomic<uint64_t> next{uint64_t{1} << 63};
+  return next++;
+}
+
+}  // namespace
 
 InnerOptimizer::InnerOptimizer(ApplyRules rules, const ParamLayout* layout)
-    : rules_(std::move(rules)), layout_(layout), parameters_(layout->params()) {
+    : rules_(std::move(rules)), layout_(layout), parameters_(layout->params()), revision_(NextRevision()) {
   const int planes = StatePlanes(rules_.optimizer.kind);
   if (planes > 0) state1_.resize(layout->params());
   if (planes > 1) state2_.resize(layout->params());
@@ -18,7 +28,7 @@ InnerOptimizer::InnerOptimizer(ApplyRules rules, const ParamLayout* layout)
 
 void InnerOptimizer::Begin(absl::Span<const float> parameters) {
   std::copy(parameters.begin(), parameters.end(), parameters_.begin());
-  ++revision_;
+  revision_ = NextRevision();
 }
 
 void InnerOptimizer::Step(uint64_t update, absl::Span<const float> gradient) {
@@ -37,7 +47,7 @@ void InnerOptimizer::Step(uint64_t update, absl::Span<const float> gradient) {
                 state2_.empty() ? nullptr : state2_.data() + shard.offset);
   }
   ++steps_;
-  ++revision_;
+  revision_ = NextRevision();
 }
 
 void InnerOptimizer::MovedFrom(absl::Span<const float> begin, absl::Span<float> moved) const {

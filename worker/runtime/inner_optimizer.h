@@ -35,9 +35,9 @@ class InnerOptimizer {
   const ApplyRules rules_;
   const ParamLayout* const layout_;
   std::vector<float> parameters_;
-  std::vector<float> state1_, state2_;     // As StatePlanes() says.
-  uint64_t revision_ = uint64_t{1} << 63;  // None of a Replica's.
-  uint64_t steps_ = 0;                     // Of this process: Adam's bias correction goes by it.
+  std::vector<float> state1_, state2_;  // As StatePlanes() says.
+  uint64_t revision_;
+  uint64_t steps_ = 0;  // Of this process: Adam's bias correction goes by it.
 };
 
 }  // namespace recon

@@ -329,12 +329,17 @@ void Session::Leave(const std::string& reason) {
 
 bool Session::must_drain() const {
   MutexLock lock(&mu_);
+  return MustDrain();
+}
+
+bool Session::MustDrain() const {
   if (unacknowledged_.empty()) return false;
   return std::max(next_step_, first_allowed_step_) - *unacknowledged_.begin() >= limits::kPipelineDepthMax;
 }
 
-uint64_t Session::TakeStep() {
+std::optional<uint64_t> Session::TakeStep() {
   MutexLock lock(&mu_);
+  if (MustDrain()) return std::nullopt;
   next_step_ = std::max(next_step_, first_allowed_step_);
   unacknowledged_.insert(next_step_);
   return next_step_++;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -107,7 +108,8 @@ class Session {
   // be so far from one that is still under way (it tries again, or steps jump to where the others are) that a
   // ledger might not tell it from an old one: what is under way has to be acknowledged first.
   bool must_drain() const;
-  uint64_t TakeStep();
+  // None if that is so by now.
+  std::optional<uint64_t> TakeStep();
   void Acknowledge(uint64_t step);
 
  private:
@@ -117,6 +119,7 @@ class Session {
   absl::Status RegisterUntilOk();
   RegisterRequest MakeRequest() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AdoptReply(const RegisterReply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool MustDrain() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t FirstUnacknowledged() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void HeartbeatLoop();
   void HeartbeatOnce(double samples_per_second);

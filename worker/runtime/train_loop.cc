@@ -185,8 +185,7 @@ absl::Status TrainLoop::TrainBatch(const Batch& batch, uint64_t order_key,
                            return backend_->GradientInto(batch, replica_.view(), push.gradient.get());
                          }));
   policy_->NoteStep(Now() - arrived, compute, stall);
-  Submit(std::move(push), split, /*steps=*/1);
-  return absl::OkStatus();
+  return Submit(std::move(push), split, /*steps=*/1);
 }
 
 absl::Status TrainLoop::TrainLocally(const Batch& batch, uint64_t order_key,
@@ -217,12 +216,20 @@ absl::Status TrainLoop::EndRound(bool flush) {
   inner_->MovedFrom(replica_.view().values, absl::MakeSpan(scratch_));
   RECON_RETURN_IF_ERROR(backend_->Load(scratch_, push.gradient.get()));
   policy_->NoteStep(Now() - round.arrived, round.compute, round.stall);
-  Submit(std::move(push), round.split, round.steps);
-  return absl::OkStatus();
+  return Submit(std::move(push), round.split, round.steps);
 }
 
-void TrainLoop::Submit(CommPipeline::Push push, const std::shared_ptr<OpenSplit>& split, uint64_t steps) {
-  push.step = session_->TakeStep();
+absl::StatusOr<uint64_t> TrainLoop::TakeStep() {
+  while (true) {
+    if (const std::optional<uint64_t> step = session_->TakeStep()) return *step;
+    RECON_RETURN_IF_ERROR(WaitUntilBelow(1));
+    RECON_RETURN_IF_ERROR(session_->fatal());
+  }
+}
+
+absl::Status TrainLoop::Submit(CommPipeline::Push push, const std::shared_ptr<OpenSplit>& split,
+                               uint64_t steps) {
+  RECON_ASSIGN_OR_RETURN(push.step, TakeStep());
   ++split->pushes_open;
   push.done = [this, split, steps, samples = push.samples](bool applied) {
     if (!applied) split->dropped = true;
@@ -241,6 +248,7 @@ void TrainLoop::Submit(CommPipeline::Push push, const std::shared_ptr<OpenSplit>
     --split->pushes_open;
   };
   pipeline_.Submit(std::move(push));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<CommPipeline::Push> TrainLoop::NewPush(uint64_t order_key, uint64_t samples, bool flush) {
@@ -266,7 +274,7 @@ absl::Status TrainLoop::FlushResidual() {
   }
   RECON_ASSIGN_OR_RETURN(CommPipeline::Push push, NewPush(0, 1, /*flush=*/true));
   RECON_RETURN_IF_ERROR(backend_->ZeroGradient(push.gradient.get()));
-  push.step = session_->TakeStep();
+  RECON_ASSIGN_OR_RETURN(push.step, TakeStep());
   push.done = [](bool) {};
   pipeline_.Submit(std::move(push));
   pipeline_.WaitUntilBelow(1);

@@ -74,7 +74,9 @@ class TrainLoop {
   // Checks and accounts for what `compute` gives; simulates slowness.
   template <typename Compute>
   absl::StatusOr<absl::Duration> TimeBatch(const Compute& compute);
-  void Submit(CommPipeline::Push push, const std::shared_ptr<OpenSplit>& split, uint64_t steps);
+  absl::Status Submit(CommPipeline::Push push, const std::shared_ptr<OpenSplit>& split, uint64_t steps);
+  // Its step; waits for those under way if they would be too far behind.
+  absl::StatusOr<uint64_t> TakeStep();
   absl::StatusOr<CommPipeline::Push> NewPush(uint64_t order_key, uint64_t samples, bool flush);
   // Sends what the encoder has kept back, when there is no batch to send it with.
   absl::Status FlushResidual();

@@ -51,4 +51,19 @@ TEST_CASE("a restored ledger knows what the first one knew", "[ledger]") {
   for (const uint64_t step : {5, 6, 8}) CHECK_FALSE(restored.Taken(WorkerId(1), Incarnation(5), step));
 }
 
+TEST_CASE("a step further back than the window is forgotten: neither known to be taken nor to be new",
+          "[ledger]") {
+  PushLedger ledger;
+  const WorkerId worker(1);
+  const Incarnation incarnation(5);
+  CHECK(ledger.Take(worker, incarnation, 199));
+  CHECK_FALSE(ledger.Forgotten(worker, incarnation, 199 - 63));
+  CHECK(ledger.Take(worker, incarnation, 1000));
+  CHECK(ledger.Forgotten(worker, incarnation, 198));
+  CHECK(ledger.Forgotten(worker, incarnation, 1000 - 64));
+  CHECK_FALSE(ledger.Forgotten(worker, incarnation, 1000 - 63));
+  CHECK_FALSE(ledger.Forgotten(worker, Incarnation(6), 198));
+  CHECK_FALSE(ledger.Forgotten(WorkerId(2), incarnation, 198));
+}
+
 }  // namespace recon

@@ -98,6 +98,19 @@ TEST_CASE("what is encoded with an update is what is encoded after it, and is sh
   }
 }
 
+TEST_CASE("a push that the ledger has forgotten is never acknowledged, and never applied", "[shard]") {
+  OptimizerConfig config;
+  config.kind = OptimizerKind::kSgd;
+  Shard shard(ShardId(0), {0, 0, 10}, 0, &config, {});
+  CHECK(shard.Apply(Push(1, 1000), Gradient(CodecId::kFp32, 1, 10), 1) == Shard::Outcome::kTaken);
+  ByteChain encoded;
+  CHECK(shard.Apply(Push(1, 900), Gradient(CodecId::kFp32, 1, 10), 1) == Shard::Outcome::kLate);
+  CHECK(shard.ApplyAndEncode(Push(1, 900), Gradient(CodecId::kFp32, 1, 10), 1, CodecId::kFp16, &encoded) ==
+        Shard::Outcome::kLate);
+  CHECK(shard.Contribute(Push(1, 900), Contribution()) == Shard::Outcome::kLate);
+  CHECK(shard.version() == 1);
+}
+
 TEST_CASE("a push is applied once, however often it is sent", "[shard]") {
   const OptimizerConfig config = Sgd(1);
   Shard shard(ShardId(0), {0, 0, 10}, StatePlanes(config.kind), &config, {});
