@@ -143,8 +143,10 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
       "RECON_WEIGHT_DECAY");
   env(app->add_option("--clip-norm", flags->optimizer.clip_norm, "largest global L2 norm of a push; 0 = off"),
       "RECON_CLIP_NORM");
-  env(app->add_option("--schedule", raw->schedule,
-                      "constant, step:UPDATES[:GAMMA] or cosine:TOTAL_UPDATES[:FINAL_FRACTION]"),
+  env(app->add_option(
+          "--schedule", raw->schedule,
+          "constant, step:UPDATES[:GAMMA] or cosine:TOTAL_UPDATES[:FINAL_FRACTION]; counts the server's "
+          "updates, or, with local steps, the job's batches"),
       "RECON_SCHEDULE");
   env(app->add_option("--warmup-updates", flags->optimizer.schedule.warmup_updates,
                       "linear warm-up over so many updates"),

@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""How policies compare: four workers in network namespaces with limited links and computers of different speed, an MLP
+on Fashion-MNIST trained for some data epochs, each policy in turn, with several seeds. Gradients are computed for real;
+that a worker is slower than another is simulated (--slow-factor), and stated. Needs root. Prints a table; with --json,
+one JSON object as the last line. In `ratios`: throughput and time to accuracy against BSP with FP32."""
+
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from local_job import ROOT, LocalJob  # noqa: E402
+from namespaces import SERVER_ADDRESS, Star  # noqa: E402
+
+TRAIN_SAMPLES = 60000
+FP32 = ["--codec", "fp32", "--pull-codec", "fp32"]
+FP16 = ["--codec", "fp16", "--pull-codec", "fp16"]
+TOPK = ["--codec", "topk:0.01", "--pull-codec", "fp16", "--sparsity-warmup", 1]
+# Name: policy flags of the server, flags of the workers.
+ROWS = {
+    "bsp": (["--sync", "bsp"], FP32),
+    "ssp:2": (["--sync", "ssp:2"], FP32),
+    "asp": (["--sync", "asp"], FP32),
+    "asp inverse": (["--sync", "asp", "--staleness-correction", "inverse"], FP32),
+    "asp fp16": (["--sync", "asp"], FP16),
+    "asp topk": (["--sync", "asp"], TOPK),
+    "local:16": (["--sync", "local:16"], FP32),
+    "diloco:16": (["--sync", "diloco:16"], FP32),
+}
+# How many times slower than the machine the workers are.
+SPEEDS = [1, 1, 1.5, 2]
+STRAGGLER = [1, 1, 1, 4]
+
+
+def run(options, row, seed, mbit, speeds, data_epochs, seconds=None):
+    """One job: samples a second, bytes a sample, and (time since the first push, accuracy) of each evaluation. With
+    `seconds` only so long, and no evaluations."""
+    policy, codec = ROWS[row]
+    # A synchronous step is one update for the batches of all, by their mean: the same path takes as many times the rate.
+    rate = options.learning_rate * (len(speeds) if row == "bsp" else 1)
+    with Star(len(speeds), mbit) as star, LocalJob(options.bin, star.prefix, f"{SERVER_ADDRESS}:7070") as job:
+        job.start_server("--insecure", *policy, "--workers-min", len(speeds), "--data-epochs", data_epochs, "--batch",
+                         options.batch, "--seed", seed, "--optimizer", "sgd", "--learning-rate", rate,
+                         "--split-samples", 16 * options.batch, "--snapshot-interval", "1h")
+        for index, slower in enumerate(speeds):
+            job.start_worker(index, "--insecure", "--model", options.model, "--slow-factor", slower, *codec)
+        job.wait(lambda: int((job.status() or {}).get("samples_completed", 0)) > 0, 120)
+        begin, before = time.time(), int(job.status()["samples_completed"])
+        if seconds is not None:
+            time.sleep(seconds)
+            done = int(job.status()["samples_completed"]) - before
+            return {"samples_per_s": done / (time.time() - begin)}
+        status = job.finish(options.timeout)
+        end = int(status["evaluations"][-1]["unix_ms"]) / 1000
+        sent = sum(sum(star.counters(index)) for index in range(len(speeds)))
+        return {
+            "samples_per_s": (data_epochs * TRAIN_SAMPLES - before) / (end - begin),
+            "bytes_per_sample": sent / (data_epochs * TRAIN_SAMPLES),
+            "evaluations": [(int(e["unix_ms"]) / 1000 - begin, 100 * e["accuracy"]) for e in status["evaluations"]],
+        }
+
+
+def seconds_to(accuracy, evaluations):
+    """When it got there, between two evaluations by a straight line; None if it never did."""
+    previous = None
+    for at, reached in evaluations:
+        if reached >= accuracy:
+            if previous is None:
+                return at
+            share = (accuracy - previous[1]) / (reached - previous[1])
+            return previous[0] + share * (at - previous[0])
+        previous = (at, reached)
+    return None
+
+
+def mean(values):
+    return None if any(value is None for value in values) else statistics.mean(values)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", default=ROOT / "build/release/bin", type=pathlib.Path, help="where the programs are")
+    parser.add_argument("--rows", default=";".join(ROWS), help="semicolon-separated")
+    parser.add_argument("--model", default="mlp:784-128-10")
+    parser.add_argument("--mbit", default=100, type=int, help="of each worker's link, in each direction")
+    parser.add_argument("--slow-mbit", default=50, type=int, help="of those on which local:16 and bsp are compared")
+    parser.add_argument("--data-epochs", default=4, type=int)
+    parser.add_argument("--accuracy", default=84.0, type=float, help="percent, for the time to it")
+    parser.add_argument("--batch", default=64, type=int)
+    parser.add_argument("--learning-rate", default=0.05, type=float)
+    parser.add_argument("--seeds", default="1,2,3", help="comma-separated")
+    parser.add_argument("--seconds", default=20.0, type=float, help="of the runs that only measure throughput")
+    parser.add_argument("--timeout", default=900, type=int, help="seconds for one run")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    options = parser.parse_args()
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    rows = options.rows.split(";")
+    for row in rows:
+        if row not in ROWS:
+            parser.error(f"--rows: no row {row}; there are {'; '.join(ROWS)}")
+    result = {"bench": "policies", "data": "Fashion-MNIST", "model": options.model, "link_mbit": options.mbit,
+              "slower_by_simulated": SPEEDS, "accuracy": options.accuracy, "seeds": seeds,
+              "data_epochs": options.data_epochs, "batch": options.batch, "rows": {}, "throughput": {}, "ratios": {}}
+    print(f"{len(SPEEDS)} workers, links of {options.mbit} Mbit/s, computing slower by {SPEEDS} (simulated)")
+    for row in rows:
+        runs = [run(options, row, seed, options.mbit, SPEEDS, options.data_epochs) for seed in seeds]
+        result["rows"][row] = {
+            "samples_per_s": statistics.mean(r["samples_per_s"] for r in runs),
+            "bytes_per_sample": statistics.mean(r["bytes_per_sample"] for r in runs),
+            "seconds_to_accuracy": mean([seconds_to(options.accuracy, r["evaluations"]) for r in runs]),
+            "final_accuracy": [round(r["evaluations"][-1][1], 2) for r in runs],
+            "evaluations": runs[0]["evaluations"],
+        }
+        out = result["rows"][row]
+        took = out["seconds_to_accuracy"]
+        print(f"{row:12} {out['samples_per_s']:9.0f} samples/s  {out['bytes_per_sample']:7.0f} B/sample  "
+              f"{'never' if took is None else f'{took:.1f} s'} to {options.accuracy} %   final "
+              f"{statistics.mean(out['final_accuracy']):.2f} %", flush=True)
+    for name, row, mbit, speeds in (("bsp_straggler", "bsp", options.mbit, STRAGGLER),
+                                    ("asp_straggler", "asp", options.mbit, STRAGGLER),
+                                    ("bsp_slow_link", "bsp", options.slow_mbit, SPEEDS),
+                                    ("local16_slow_link", "local:16", options.slow_mbit, SPEEDS)):
+        rate = run(options, row, seeds[0], mbit, speeds, 100000, options.seconds)["samples_per_s"]
+        result["throughput"][name] = rate
+        print(f"{name:18} {rate:9.0f} samples/s at {mbit} Mbit/s, slower by {speeds} (simulated)", flush=True)
+    ratios = result["ratios"]
+    through = result["throughput"]
+    ratios["asp_with_straggler"] = through["asp_straggler"] / through["bsp_straggler"]
+    ratios["local16_slow_link"] = through["local16_slow_link"] / through["bsp_slow_link"]
+    base = result["rows"].get("bsp")
+    for name, row in (("asp", "asp"), ("asp_compressed", "asp topk")):
+        other = result["rows"].get(row)
+        if base is None or other is None:
+            continue
+        ratios[f"{name}_throughput"] = other["samples_per_s"] / base["samples_per_s"]
+        if base["seconds_to_accuracy"] is not None and other["seconds_to_accuracy"] is not None:
+            ratios[f"{name}_time_to_accuracy"] = base["seconds_to_accuracy"] / other["seconds_to_accuracy"]
+    print("; ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()))
+    if options.json:
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
