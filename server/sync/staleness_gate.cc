@@ -71,10 +71,11 @@ void StalenessGate::Raise(WorkerId worker, uint64_t next_step) {
 void StalenessGate::Advance(WorkerId worker, uint64_t step) {
   const auto found = workers_.find(worker);
   if (found == workers_.end() || step < found->second.next_step) return;
+  const bool among_last = found->second.next_step <= frontier_;
   found->second.ahead.insert(step);
   RaiseTo(0, &found->second);
   MoveFrontierAlone(found->second);
-  MoveFrontier();
+  if (among_last) MoveFrontier();  // Nobody else holds it where it is.
 }
 
 void StalenessGate::Follow(uint64_t frontier, bool anyone_active) {

@@ -8,6 +8,7 @@
 #include "tools/bench/data_plane.h"
 #include "tools/bench/data_plane_peers.h"
 #include "tools/bench/durability.h"
+#include "tools/bench/goodput.h"
 #include "tools/bench/step_load.h"
 #include "tools/bench/straggler.h"
 
@@ -104,6 +105,19 @@ int main(int argc, char** argv) {
   step_load_verb->add_option("--connections", step_load.connections)
       ->check(CLI::Range(1, recon::limits::kDataConnectionsMax));
   step_load_verb->add_option("--steps", step_load.steps)->check(CLI::Range(1, 100000));
+  recon::GoodputOptions goodput;
+  CLI::App* goodput_verb = app.add_subcommand(
+      "goodput", "simulated clusters: computing that counts, with failures, beside all-reduce with restarts");
+  goodput_verb->add_option("--seconds", goodput.seconds, "of simulated time with 16 workers; fewer with more")
+      ->check(CLI::Range(10.0, 1e6))
+      ->capture_default_str();
+  goodput_verb->add_option("--seeds", goodput.seeds, "the mean is over these")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  goodput_verb->add_option("--workers-max", goodput.workers_max, "leaves out larger clusters")
+      ->check(CLI::Range(16, 4096))
+      ->capture_default_str();
+  goodput_verb->add_flag("--json", json, "one JSON object");
   std::string restore_directory, restore_log;
   CLI::App* restore_verb =
       app.add_subcommand("durability-restore", "one part of durability, in a process of its own");
@@ -132,6 +146,7 @@ int main(int argc, char** argv) {
   const auto result = restore_verb->parsed()      ? recon::RunRestore(restore_directory, restore_log)
                       : data_plane_verb->parsed() ? recon::RunDataPlane(data_plane)
                       : durability_verb->parsed() ? recon::RunDurability(durability)
+                      : goodput_verb->parsed()    ? recon::RunGoodput(goodput)
                       : !codecs_verb->parsed()    ? recon::RunStraggler(straggler)
                       : device >= 0               ? recon::RunCodecsOnGpu(codecs, device)
                                                   : recon::RunCodecs(codecs);
