@@ -197,6 +197,19 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   }
   RECON_RETURN_IF_ERROR(AdoptModel(request));
   RECON_RETURN_IF_ERROR(CheckDataset(request));
+  // Its numbers are of a time when nobody waited for others. It cannot go back, and would wait until all have
+  // come so far: they go on from there instead. (Of several servers each would have to.)
+  const uint64_t reach =
+      params_->frontier() + limits::kStepsAheadMax + static_cast<uint64_t>(std::max(0, job_.bound()));
+  if (job_.bound() >= 0 && cluster_ == nullptr && request.next_step() > reach) {
+    if (request.next_step() >= limits::kStepMax / 2) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("next step ", request.next_step(), ", the job's is ", params_->frontier()));
+    }
+    spdlog::info("worker {} is at step {}, the job at {}: all go on from there", request.name(),
+                 request.next_step(), params_->frontier());
+    RECON_RETURN_IF_ERROR(GoOnBy(params_->rules(), request.next_step()));
+  }
   if (cluster_ != nullptr && !cluster_->live()) return absl::UnavailableError(cluster_->Missing());
   RECON_ASSIGN_OR_RETURN(const WorkerId worker, journal_->WorkerIdFor(request.name()));
 
@@ -218,10 +231,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
     Expel(worker);
   }
   Admit(worker, member.incarnation, request.next_step());
-  // Its numbers are of a time when nobody waited for others: it cannot go back, so that all go on from there.
-  const uint64_t reach =
-      params_->frontier() + limits::kStepsAheadMax + static_cast<uint64_t>(std::max(0, job_.bound()));
-  if (job_.bound() >= 0 && request.next_step() > reach) params_->SkipTo(request.next_step());
+
   next_steps_[worker] = request.next_step();
   if (!renews) {
     spdlog::info("worker {} {}: number {}, {}, codec {}, {} alive", request.name(),
@@ -565,19 +575,24 @@ bool Coordinator::DoneAndQuiet(absl::Time now, absl::Duration grace) const {
   return finished_ && (membership_.alive() == 0 || now - finished_at_ > grace);
 }
 
+// Workers register again, learn what has changed, and send again what they had under way.
+absl::Status Coordinator::GoOnBy(ApplyRules rules, uint64_t first_step) {
+  RECON_ASSIGN_OR_RETURN(rules.cluster_epoch, journal_->NextClusterEpoch(cluster_epoch_));
+  const absl::Status changed = params_->ChangeRules(rules, first_step);
+  membership_.Excuse(Now());  // Nobody was heard of meanwhile.
+  if (changed.ok()) cluster_epoch_ = rules.cluster_epoch;
+  return changed;
+}
+
 absl::StatusOr<SetPolicyReply> Coordinator::SetPolicy(const SetPolicyRequest& request) {
   RECON_ASSIGN_OR_RETURN(Policy policy, ResolvePolicy(request.policy(), options_.policy_base));
   RECON_RETURN_IF_ERROR(CheckRound(policy.job, job_.batch_samples(), job_.split_samples()));
   if (finishing_ || finished_ || draining_) {
     return absl::FailedPreconditionError("the job is at its end: its policy is not changed any more");
   }
-  // Workers register again and learn of it; what they had under way for the policy before they send again.
-  RECON_ASSIGN_OR_RETURN(policy.rules.cluster_epoch, journal_->NextClusterEpoch(cluster_epoch_));
   policy.rules.job_id = options_.job_id;
-  RECON_RETURN_IF_ERROR(params_->ChangeRules(policy.rules));
-  cluster_epoch_ = policy.rules.cluster_epoch;
+  RECON_RETURN_IF_ERROR(GoOnBy(policy.rules, 0));
   TellWorkers(policy, &job_);
-  membership_.Excuse(Now());
   optimizer_ = OptimizerName(policy.rules.optimizer.kind);
   spdlog::info("policy: {}; cluster epoch {}", policy.job.policy().ShortDebugString(), cluster_epoch_);
   PolicyRecord record;

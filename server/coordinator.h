@@ -84,6 +84,8 @@ class Coordinator {
  private:
   JobPhase phase() const;
   absl::StatusOr<WorkerId> CheckIdentity(const WorkerIdentity& identity, absl::Time now);
+  // A new cluster epoch, by these rules; no step before `first_step` is begun in it.
+  absl::Status GoOnBy(ApplyRules rules, uint64_t first_step);
   absl::Status AdoptModel(const RegisterRequest& request);
   // On every server.
   bool HasValues() const;

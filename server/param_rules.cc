@@ -26,7 +26,7 @@ uint64_t ParamServer::FirstStepNobodyHasBegun() const {
   return first;
 }
 
-absl::Status ParamServer::SwitchRules(const ApplyRules& rules) {
+absl::Status ParamServer::SwitchRules(const ApplyRules& rules, uint64_t first_step) {
   // State that means something else is none; what keeps none can always be had.
   const StateOwner owner = StateOf(rules);
   if (owner.planes() > 0 && (owner.kind != state().kind || owner.outer != state().outer)) {
@@ -57,7 +57,7 @@ absl::Status ParamServer::SwitchRules(const ApplyRules& rules) {
   live_rules_.push_back(rules);
   rules_ = &live_rules_.back();
   cluster_epoch_ = rules.cluster_epoch;
-  const uint64_t frontier = FirstStepNobodyHasBegun();
+  const uint64_t frontier = std::max(first_step, FirstStepNobodyHasBegun());
   gate_ = StalenessGate(rules.bound, frontier);
   closed_to_ = kLookAtAll;
   contributed_.clear();
@@ -78,8 +78,13 @@ absl::Status ParamServer::SwitchRules(const ApplyRules& rules) {
   return absl::OkStatus();
 }
 
-absl::Status ParamServer::ChangeRules(const ApplyRules& rules) {
-  RECON_RETURN_IF_ERROR(SwitchRules(rules));
+ApplyRules ParamServer::rules() const {
+  MutexLock lock(&mu_);
+  return *rules_;
+}
+
+absl::Status ParamServer::ChangeRules(const ApplyRules& rules, uint64_t first_step) {
+  RECON_RETURN_IF_ERROR(SwitchRules(rules, first_step));
   if (log_ == nullptr) return absl::OkStatus();
   // Steps must not begin again.
   absl::Status written;

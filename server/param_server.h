@@ -166,7 +166,10 @@ class ParamServer {
   // Blocks on lanes and disk for as long as what is under way takes. FailedPrecondition, with nothing
   // changed, if the optimizer needs state that is not kept, or there are other servers; Unavailable if what
   // is under way takes too long.
-  absl::Status ChangeRules(const ApplyRules& rules);
+  // `first_step`: nobody begins one before it.
+  absl::Status ChangeRules(const ApplyRules& rules, uint64_t first_step = 0);
+  // Those that frames are sequenced by now.
+  ApplyRules rules() const;
 
   // The head: parts of a push are delivered to these shards of another server.
   void NoteDelivered(WorkerId worker, Incarnation incarnation, uint64_t step,
@@ -254,7 +257,7 @@ class ParamServer {
   void DeliverClosing(const StepClosing& closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PostClosing(const StepClosing& closing);
   void SetShardRules(const ParamLayout& layout, const ApplyRules* rules);
-  absl::Status SwitchRules(const ApplyRules& rules);
+  absl::Status SwitchRules(const ApplyRules& rules, uint64_t first_step);
   uint64_t FirstStepNobodyHasBegun() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<OperationPtr> TakeReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

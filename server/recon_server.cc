@@ -204,6 +204,13 @@ absl::Status ReconServer::Parts::Open() {
         SnapshotBeforeWork("recovered"));  // It has the new epoch, should the database go again.
   }
   RECON_RETURN_IF_ERROR(OpenLog(options.rules));
+  // Not to come back when the flags are once more what they were. Only now: a start with wrong flags changes
+  // nothing.
+  if (!google::protobuf::util::MessageDifferencer::Equals(settings, flags.policy)) {
+    spdlog::info("the policy is the one that was set while the job ran: {}", settings.ShortDebugString());
+  } else {
+    RECON_RETURN_IF_ERROR(db->SavePolicy(PolicyRecord()));
+  }
   RECON_RETURN_IF_ERROR(journal->Start(recovered));
   absl::Status resumed;
   coordinator->lane()->RunAndWait([&] { resumed = coordinator->Recover(restored); });
@@ -300,11 +307,8 @@ absl::StatusOr<PolicySettings> ReconServer::Parts::PolicyInForce() const {
   RECON_ASSIGN_OR_RETURN(const PolicyRecord record, db->LoadPolicy());
   if (!record.has_set() ||
       !google::protobuf::util::MessageDifferencer::Equals(record.flags(), flags.policy)) {
-    // Not to come back when the flags are once more what they were.
-    if (record.has_set()) RECON_RETURN_IF_ERROR(db->SavePolicy(PolicyRecord()));
     return flags.policy;
   }
-  spdlog::info("the policy is the one that was set while the job ran: {}", record.set().ShortDebugString());
   return record.set();
 }
 

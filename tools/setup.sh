@@ -24,7 +24,7 @@ python_packages=(numpy==2.4.6 safetensors==0.8.0 xxhash==4.1.0 zstandard==0.25.0
 
 # For measurements only.
 if [ "${1:-}" = --bench ]; then
-  packages+=(python3-torch python3-numpy)
+  packages+=(python3-torch python3-numpy python3-matplotlib)
 fi
 
 missing=()

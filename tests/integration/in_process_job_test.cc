@@ -9,6 +9,7 @@
 #include "common/snapshot/snapshot_reader.h"
 #include "common/storage/local_store.h"
 #include "tests/support/process.h"
+#include "worker/model/mlp_model.h"
 
 namespace recon {
 namespace {
@@ -138,6 +139,38 @@ TEST_CASE("the policy changes while workers train: every sample is completed onc
   PolicySettings late;
   late.set_sync("bsp");
   CHECK(absl::IsFailedPrecondition(control.SetPolicy(late).status()));
+}
+
+TEST_CASE("a worker whose steps are far ahead takes the others along, and nobody waits for ever", "[job]") {
+  InProcessJob job(0, 2);
+  job.MakeLocal(2, 1);  // Whoever waited would wait for minutes.
+  job.flags.job.set_data_epochs(20);
+  job.StartServer();
+  std::vector<absl::Status> statuses;
+  std::thread training([&] { statuses = job.RunWorkers({job.MakeWorker("a"), job.MakeWorker("b")}); });
+  ControlClient control = job.Control();
+  REQUIRE(Eventually([&] {
+    const auto status = control.Status();
+    return status.ok() && status->samples_completed() >= kSamples;
+  }));
+  RegisterRequest request;
+  request.set_name("far");
+  request.set_incarnation(77);
+  *request.mutable_model() = ParseMlp("16-24-4")->spec;
+  request.set_train_samples(kSamples);
+  request.set_test_samples(150);
+  request.set_next_step(uint64_t{1} << 47);
+  CHECK(absl::IsInvalidArgument(control.Register(request).status()));
+  request.set_next_step(5000);
+  const auto registered = control.Register(request);
+  INFO(registered.status());
+  REQUIRE(registered.ok());
+  CHECK(registered->cluster_epoch() == 2);
+  CHECK(registered->start_step() == 5000);
+  training.join();
+  CheckAllOk(statuses);
+  CHECK(CompletedOnce(*control.Completions(), 20, kSamples));
+  CHECK(control.Status()->frontier_step() > 5000);
 }
 
 TEST_CASE("a policy that the job cannot have is refused, and changes nothing", "[job]") {

@@ -1,6 +1,7 @@
 #include "tools/bench/simulation.h"
 
 #include <cstdlib>
+#include <random>
 #include <string>
 
 #include "catch2/catch.hpp"
@@ -20,11 +21,12 @@ SimulationOptions Trouble(uint64_t seed) {
   options.seed = seed;
   options.workers = 2 + static_cast<int>(seed % 7);
   const int bounds[] = {-1, 0, 1, 3};
-  options.bound = bounds[seed % 4];
-  options.lost_calls = seed % 3 == 0 ? 0.05 : 0;
-  options.kills_per_second = seed % 5 == 0 ? 0 : 0.3;
-  options.stops_per_second = seed % 2 == 0 ? 0.2 : 0;
-  options.server_kills_per_second = seed % 3 == 1 ? 0.1 : 0;
+  std::mt19937_64 random(~seed);  // Another course than the simulation's own.
+  options.bound = bounds[random() % 4];
+  options.lost_calls = random() % 3 == 0 ? 0.05 : 0;
+  options.kills_per_second = random() % 5 == 0 ? 0 : 0.3;
+  options.stops_per_second = random() % 2 == 0 ? 0.2 : 0;
+  options.server_kills_per_second = random() % 3 == 1 ? 0.1 : 0;
   return options;
 }
 

@@ -2,7 +2,9 @@
 """How policies compare: four workers in network namespaces with limited links and computers of different speed, an MLP
 on Fashion-MNIST trained for some data epochs, each policy in turn, with several seeds. Gradients are computed for real;
 that a worker is slower than another is simulated (--slow-factor), and stated. Needs root. Prints a table; with --json,
-one JSON object as the last line. In `ratios`: throughput and time to accuracy against BSP with FP32."""
+one JSON object as the last line. In `ratios`: throughput and time to accuracy against BSP with FP32. A synchronous step
+is one update for the batches of all, by their mean: it gets as many times the learning rate. Local steps get the rate
+as it is."""
 
 import argparse
 import json
@@ -37,23 +39,32 @@ STRAGGLER = [8, 8, 8, 32]
 
 
 def run(options, row, seed, mbit, speeds, data_epochs, seconds=None):
-    """One job: samples a second, bytes a sample, and (time since the first push, accuracy) of each evaluation. With
-    `seconds` only so long, and no evaluations."""
+    """One job: samples a second, bytes a sample, and (time since the first lease was completed, accuracy) of each evaluation.
+    With `seconds` only throughput, over about so long."""
     policy, codec = ROWS[row]
-    # A synchronous step is one update for the batches of all, by their mean: the same path takes as many times the rate.
-    rate = options.learning_rate * (len(speeds) if row == "bsp" else 1)
+    together = len(speeds) if row == "bsp" else 1
+    rate = options.learning_rate * together
+    updates = data_epochs * TRAIN_SAMPLES // (options.batch * together)
     with Star(len(speeds), mbit) as star, LocalJob(options.bin, star.prefix, f"{SERVER_ADDRESS}:7070") as job:
         job.start_server("--insecure", *policy, "--workers-min", len(speeds), "--data-epochs", data_epochs, "--batch",
                          options.batch, "--seed", seed, "--optimizer", "sgd", "--learning-rate", rate,
+                         "--schedule", f"cosine:{updates}", "--warmup-updates", updates // 20 if seconds is None else 0,
                          "--split-samples", 16 * options.batch, "--snapshot-interval", "1h")
         for index, slower in enumerate(speeds):
             job.start_worker(index, "--insecure", "--model", options.model, "--slow-factor", slower, *codec)
-        job.wait(lambda: int((job.status() or {}).get("samples_completed", 0)) > 0, 120)
-        begin, before = time.time(), int(job.status()["samples_completed"])
+        def completed():
+            return int((job.status() or {}).get("samples_completed", 0))
+
+        def next_completion():
+            before = completed()
+            return job.wait(lambda: completed() if completed() > before else None, 120), time.time()
+
+        # From one completion to another: leases of synchronous workers come to an end together.
+        before, begin = next_completion()
         if seconds is not None:
             time.sleep(seconds)
-            done = int(job.status()["samples_completed"]) - before
-            return {"samples_per_s": done / (time.time() - begin)}
+            done, end = next_completion()
+            return {"samples_per_s": (done - before) / (end - begin)}
         status = job.finish(options.timeout)
         end = int(status["evaluations"][-1]["unix_ms"]) / 1000
         sent = sum(sum(star.counters(index)) for index in range(len(speeds)))
@@ -89,7 +100,7 @@ def main():
     parser.add_argument("--mbit", default=100, type=int, help="of each worker's link, in each direction")
     parser.add_argument("--fast-mbit", default=1000, type=int, help="of those on which one worker is four times slower")
     parser.add_argument("--slow-mbit", default=50, type=int, help="of those on which local:16 and bsp are compared")
-    parser.add_argument("--data-epochs", default=4, type=int)
+    parser.add_argument("--data-epochs", default=3, type=int)
     parser.add_argument("--accuracy", default=84.0, type=float, help="percent, for the time to it")
     parser.add_argument("--batch", default=64, type=int)
     parser.add_argument("--learning-rate", default=0.05, type=float)

@@ -53,6 +53,8 @@ class Simulation {
     SplitQueue queue;
     StalenessGate gate;
     std::map<SplitKey, LeaseId> holders;  // Beside the table, to check it.
+    // Beside the gate, to check it: each worker's life, and the step it took part from.
+    std::map<size_t, std::pair<uint64_t, uint64_t>> joined;
     std::map<StalenessGate::Ticket, std::pair<std::function<void()>, uint64_t>> waiting;
     StalenessGate::Ticket next_ticket = 0;
   };
@@ -60,6 +62,7 @@ class Simulation {
     Task task;
     uint64_t lease = 0;
     uint32_t steps_done = 0;
+    std::vector<uint64_t> steps;  // Whose pushes were acknowledged.
     bool lost = false;
   };
   struct Worker {
@@ -116,6 +119,7 @@ class Simulation {
   uint64_t GrantTo(const Task& task, size_t worker);
   void TakeBack(const Task& task);
   void Evict(size_t worker);
+  uint64_t Join(size_t worker, uint64_t life, uint64_t next_step);
   void AnswerReleased();
   void CheckBound(uint64_t step);
 
@@ -241,13 +245,12 @@ void Simulation::Register(size_t worker) {
         uint64_t start_step = options_.bound < 0 ? next_step : server_->gate.frontier();
         if (held && server_->queue.TakeIfFree(*held)) {
           lease = GrantTo(*held, worker);
-          start_step = server_->gate.Join(id, next_step);
-          AnswerReleased();
+          start_step = Join(worker, life, next_step);
         }
-        reply([=] {
+        reply([=, epoch = server_->cluster_epoch] {
           Worker& now = workers_[worker];
           now.registering = false;
-          now.cluster_epoch = server_ == nullptr ? 0 : server_->cluster_epoch;
+          now.cluster_epoch = epoch;
           if (!now.pushing) now.next_step = std::max(now.next_step, start_step);
           if (now.held) {
             now.held->lost = now.held->lost || lease == 0;
@@ -294,8 +297,7 @@ void Simulation::Acquire(size_t worker) {
         Held held;
         held.task = *task;
         held.lease = GrantTo(*task, worker);
-        const uint64_t start_step = server_->gate.Join(IdOf(worker), next_step);
-        AnswerReleased();
+        const uint64_t start_step = Join(worker, life, next_step);
         reply([=] {
           Worker& now = workers_[worker];
           now.held = held;
@@ -317,13 +319,24 @@ void Simulation::Compute(size_t worker) {
   });
 }
 
+uint64_t Simulation::Join(size_t worker, uint64_t life, uint64_t next_step) {
+  const uint64_t start = server_->gate.Join(IdOf(worker), next_step);
+  server_->joined[worker] = {life, start};
+  AnswerReleased();
+  return start;
+}
+
+// By what was applied, not by what the gate believes: everyone who takes part has pushed the last step that
+// the bound asks for, if it is not from before its time.
 void Simulation::CheckBound(uint64_t step) {
-  if (options_.bound < 0) return;
-  for (const WorkerId worker :
-       server_->gate.Awaited(step - std::min<uint64_t>(step, static_cast<uint64_t>(options_.bound)))) {
-    if (step < static_cast<uint64_t>(options_.bound)) return;
-    Violate(absl::StrCat("the reply to step ", step, " went out, and worker ", worker.value(), " is at ",
-                         server_->gate.next_step(worker)));
+  if (options_.bound < 0 || step < static_cast<uint64_t>(options_.bound)) return;
+  const uint64_t needed = step - static_cast<uint64_t>(options_.bound);
+  for (const auto& [worker, part] : server_->joined) {
+    const auto [life, start] = part;
+    if (!server_->gate.active(IdOf(worker)) || start > needed || applied_.count({worker, life, needed}) > 0)
+      continue;
+    Violate(absl::StrCat("the reply to step ", step, " went out, and worker ", worker,
+                         " has not pushed step ", needed));
   }
 }
 
@@ -349,6 +362,7 @@ void Simulation::Push(size_t worker) {
       now.held->lost = true;
     } else {
       ++now.held->steps_done;
+      now.held->steps.push_back(step);
     }
     Compute(worker);
   };
@@ -407,6 +421,12 @@ void Simulation::Complete(size_t worker, bool abandon) {
           return reply(over);
         }
         server_->holders.erase(KeyOf(held.task));
+        for (const uint64_t step : held.steps) {
+          if (applied_.count({worker, life, step}) == 0) {
+            Violate(absl::StrCat("split ", held.task.split.value(), " is completed without its step ", step));
+          }
+        }
+        if (held.steps.size() != options_.steps_per_split) Violate("a split is completed with too few steps");
         if (!completions_.emplace(KeyOf(held.task), held.task).second) {
           Violate(absl::StrCat("split ", held.task.split.value(), " of data epoch ", held.task.data_epoch,
                                " was completed twice"));
@@ -438,8 +458,11 @@ void Simulation::Failures() {
   };
   const auto anyone = [this] { return random_() % workers_.size(); };
   repeat(options_.kills_per_second, [this, anyone] {
-    const size_t worker = anyone();
-    if (workers_[worker].life == 0) return;
+    size_t worker = anyone();  // Of those who live.
+    for (size_t tries = 0; workers_[worker].life == 0; ++tries) {
+      if (tries == workers_.size()) return;
+      worker = (worker + 1) % workers_.size();
+    }
     workers_[worker].life = 0;
     ++result_.kills;
     After(Exponential(options_.replacement_seconds), [this, worker] { StartWorker(worker); });

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/hash.h"
@@ -24,7 +25,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 std::string PlaneName(const std::string& optimizer, int role) {
-  if (optimizer == "adam" || optimizer == "adamw") return role == 1 ? "exp_avg" : "exp_avg_sq";
+  // An outer optimizer's is named likewise.
+  if (absl::EndsWith(optimizer, "adam") || absl::EndsWith(optimizer, "adamw"))
+    return role == 1 ? "exp_avg" : "exp_avg_sq";
   return "momentum_buffer";
 }
 
