@@ -113,6 +113,7 @@ class Simulation {
   void Complete(size_t worker, bool abandon);
   void Tick();
   void Failures();
+  void Repeat(size_t which);
 
   // The server's side, as the coordinator and the ParamServer have it.
   bool Knows(size_t worker, uint64_t cluster_epoch, uint64_t life);
@@ -135,6 +136,11 @@ class Simulation {
   };
   std::priority_queue<Event, std::vector<Event>, Later> events_;
   std::vector<Worker> workers_;
+  struct Repeated {
+    double rate;
+    std::function<void()> what;
+  };
+  std::vector<Repeated> repeated_;
   uint64_t lives_ = 0;
   std::unique_ptr<Server> server_;
 
@@ -445,16 +451,16 @@ void Simulation::Tick() {
   for (const LeaseTable::Lease& lease : server_->leases.TakeExpired(At(now_))) TakeBack(lease.task);
 }
 
+void Simulation::Repeat(size_t which) {
+  repeated_[which].what();
+  After(Exponential(1 / repeated_[which].rate), [this, which] { Repeat(which); });
+}
+
 void Simulation::Failures() {
-  const auto repeat = [this](double rate, const std::function<void()>& what) {
+  const auto repeat = [this](double rate, std::function<void()> what) {
     if (rate <= 0) return;
-    // A function that schedules itself again.
-    const auto again = std::make_shared<std::function<void()>>();
-    *again = [this, rate, what, again] {
-      what();
-      After(Exponential(1 / rate), *again);
-    };
-    After(Exponential(1 / rate), *again);
+    repeated_.push_back({rate, std::move(what)});
+    After(Exponential(1 / rate), [this, which = repeated_.size() - 1] { Repeat(which); });
   };
   const auto anyone = [this] { return random_() % workers_.size(); };
   repeat(options_.kills_per_second, [this, anyone] {
