@@ -26,7 +26,7 @@ def save(figure, path):
 
 
 def draw_policies(result, path):
-    figure, (curves, bars) = pyplot.subplots(1, 2, figsize=(11, 4.2))
+    figure, (curves, bars) = pyplot.subplots(1, 2, figsize=(11, 4.2), gridspec_kw={"wspace": 0.35})
     for name, row in result["rows"].items():
         curves.plot([at for at, _ in row["evaluations"]], [a for _, a in row["evaluations"]], marker="o", label=name)
     curves.set_xscale("log")
