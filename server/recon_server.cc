@@ -21,7 +21,7 @@
 #include "common/rpc/client_channel.h"
 #include "common/shm/shm_listener.h"
 #include "common/snapshot/manifest.h"
-#include "common/storage/local_store.h"
+#include "common/storage/store_url.h"
 #include "common/transport/transport.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "server/cluster.h"
@@ -30,6 +30,7 @@
 #include "server/durability/control_db.h"
 #include "server/durability/push_log.h"
 #include "server/durability/recovery.h"
+#include "server/job_claim.h"
 #include "server/log_replay.h"
 #include "server/param_server.h"
 #include "server/rpc/cluster_service.h"
@@ -58,7 +59,7 @@ struct ReconServer::Parts {
   std::optional<DataLock> data_lock;
   std::optional<DataLock> snapshot_lock;
   Metrics metrics;
-  std::unique_ptr<LocalStore> store;
+  std::unique_ptr<ObjectStore> store;
   std::unique_ptr<ControlDb> db;
   std::unique_ptr<Cluster> cluster;  // With more than one server.
   std::unique_ptr<ParamServer> params;
@@ -106,13 +107,16 @@ absl::Status ReconServer::Parts::Open() {
   RECON_ASSIGN_OR_RETURN(DataLock data_held, DataLock::Acquire(flags.data));
   data_lock.emplace(std::move(data_held));
   // Of its own: two jobs must not collect each other's packs.
-  RECON_ASSIGN_OR_RETURN(DataLock snapshots_held, DataLock::Acquire(flags.snapshot_dir));
-  snapshot_lock.emplace(std::move(snapshots_held));
-  RECON_ASSIGN_OR_RETURN(store, LocalStore::Open(flags.snapshot_dir, /*writer=*/true));
-  // Ours, so that readers of other users cannot make one that we cannot look into.
-  for (const char* below : {"/leases", "/pins"}) {
-    RECON_RETURN_IF_ERROR(FileSystem::Local()->CreateDirectories(flags.snapshot_dir + below));
+  RECON_ASSIGN_OR_RETURN(const StoreUrl snapshot_url, ParseStoreUrl(flags.snapshot_dir));
+  if (snapshot_url.local()) {
+    RECON_ASSIGN_OR_RETURN(DataLock snapshots_held, DataLock::Acquire(snapshot_url.path));
+    snapshot_lock.emplace(std::move(snapshots_held));
+    // Ours, so that readers of other users cannot make one that we cannot look into.
+    for (const char* below : {"/leases", "/pins"}) {
+      RECON_RETURN_IF_ERROR(FileSystem::Local()->CreateDirectories(snapshot_url.path + below));
+    }
   }
+  RECON_ASSIGN_OR_RETURN(store, OpenStore(flags.snapshot_dir, /*writer=*/true));
   RECON_ASSIGN_OR_RETURN(const Manifest before, NewestManifest());
   RECON_RETURN_IF_ERROR(OpenControlDb(before));
   RECON_ASSIGN_OR_RETURN(const ServerPlace place, db->LoadPlace());
@@ -128,6 +132,7 @@ absl::Status ReconServer::Parts::Open() {
         absl::StrCat("--snapshot-dir ", flags.snapshot_dir, " has snapshots of job ",
                      absl::Hex(before.job_id()), ", --data ", flags.data, " is of job ", absl::Hex(job_id)));
   }
+  if (!snapshot_url.local()) RECON_RETURN_IF_ERROR(ClaimForJob(store.get(), job_id));
   const bool lost = db->created() && before.has_control();
   RECON_ASSIGN_OR_RETURN(const uint64_t cluster_epoch,
                          db->NextClusterEpoch(before.cluster_epoch() + (lost ? kStartsNobodyKnowsOf : 0)));
@@ -258,12 +263,14 @@ absl::StatusOr<std::unique_ptr<Cluster>> ReconServer::Parts::MakeCluster(const A
   assignment.set_durability(DurabilityName(flags.durability));
   assignment.set_log_segment_bytes(flags.log_segment_bytes);
   // Another process may have another working directory.
-  assignment.set_snapshot_dir(std::filesystem::absolute(flags.snapshot_dir).string());
+  RECON_ASSIGN_OR_RETURN(const StoreUrl snapshot_url, ParseStoreUrl(flags.snapshot_dir));
+  assignment.set_snapshot_dir(snapshot_url.Absolute());
   assignment.set_zstd_level(flags.zstd_level);
   assignment.set_snapshot_keep(flags.snapshot_keep.last);
   assignment.set_snapshot_memory_percent(flags.snapshot_memory_percent);
   if (!flags.from_snapshot.empty()) {
-    assignment.set_from_snapshot(std::filesystem::absolute(flags.from_snapshot).string());
+    RECON_ASSIGN_OR_RETURN(const StoreUrl initial, ParseStoreUrl(flags.from_snapshot));
+    assignment.set_from_snapshot(initial.Absolute());
   }
   options.silence_max = flags.evict_after;
   options.replace_after = flags.replace_after;
@@ -322,6 +329,7 @@ absl::StatusOr<Manifest> ReconServer::Parts::NewestManifest() const {
     absl::StatusOr<Manifest> manifest = reader.ReadManifest(*it);
     if (manifest.ok()) return manifest;
     failure = manifest.status();
+    if (CannotBeRead(failure)) return failure;
   }
   if (absl::IsFailedPrecondition(failure)) return failure;
   return absl::DataLossError(

@@ -14,6 +14,7 @@
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
+#include "common/storage/store_url.h"
 
 namespace recon {
 namespace {
@@ -86,10 +87,13 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
   env(app->add_option("--data", flags->data, "data directory: control database, push log, lock, snapshots"),
       "RECON_DATA")
       ->required();
-  env(app->add_option("--snapshot-dir", flags->snapshot_dir, "snapshots go here; default <data>/snapshots"),
+  env(app->add_option(
+          "--snapshot-dir", flags->snapshot_dir,
+          "snapshots go here: a directory, s3://BUCKET/PREFIX, hdfs://HOST/PATH or webhdfs://HOST:PORT/PATH; "
+          "default <data>/snapshots"),
       "RECON_SNAPSHOT_DIR");
   env(app->add_option("--from-snapshot", flags->from_snapshot,
-                      "take the parameters of a new job from the newest snapshot of this directory"),
+                      "take the parameters of a new job from the newest snapshot of this directory or store"),
       "RECON_FROM_SNAPSHOT");
   env(app->add_option("--metrics-address", flags->metrics_address,
                       "HOST:PORT for Prometheus; off by default"),
@@ -328,6 +332,9 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
   job.set_heartbeat_interval_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(heartbeat)));
   job.set_lease_duration_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(lease)));
   if (flags->snapshot_dir.empty() && flags->join.empty()) flags->snapshot_dir = flags->data + "/snapshots";
+  for (const std::string& url : {flags->snapshot_dir, flags->from_snapshot}) {
+    if (!url.empty()) RECON_RETURN_IF_ERROR(ParseStoreUrl(url).status());
+  }
   if (flags->lanes == 0) {
     flags->lanes = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 16);
   }

@@ -20,7 +20,7 @@
 #include "common/rpc/client_channel.h"
 #include "common/shm/shm_listener.h"
 #include "common/snapshot/manifest.h"
-#include "common/storage/local_store.h"
+#include "common/storage/store_url.h"
 #include "common/tensor/shard_assignment.h"
 #include "common/transport/transport.h"
 #include "google/protobuf/util/message_differencer.h"
@@ -84,7 +84,7 @@ class ShardServer::Parts {
   std::atomic<bool> stop_{false};
 
   // Set by the thread that follows, once.
-  std::unique_ptr<LocalStore> store_;
+  std::unique_ptr<ObjectStore> store_;
   std::unique_ptr<SnapshotWriter> writer_;
   std::unique_ptr<ParamServer> params_;
   std::atomic<ParamServer*> serving_{nullptr};
@@ -336,7 +336,7 @@ absl::Status ShardServer::Parts::Recover(const Assignment& assignment) {
   RECON_ASSIGN_OR_RETURN(const ServerFlags::Durability durability, ParseDurability(assignment.durability()));
   const std::string directory = flags_.snapshot_dir.empty() ? assignment.snapshot_dir() : flags_.snapshot_dir;
   // Not as its owner: that is the head, which clears away what is left of writers.
-  RECON_ASSIGN_OR_RETURN(store_, LocalStore::Open(directory, /*writer=*/false));
+  RECON_ASSIGN_OR_RETURN(store_, OpenStore(directory, /*writer=*/false));
   SnapshotWriter::Options writer_options;
   writer_options.zstd_level = assignment.zstd_level();
   writer_options.keep.last = assignment.snapshot_keep();

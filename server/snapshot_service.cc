@@ -65,6 +65,7 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   }
   const absl::Time start = Now();
   RECON_ASSIGN_OR_RETURN(const Generation next, writer_.NextGeneration());
+  RECON_RETURN_IF_ERROR(CheckStillOurs(Generation(next.value() - 1)));
   // Not one that other servers may still be writing to.
   const Generation generation = std::max(next, Generation(last_tried_.value() + 1));
   last_tried_ = generation;
@@ -101,6 +102,7 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
     return written.status();
   }
   const Manifest& manifest = *written;
+  last_published_ = Generation(manifest.generation());
   const double seconds = absl::ToDoubleSeconds(Now() - start);
   NotePublished(manifest, seconds, cut.replay_seconds);
   const absl::Status collected = writer_.CollectGarbage();
@@ -111,6 +113,21 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   reply.set_stored_bytes(SizesOf(manifest).stored);
   reply.set_seconds(seconds);
   return reply;
+}
+
+// Where no lock keeps a second server of the job away (one that was started in the place of this one, say,
+// which then was not dead): the one with the newer cluster epoch has the job.
+absl::Status SnapshotService::CheckStillOurs(Generation newest) {
+  if (newest.value() == 0 || newest == last_published_) return absl::OkStatus();
+  const absl::StatusOr<Manifest> manifest = SnapshotReader(store_).ReadManifest(newest);
+  if (!manifest.ok()) {  // Damaged: passed over when this server started.
+    const bool passed_over = absl::IsDataLoss(manifest.status()) || absl::IsNotFound(manifest.status());
+    return passed_over ? absl::OkStatus() : manifest.status();
+  }
+  if (manifest->cluster_epoch() <= params_->cluster_epoch()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "another server has taken the job over: snapshot ", newest.value(), " of ", store_->Describe(),
+      " has cluster epoch ", manifest->cluster_epoch(), ", this one has ", params_->cluster_epoch()));
 }
 
 absl::StatusOr<Manifest> SnapshotService::WriteParts(const ParamLayout& layout, StateCut cut,

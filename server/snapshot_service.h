@@ -65,6 +65,7 @@ class SnapshotService {
   absl::StatusOr<Manifest> WriteParts(const ParamLayout& layout, StateCut cut,
                                       SnapshotWriter::Description description, Generation generation,
                                       SnapshotWriter::Pace pace);
+  absl::Status CheckStillOurs(Generation newest);
   absl::Status CheckPacks(const Manifest& part, uint64_t server) const;
   void Hurry(int change);
   void NoteNewest(const Manifest& manifest);
@@ -82,7 +83,7 @@ class SnapshotService {
 
   // The service's thread only.
   SnapshotWriter writer_;
-  Generation last_tried_;
+  Generation last_tried_, last_published_;
 
   mutable Mutex mu_;
   SnapshotStatus status_ ABSL_GUARDED_BY(mu_);

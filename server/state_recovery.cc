@@ -11,7 +11,7 @@
 #include "common/base/status_macros.h"
 #include "common/snapshot/reader_lease.h"
 #include "common/storage/file_system.h"
-#include "common/storage/local_store.h"
+#include "common/storage/store_url.h"
 #include "server/durability/log_format.h"
 #include "server/durability/recovery.h"
 #include "server/log_replay.h"
@@ -35,7 +35,7 @@ absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const M
 }
 
 absl::Status LoadInitial(ParamServer* params, const std::string& directory) {
-  RECON_ASSIGN_OR_RETURN(const auto source, LocalStore::Open(directory, /*writer=*/false));
+  RECON_ASSIGN_OR_RETURN(const auto source, OpenStore(directory, /*writer=*/false));
   const SnapshotReader reader(source.get());
   RECON_ASSIGN_OR_RETURN(
       const std::optional<Manifest> found, LoadNewest(reader, [&](const Manifest& manifest) {

@@ -12,7 +12,7 @@ packages=(
   # Libraries
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev librocksdb-dev libzstd-dev
   libxxhash-dev libhwy-dev libopenblas-pthread-dev zlib1g-dev libzip-dev libcli11-dev libspdlog-dev libfmt-dev
-  nlohmann-json3-dev prometheus-cpp-dev libcivetweb-dev catch2
+  libcurl4-openssl-dev libssl-dev libpugixml-dev nlohmann-json3-dev prometheus-cpp-dev libcivetweb-dev catch2
   # The demo's data; certificates and a full disk for the tests
   dataset-fashion-mnist openssl mount util-linux procps
   # Network namespaces for measurements (tools/bench)
@@ -21,6 +21,11 @@ packages=(
 
 # For tests only: other implementations of the file formats, from PyPI.
 python_packages=(numpy==2.4.6 safetensors==0.8.0 xxhash==4.1.0 zstandard==0.25.0)
+
+# For tests only: OpenStack Swift, whose S3 API is a real server for s3:// stores.
+if [ "${1:-}" = --tests ]; then
+  packages+=(python3-swift)
+fi
 
 # For measurements only.
 if [ "${1:-}" = --bench ]; then

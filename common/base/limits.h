@@ -83,6 +83,15 @@ constexpr uint64_t kEncodedPageBytesMax = (uint64_t{256} << 10) + 64;
 constexpr uint64_t kPackReadBytes = uint64_t{4} << 20;
 constexpr uint64_t kPackBytesTarget = uint64_t{256} << 20;
 
+// Stores on other machines. A part of an upload: a request's overhead is small against it, and every object
+// that is being written keeps three. S3 wants 5 MiB at least and takes 10,000 of them.
+constexpr uint64_t kStorePartBytes = uint64_t{8} << 20;
+constexpr int kStorePartsMax = 10'000;
+// How long requests are tried again while the store does not answer or says that it cannot now.
+constexpr absl::Duration kStorePatience = absl::Seconds(30);
+// An answer that goes to memory: a page of a listing, an error.
+constexpr uint64_t kHttpBodyBytesMax = uint64_t{64} << 20;
+
 // Push log: a record is a frame, or a closing of kMembersMax contributors.
 constexpr uint64_t kLogRecordBytesMax = kFrameBytesMax;
 // Small enough that a trimmed log wastes little, large enough that beginning one costs nothing.

@@ -20,7 +20,7 @@ absl::Status In(const std::string& name, const absl::Status& status) {
 
 // A manifest that could not be read may be a good one: nobody shall take it for damaged and clear it away.
 absl::Status NotDamage(const absl::Status& status) {
-  return absl::IsNotFound(status) ? status : absl::InternalError(status.message());
+  return absl::IsDataLoss(status) ? absl::InternalError(status.message()) : status;
 }
 
 // Pages from `first` on that lie side by side in a pack are read at once: the last of them, and their bytes.

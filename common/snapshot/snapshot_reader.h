@@ -26,7 +26,7 @@ class SnapshotReader {
   absl::StatusOr<std::set<Generation>> Pinned() const;
 
   // NotFound; DataLoss if the manifest does not verify; FailedPrecondition if it is of another version;
-  // Internal if it could not be read.
+  // Internal, or the store's own error, if it could not be read.
   absl::StatusOr<Manifest> ReadManifest(Generation generation) const;
 
   // The pages of chunk `index` of the manifest, checked against their hashes. `stats` (may be null) gets what

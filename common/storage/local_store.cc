@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/fault_point.h"
+#include "common/base/hash.h"
 #include "common/base/status_macros.h"
 
 namespace recon {
@@ -103,7 +104,8 @@ absl::StatusOr<std::unique_ptr<ObjectStore::Writer>> LocalStore::Create(const st
 
 absl::Status LocalStore::PutIfAbsent(const std::string& name, absl::string_view bytes) {
   const std::string path = PathOf(name);
-  const std::string temporary = path + kTemporary;
+  // Others may be putting it, too.
+  const std::string temporary = absl::StrCat(path, ".", absl::Hex(RandomNonZero()), kTemporary);
   RECON_RETURN_IF_ERROR(files_->CreateDirectories(ParentOf(path)));
   {
     RECON_ASSIGN_OR_RETURN(const std::unique_ptr<FileSystem::File> file, files_->Create(temporary));

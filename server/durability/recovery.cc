@@ -8,6 +8,10 @@
 
 namespace recon {
 
+bool CannotBeRead(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsPermissionDenied(status);
+}
+
 absl::StatusOr<std::optional<Manifest>> LoadNewest(const SnapshotReader& reader,
                                                    const std::function<absl::Status(const Manifest&)>& load) {
   RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
@@ -16,7 +20,7 @@ absl::StatusOr<std::optional<Manifest>> LoadNewest(const SnapshotReader& reader,
     absl::StatusOr<Manifest> manifest = reader.ReadManifest(*it);
     const absl::Status status = manifest.ok() ? load(*manifest) : manifest.status();
     if (status.ok()) return *std::move(manifest);
-    if (absl::IsFailedPrecondition(status)) return status;
+    if (absl::IsFailedPrecondition(status) || CannotBeRead(status)) return status;
     spdlog::error("SNAPSHOT {} IS DAMAGED: {}; falling back to the one before", it->value(),
                   status.message());
     failure = status;

@@ -485,6 +485,9 @@ absl::Status SnapshotWriter::RemoveOrphanPacks() {
   RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
   RECON_ASSIGN_OR_RETURN(const std::vector<std::string> packs, store_->List("packs/"));
   std::set<std::string> named;
+  if (base_) {  // Whatever a store's listing says.
+    for (const PackEntry& pack : base_->packs()) named.insert(pack.name());
+  }
   Generation newest_unreadable;
   for (const Generation generation : generations) {
     const absl::StatusOr<Manifest> manifest = reader.ReadManifest(generation);

@@ -1,9 +1,11 @@
 #include "server/snapshot_service.h"
 
+#include "absl/strings/match.h"
 #include "catch2/catch.hpp"
 #include "common/base/mutex.h"
 #include "common/storage/local_store.h"
 #include "server/durability/recovery.h"
+#include "server/job_claim.h"
 #include "tests/server/durability/sample_state.h"
 #include "tests/server/push_frames.h"
 #include "tests/support/temp_dir.h"
@@ -75,6 +77,40 @@ TEST_CASE("a snapshot of another optimizer is refused; its parameters alone are 
   CHECK(sgd.server().Restore(reader, manifest, /*parameters_only=*/true).ok());
   sgd.Join(1);
   CHECK(sgd.Values(1)[7] == 0.25f);
+}
+
+TEST_CASE("of two servers of a job that cannot see each other, the newer has it", "[snapshot_service]") {
+  const TempDir directory;
+  const auto store = *LocalStore::Open(directory.path(), /*writer=*/true);
+  Metrics metrics;
+  ParamServer::Options options =
+      ParamServerHarness::MakeOptions(StalenessGate::kUnlimited, OptimizerKind::kSgd, 1, /*lanes=*/1);
+  ParamServerHarness before(options);
+  ++options.rules.cluster_epoch;
+  ParamServerHarness after(options);
+  const std::vector<float> initial(300 * 300 + 30, 0.25f);
+  before.Define(SampleModel(), initial);
+  after.Define(SampleModel(), initial);
+  SnapshotService old_service({}, &before.server(), store.get(), &metrics);
+  REQUIRE(TakeOne(&old_service).ok());
+  SnapshotService new_service({}, &after.server(), store.get(), &metrics);
+  REQUIRE(TakeOne(&new_service).ok());
+  const auto refused = TakeOne(&old_service);
+  CHECK(absl::IsFailedPrecondition(refused.status()));
+  CHECK(absl::StrContains(refused.status().message(), "taken the job over"));
+  CHECK(TakeOne(&new_service)->generation() == 3);
+  CHECK(SnapshotReader(store.get()).List()->size() == 3);
+}
+
+TEST_CASE("a store belongs to one job", "[snapshot_service]") {
+  const TempDir directory;
+  const auto store = *LocalStore::Open(directory.path(), /*writer=*/true);
+  CHECK(ClaimForJob(store.get(), 7).ok());
+  CHECK(ClaimForJob(store.get(), 7).ok());
+  const absl::Status other = ClaimForJob(store.get(), 8);
+  CHECK(absl::IsFailedPrecondition(other));
+  CHECK(absl::StrContains(other.message(), "jobs/0000000000000007"));
+  CHECK(store->List("")->size() == 1);
 }
 
 TEST_CASE("periodic snapshots are taken when due and only if something changed", "[snapshot_service]") {

@@ -184,6 +184,8 @@ int main(int argc, char** argv) {
   prune->add_option("--keep-daily", prune_target.keep.daily, "and the newest of each day, of so many days")
       ->check(CLI::Range(0, 100000));
   prune->add_flag("--dry-run", prune_target.dry_run, "only say which");
+  prune->add_flag("--no-server", prune_target.no_server,
+                  "no server runs on it: needed for s3:// and hdfs://, where no lock tells");
   prune->add_flag("--json", prune_target.json, "one JSON value");
   prune->callback([&] { run = [&] { return recon::PruneSnapshots(prune_target); }; });
 

@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "common/snapshot/reader_lease.h"
 #include "common/snapshot/tensor_reader.h"
-#include "common/storage/local_store.h"
+#include "common/storage/object_store.h"
 
 namespace recon {
 
@@ -17,7 +17,7 @@ inline constexpr char kModelMetadata[] = "recon.model";
 
 // A snapshot that is read, and kept from being removed meanwhile.
 struct OpenSnapshot {
-  std::unique_ptr<LocalStore> store;
+  std::unique_ptr<ObjectStore> store;
   std::unique_ptr<ReaderLease> lease;
   std::unique_ptr<TensorReader> tensors;
 };

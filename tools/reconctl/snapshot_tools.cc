@@ -21,7 +21,7 @@
 #include "common/snapshot/reader_lease.h"
 #include "common/snapshot/safetensors.h"
 #include "common/snapshot/tensor_reader.h"
-#include "common/storage/local_store.h"
+#include "common/storage/store_url.h"
 #include "nlohmann/json.hpp"
 #include "server/durability/snapshot_writer.h"
 #include "server/log_replay.h"
@@ -36,11 +36,20 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // A directory for a first snapshot.
-absl::StatusOr<std::unique_ptr<LocalStore>> OpenEmpty(const std::string& directory) {
+absl::StatusOr<std::unique_ptr<ObjectStore>> OpenEmpty(const std::string& directory) {
   // Looked at before a store is opened for writing, which clears away what it takes for its own leftovers.
-  RECON_RETURN_IF_ERROR(FileSystem::Local()->CreateDirectories(directory));
-  RECON_ASSIGN_OR_RETURN(const std::vector<std::string> names, FileSystem::Local()->List(directory));
-  if (names.empty()) return LocalStore::Open(directory, /*writer=*/true);
+  std::vector<std::string> names;
+  RECON_ASSIGN_OR_RETURN(const StoreUrl where, ParseStoreUrl(directory));
+  if (where.local()) {
+    RECON_ASSIGN_OR_RETURN(names, FileSystem::Local()->List(where.path));
+  } else {
+    const auto store = OpenStore(directory, /*writer=*/false);
+    if (!store.ok() && !absl::IsNotFound(store.status())) return store.status();
+    if (store.ok()) {
+      RECON_ASSIGN_OR_RETURN(names, (*store)->List(""));
+    }
+  }
+  if (names.empty()) return OpenStore(directory, /*writer=*/true);
   return absl::FailedPreconditionError(absl::StrCat(directory, " is not empty (", names[0], ")"));
 }
 
@@ -275,7 +284,7 @@ absl::Status CatTensor(const SnapshotTarget& target, const std::string& name) {
 }
 
 absl::Status RestoreSnapshot(const RestoreTarget& target) {
-  RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(target.directory, /*writer=*/false));
+  RECON_ASSIGN_OR_RETURN(const auto store, OpenStore(target.directory, /*writer=*/false));
   const SnapshotReader reader(store.get());
   RECON_ASSIGN_OR_RETURN(const Manifest manifest, NewestUpTo(reader, target.sequence));
   if (ServersOf(manifest) > 1) {

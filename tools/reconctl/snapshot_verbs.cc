@@ -16,7 +16,7 @@
 #include "common/snapshot/manifest.h"
 #include "common/snapshot/reader_lease.h"
 #include "common/snapshot/snapshot_reader.h"
-#include "common/storage/local_store.h"
+#include "common/storage/store_url.h"
 #include "nlohmann/json.hpp"
 #include "server/durability/snapshot_writer.h"
 #include "tools/reconctl/render.h"
@@ -55,7 +55,7 @@ absl::StatusOr<Generation> OrNewest(uint64_t number, const SnapshotReader& reade
 }
 
 absl::Status ListSnapshots(const SnapshotTarget& target) {
-  RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(target.directory, /*writer=*/false));
+  RECON_ASSIGN_OR_RETURN(const auto store, OpenStore(target.directory, /*writer=*/false));
   const SnapshotReader reader(store.get());
   RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
   Json list = Json::array();
@@ -83,7 +83,7 @@ absl::Status ListSnapshots(const SnapshotTarget& target) {
 }
 
 absl::Status ShowSnapshot(const SnapshotTarget& target) {
-  RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(target.directory, /*writer=*/false));
+  RECON_ASSIGN_OR_RETURN(const auto store, OpenStore(target.directory, /*writer=*/false));
   const SnapshotReader reader(store.get());
   RECON_ASSIGN_OR_RETURN(const Generation generation, OrNewest(target.generation, reader, target.directory));
   RECON_ASSIGN_OR_RETURN(const Manifest manifest, reader.ReadManifest(generation));
@@ -131,7 +131,7 @@ absl::Status ShowSnapshot(const SnapshotTarget& target) {
 }
 
 absl::Status VerifySnapshots(const SnapshotTarget& target) {
-  RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(target.directory, /*writer=*/false));
+  RECON_ASSIGN_OR_RETURN(const auto store, OpenStore(target.directory, /*writer=*/false));
   const SnapshotReader reader(store.get());
   std::vector<Generation> generations = {Generation(target.generation)};
   if (target.generation == 0) {
@@ -165,7 +165,7 @@ absl::Status VerifySnapshots(const SnapshotTarget& target) {
 }
 
 absl::Status ShowSnapshotStats(const SnapshotTarget& target) {
-  RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(target.directory, /*writer=*/false));
+  RECON_ASSIGN_OR_RETURN(const auto store, OpenStore(target.directory, /*writer=*/false));
   const SnapshotReader reader(store.get());
   RECON_ASSIGN_OR_RETURN(const Generation generation, OrNewest(target.generation, reader, target.directory));
   RECON_ASSIGN_OR_RETURN(const Manifest manifest, reader.ReadManifest(generation));
@@ -227,7 +227,7 @@ absl::Status ShowSnapshotStats(const SnapshotTarget& target) {
 
 absl::Status PinSnapshot(const SnapshotTarget& target, bool remove) {
   // Not as the writer: that is a server's, which may be running.
-  RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(target.directory, /*writer=*/false));
+  RECON_ASSIGN_OR_RETURN(const auto store, OpenStore(target.directory, /*writer=*/false));
   const Generation generation(target.generation);
   if (remove) return store->Delete(PinName(generation));
   const SnapshotReader reader(store.get());
@@ -241,11 +241,17 @@ absl::Status PinSnapshot(const SnapshotTarget& target, bool remove) {
 }
 
 absl::Status PruneSnapshots(const PruneTarget& target) {
-  RECON_ASSIGN_OR_RETURN(const auto store, LocalStore::Open(target.directory, /*writer=*/false));
+  RECON_ASSIGN_OR_RETURN(const auto store, OpenStore(target.directory, /*writer=*/false));
   std::optional<DataLock> lock;
   if (!target.dry_run) {
-    RECON_ASSIGN_OR_RETURN(DataLock held, DataLock::Acquire(target.directory));
-    lock.emplace(std::move(held));
+    RECON_ASSIGN_OR_RETURN(const StoreUrl where, ParseStoreUrl(target.directory));
+    if (where.local()) {
+      RECON_ASSIGN_OR_RETURN(DataLock held, DataLock::Acquire(where.path));
+      lock.emplace(std::move(held));
+    } else if (!target.no_server) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(target.directory, ": no lock says whether a server runs there; --no-server does"));
+    }
   }
   SnapshotWriter::Options options;
   options.keep = target.keep;

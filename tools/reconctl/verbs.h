@@ -68,6 +68,7 @@ struct PruneTarget {
   std::string directory;
   RetentionRules keep;
   bool dry_run = false, json = false;
+  bool no_server = false;  // The user says so; needed where no lock can.
 };
 absl::Status PruneSnapshots(const PruneTarget& target);
 

@@ -3,12 +3,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/backoff.h"
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/codec/half_codec.h"
-#include "worker/runtime/backoff.h"
 #include "worker/runtime/frames.h"
 
 namespace recon {

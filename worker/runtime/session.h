@@ -14,10 +14,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/base/backoff.h"
 #include "common/base/ids.h"
 #include "common/base/mutex.h"
 #include "common/rpc/control_client.h"
-#include "worker/runtime/backoff.h"
 
 namespace recon {
 

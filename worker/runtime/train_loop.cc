@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/backoff.h"
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
@@ -14,7 +15,6 @@
 #include "common/optim/update_rules.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "worker/data/prefetcher.h"
-#include "worker/runtime/backoff.h"
 
 namespace recon {
 

@@ -1,0 +1,254 @@
+#include "common/storage/http_client.h"
+
+#include <curl/curl.h>
+
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/base/backoff.h"
+#include "common/base/clock.h"
+#include "common/base/limits.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+
+namespace recon {
+namespace {
+
+constexpr long kSlowBytesPerSecond = 1024;  // NOLINT(google-runtime-int): libcurl's type.
+constexpr size_t kHeadersMax = 200;
+
+// What an answer is received into.
+struct Receiver {
+  CURL* curl = nullptr;
+  absl::Span<char> out;
+  HttpResponse response;
+  bool too_long = false;
+
+  long Status() const {  // NOLINT(google-runtime-int)
+    long status = 0;     // NOLINT(google-runtime-int)
+    curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &status);
+    return status;
+  }
+};
+
+size_t OnBody(char* data, size_t one, size_t size, void* user) {
+  auto* receiver = static_cast<Receiver*>(user);
+  size *= one;
+  HttpResponse& response = receiver->response;
+  const bool direct = !receiver->out.empty() && receiver->Status() / 100 == 2;
+  const uint64_t room = direct ? receiver->out.size() : limits::kHttpBodyBytesMax;
+  if (size > room - response.body_bytes) {
+    receiver->too_long = true;
+    return 0;
+  }
+  if (direct) {
+    std::memcpy(receiver->out.data() + response.body_bytes, data, size);
+  } else {
+    response.body.append(data, size);
+  }
+  response.body_bytes += size;
+  return size;
+}
+
+size_t OnHeader(char* data, size_t one, size_t size, void* user) {
+  auto* receiver = static_cast<Receiver*>(user);
+  const absl::string_view line(data, size * one);
+  const size_t colon = line.find(':');
+  if (absl::StartsWith(line, "HTTP/")) {
+    receiver->response.headers.clear();  // After "100 Continue" comes another.
+  } else if (colon != absl::string_view::npos && receiver->response.headers.size() < kHeadersMax) {
+    receiver->response.headers[absl::AsciiStrToLower(line.substr(0, colon))] =
+        std::string(absl::StripAsciiWhitespace(line.substr(colon + 1)));
+  }
+  return size * one;
+}
+
+struct FreeList {
+  void operator()(curl_slist* list) const { curl_slist_free_all(list); }
+};
+using HeaderList = std::unique_ptr<curl_slist, FreeList>;
+
+HeaderList MakeHeaders(const std::vector<std::string>& headers) {
+  HeaderList list;
+  for (const std::string& header : headers) {
+    curl_slist* longer = curl_slist_append(list.get(), header.c_str());
+    if (longer == nullptr) throw std::bad_alloc();
+    (void)list.release();
+    list.reset(longer);
+  }
+  return list;
+}
+
+}  // namespace
+
+const std::string& HttpResponse::header(const std::string& lower_case_name) const {
+  static const std::string none;
+  const auto found = headers.find(lower_case_name);
+  return found == headers.end() ? none : found->second;
+}
+
+// One of the client's handles, for one exchange.
+class HttpClient::Handle {
+ public:
+  explicit Handle(HttpClient* client) : client_(client) {
+    MutexLock lock(&client_->mu_);
+    if (!client_->idle_.empty()) {
+      curl_ = client_->idle_.back();
+      client_->idle_.pop_back();
+      curl_easy_reset(curl_);  // Keeps its connections.
+    } else {
+      curl_ = curl_easy_init();
+      if (curl_ == nullptr) throw std::bad_alloc();
+    }
+  }
+  ~Handle() {
+    MutexLock lock(&client_->mu_);
+    client_->idle_.push_back(curl_);
+  }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  CURL* get() { return curl_; }
+
+ private:
+  HttpClient* const client_;
+  CURL* curl_ = nullptr;
+};
+
+HttpClient::HttpClient(Options options) : options_(std::move(options)) {
+  static const CURLcode initialized = curl_global_init(CURL_GLOBAL_DEFAULT);
+  (void)initialized;
+}
+
+HttpClient::~HttpClient() {
+  MutexLock lock(&mu_);
+  for (void* curl : idle_) curl_easy_cleanup(curl);
+}
+
+absl::StatusOr<HttpResponse> HttpClient::Send(const HttpRequest& request) {
+  Handle handle(this);
+  CURL* curl = handle.get();
+  Receiver receiver;
+  receiver.curl = curl;
+  receiver.out = request.out;
+  const HeaderList headers = MakeHeaders(request.headers);
+  char error[CURL_ERROR_SIZE] = "";
+  curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, error);
+  curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
+  curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
+  curl_easy_setopt(curl, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));  // NOLINT
+  curl_easy_setopt(curl, CURLOPT_URL, request.url.c_str());
+  curl_easy_setopt(curl, CURLOPT_PATH_AS_IS, 1L);
+  curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers.get());
+  curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, OnBody);
+  curl_easy_setopt(curl, CURLOPT_WRITEDATA, &receiver);
+  curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, OnHeader);
+  curl_easy_setopt(curl, CURLOPT_HEADERDATA, &receiver);
+  curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS,
+                   static_cast<long>(absl::ToInt64Milliseconds(options_.connect_timeout)));  // NOLINT
+  // Large bodies are announced first; servers that do not answer that get them all the same.
+  curl_easy_setopt(curl, CURLOPT_EXPECT_100_TIMEOUT_MS, 250L);
+  curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, kSlowBytesPerSecond);
+  curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME,
+                   static_cast<long>(absl::ToInt64Seconds(options_.stall_timeout)));  // NOLINT
+  if (!options_.ca_file.empty()) curl_easy_setopt(curl, CURLOPT_CAINFO, options_.ca_file.c_str());
+  if (!options_.sign.empty()) {
+    curl_easy_setopt(curl, CURLOPT_AWS_SIGV4, options_.sign.c_str());
+    curl_easy_setopt(curl, CURLOPT_USERNAME, options_.access_key.c_str());
+    curl_easy_setopt(curl, CURLOPT_PASSWORD, options_.secret_key.c_str());
+  }
+  if (request.method == "HEAD") {
+    curl_easy_setopt(curl, CURLOPT_NOBODY, 1L);
+  } else if (request.method == "PUT" || request.method == "POST") {
+    curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(request.body.size()));
+    curl_easy_setopt(curl, CURLOPT_POSTFIELDS, request.body.empty() ? "" : request.body.data());
+  }
+  if (request.method != "HEAD") curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, request.method.c_str());
+
+  const CURLcode code = curl_easy_perform(curl);
+  if (receiver.too_long) {
+    return absl::DataLossError(absl::StrCat(request.method, " ", request.url, ": the answer is too long"));
+  }
+  if (code != CURLE_OK) {
+    const char* reason = error[0] != '\0' ? error : curl_easy_strerror(code);
+    const std::string text = absl::StrCat(request.method, " ", request.url, ": ", reason);
+    switch (code) {
+      case CURLE_URL_MALFORMAT:
+      case CURLE_UNSUPPORTED_PROTOCOL:
+        return absl::InvalidArgumentError(text);
+      case CURLE_PEER_FAILED_VERIFICATION:
+      case CURLE_SSL_CACERT_BADFILE:
+        return absl::PermissionDeniedError(text);
+      default:
+        return absl::UnavailableError(text);
+    }
+  }
+  receiver.response.status = static_cast<int>(receiver.Status());
+  return std::move(receiver.response);
+}
+
+bool MayPass(int http_status) {
+  switch (http_status) {
+    case 408:
+    case 429:
+    case 500:
+    case 502:
+    case 503:
+    case 504:
+      return true;
+    default:
+      return false;
+  }
+}
+
+absl::Status StatusOfHttp(int http_status, const std::string& text) {
+  if (MayPass(http_status)) return absl::UnavailableError(text);
+  switch (http_status) {
+    case 401:
+    case 403:
+      return absl::PermissionDeniedError(text);
+    case 404:
+      return absl::NotFoundError(text);
+    case 507:
+      return absl::ResourceExhaustedError(text);
+    default:
+      return absl::InternalError(text);
+  }
+}
+
+absl::Status RetryUnavailable(absl::Duration patience, absl::string_view what,
+                              absl::FunctionRef<absl::Status()> attempt) {
+  const absl::Time end = Now() + patience;
+  Backoff backoff;
+  for (bool first = true;; first = false) {
+    absl::Status status = attempt();
+    if (!absl::IsUnavailable(status)) return status;
+    const absl::Duration wait = backoff.Next();
+    if (Now() + wait > end) return status;
+    if (first) {
+      spdlog::warn("{}: {}; tried again for {}", what, status.message(), absl::FormatDuration(patience));
+    }
+    absl::SleepFor(wait);
+  }
+}
+
+std::string UrlEncode(absl::string_view text) {
+  std::string encoded;
+  for (const char c : text) {
+    if (absl::ascii_isalnum(static_cast<unsigned char>(c)) || absl::StrContains("-._~", c)) {
+      encoded += c;
+    } else {
+      absl::StrAppend(
+          &encoded, "%",
+          absl::AsciiStrToUpper(absl::StrCat(absl::Hex(static_cast<unsigned char>(c), absl::kZeroPad2))));
+    }
+  }
+  return encoded;
+}
+
+}  // namespace recon
