@@ -246,6 +246,8 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   *reply.mutable_job() = job_;
   *reply.mutable_codec_choice() = codec_tuner_.choice();
   reply.set_shared_memory(shared_memory_);
+  reply.set_snapshot_dir(options_.snapshot_dir);
+  reply.set_snapshot_generation(snapshots_->status().generation());
   if (cluster_ != nullptr) {
     for (ServerAddress& server : cluster_->Addresses()) *reply.add_servers() = std::move(server);
   }

@@ -35,6 +35,7 @@ class Coordinator {
     uint64_t cluster_epoch = 1;
     std::string optimizer;
     uint64_t job_id = 0;
+    std::string snapshot_dir;  // As workers can open it.
     // What another policy is made from, and what the flags say.
     PolicyBase policy_base;
     PolicySettings policy_of_flags;

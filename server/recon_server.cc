@@ -194,6 +194,7 @@ absl::Status ReconServer::Parts::Open() {
   TellWorkers(policy, &coordinator_options.job);
   coordinator_options.optimizer = OptimizerName(policy.rules.optimizer.kind);
   coordinator_options.job_id = job_id;
+  coordinator_options.snapshot_dir = snapshot_url.Absolute();
   coordinator_options.policy_base = policy_base;
   coordinator_options.policy_of_flags = flags.policy;
   coordinator = std::make_unique<Coordinator>(coordinator_options, params.get(), journal.get(),

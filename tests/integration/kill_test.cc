@@ -259,6 +259,32 @@ TEST_CASE("snapshots alone are enough to go on from, each split once", "[kill]")
   CHECK(CompletedOnce(*job.Completions(), 6, kSamples));
 }
 
+TEST_CASE("a worker that joins takes parameters from the snapshot and what has changed since from the server",
+          "[kill]") {
+  ProcessJob job(JobFlags("asp", 6));
+  REQUIRE(job.StartServer());
+  auto zero = job.StartWorker("zero");
+  auto one = job.StartWorker("one");
+  REQUIRE(job.SamplesReach(kSamples));
+  zero->Kill();
+  one->Kill();
+  REQUIRE(ControlClient(*ConnectTo(job.address(), {})).Snapshot().ok());
+  auto two = job.StartWorker("two", {"--parameters-from", "store"});
+  REQUIRE(Eventually([&] { return absl::StrContains(two->output(), "changed since from the server"); }));
+  INFO(two->output());
+  CHECK(absl::StrContains(two->output(), ", 0.0 MB changed since"));
+  REQUIRE(job.SamplesReach(2 * kSamples));
+  // Nothing there to read: the server has everything, too.
+  std::filesystem::rename(job.snapshots() + "/packs", job.snapshots() + "/elsewhere");
+  auto three = job.StartWorker("three", {"--parameters-from", "store"});
+  CHECK(
+      Eventually([&] { return absl::StrContains(three->output(), "all parameters come from the server"); }));
+  std::filesystem::remove_all(job.snapshots() + "/packs");
+  std::filesystem::rename(job.snapshots() + "/elsewhere", job.snapshots() + "/packs");
+  REQUIRE(job.Finished());
+  CHECK(CompletedOnce(*job.Completions(), 6, kSamples));
+}
+
 #if defined(RECON_FAULT_POINTS)
 TEST_CASE("dying between any two steps of a snapshot loses none that was published", "[kill]") {
   for (const char* point : {"store.append", "store.before_sync", "store.before_rename",

@@ -214,16 +214,19 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush e
   }
 }
 
-absl::StatusOr<std::vector<Frame>> CommPipeline::PullAll() {
+absl::StatusOr<std::vector<Frame>> CommPipeline::PullAll(const std::vector<uint64_t>& known,
+                                                         uint64_t cluster_epoch) {
   FrameHeader header;
   header.reply_codec = static_cast<uint8_t>(CodecId::kFp32);
   Backoff backoff;
   while (true) {
     const Session::Standing standing = session_->standing();
+    std::vector<EncodedShard> shards(layout_->shard_count());
+    if (standing.identity.cluster_epoch() == cluster_epoch) {
+      for (size_t i = 0; i < known.size(); ++i) shards[i].version = known[i];
+    }
     std::vector<absl::StatusOr<Frame>> results = client_->CallAll(
-        FrameKind::kPull,
-        FramesFor(*layout_, header, standing.identity, std::vector<EncodedShard>(layout_->shard_count()),
-                  client_->server_of_shard()),
+        FrameKind::kPull, FramesFor(*layout_, header, standing.identity, shards, client_->server_of_shard()),
         FrameDeadline(EncodedBytes(CodecId::kFp32, layout_->params())));
     const absl::Status worst = Worst(results);
     if (!worst.ok()) {

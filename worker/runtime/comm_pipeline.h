@@ -66,8 +66,11 @@ class CommPipeline {
   // Replies that came since the last call, oldest first.
   std::vector<Frame> TakeReplies();
 
-  // Pulls all shards, trying until it succeeds or the session fails. Blocks.
-  absl::StatusOr<std::vector<Frame>> PullAll();
+  // Pulls all shards, trying until it succeeds or the session fails. Blocks. `known`, if not empty, are the
+  // versions of the shards that the caller has of a server of that cluster epoch: while it is the same, only
+  // what has changed since is sent.
+  absl::StatusOr<std::vector<Frame>> PullAll(const std::vector<uint64_t>& known = {},
+                                             uint64_t cluster_epoch = 0);
   // Sends initial values. Blocks. FailedPrecondition if another worker was asked meanwhile.
   absl::Status SendInitialValues(std::vector<float> values);
 

@@ -21,6 +21,16 @@ bool Replica::complete() const {
   return std::find(versions_.begin(), versions_.end(), kNoVersion) == versions_.end();
 }
 
+void Replica::TakeShard(uint32_t shard, uint64_t version, const std::vector<PageRef>& pages) {
+  const ShardPlacement& placement = layout_->shards()[shard];
+  float* out = values_.data() + placement.offset;
+  for (uint32_t page = 0; page < placement.pages(); ++page) {
+    std::copy_n(pages[page].data(), placement.PageSize(page), out + size_t{page} * kPageParams);
+  }
+  versions_[shard] = version;
+  ++revision_;
+}
+
 void Replica::Forget() { std::fill(versions_.begin(), versions_.end(), kNoVersion); }
 
 absl::Status Replica::AdoptValues(const PartHeader& part, const ByteChain& payload) {

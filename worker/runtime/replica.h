@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/codec/frame.h"
+#include "common/tensor/page.h"
 #include "common/tensor/param_layout.h"
 #include "worker/model/model_backend.h"
 
@@ -28,6 +29,8 @@ class Replica {
   // Takes a reply's parameters, shard by shard, where they are newer than what is there. InvalidArgument if
   // the reply does not fit the layout.
   absl::Status Adopt(const Frame& reply);
+  // Takes a shard's parameters from a snapshot: all of its pages.
+  void TakeShard(uint32_t shard, uint64_t version, const std::vector<PageRef>& pages);
   // Forgets which versions it has: the server has gone back to a snapshot.
   void Forget();
 

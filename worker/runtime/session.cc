@@ -101,7 +101,13 @@ void Session::AdoptReply(const RegisterReply& reply) {
   identity_.set_worker(reply.worker());
   identity_.set_incarnation(incarnation_.value());
   identity_.set_cluster_epoch(reply.cluster_epoch());
-  if (!again) server_has_values_ = reply.has_values();
+  if (!again) {
+    server_has_values_ = reply.has_values();
+    if (reply.snapshot_generation() != 0) {
+      snapshot_offer_ = {reply.snapshot_dir(), Generation(reply.snapshot_generation()),
+                         reply.cluster_epoch()};
+    }
+  }
   if (job_ == nullptr || !google::protobuf::util::MessageDifferencer::Equals(*job_, reply.job())) {
     job_ = std::make_shared<const JobConfig>(reply.job());
   }

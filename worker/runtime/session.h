@@ -18,6 +18,7 @@
 #include "common/base/ids.h"
 #include "common/base/mutex.h"
 #include "common/rpc/control_client.h"
+#include "worker/runtime/snapshot_source.h"
 
 namespace recon {
 
@@ -80,6 +81,7 @@ class Session {
   // As the last registration said: another object when the server has changed anything of it.
   std::shared_ptr<const JobConfig> job() const;
   bool server_has_values() const { return server_has_values_; }
+  const SnapshotOffer& snapshot_offer() const { return snapshot_offer_; }  // By the first registration.
   Counters* counters() { return &counters_; }
   JobPhase phase() const;
   // Why the worker cannot go on; OK while it can.
@@ -133,6 +135,7 @@ class Session {
   const std::atomic<bool>* const stop_;
   const Incarnation incarnation_;
   bool server_has_values_ = false;  // By the first registration.
+  SnapshotOffer snapshot_offer_;    // Likewise.
 
   Counters counters_;
   Mutex registering_;  // Held by the one thread that registers.

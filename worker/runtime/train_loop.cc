@@ -15,6 +15,7 @@
 #include "common/optim/update_rules.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "worker/data/prefetcher.h"
+#include "worker/runtime/snapshot_source.h"
 
 namespace recon {
 
@@ -91,7 +92,7 @@ absl::Status TrainLoop::AdoptJob() {
 absl::Status TrainLoop::Run() {
   RECON_RETURN_IF_ERROR(AdoptJob());
   // Before the first lease: a replacement has its state by the time it has work.
-  if (session_->server_has_values()) RECON_RETURN_IF_ERROR(PullReplica());
+  if (session_->server_has_values()) RECON_RETURN_IF_ERROR(Reconstruct());
   while (!stop_.load()) {
     RECON_RETURN_IF_ERROR(session_->fatal());
     RECON_RETURN_IF_ERROR(AdoptJob());
@@ -336,6 +337,27 @@ absl::Status TrainLoop::SendInitialValues() {
   // Whatever happened, the next question for work tells whether the server still wants them.
   Backoff backoff;
   return status.ok() ? status : session_->Recover(status, standing, &backoff);
+}
+
+absl::Status TrainLoop::Reconstruct() {
+  const SnapshotOffer& offer = session_->snapshot_offer();
+  if (!options_.from_snapshot || offer.store.empty()) return PullReplica();
+  const absl::Time start = Now();
+  const absl::StatusOr<uint64_t> read = ReadSnapshot(offer, *layout_, &replica_);
+  if (!read.ok()) {
+    spdlog::warn("all parameters come from the server: {}", read.status().message());
+    return PullReplica();
+  }
+  replica_epoch_ = offer.cluster_epoch;
+  RECON_ASSIGN_OR_RETURN(const std::vector<Frame> replies,
+                         pipeline_.PullAll(replica_.versions(), offer.cluster_epoch));
+  uint64_t changed = 0;
+  for (const Frame& reply : replies) changed += reply.header.payload_bytes;
+  spdlog::info(
+      "parameters: {:.1f} MB from snapshot {} of {}, {:.1f} MB changed since from the server, in {:.2f} s",
+      static_cast<double>(*read) / 1e6, offer.generation.value(), offer.store,
+      static_cast<double>(changed) / 1e6, absl::ToDoubleSeconds(Now() - start));
+  return Adopt(replies);
 }
 
 absl::Status TrainLoop::PullReplica() {

@@ -31,6 +31,9 @@ class TrainLoop {
     EncoderOptions encoder;
     // Simulated slowness: each step takes so many times its computing time. 1 = off.
     double slow_factor = 1;
+    // A worker that joins takes the parameters from the newest snapshot, and from the server what has changed
+    // since.
+    bool from_snapshot = false;
   };
 
   TrainLoop(const Options& options, const ParamLayout* layout, ModelBackend* backend, CodecPolicy* policy,
@@ -82,6 +85,8 @@ class TrainLoop {
   absl::Status FlushResidual();
   absl::Status EvaluateSplit(const Session::HeldLeasePtr& lease);
   absl::Status SendInitialValues();
+  // The first parameters.
+  absl::Status Reconstruct();
   absl::Status PullReplica();
   absl::Status AdoptReplies();
   // Until fewer pushes are under way; takes parameters meanwhile as they come.

@@ -93,6 +93,7 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   options.depth = flags.depth;
   options.encoder = flags.encoder;
   options.slow_factor = flags.slow_factor;
+  options.from_snapshot = flags.from_snapshot;
   absl::Status status;
   {
     TrainLoop loop(options, &layout, backend.get(), &policy, &data, servers.client(), session.get(),

@@ -21,6 +21,7 @@ struct RawFlags {
   std::string residual = "fp32";
   std::string residual_flush = "60s";
   std::string transport = "auto";
+  std::string parameters_from = "server";
   std::string reconnect_for = "10m";
 };
 
@@ -88,6 +89,13 @@ void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
                       "simulated computing time of a synthetic step")
           ->check(CLI::Range(0.0, 3.6e6)),
       "RECON_SYNTHETIC_STEP_MS");
+  env(app->add_option(
+             "--parameters-from", raw->parameters_from,
+             "where a worker that joins takes them: server, or store (the newest snapshot, read where the "
+             "server writes it; what has changed since comes from the server)")
+          ->check(CLI::IsMember({"server", "store"}))
+          ->capture_default_str(),
+      "RECON_PARAMETERS_FROM");
   env(app->add_option("--slow-factor", flags->slow_factor,
                       "simulated slowness: each step takes so many times its computing time")
           ->check(CLI::Range(1.0, 1e4)),
@@ -144,6 +152,7 @@ absl::Status Convert(const RawFlags& raw, WorkerFlags* flags) {
         absl::StrCat("--reconnect-for ", raw.reconnect_for, ": expected a duration such as 10m"));
   }
   flags->shared_memory = raw.transport == "auto";
+  flags->from_snapshot = raw.parameters_from == "store";
   if (flags->name.size() > limits::kNameBytesMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("--name has ", flags->name.size(), " bytes, allowed are ", limits::kNameBytesMax));

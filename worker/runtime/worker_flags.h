@@ -21,7 +21,8 @@ struct WorkerFlags {
   EncoderOptions encoder;
   int depth = 2;
   int connections = limits::kDataConnections;
-  bool shared_memory = true;  // Where the server offers it.
+  bool shared_memory = true;   // Where the server offers it.
+  bool from_snapshot = false;  // Joins from the newest snapshot.
   double slow_factor = 1;
   absl::Duration reconnect_for;
   std::string metrics_address;

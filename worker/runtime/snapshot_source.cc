@@ -1,0 +1,68 @@
+#include "worker/runtime/snapshot_source.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/mutex.h"
+#include "common/base/status_macros.h"
+#include "common/snapshot/manifest.h"
+#include "common/snapshot/reader_lease.h"
+#include "common/snapshot/snapshot_reader.h"
+#include "common/storage/store_url.h"
+
+namespace recon {
+namespace {
+
+constexpr unsigned kThreadsMax = 8;
+
+uint64_t StoredBytes(const ChunkEntry& chunk) {
+  return std::accumulate(chunk.stored_bytes().begin(), chunk.stored_bytes().end(), uint64_t{0});
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> ReadSnapshot(const SnapshotOffer& offer, const ParamLayout& layout,
+                                      Replica* replica) {
+  RECON_ASSIGN_OR_RETURN(const auto store, OpenStore(offer.store, /*writer=*/false));
+  RECON_ASSIGN_OR_RETURN(const auto lease, ReaderLease::TakeIfWritable(store.get(), offer.generation));
+  const SnapshotReader reader(store.get());
+  RECON_ASSIGN_OR_RETURN(const Manifest manifest, reader.ReadManifest(offer.generation));
+  if (const std::string difference = ModelDifference(layout.model(), manifest.model()); !difference.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("snapshot ", offer.generation.value(), " is of another model: ", difference));
+  }
+  const int roles = static_cast<int>(manifest.state_planes()) + 1;
+  std::vector<std::vector<PageRef>> shards(layout.shard_count());
+  std::atomic<uint32_t> next{0};
+  std::atomic<uint64_t> bytes{0};
+  Mutex mu;
+  absl::Status failure;
+  const auto read = [&] {
+    for (uint32_t shard = next++; shard < shards.size(); shard = next++) {
+      const int chunk = static_cast<int>(shard) * roles;
+      absl::StatusOr<std::vector<PageRef>> pages = reader.ReadChunk(manifest, chunk);
+      if (!pages.ok()) {
+        MutexLock lock(&mu);
+        failure.Update(pages.status());
+        return;
+      }
+      shards[shard] = *std::move(pages);
+      bytes += StoredBytes(manifest.chunks(chunk));
+    }
+  };
+  std::vector<std::thread> threads(std::min(std::max(std::thread::hardware_concurrency(), 1U), kThreadsMax));
+  for (std::thread& thread : threads) thread = std::thread(read);
+  for (std::thread& thread : threads) thread.join();
+  RECON_RETURN_IF_ERROR(failure);
+  for (const ShardEntry& entry : manifest.shards()) {
+    replica->TakeShard(entry.shard(), entry.version(), shards[entry.shard()]);
+  }
+  return bytes.load();
+}
+
+}  // namespace recon
