@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/time/time.h"
 #include "common/snapshot/manifest.h"
 #include "proto/manifest.pb.h"
 
@@ -13,6 +14,7 @@ namespace recon {
 // gradient of -x adds x.
 inline constexpr uint32_t kChaosLives = 256;
 inline constexpr uint32_t kChaosTensors = 3;
+inline constexpr absl::Duration kChaosLinkCut = absl::Seconds(3);
 
 inline ModelSpec ChaosModel(uint32_t workers) {
   ModelSpec model;

@@ -1,5 +1,6 @@
-// Many workers against one server, of which some are killed or stopped at any moment, and connections that
-// never say anything. RECON_CHAOS_SECONDS and RECON_CHAOS_WORKERS make it longer and larger.
+// Many workers against one server and several, killed or stopped at any moment, and connections that never
+// say anything. RECON_CHAOS_SECONDS and RECON_CHAOS_WORKERS make it longer and larger; RECON_SOAK_SECONDS the
+// last part, in which something happens every ten seconds, and what that costs is measured.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -14,6 +15,7 @@
 #include <random>
 #include <sstream>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/numbers.h"
 #include "catch2/catch.hpp"
 #include "common/base/clock.h"
@@ -30,11 +32,11 @@ namespace {
 // Stopped for longer than this, a worker may be given up.
 constexpr absl::Duration kEvictAfter = absl::Seconds(5);
 constexpr size_t kSilentConnectionsMax = 100;
-// AddressSanitizer keeps what was freed.
+// AddressSanitizer keeps what was freed, and takes its time.
 #ifdef __SANITIZE_ADDRESS__
-constexpr bool kMemoryIsTheServers = false;
+constexpr bool kMeasures = false;
 #else
-constexpr bool kMemoryIsTheServers = true;
+constexpr bool kMeasures = true;
 #endif
 
 uint32_t FromEnvironment(const char* name, uint32_t otherwise) {
@@ -136,8 +138,60 @@ class Chaos {
       absl::SleepFor(absl::Milliseconds(50));
     }
     INFO("server: " << resident_early << " bytes half-way, " << Resident() << " at the end");
-    if (kMemoryIsTheServers && servers_ == 1) CHECK(Resident() < resident_early + (uint64_t{24} << 20));
+    if (kMeasures && servers_ == 1) CHECK(Resident() < resident_early + (uint64_t{24} << 20));
     CHECK(job_.server().running());
+  }
+
+  // Something that a cluster sees on a bad day, every ten seconds: a process killed and started again at
+  // once, stopped for a while, or a link cut.
+  void RunBadDay(absl::Duration duration) {
+    constexpr absl::Duration kBetween = absl::Seconds(10), kStopped = absl::Seconds(3),
+                             kServerStopped = absl::Seconds(1);
+    const absl::Time end = Now() + duration;
+    for (int event = 0; Now() + kBetween / 2 < end; ++event) {
+      const absl::Time next = Now() + kBetween;
+      auto i = static_cast<uint32_t>(random_() % count_);
+      const int server = static_cast<int>(random_() % static_cast<uint32_t>(servers_));
+      switch (event % 8) {
+        case 0:
+        case 5:
+          if (workers_[i].life + 1 == kChaosLives) break;
+          workers_[i].process->Kill();
+          ++workers_[i].life;
+          Begin(i);
+          break;
+        case 1:
+          job_.process(server).Kill();
+          CHECK(job_.Start(server));
+          ++server_deaths_;
+          break;
+        case 2:
+        case 6:
+          while (!HasLinks(i)) i = (i + 1) % count_;
+          workers_[i].process->Signal(SIGUSR1);
+          break;
+        case 3:
+          job_.process(server).Signal(SIGSTOP);
+          absl::SleepFor(kServerStopped);
+          job_.process(server).Signal(SIGCONT);
+          break;
+        default:
+          workers_[i].process->Signal(SIGSTOP);
+          absl::SleepFor(kStopped);
+          workers_[i].process->Signal(SIGCONT);
+      }
+      absl::SleepFor(next - Now());
+    }
+  }
+
+  // Acknowledged pushes a second from now on.
+  double RateOver(absl::Duration duration, absl::FunctionRef<void()> meanwhile) {
+    const uint64_t before = Acknowledged();
+    const absl::Time start = Now();
+    meanwhile();
+    absl::SleepFor(start + duration - Now());
+    const uint64_t after = Acknowledged();
+    return static_cast<double>(after - before) / absl::ToDoubleSeconds(Now() - start);
   }
 
   // Everybody goes on: nothing hangs.
@@ -191,12 +245,26 @@ class Chaos {
     return job_.directory() / absl::StrCat("said-", worker, "-", life);
   }
 
+  static bool HasLinks(uint32_t worker) { return worker % 4 == 2; }
+
+  uint64_t Acknowledged() const {
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < count_; ++i) {
+      for (uint32_t life = 0; life <= workers_[i].life; ++life) sum += Read(FileOf(i, life)).acknowledged;
+    }
+    return sum;
+  }
+
   void Begin(uint32_t i) {
     const std::string file = FileOf(i, workers_[i].life);
     workers_[i].may_be_given_up.push_back(false);
     workers_[i].process = std::make_unique<Process>(
         std::vector<std::string>{"chaos_worker", job_.address(), absl::StrCat(count_), absl::StrCat(i),
-                                 absl::StrCat(workers_[i].life), i % 2 == 0 ? "grpc" : "shm", file},
+                                 absl::StrCat(workers_[i].life),
+                                 HasLinks(i)  ? "link"
+                                 : i % 2 == 0 ? "grpc"
+                                              : "shm",
+                                 file},
         absl::StrCat(file, ".log"));
   }
 
@@ -278,6 +346,22 @@ TEST_CASE("and so are servers: the head and two more", "[chaos]") {
   Chaos chaos(FromEnvironment("RECON_CHAOS_WORKERS", 32), 3);
   chaos.Run(absl::Seconds(FromEnvironment("RECON_CHAOS_SECONDS", 15)));
   chaos.CheckAllGoOn();
+  chaos.CheckParameters();
+}
+
+TEST_CASE("a bad day costs little: 32 workers, two servers, something every ten seconds", "[chaos]") {
+  const absl::Duration duration = absl::Seconds(FromEnvironment("RECON_SOAK_SECONDS", kMeasures ? 60 : 20));
+  const absl::Duration quiet = std::clamp(duration / 4, absl::Seconds(5), absl::Seconds(60));
+  Chaos chaos(FromEnvironment("RECON_CHAOS_WORKERS", 32), 2);
+  absl::SleepFor(absl::Seconds(5));  // All have joined.
+  const double before = chaos.RateOver(quiet, [] {});
+  const double disturbed = chaos.RateOver(duration, [&] { chaos.RunBadDay(duration); });
+  chaos.CheckAllGoOn();
+  const double after = chaos.RateOver(quiet, [] {});
+  const double kept = disturbed / ((before + after) / 2);
+  WARN("pushes a second: " << before << " before, " << disturbed << " disturbed, " << after
+                           << " after: " << kept);
+  if (kMeasures) CHECK(kept >= 0.9);
   chaos.CheckParameters();
 }
 

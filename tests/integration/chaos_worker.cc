@@ -1,6 +1,8 @@
 // A worker of chaos_test: pushes one after the other, each until it is acknowledged, and says so in a file.
 //
-//   chaos_worker SERVER WORKERS WORKER LIFE grpc|shm FILE
+//   chaos_worker SERVER WORKERS WORKER LIFE grpc|shm|link FILE
+//
+// With "link", all of its connections go through links of its own, which SIGUSR1 cuts for kLinkCut.
 //
 // FILE gets a line "a" for every push that was acknowledged, and "r" whenever the server had given it up.
 
@@ -8,6 +10,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -25,6 +28,7 @@
 #include "common/rpc/control_client.h"
 #include "common/tensor/param_layout.h"
 #include "tests/integration/chaos_model.h"
+#include "tests/support/link_proxy.h"
 #include "worker/client/param_client.h"
 #include "worker/runtime/frames.h"
 #include "worker/runtime/server_connections.h"
@@ -33,15 +37,16 @@ namespace recon {
 namespace {
 
 constexpr absl::Duration kHeartbeat = absl::Milliseconds(300);
+std::atomic<bool> g_cut_asked{false};
 
 class ChaosWorker {
  public:
   ChaosWorker(char** argv)
-      : server_(argv[1]),
+      : links_(std::string(argv[5]) == "link"),
+        server_(links_ ? LinkTo(0, argv[1]) : argv[1]),
         workers_(static_cast<uint32_t>(std::atoi(argv[2]))),
         worker_(static_cast<uint32_t>(std::atoi(argv[3]))),
         life_(static_cast<uint32_t>(std::atoi(argv[4]))),
-
         file_(open(argv[6], O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)),
         layout_(*ParamLayout::Create(ChaosModel(workers_))),
         channel_(*ConnectTo(server_, {})),
@@ -51,6 +56,7 @@ class ChaosWorker {
   void Run() {
     Join();
     std::thread([this] { Beat(); }).detach();  // Until the process is killed.
+    if (links_) std::thread([this] { CutWhenAsked(); }).detach();
     std::mt19937 random(worker_ * kChaosLives + life_);
     for (uint64_t step = 0;; ++step) {
       next_step_ = step;
@@ -71,6 +77,27 @@ class ChaosWorker {
     return identity_;
   }
 
+  // The link to that server, the head being number 0.
+  std::string LinkTo(size_t server, const std::string& address) {
+    MutexLock lock(&mu_);
+    while (link_to_.size() <= server) link_to_.push_back(std::make_unique<LinkProxy>(address));
+    link_to_[server]->SetTarget(address);
+    return link_to_[server]->address();
+  }
+
+  void CutWhenAsked() {
+    for (;; absl::SleepFor(absl::Milliseconds(20))) {
+      if (!g_cut_asked.exchange(false)) continue;
+      SetCut(true);
+      absl::SleepFor(kChaosLinkCut);
+      SetCut(false);
+    }
+  }
+  void SetCut(bool cut) {
+    MutexLock lock(&mu_);
+    for (const auto& link : link_to_) link->SetCut(cut);
+  }
+
   // Until it has worked, and there are parameters.
   void Join() {
     while (true) {
@@ -81,7 +108,7 @@ class ChaosWorker {
       request.set_train_samples(1000);
       request.set_test_samples(10);
       request.set_next_step(next_step_);
-      const auto reply = control_.Register(request);
+      auto reply = control_.Register(request);
       if (!reply.ok()) {
         absl::SleepFor(absl::Milliseconds(20));
         continue;
@@ -91,6 +118,11 @@ class ChaosWorker {
         identity_.set_worker(reply->worker());
         identity_.set_incarnation(incarnation_);
         identity_.set_cluster_epoch(reply->cluster_epoch());
+      }
+      for (int i = 0; links_ && i < reply->servers_size(); ++i) {
+        ServerAddress* other = reply->mutable_servers(i);
+        if (!other->address().empty())
+          other->set_address(LinkTo(static_cast<size_t>(i) + 1, other->address()));
       }
       if (!servers_.Adopt(*reply).ok()) std::abort();
       if (reply->has_values()) return;
@@ -145,6 +177,9 @@ class ChaosWorker {
     return absl::OkStatus();
   }
 
+  Mutex mu_;
+  std::vector<std::unique_ptr<LinkProxy>> link_to_ ABSL_GUARDED_BY(mu_);
+  const bool links_;
   const std::string server_;
   const uint32_t workers_, worker_, life_;
 
@@ -156,7 +191,6 @@ class ChaosWorker {
   ServerConnections servers_;
   std::atomic<uint64_t> next_step_{0};
 
-  Mutex mu_;
   WorkerIdentity identity_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -165,5 +199,6 @@ class ChaosWorker {
 
 int main(int argc, char** argv) {
   if (argc != 7) return 2;
+  std::signal(SIGUSR1, [](int) { recon::g_cut_asked = true; });
   recon::ChaosWorker(argv).Run();
 }
