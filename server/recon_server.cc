@@ -30,7 +30,6 @@
 #include "server/durability/control_db.h"
 #include "server/durability/push_log.h"
 #include "server/durability/recovery.h"
-#include "server/job_claim.h"
 #include "server/log_replay.h"
 #include "server/param_server.h"
 #include "server/rpc/cluster_service.h"
@@ -45,6 +44,8 @@ namespace {
 
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 constexpr absl::Duration kDrainTimeout = absl::Seconds(10);
+// A store that does not answer is asked again for so long then.
+constexpr absl::Duration kDrainPatience = absl::Seconds(5);
 // How long after the end of a job workers may still ask for its outcome.
 constexpr absl::Duration kFarewell = absl::Seconds(5);
 // A control database that was lost had counted starts that no snapshot tells of; their epochs must not come
@@ -132,7 +133,15 @@ absl::Status ReconServer::Parts::Open() {
         absl::StrCat("--snapshot-dir ", flags.snapshot_dir, " has snapshots of job ",
                      absl::Hex(before.job_id()), ", --data ", flags.data, " is of job ", absl::Hex(job_id)));
   }
-  if (!snapshot_url.local()) RECON_RETURN_IF_ERROR(ClaimForJob(store.get(), job_id));
+  RECON_RETURN_IF_ERROR(
+      store->RemoveLeftovers({"packs/", "manifests/"}));  // It is ours, as far as can be known.
+  if (!snapshot_url.local() && db->created() && before.generation() != 0) {
+    spdlog::warn(
+        "--data is new: this server takes job {:x} over, from snapshot {} of {}; the one that had it ends "
+        "with its "
+        "next snapshot",
+        job_id, before.generation(), flags.snapshot_dir);
+  }
   const bool lost = db->created() && before.has_control();
   RECON_ASSIGN_OR_RETURN(const uint64_t cluster_epoch,
                          db->NextClusterEpoch(before.cluster_epoch() + (lost ? kStartsNobodyKnowsOf : 0)));
@@ -177,6 +186,7 @@ absl::Status ReconServer::Parts::Open() {
   SnapshotService::Options snapshot_options;
   snapshot_options.writer.keep = flags.snapshot_keep;
   snapshot_options.writer.zstd_level = flags.zstd_level;
+  snapshot_options.writer.shared = !snapshot_url.local();
   snapshot_options.interval = flags.snapshot_interval;
   if (flags.durability != ServerFlags::Durability::kSnapshot)
     snapshot_options.replay_target = flags.replay_target;
@@ -473,6 +483,7 @@ absl::Status ReconServer::Parts::OpenLog(const ApplyRules& rules) {
 
 absl::Status ReconServer::Parts::Drain() {
   spdlog::info("draining");
+  store->SetPatience(kDrainPatience);
   coordinator->lane()->RunAndWait([this] { coordinator->BeginDrain(); });
   params->BeginDrain();
   const bool others_idle = cluster == nullptr || cluster->Drain(kDrainTimeout);
@@ -528,6 +539,7 @@ absl::Status ReconServer::RunUntilStopped() {
   while (!ShutdownSignal::Wait(kTick) && !parts_->drain_requested.load()) {
     // What it has acknowledged is safe; the rest is for the next start to decide.
     RECON_RETURN_IF_ERROR(parts_->params->log_status());
+    RECON_RETURN_IF_ERROR(parts_->snapshots->taken_over());
     parts_->CountCopies();
     bool done = false;
     coordinator->lane()->RunAndWait([&] {

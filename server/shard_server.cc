@@ -340,6 +340,8 @@ absl::Status ShardServer::Parts::Recover(const Assignment& assignment) {
   SnapshotWriter::Options writer_options;
   writer_options.zstd_level = assignment.zstd_level();
   writer_options.keep.last = assignment.snapshot_keep();
+  RECON_ASSIGN_OR_RETURN(const StoreUrl snapshot_url, ParseStoreUrl(directory));
+  writer_options.shared = !snapshot_url.local();
   writer_ = std::make_unique<SnapshotWriter>(store_.get(), writer_options);
 
   ParamServer::Options options;

@@ -65,7 +65,12 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   }
   const absl::Time start = Now();
   RECON_ASSIGN_OR_RETURN(const Generation next, writer_.NextGeneration());
-  RECON_RETURN_IF_ERROR(CheckStillOurs(Generation(next.value() - 1)));
+  const absl::Status still_ours = CheckStillOurs(Generation(next.value() - 1));
+  if (absl::IsFailedPrecondition(still_ours)) {
+    MutexLock lock(&mu_);
+    taken_over_ = still_ours;
+  }
+  RECON_RETURN_IF_ERROR(still_ours);
   // Not one that other servers may still be writing to.
   const Generation generation = std::max(next, Generation(last_tried_.value() + 1));
   last_tried_ = generation;
@@ -124,6 +129,11 @@ absl::Status SnapshotService::CheckStillOurs(Generation newest) {
     const bool passed_over = absl::IsDataLoss(manifest.status()) || absl::IsNotFound(manifest.status());
     return passed_over ? absl::OkStatus() : manifest.status();
   }
+  if (manifest->job_id() != 0 && manifest->job_id() != options_.job_id) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(store_->Describe(), " belongs to another job now: snapshot ", newest.value(), " is of ",
+                     absl::Hex(manifest->job_id())));
+  }
   if (manifest->cluster_epoch() <= params_->cluster_epoch()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "another server has taken the job over: snapshot ", newest.value(), " of ", store_->Describe(),
@@ -143,6 +153,7 @@ absl::StatusOr<Manifest> SnapshotService::WriteParts(const ParamLayout& layout, 
     RECON_ASSIGN_OR_RETURN(parts.emplace_back(), writer_.WritePart(layout, std::move(cut.shards), generation,
                                                                    params_->server(), pace));
   }
+  RECON_RETURN_IF_ERROR(CheckPacks(parts.back(), params_->server()));
   std::vector<ServerPart> servers;
   if (cluster_ != nullptr) {
     ServerPart& head = servers.emplace_back();
@@ -169,7 +180,7 @@ absl::Status SnapshotService::CheckPacks(const Manifest& part, uint64_t server) 
     return absl::FailedPreconditionError(absl::StrCat(
         "server ", absl::Hex(server), " has written ", pack.name(), " with ", pack.bytes(), " bytes, but in ",
         store_->Describe(), " it ", size.ok() ? absl::StrCat("has ", *size) : "is not there",
-        ": all servers need the same directory"));
+        ": do all servers have the same --snapshot-dir, and does nobody else write there?"));
   }
   return absl::OkStatus();
 }
@@ -233,6 +244,11 @@ void SnapshotService::Tick(absl::Time now) {
 
 void SnapshotService::Flush() {
   lane_.RunAndWait([] {});
+}
+
+absl::Status SnapshotService::taken_over() const {
+  MutexLock lock(&mu_);
+  return taken_over_;
 }
 
 SnapshotStatus SnapshotService::status() const {

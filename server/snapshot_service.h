@@ -57,6 +57,8 @@ class SnapshotService {
   void Tick(absl::Time now);
 
   SnapshotStatus status() const;
+  // Not OK once another server has the job: this one's state is no longer the job's.
+  absl::Status taken_over() const;
   // What a restart found, for status().
   void NoteRestored(const Manifest& manifest);
 
@@ -87,6 +89,7 @@ class SnapshotService {
 
   mutable Mutex mu_;
   SnapshotStatus status_ ABSL_GUARDED_BY(mu_);
+  absl::Status taken_over_ ABSL_GUARDED_BY(mu_);
   absl::Time last_periodic_ ABSL_GUARDED_BY(mu_);
   std::optional<uint64_t> last_sequence_ ABSL_GUARDED_BY(mu_);  // Of the newest snapshot.
   double replay_seconds_at_last_ ABSL_GUARDED_BY(mu_) = 0;

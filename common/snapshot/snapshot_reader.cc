@@ -97,7 +97,9 @@ absl::StatusOr<std::vector<PageRef>> SnapshotReader::ReadChunk(const Manifest& m
     const absl::Status read = store_->ReadInto(pack, begin, before + bytes, data);
     if (!read.ok()) {
       // The manifest promises the pack: that it is absent is damage, not an answer.
-      return absl::DataLossError(absl::StrCat("shard ", entry.shard(), ": ", read.message()));
+      const bool damage = absl::IsNotFound(read) || absl::IsDataLoss(read);
+      return absl::Status(damage ? absl::StatusCode::kDataLoss : read.code(),
+                          absl::StrCat("shard ", entry.shard(), ": ", read.message()));
     }
     for (const char* at = data + before; first <= last; at += entry.stored_bytes(first), ++first) {
       const auto values = static_cast<size_t>(std::min<uint64_t>(values_left, kPageParams));

@@ -87,12 +87,21 @@ absl::Status ParseHdfsError(int http_status, absl::string_view json, const std::
   };
   if (is({"FileNotFoundException"})) return absl::NotFoundError(message);
   if (is({"FileAlreadyExistsException"})) return absl::AlreadyExistsError(message);
-  if (is({"AccessControlException", "SecurityException", "AuthorizationException", "InvalidToken"})) {
+  if (is({"AccessControlException", "SecurityException", "AuthorizationException", "AuthenticationException",
+          "InvalidToken"})) {
     return absl::PermissionDeniedError(message);
   }
   if (absl::EndsWith(exception, "QuotaExceededException")) return absl::ResourceExhaustedError(message);
-  // Any other IOException has this status, whatever it is about.
-  if (http_status == 403 && !exception.empty()) return absl::UnavailableError(message);
+  // The general one, of which most pass, and by name those that do; "RemoteException" is a datanode's word
+  // for any.
+  if (is({"IOException", "RemoteException", "EOFException", "StandbyException", "RetriableException",
+          "SafeModeException", "AlreadyBeingCreatedException", "RecoveryInProgressException",
+          "NotReplicatedYetException", "ConnectException", "SocketTimeoutException"})) {
+    return absl::UnavailableError(message);
+  }
+  if (!exception.empty()) return absl::FailedPreconditionError(message);
+  // Not Hadoop's answer: it says nothing about files.
+  if (http_status == 404) return absl::UnavailableError(message);
   return StatusOfHttp(http_status, message);
 }
 

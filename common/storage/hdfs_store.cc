@@ -49,27 +49,43 @@ class HdfsStore::FileWriter : public ObjectStore::Writer {
     return part_.size() < limits::kStorePartBytes ? absl::OkStatus() : SendPart();
   }
 
-  absl::Status Close() override { return Finish(/*replace=*/true); }
-
-  // AlreadyExists if there is an object of that name, unless `replace`.
-  absl::Status Finish(bool replace) {
-    if (!part_.empty() || !created_) RECON_RETURN_IF_ERROR(SendPart());
-    RECON_ASSIGN_OR_RETURN(bool renamed, store_->Rename(temporary_, name_));
-    if (!renamed && replace) {
+  absl::Status Close() override {
+    RECON_RETURN_IF_ERROR(Flush());
+    RECON_ASSIGN_OR_RETURN(Renamed renamed, store_->Rename(temporary_, name_));
+    if (renamed == Renamed::kNot) {
+      // Only what is there in full takes another's place.
+      RECON_RETURN_IF_ERROR(store_->StatusOf(temporary_).status());
       RECON_RETURN_IF_ERROR(store_->Delete(name_));
       RECON_ASSIGN_OR_RETURN(renamed, store_->Rename(temporary_, name_));
     }
-    if (renamed) {
-      closed_ = true;
-      return absl::OkStatus();
+    if (renamed == Renamed::kPerhaps) {
+      RECON_ASSIGN_OR_RETURN(const HdfsFile there, store_->StatusOf(name_));
+      if (there.bytes == bytes_) renamed = Renamed::kYes;
     }
-    const std::string text = absl::StrCat(store_->where_, "/", name_);
-    const absl::Status there = store_->StatusOf(name_).status();
-    return there.ok() ? absl::AlreadyExistsError(text + " is there already")
-                      : absl::InternalError(text + " cannot be put in place");
+    if (renamed != Renamed::kYes) {
+      return absl::AbortedError(absl::StrCat(store_->where_, "/", name_, " cannot be put in place"));
+    }
+    closed_ = true;
+    return absl::OkStatus();
+  }
+
+  // As PutIfAbsent() of `bytes`, which are all that was appended.
+  absl::Status CloseIfAbsent(absl::string_view bytes) {
+    RECON_RETURN_IF_ERROR(Flush());
+    RECON_ASSIGN_OR_RETURN(const Renamed renamed, store_->Rename(temporary_, name_));
+    closed_ = renamed != Renamed::kNot;
+    if (renamed == Renamed::kYes) return absl::OkStatus();
+    RECON_ASSIGN_OR_RETURN(const uint64_t size, store_->Size(name_));
+    if (renamed == Renamed::kPerhaps && size == bytes.size()) {
+      RECON_ASSIGN_OR_RETURN(const std::string there, store_->Read(name_, 0, size));
+      if (there == bytes) return absl::OkStatus();
+    }
+    return absl::AlreadyExistsError(absl::StrCat(store_->where_, "/", name_, " is there already"));
   }
 
  private:
+  absl::Status Flush() { return part_.empty() && created_ ? absl::OkStatus() : SendPart(); }
+
   absl::Status SendPart() {
     RECON_RETURN_IF_ERROR(created_ ? AppendPart() : CreateFile());
     bytes_ += part_.size();
@@ -85,7 +101,7 @@ class HdfsStore::FileWriter : public ObjectStore::Writer {
   absl::Status CreateFile() {
     RECON_RETURN_IF_ERROR(store_->MakeDirectoryOf(name_));
     created_ = true;  // Perhaps, from here on.
-    return RetryUnavailable(store_->options_.patience, "snapshot store", [&] {
+    return RetryUnavailable(store_->patience_, [&] {
       HttpRequest request;
       request.method = "PUT";
       request.body = part_;
@@ -97,7 +113,7 @@ class HdfsStore::FileWriter : public ObjectStore::Writer {
   absl::Status AppendPart() {
     uint64_t sent = 0;
     bool first = true;
-    return RetryUnavailable(store_->options_.patience, "snapshot store", [&]() -> absl::Status {
+    return RetryUnavailable(store_->patience_, [&]() -> absl::Status {
       if (!std::exchange(first, false)) {
         RECON_ASSIGN_OR_RETURN(const HdfsFile file, store_->StatusOf(temporary_));
         if (file.bytes < bytes_ || file.bytes > bytes_ + part_.size()) {
@@ -134,6 +150,7 @@ HdfsStore::HdfsStore(const std::string& host, const std::string& directory, cons
       directory_(directory),
       base_url_(absl::StrCat(options.tls ? "https://" : "http://", host, "/webhdfs/v1")),
       options_(options),
+      patience_(options.patience),
       http_(ClientOptions(options)) {}
 
 absl::StatusOr<std::unique_ptr<HdfsStore>> HdfsStore::Open(const std::string& host,
@@ -143,14 +160,18 @@ absl::StatusOr<std::unique_ptr<HdfsStore>> HdfsStore::Open(const std::string& ho
   if (writer) RECON_RETURN_IF_ERROR(store->Ask("PUT", "", "MKDIRS").status());
   RECON_ASSIGN_OR_RETURN(const HdfsFile there, store->StatusOf(""));
   if (!there.directory) return absl::NotFoundError(store->where_ + " is not a directory");
-  if (writer) {
-    std::vector<std::string> names;
-    RECON_RETURN_IF_ERROR(store->ListBelow("", 0, &names));
-    for (const std::string& name : names) {
-      if (absl::EndsWith(name, kTemporary)) RECON_RETURN_IF_ERROR(store->Delete(name));
-    }
-  }
   return store;
+}
+
+absl::Status HdfsStore::RemoveLeftovers(const std::vector<std::string>& prefixes) {
+  std::vector<std::string> names;
+  RECON_RETURN_IF_ERROR(ListBelow("", 0, &names));
+  for (const std::string& name : names) {
+    const bool below = std::any_of(prefixes.begin(), prefixes.end(),
+                                   [&](const std::string& prefix) { return absl::StartsWith(name, prefix); });
+    if (below && absl::EndsWith(name, kTemporary)) RECON_RETURN_IF_ERROR(Delete(name));
+  }
+  return absl::OkStatus();
 }
 
 std::string HdfsStore::UrlOf(const std::string& name, const std::string& operation) const {
@@ -179,7 +200,7 @@ absl::StatusOr<HttpResponse> HdfsStore::AskOnce(const std::string& method, const
 absl::StatusOr<HttpResponse> HdfsStore::Ask(const std::string& method, const std::string& name,
                                             const std::string& operation, int* tries) {
   absl::StatusOr<HttpResponse> response = absl::UnknownError("");
-  RECON_RETURN_IF_ERROR(RetryUnavailable(options_.patience, "snapshot store", [&] {
+  RECON_RETURN_IF_ERROR(RetryUnavailable(patience_, [&] {
     if (tries != nullptr) ++*tries;
     response = AskOnce(method, name, operation);
     return response.status();
@@ -225,22 +246,22 @@ absl::Status HdfsStore::MakeDirectoryOf(const std::string& name) {
   return Ask("PUT", name.substr(0, slash), "MKDIRS").status();
 }
 
-absl::StatusOr<bool> HdfsStore::Rename(const std::string& from, const std::string& to) {
+absl::StatusOr<HdfsStore::Renamed> HdfsStore::Rename(const std::string& from, const std::string& to) {
   int tries = 0;
   const absl::StatusOr<HttpResponse> response =
       Ask("PUT", from, absl::StrCat("RENAME&destination=", directory_, "/", to), &tries);
-  bool renamed = false;
   if (response.ok()) {
-    RECON_ASSIGN_OR_RETURN(renamed, ParseHdfsBoolean(response->body));
+    RECON_ASSIGN_OR_RETURN(const bool renamed, ParseHdfsBoolean(response->body));
+    if (renamed) return Renamed::kYes;
   } else if (!absl::IsNotFound(response.status()) && !absl::IsAlreadyExists(response.status())) {
     return response.status();
   }
-  if (renamed || tries == 1) return renamed;
-  // The answer to an earlier try was lost, perhaps. Nobody else knows the name `from`.
+  if (tries == 1) return Renamed::kNot;
+  // The answer to an earlier try was lost, perhaps.
   const absl::Status left = StatusOf(from).status();
-  if (absl::IsNotFound(left)) return StatusOf(to).ok();
+  if (absl::IsNotFound(left)) return Renamed::kPerhaps;
   if (!left.ok()) return left;
-  return false;
+  return Renamed::kNot;
 }
 
 absl::StatusOr<std::unique_ptr<ObjectStore::Writer>> HdfsStore::Create(const std::string& name) {
@@ -250,7 +271,7 @@ absl::StatusOr<std::unique_ptr<ObjectStore::Writer>> HdfsStore::Create(const std
 absl::Status HdfsStore::PutIfAbsent(const std::string& name, absl::string_view bytes) {
   FileWriter writer(this, name);
   RECON_RETURN_IF_ERROR(writer.Append(bytes));
-  return writer.Finish(/*replace=*/false);
+  return writer.CloseIfAbsent(bytes);
 }
 
 absl::StatusOr<uint64_t> HdfsStore::Size(const std::string& name) {
@@ -262,7 +283,7 @@ absl::StatusOr<uint64_t> HdfsStore::Size(const std::string& name) {
 absl::Status HdfsStore::ReadInto(const std::string& name, uint64_t offset, uint64_t size, char* out) {
   if (size == 0) return Size(name).status();
   const std::string operation = absl::StrCat("OPEN&offset=", offset, "&length=", size);
-  return RetryUnavailable(options_.patience, "snapshot store", [&]() -> absl::Status {
+  return RetryUnavailable(patience_, [&]() -> absl::Status {
     HttpRequest request;
     request.out = absl::MakeSpan(out, size);
     const absl::StatusOr<HttpResponse> response = TransferOnce(request, name, operation);

@@ -17,9 +17,8 @@ namespace recon {
 // Objects as files below a directory of HDFS, by its REST API WebHDFS (or an HttpFS gateway). The user is a
 // name that is believed: clusters with Kerberos are not supported.
 //
-// A file is written under a name of its own that ends in ".tmp" and renamed, which fails if there is one. A
-// writer that opens the store removes what is left of such files. Durable means what it means to HDFS: its
-// datanodes have the bytes, not necessarily on their disks.
+// A file is written under a name of its own that ends in ".tmp" and renamed, which fails if there is one.
+// Durable means what it means to HDFS: its datanodes have the bytes, not necessarily on their disks.
 class HdfsStore : public ObjectStore {
  public:
   struct Options {
@@ -43,6 +42,8 @@ class HdfsStore : public ObjectStore {
   absl::Status ReadInto(const std::string& name, uint64_t offset, uint64_t size, char* out) override;
   absl::StatusOr<std::vector<std::string>> List(const std::string& prefix) override;
   absl::Status Delete(const std::string& name) override;
+  absl::Status RemoveLeftovers(const std::vector<std::string>& prefixes) override;
+  void SetPatience(absl::Duration patience) override { patience_.Set(patience); }
   std::string Describe() const override { return where_; }
 
  private:
@@ -61,8 +62,10 @@ class HdfsStore : public ObjectStore {
                                             const std::string& operation);
 
   absl::StatusOr<HdfsFile> StatusOf(const std::string& name);
-  // False if it cannot be: there is something at `to`, say.
-  absl::StatusOr<bool> Rename(const std::string& from, const std::string& to);
+  // kNot if there is something at `to`, say; kPerhaps if `from` is gone, and an earlier try may have moved
+  // it.
+  enum class Renamed { kYes, kNot, kPerhaps };
+  absl::StatusOr<Renamed> Rename(const std::string& from, const std::string& to);
   absl::Status MakeDirectoryOf(const std::string& name);
   absl::Status ListBelow(const std::string& directory, int depth, std::vector<std::string>* names);
 
@@ -70,6 +73,7 @@ class HdfsStore : public ObjectStore {
   const std::string directory_;
   const std::string base_url_;  // Up to "/webhdfs/v1".
   const Options options_;
+  Patience patience_;
   HttpClient http_;
 };
 

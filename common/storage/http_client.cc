@@ -100,13 +100,13 @@ class HttpClient::Handle {
     if (!client_->idle_.empty()) {
       curl_ = client_->idle_.back();
       client_->idle_.pop_back();
-      curl_easy_reset(curl_);  // Keeps its connections.
     } else {
       curl_ = curl_easy_init();
       if (curl_ == nullptr) throw std::bad_alloc();
     }
   }
   ~Handle() {
+    curl_easy_reset(curl_);  // Keeps its connections, and nothing that points here.
     MutexLock lock(&client_->mu_);
     client_->idle_.push_back(curl_);
   }
@@ -154,8 +154,9 @@ absl::StatusOr<HttpResponse> HttpClient::Send(const HttpRequest& request) {
   // Large bodies are announced first; servers that do not answer that get them all the same.
   curl_easy_setopt(curl, CURLOPT_EXPECT_100_TIMEOUT_MS, 250L);
   curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, kSlowBytesPerSecond);
-  curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME,
-                   static_cast<long>(absl::ToInt64Seconds(options_.stall_timeout)));  // NOLINT
+  const absl::Duration stall =
+      request.stall_timeout > absl::ZeroDuration() ? request.stall_timeout : options_.stall_timeout;
+  curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, static_cast<long>(absl::ToInt64Seconds(stall)));  // NOLINT
   if (!options_.ca_file.empty()) curl_easy_setopt(curl, CURLOPT_CAINFO, options_.ca_file.c_str());
   if (!options_.sign.empty()) {
     curl_easy_setopt(curl, CURLOPT_AWS_SIGV4, options_.sign.c_str());
@@ -214,27 +215,29 @@ absl::Status StatusOfHttp(int http_status, const std::string& text) {
       return absl::PermissionDeniedError(text);
     case 404:
       return absl::NotFoundError(text);
+    case 416:
+      return absl::OutOfRangeError(text);
     case 507:
       return absl::ResourceExhaustedError(text);
     default:
-      return absl::InternalError(text);
+      return absl::FailedPreconditionError(text);
   }
 }
 
-absl::Status RetryUnavailable(absl::Duration patience, absl::string_view what,
-                              absl::FunctionRef<absl::Status()> attempt) {
-  const absl::Time end = Now() + patience;
+absl::Status RetryUnavailable(const Patience& patience, absl::FunctionRef<absl::Status()> attempt) {
+  absl::Status status = attempt();
+  const absl::Time failed = Now();
   Backoff backoff;
-  for (bool first = true;; first = false) {
-    absl::Status status = attempt();
-    if (!absl::IsUnavailable(status)) return status;
+  for (bool first = true; absl::IsUnavailable(status); first = false) {
     const absl::Duration wait = backoff.Next();
-    if (Now() + wait > end) return status;
+    if (Now() + wait > failed + patience.Get()) break;
     if (first) {
-      spdlog::warn("{}: {}; tried again for {}", what, status.message(), absl::FormatDuration(patience));
+      spdlog::warn("store: {}; tried again for {}", status.message(), absl::FormatDuration(patience.Get()));
     }
     absl::SleepFor(wait);
+    status = attempt();
   }
+  return status;
 }
 
 std::string UrlEncode(absl::string_view text) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -22,6 +23,8 @@ struct HttpRequest {
   absl::string_view body;            // Of PUT and POST.
   // Where the body of a 2xx answer goes; empty: to HttpResponse::body.
   absl::Span<char> out;
+  // The answer may be so long in coming; zero: the client's stall_timeout.
+  absl::Duration stall_timeout;
 };
 
 struct HttpResponse {
@@ -73,10 +76,21 @@ bool MayPass(int http_status);
 // The status that stands for an answer which is not 2xx; `text` is the message.
 absl::Status StatusOfHttp(int http_status, const std::string& text);
 
-// Runs `attempt` until it returns anything but Unavailable or `patience` is over, with waits that double and
-// are drawn by chance. Says once in the log that it waits; `what` begins the line.
-absl::Status RetryUnavailable(absl::Duration patience, absl::string_view what,
-                              absl::FunctionRef<absl::Status()> attempt);
+// How long a store that does not answer is asked again, from the first failure of a request on. Thread-safe.
+class Patience {
+ public:
+  explicit Patience(absl::Duration duration) : ms_(absl::ToInt64Milliseconds(duration)) {}
+  // For requests under way, too.
+  void Set(absl::Duration duration) { ms_.store(absl::ToInt64Milliseconds(duration)); }
+  absl::Duration Get() const { return absl::Milliseconds(ms_.load()); }
+
+ private:
+  std::atomic<int64_t> ms_;
+};
+
+// Runs `attempt` until it returns anything but Unavailable or patience is over, with waits that double and
+// are drawn by chance. Says once in the log that it waits.
+absl::Status RetryUnavailable(const Patience& patience, absl::FunctionRef<absl::Status()> attempt);
 
 // Percent-encoded: all but letters, digits and -._~.
 std::string UrlEncode(absl::string_view text);

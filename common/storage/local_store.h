@@ -27,6 +27,8 @@ class LocalStore : public ObjectStore {
   absl::Status ReadInto(const std::string& name, uint64_t offset, uint64_t size, char* out) override;
   absl::StatusOr<std::vector<std::string>> List(const std::string& prefix) override;
   absl::Status Delete(const std::string& name) override;
+  // Open() does.
+  absl::Status RemoveLeftovers(const std::vector<std::string>&) override { return absl::OkStatus(); }
   std::string Describe() const override { return directory_; }
 
  private:

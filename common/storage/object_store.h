@@ -7,10 +7,11 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 
 namespace recon {
 
-// Named immutable objects: a directory today, object stores by the same contract.
+// Named immutable objects: files of a directory, or objects of a store on other machines.
 //
 // Threads: all methods are thread-safe. Nothing is ever rewritten under a name.
 // Names are relative paths of [A-Za-z0-9._-] parts separated by '/'.
@@ -44,6 +45,12 @@ class ObjectStore {
   // OK if the object is gone for good, whether or not it was there: what is deleted afterwards is not missed
   // by what was deleted before.
   virtual absl::Status Delete(const std::string& name) = 0;
+
+  // Removes what writers that died have left and nobody can see, of objects with names below these prefixes.
+  // Only the owner of the store may do so: it ends what others are writing.
+  virtual absl::Status RemoveLeftovers(const std::vector<std::string>& prefixes) = 0;
+  // How long requests are tried again from now on, where the store is on another machine.
+  virtual void SetPatience(absl::Duration) {}
 
   // Where this is, for messages.
   virtual std::string Describe() const = 0;

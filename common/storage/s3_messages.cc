@@ -67,6 +67,11 @@ absl::StatusOr<std::string> ParseS3UploadId(absl::string_view xml) {
   return id;
 }
 
+bool IsS3Completion(absl::string_view xml) {
+  pugi::xml_document document;
+  return Parse(xml, "CompleteMultipartUploadResult", &document).ok();
+}
+
 std::string ParseS3Error(absl::string_view xml) {
   pugi::xml_document document;
   const auto root = Parse(xml, "Error", &document);

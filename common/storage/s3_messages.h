@@ -32,6 +32,9 @@ absl::StatusOr<S3Uploads> ParseS3Uploads(absl::string_view xml);
 // Of CreateMultipartUpload.
 absl::StatusOr<std::string> ParseS3UploadId(absl::string_view xml);
 
+// Whether it is the answer to CompleteMultipartUpload when that has worked.
+bool IsS3Completion(absl::string_view xml);
+
 // "Code: message"; empty if it is no error.
 std::string ParseS3Error(absl::string_view xml);
 

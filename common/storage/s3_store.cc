@@ -19,6 +19,8 @@
 namespace recon {
 namespace {
 
+// Putting an object together of its parts may take a server minutes.
+constexpr absl::Duration kCompleteTimeout = absl::Minutes(5);
 // Being uploaded while the next is filled.
 constexpr int kPartsInFlight = 2;
 
@@ -160,14 +162,16 @@ class S3Store::PartWriter : public ObjectStore::Writer {
     request.url = store_->UrlOf(url_key_, "uploadId=" + UrlEncode(upload_));
     request.headers = {"Content-Type: application/xml"};
     request.body = body;
+    request.stall_timeout = kCompleteTimeout;
     int tries = 0;
     const absl::StatusOr<HttpResponse> completed = store_->Call(request, name_, &tries);
-    if (absl::IsNotFound(completed.status()) && tries > 1) {
-      // The answer to an earlier try was lost, perhaps.
-      const absl::StatusOr<uint64_t> size = store_->Size(name_);
-      return size.ok() && *size == bytes_ ? absl::OkStatus() : completed.status();
-    }
-    return completed.status();
+    if (completed.ok() && IsS3Completion(completed->body)) return absl::OkStatus();
+    if (!completed.ok() && (!absl::IsNotFound(completed.status()) || tries == 1)) return completed.status();
+    // The answer to an earlier try was lost, perhaps, or came from somebody on the way.
+    RECON_ASSIGN_OR_RETURN(const uint64_t size, store_->Size(name_));
+    if (size == bytes_) return absl::OkStatus();
+    return absl::DataLossError(
+        absl::StrCat(store_->where_, "/", name_, " has ", size, " bytes, ", bytes_, " were written"));
   }
 
   S3Store* const store_;
@@ -205,6 +209,7 @@ S3Store::S3Store(const std::string& bucket, const std::string& prefix, const Opt
     : where_(absl::StrCat("s3://", bucket, prefix.empty() ? "" : "/", prefix)),
       prefix_(prefix.empty() ? "" : prefix + "/"),
       options_(options),
+      patience_(options.patience),
       http_(ClientOptions(options)) {
   std::string endpoint = options.endpoint;
   // Certificates are for one name below Amazon's: a bucket's name with a dot is part of the path.
@@ -222,10 +227,7 @@ absl::StatusOr<std::unique_ptr<S3Store>> S3Store::Open(const std::string& bucket
   HttpRequest request;  // Whether it is there, and ours to read.
   request.url = store->UrlOf("", absl::StrCat("list-type=2&max-keys=1&prefix=", UrlEncode(store->prefix_)));
   RECON_RETURN_IF_ERROR(store->Call(request, "").status());
-  if (writer) {
-    RECON_RETURN_IF_ERROR(store->EndOldUploads());
-    RECON_RETURN_IF_ERROR(store->CheckConditionalPut());
-  }
+  if (writer) RECON_RETURN_IF_ERROR(store->CheckConditionalPut());
   return store;
 }
 
@@ -241,19 +243,24 @@ absl::Status S3Store::CheckConditionalPut() {
       where_, ": this server takes no notice of If-None-Match; snapshots need a store that does"));
 }
 
-absl::Status S3Store::EndOldUploads() {
+absl::Status S3Store::RemoveLeftovers(const std::vector<std::string>& prefixes) {
+  for (const std::string& prefix : prefixes) RECON_RETURN_IF_ERROR(EndUploads(prefix_ + prefix));
+  return absl::OkStatus();
+}
+
+absl::Status S3Store::EndUploads(const std::string& key_prefix) {
   S3Uploads found;
   do {
     HttpRequest request;
     std::string query;  // In the order in which it is signed.
     if (!found.next_key.empty()) absl::StrAppend(&query, "key-marker=", UrlEncode(found.next_key), "&");
-    absl::StrAppend(&query, "prefix=", UrlEncode(prefix_));
+    absl::StrAppend(&query, "prefix=", UrlEncode(key_prefix));
     if (!found.next_id.empty()) absl::StrAppend(&query, "&upload-id-marker=", UrlEncode(found.next_id));
     request.url = UrlOf("", query + "&uploads=");
     RECON_ASSIGN_OR_RETURN(const HttpResponse response, Call(request, ""));
     RECON_ASSIGN_OR_RETURN(found, ParseS3Uploads(response.body));
     for (const S3Uploads::Upload& upload : found.uploads) {
-      if (!absl::StartsWith(upload.key, prefix_)) continue;
+      if (!absl::StartsWith(upload.key, key_prefix)) continue;
       HttpRequest end;
       end.method = "DELETE";
       end.url = UrlOf(upload.key, "uploadId=" + UrlEncode(upload.id));
@@ -283,7 +290,10 @@ absl::StatusOr<HttpResponse> S3Store::CallOnce(const HttpRequest& request, const
   if (response->status / 100 == 3) {
     absl::StrAppend(&text, " (the bucket is elsewhere: AWS_REGION, AWS_ENDPOINT_URL)");
   }
-  const bool again = response->status == 409 || absl::StartsWith(error, "RequestTimeout:");
+  const auto is = [&](const char* code) { return absl::StartsWith(error, absl::StrCat(code, ":")); };
+  if (is("ExpiredToken") || is("InvalidToken") || is("InvalidAccessKeyId"))
+    return absl::PermissionDeniedError(text);
+  const bool again = response->status == 409 || is("RequestTimeout");
   return again ? absl::UnavailableError(text) : StatusOfHttp(response->status, text);
 }
 
@@ -298,7 +308,7 @@ absl::StatusOr<HttpResponse> S3Store::Call(HttpRequest request, const std::strin
     request.headers.push_back("Content-Type: application/octet-stream");
   }
   absl::StatusOr<HttpResponse> response = absl::UnknownError("");
-  RECON_RETURN_IF_ERROR(RetryUnavailable(options_.patience, "snapshot store", [&] {
+  RECON_RETURN_IF_ERROR(RetryUnavailable(patience_, [&] {
     if (tries != nullptr) ++*tries;
     response = CallOnce(request, name);
     return response.status();
@@ -346,7 +356,7 @@ absl::Status S3Store::ReadInto(const std::string& name, uint64_t offset, uint64_
   if (response.ok() && response->body_bytes == size && (response->status == 206 || offset == 0)) {
     return absl::OkStatus();
   }
-  if (!response.ok() && !absl::IsInternal(response.status())) return response.status();
+  if (!response.ok() && !absl::IsOutOfRange(response.status())) return response.status();
   return absl::DataLossError(absl::StrCat(where_, "/", name, ": ", size, " bytes were expected from byte ",
                                           offset, ", ",
                                           response.ok() ? absl::StrCat(response->body_bytes, " came")

@@ -17,8 +17,7 @@ namespace recon {
 //
 // The server must list what it has at once after it is there, and must honour "If-None-Match: *": a writer
 // tries that when it opens the store. Large objects are uploads of several parts; a part that fails is sent
-// again alone. What a crash leaves are uploads that nobody sees; Open() ends them when `writer` is set, which
-// only the owner of the prefix may do.
+// again alone. What a crash leaves are uploads that nobody sees.
 class S3Store : public ObjectStore {
  public:
   struct Options {
@@ -45,6 +44,8 @@ class S3Store : public ObjectStore {
   absl::Status ReadInto(const std::string& name, uint64_t offset, uint64_t size, char* out) override;
   absl::StatusOr<std::vector<std::string>> List(const std::string& prefix) override;
   absl::Status Delete(const std::string& name) override;
+  absl::Status RemoveLeftovers(const std::vector<std::string>& prefixes) override;
+  void SetPatience(absl::Duration patience) override { patience_.Set(patience); }
   std::string Describe() const override { return where_; }
 
  private:
@@ -56,12 +57,13 @@ class S3Store : public ObjectStore {
   absl::StatusOr<HttpResponse> Call(HttpRequest request, const std::string& name, int* tries = nullptr);
   absl::StatusOr<HttpResponse> CallOnce(const HttpRequest& request, const std::string& name);
   absl::Status CheckConditionalPut();
-  absl::Status EndOldUploads();
+  absl::Status EndUploads(const std::string& key_prefix);
 
   const std::string where_;   // "s3://bucket/prefix".
   const std::string prefix_;  // "" or "some/where/".
   std::string bucket_url_;    // Ends in '/'.
   const Options options_;
+  Patience patience_;
   HttpClient http_;
 };
 

@@ -74,11 +74,10 @@ absl::Status OnThreads(int threads, int priority, const std::function<absl::Stat
 class PackTable {
  public:
   // A server that was replaced and still writes must not meet the names of the one in its place.
-  PackTable(Manifest* manifest, uint32_t server)
+  PackTable(Manifest* manifest, uint32_t server, bool shared)
       : manifest_(manifest),
-        own_(server == 0
-                 ? 0
-                 : server * kPacksOfServer + static_cast<uint32_t>(RandomNonZero() % (kPacksOfServer / 2))) {}
+        own_(server * kPacksOfServer +
+             (shared ? static_cast<uint32_t>(RandomNonZero() % (kPacksOfServer / 2)) : 0)) {}
 
   // Thread-safe; the entry's bytes are set by Finish().
   uint32_t Add(const std::string& name) {
@@ -305,7 +304,7 @@ absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, std::vector<S
     }
     return absl::OkStatus();
   }));
-  PackTable table(manifest, server);
+  PackTable table(manifest, server, options_.shared || server != 0);
   if (base_) {
     const auto age = static_cast<uint64_t>(std::max(1, options_.keep.last / 2));
     const Generation oldest(manifest->generation() - std::min(age, manifest->generation()));
@@ -314,7 +313,7 @@ absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, std::vector<S
   work.erase(std::remove_if(work.begin(), work.end(), [](const PageWork& page) { return !page.write; }),
              work.end());
   next = 0;
-  return OnThreads(threads, priority, [&]() -> absl::Status {
+  const auto write = [&]() -> absl::Status {
     Pacer pacer(pace == Pace::kBackground, &hurry_);
     PageCodec codec;
     PackSequence packs(store_, &table);
@@ -344,6 +343,11 @@ absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, std::vector<S
       if (packs.full()) RECON_RETURN_IF_ERROR(packs.Close());
     }
     return packs.Close();
+  };
+  return OnThreads(threads, priority, [&] {
+    absl::Status written = write();
+    if (!written.ok()) next = work.size();  // The others need not go on.
+    return written;
   });
 }
 
@@ -374,7 +378,11 @@ absl::StatusOr<Manifest> SnapshotWriter::WritePart(const ParamLayout& layout, st
   }
   Manifest part;
   part.set_generation(generation.value());
-  RECON_RETURN_IF_ERROR(WritePacks(layout, std::move(shards), server, pace, &part));
+  const absl::Status written = WritePacks(layout, std::move(shards), server, pace, &part);
+  for (const PackEntry& pack : part.packs()) {
+    if (GenerationOfName(pack.name()).value_or(Generation(0)) == generation) unpublished_.insert(pack.name());
+  }
+  RECON_RETURN_IF_ERROR(written);
   return part;
 }
 
@@ -412,6 +420,7 @@ absl::StatusOr<Manifest> SnapshotWriter::Publish(const ParamLayout& layout, cons
 void SnapshotWriter::NotePublished(const Manifest& manifest) {
   base_ = manifest;
   ++published_;
+  unpublished_.clear();
 }
 
 // By what is published, not by what was tried: a manifest may be there though publishing it failed.
@@ -485,8 +494,13 @@ absl::Status SnapshotWriter::RemoveOrphanPacks() {
   RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
   RECON_ASSIGN_OR_RETURN(const std::vector<std::string> packs, store_->List("packs/"));
   std::set<std::string> named;
-  if (base_) {  // Whatever a store's listing says.
+  if (base_) {
     for (const PackEntry& pack : base_->packs()) named.insert(pack.name());
+    const Generation ours(base_->generation());
+    if (std::find(generations.begin(), generations.end(), ours) == generations.end()) {
+      return absl::UnavailableError(absl::StrCat(store_->Describe(), " does not list snapshot ", ours.value(),
+                                                 ": nothing is removed by such a list"));
+    }
   }
   Generation newest_unreadable;
   for (const Generation generation : generations) {
@@ -503,6 +517,8 @@ absl::Status SnapshotWriter::RemoveOrphanPacks() {
     if (!generation.ok()) continue;  // Not ours: never delete what we did not write.
     // What a damaged manifest names is not known, but that it is not newer than itself.
     if (named.count(pack) > 0 || !(newest_unreadable < *generation)) continue;
+    const bool may_be_others = options_.shared && (!base_ || Generation(base_->generation()) < *generation);
+    if (may_be_others && unpublished_.count(pack) == 0) continue;
     RECON_RETURN_IF_ERROR(store_->Delete(pack));
   }
   return absl::OkStatus();

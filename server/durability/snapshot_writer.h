@@ -26,6 +26,9 @@ class SnapshotWriter {
     int zstd_level = 1;
     int threads = 2;  // That encode when somebody waits for it.
     RetentionRules keep;
+    // No lock keeps another server of the job away, which was taken for dead, or takes us for it: names of
+    // packs are drawn by chance, and what may be the other's is left alone.
+    bool shared = false;
   };
   // What the manifest says besides the state.
   struct Description {
@@ -97,6 +100,7 @@ class SnapshotWriter {
   // Of the newest snapshot that this process restored or wrote.
   std::optional<Manifest> base_;
   std::optional<Generation> restored_;
+  std::set<std::string> unpublished_;  // Packs that this process has written.
   int published_ = 0;
   std::atomic<int> hurry_{0};
 };

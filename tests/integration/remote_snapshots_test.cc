@@ -85,12 +85,15 @@ TEST_CASE("a bucket that is away for a while costs snapshots, not training", "[h
   REQUIRE(job.Finished());
   REQUIRE(Eventually([&] { return job.Status()->snapshot().generation() > before; }));
   CHECK(CompletedOnce(*job.Completions(), 6, kSamples));
-  // A namenode that does not answer is no reason to fall back on an older snapshot, or on none.
+  // A store that does not answer is no reason to fall back on an older snapshot, or on none.
   job.server().Kill();
-  hdfs.Fail("OPEN", WebHdfsTestServer::Fault::kDropBefore, 1'000'000);
-  CHECK_FALSE(job.StartServer({"RECON_STORE_PATIENCE=2s"}));
-  CHECK(job.server().Wait(absl::Seconds(60)) != 0);
-  CHECK_FALSE(absl::StrContains(job.ServerLog(), "falling back"));
+  for (const char* part : {"", "/manifests/", "/packs/"}) {
+    INFO(part);
+    hdfs.Fail("OPEN", WebHdfsTestServer::Fault::kDropBefore, 1'000'000, part);
+    CHECK_FALSE(job.StartServer({"RECON_STORE_PATIENCE=1s"}));
+    CHECK(job.server().Wait(absl::Seconds(60)) != 0);
+    CHECK_FALSE(absl::StrContains(job.ServerLog(), "falling back"));
+  }
   hdfs.FailNoMore();
   REQUIRE(job.StartServer());
   CHECK(job.Status()->restored_generation() >= before);

@@ -5,7 +5,6 @@
 #include "common/base/mutex.h"
 #include "common/storage/local_store.h"
 #include "server/durability/recovery.h"
-#include "server/job_claim.h"
 #include "tests/server/durability/sample_state.h"
 #include "tests/server/push_frames.h"
 #include "tests/support/temp_dir.h"
@@ -91,26 +90,24 @@ TEST_CASE("of two servers of a job that cannot see each other, the newer has it"
   const std::vector<float> initial(300 * 300 + 30, 0.25f);
   before.Define(SampleModel(), initial);
   after.Define(SampleModel(), initial);
-  SnapshotService old_service({}, &before.server(), store.get(), &metrics);
+  SnapshotService::Options ours;
+  ours.job_id = 5;
+  SnapshotService old_service(ours, &before.server(), store.get(), &metrics);
   REQUIRE(TakeOne(&old_service).ok());
-  SnapshotService new_service({}, &after.server(), store.get(), &metrics);
+  SnapshotService new_service(ours, &after.server(), store.get(), &metrics);
   REQUIRE(TakeOne(&new_service).ok());
   const auto refused = TakeOne(&old_service);
   CHECK(absl::IsFailedPrecondition(refused.status()));
   CHECK(absl::StrContains(refused.status().message(), "taken the job over"));
+  CHECK(absl::IsFailedPrecondition(old_service.taken_over()));
+  CHECK(new_service.taken_over().ok());
   CHECK(TakeOne(&new_service)->generation() == 3);
   CHECK(SnapshotReader(store.get()).List()->size() == 3);
-}
-
-TEST_CASE("a store belongs to one job", "[snapshot_service]") {
-  const TempDir directory;
-  const auto store = *LocalStore::Open(directory.path(), /*writer=*/true);
-  CHECK(ClaimForJob(store.get(), 7).ok());
-  CHECK(ClaimForJob(store.get(), 7).ok());
-  const absl::Status other = ClaimForJob(store.get(), 8);
-  CHECK(absl::IsFailedPrecondition(other));
-  CHECK(absl::StrContains(other.message(), "jobs/0000000000000007"));
-  CHECK(store->List("")->size() == 1);
+  SnapshotService::Options other_job;
+  other_job.job_id = 7;
+  SnapshotService other_service(other_job, &after.server(), store.get(), &metrics);
+  CHECK(absl::IsFailedPrecondition(TakeOne(&other_service).status()));
+  CHECK(absl::StrContains(other_service.taken_over().message(), "another job"));
 }
 
 TEST_CASE("periodic snapshots are taken when due and only if something changed", "[snapshot_service]") {

@@ -43,7 +43,9 @@ HttpTestServer::Response WebHdfsTestServer::Answer(const Request& request) {
     return {307, "", {{"Location", to}}};
   }
   const auto planned = faults_.find(operation);
-  if (planned == faults_.end() || planned->second.times == 0) return Do(request, operation, path, nullptr);
+  if (planned == faults_.end() || planned->second.times == 0 ||
+      !absl::StrContains(path, planned->second.part))
+    return Do(request, operation, path, nullptr);
   --planned->second.times;
   switch (planned->second.fault) {
     case Fault::kStandby:

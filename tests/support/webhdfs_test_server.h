@@ -24,10 +24,11 @@ class WebHdfsTestServer {
   WebHdfsTestServer() : http_([this](const HttpTestServer::Request& r) { return Answer(r); }) {}
 
   const std::string& address() const { return http_.address(); }
-  // For the next `times` requests of that operation, where data goes: at the datanode.
-  void Fail(const std::string& operation, Fault fault, int times) {
+  // For the next `times` requests of that operation, of paths that contain `part`; where data goes: at the
+  // datanode.
+  void Fail(const std::string& operation, Fault fault, int times, const std::string& part = "") {
     MutexLock lock(&mu_);
-    faults_[operation] = {fault, times};
+    faults_[operation] = {fault, times, part};
   }
   void FailNoMore() {
     MutexLock lock(&mu_);
@@ -42,6 +43,7 @@ class WebHdfsTestServer {
   struct Planned {
     Fault fault = Fault::kStandby;
     int times = 0;
+    std::string part;
   };
   using Request = HttpTestServer::Request;
   using Response = HttpTestServer::Response;

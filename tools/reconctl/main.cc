@@ -59,6 +59,7 @@ void AddSnapshotFlags(CLI::App* verb, recon::SnapshotTarget* target, bool genera
 }  // namespace
 
 int main(int argc, char** argv) {
+  setenv("RECON_STORE_PATIENCE", "5s", /*overwrite=*/0);  // Somebody sits and waits.
   recon::InitLog("warn");  // To standard error: standard output is for what was asked for.
   CLI::App app{"reconctl: shows a running job; lists, verifies, compares and exports snapshots"};
   app.footer(kExitCodes);

@@ -65,6 +65,8 @@ TEST_CASE("answers that are not WebHDFS's are refused", "[hdfs]") {
     CHECK(absl::IsDataLoss(ParseHdfsBoolean(body).status()));
     CHECK(absl::IsPermissionDenied(ParseHdfsError(403, body, "")));
     CHECK(absl::IsUnavailable(ParseHdfsError(503, body, "")));
+    // Whoever says so, knows nothing of files.
+    CHECK(absl::IsUnavailable(ParseHdfsError(404, body, "")));
   }
 }
 
@@ -142,7 +144,7 @@ TEST_CASE("HDFS: whoever does not answer is not waited for without end", "[hdfs]
       HdfsStore::Open("127.0.0.1:1", "/x", TestOptions(absl::Milliseconds(300)), false).status()));
 }
 
-TEST_CASE("HDFS: what a crash left is removed by the next writer, not by a reader", "[hdfs]") {
+TEST_CASE("HDFS: what a crash left is removed by whoever owns the directory", "[hdfs]") {
   WebHdfsTestServer server;
   CHECK(absl::IsNotFound(HdfsStore::Open(server.address(), "/recon/job", TestOptions(), false).status()));
   auto first = *HdfsStore::Open(server.address(), "/recon/job", TestOptions(), true);
@@ -153,7 +155,13 @@ TEST_CASE("HDFS: what a crash left is removed by the next writer, not by a reade
   CHECK(*(*HdfsStore::Open(server.address(), "/recon/job", TestOptions(), false))->List("") ==
         std::vector<std::string>{"one"});
   CHECK(server.files().size() == 2);
-  REQUIRE(HdfsStore::Open(server.address(), "/recon/job", TestOptions(), true).ok());
+  auto again = *HdfsStore::Open(server.address(), "/recon/job", TestOptions(), true);
+  REQUIRE(again->RemoveLeftovers({"manifests/"}).ok());
+  CHECK(server.files().size() == 2);
+  REQUIRE(again->RemoveLeftovers({"packs/"}).ok());
+  CHECK(server.files().size() == 1);
+  // It has nothing to put in another's place.
+  CHECK_FALSE(writer->Close().ok());
   CHECK(server.files().size() == 1);
 }
 

@@ -68,16 +68,17 @@ TEST_CASE("a bucket is an object store: OpenStack Swift's S3 API", "[s3]") {
     CHECK(names->size() == 1010);
     CHECK(names->back() == "leases/1009");
   }
-  SECTION("uploads that a crash left are ended by the next writer, not by a reader") {
+  SECTION("uploads that a crash left are ended by whoever owns that part of the bucket") {
     auto store = *S3Store::Open("recon", "job", options, /*writer=*/true);
     auto other = *S3Store::Open("recon", "another", options, /*writer=*/true);
     auto writer = *store->Create("packs/one");
     REQUIRE(writer->Append(RandomBytes(20'000'000)).ok());
     CHECK(UploadsOf(swift.endpoint()) == 1);
-    REQUIRE(S3Store::Open("recon", "job", options, /*writer=*/false).ok());
-    REQUIRE(S3Store::Open("recon", "another", options, /*writer=*/true).ok());
+    auto again = *S3Store::Open("recon", "job", options, /*writer=*/true);
+    REQUIRE(again->RemoveLeftovers({"manifests/"}).ok());
+    REQUIRE(other->RemoveLeftovers({"packs/", "manifests/"}).ok());
     CHECK(UploadsOf(swift.endpoint()) == 1);
-    REQUIRE(S3Store::Open("recon", "job", options, /*writer=*/true).ok());
+    REQUIRE(again->RemoveLeftovers({"packs/", "manifests/"}).ok());
     CHECK(UploadsOf(swift.endpoint()) == 0);
     CHECK_FALSE(writer->Close().ok());  // It has lost the right to.
     CHECK(store->List("packs/")->empty());
@@ -125,6 +126,31 @@ TEST_CASE("S3: an answer that is lost is not taken for another's object", "[s3]"
   CHECK(absl::IsAlreadyExists(store->PutIfAbsent("one", "four")));
 }
 
+TEST_CASE("S3: errors that waiting cannot mend are told at once", "[s3]") {
+  std::string code;
+  int status = 400, requests = 0;
+  HttpTestServer server([&](const HttpTestServer::Request&) -> HttpTestServer::Response {
+    ++requests;
+    return {status, "<Error><Code>" + code + "</Code></Error>"};
+  });
+  S3Store::Options options = OptionsFor("http://" + server.address(), absl::Milliseconds(300));
+  const auto open = [&](int with_status, const std::string& with_code) {
+    status = with_status;
+    code = with_code;
+    requests = 0;
+    return S3Store::Open("recon", "", options, /*writer=*/false).status();
+  };
+  CHECK(absl::IsPermissionDenied(open(400, "ExpiredToken")));
+  CHECK(requests == 1);
+  CHECK(absl::IsFailedPrecondition(open(301, "PermanentRedirect")));
+  CHECK(requests == 1);
+  CHECK(absl::IsFailedPrecondition(open(400, "AuthorizationHeaderMalformed")));
+  CHECK(absl::IsUnavailable(open(400, "RequestTimeout")));
+  CHECK(requests > 1);
+  CHECK(absl::IsUnavailable(open(503, "SlowDown")));
+  CHECK(requests > 1);
+}
+
 TEST_CASE("S3: a server that takes no notice of If-None-Match is refused", "[s3]") {
   HttpTestServer server([&](const HttpTestServer::Request& request) -> HttpTestServer::Response {
     if (request.query.count("uploads") > 0) {
@@ -152,6 +178,9 @@ TEST_CASE("S3: half a listing is never taken for a whole one", "[s3]") {
   CHECK(absl::IsDataLoss(ParseS3Listing("<html/>").status()));
   CHECK(absl::IsDataLoss(ParseS3UploadId("<InitiateMultipartUploadResult/>").status()));
   CHECK(absl::IsDataLoss(ParseS3Uploads("<ListMultipartUploadsResult/>").status()));
+  CHECK(IsS3Completion("<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>"));
+  CHECK_FALSE(IsS3Completion(""));
+  CHECK_FALSE(IsS3Completion("<Error><Code>InternalError</Code></Error>"));
   CHECK(ParseS3Error("<Error><Code>A</Code><Message>b</Message></Error>") == "A: b");
   CHECK(ParseS3Error("no xml").empty());
   CHECK(S3CompleteUpload({"\"a&b\""}) ==

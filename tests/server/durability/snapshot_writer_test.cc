@@ -39,6 +39,7 @@ class FullStore : public ObjectStore {
     return real_->List(prefix);
   }
   absl::Status Delete(const std::string& name) override { return real_->Delete(name); }
+  absl::Status RemoveLeftovers(const std::vector<std::string>&) override { return absl::OkStatus(); }
   std::string Describe() const override { return "full " + real_->Describe(); }
 
  private:
@@ -124,6 +125,33 @@ TEST_CASE("the newest N snapshots are kept, with their packs and no others", "[s
   f.Write(6, /*keep=*/2);
   CHECK(f.Files() == 5);
   CHECK(f.reader.Verify(Generation(6), {}).ok());
+}
+
+TEST_CASE("two writers that share a store leave each other's packs alone", "[snapshot]") {
+  Fixture f;
+  SnapshotWriter::Options options;
+  options.shared = true;
+  SnapshotWriter one(f.store.get(), options), two(f.store.get(), options);
+  REQUIRE(one.Write(f.layout, SampleCut(f.layout, 1, 5), SampleDescription()).ok());
+  REQUIRE(two.Write(f.layout, SampleCut(f.layout, 2, 5), SampleDescription()).ok());
+  const Generation third(3);
+  const auto of_one =
+      one.WritePart(f.layout, SampleCut(f.layout, 3, 6), third, 0, SnapshotWriter::Pace::kNow);
+  const auto of_two =
+      two.WritePart(f.layout, SampleCut(f.layout, 4, 6), third, 0, SnapshotWriter::Pace::kNow);
+  REQUIRE(of_one.ok());
+  REQUIRE(of_two.ok());
+  one.RemoveUnpublished();
+  REQUIRE(one.CollectGarbage().ok());
+  const auto published = two.Publish(f.layout, SampleDescription(), third, {*of_two});
+  REQUIRE(published.ok());
+  CHECK(f.reader.Verify(third, {}).ok());
+  const auto late = one.WritePart(f.layout, SampleCut(f.layout, 5, 6), third, 0, SnapshotWriter::Pace::kNow);
+  CHECK(absl::IsAlreadyExists(one.Publish(f.layout, SampleDescription(), third, {*late}).status()));
+  one.RemoveUnpublished();
+  CHECK(f.reader.Verify(third, {}).ok());
+  REQUIRE(two.CollectGarbage().ok());
+  CHECK(f.store->List("packs/")->size() == 3);
 }
 
 TEST_CASE("a full disk publishes nothing, leaves nothing and keeps the snapshot before", "[snapshot]") {
