@@ -247,7 +247,9 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   *reply.mutable_codec_choice() = codec_tuner_.choice();
   reply.set_shared_memory(shared_memory_);
   reply.set_snapshot_dir(options_.snapshot_dir);
-  reply.set_snapshot_generation(snapshots_->status().generation());
+  const SnapshotStatus snapshot = snapshots_->status();
+  reply.set_snapshot_generation(snapshot.generation());
+  reply.set_snapshot_root(snapshot.state_root());
   if (cluster_ != nullptr) {
     for (ServerAddress& server : cluster_->Addresses()) *reply.add_servers() = std::move(server);
   }

@@ -82,6 +82,7 @@ struct ReconServer::Parts {
   absl::Status OpenControlDb(const Manifest& before);
   absl::StatusOr<PolicySettings> PolicyInForce() const;
   absl::StatusOr<Manifest> NewestManifest() const;
+  absl::Status CheckNotReplaced(const Manifest& before) const;
   absl::StatusOr<std::optional<Manifest>> Recover();
   absl::Status GoOnFromLog(const Manifest& restored);
   absl::Status CheckNoPushesInLog() const;
@@ -133,6 +134,7 @@ absl::Status ReconServer::Parts::Open() {
         absl::StrCat("--snapshot-dir ", flags.snapshot_dir, " has snapshots of job ",
                      absl::Hex(before.job_id()), ", --data ", flags.data, " is of job ", absl::Hex(job_id)));
   }
+  if (!snapshot_url.local()) RECON_RETURN_IF_ERROR(CheckNotReplaced(before));
   RECON_RETURN_IF_ERROR(
       store->RemoveLeftovers({"packs/", "manifests/"}));  // It is ours, as far as can be known.
   if (!snapshot_url.local() && db->created() && before.generation() != 0) {
@@ -331,6 +333,18 @@ absl::StatusOr<PolicySettings> ReconServer::Parts::PolicyInForce() const {
 }
 
 // Of those that can be read; an empty one if there is none at all.
+// A server that comes back after another has taken its place: what it has in --data is of a history that
+// ended.
+absl::Status ReconServer::Parts::CheckNotReplaced(const Manifest& before) const {
+  if (db->created()) return absl::OkStatus();
+  RECON_ASSIGN_OR_RETURN(const uint64_t ours, db->ClusterEpoch());
+  if (before.cluster_epoch() <= ours) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("another server has taken the job over: snapshot ", before.generation(), " of ",
+                   flags.snapshot_dir, " has cluster epoch ", before.cluster_epoch(), ", --data ", flags.data,
+                   " knows of ", ours, ": start it with a new --data, if the other is dead"));
+}
+
 absl::StatusOr<Manifest> ReconServer::Parts::NewestManifest() const {
   const SnapshotReader reader(store.get());
   RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
@@ -483,7 +497,8 @@ absl::Status ReconServer::Parts::OpenLog(const ApplyRules& rules) {
 
 absl::Status ReconServer::Parts::Drain() {
   spdlog::info("draining");
-  store->SetPatience(kDrainPatience);
+  // The push log has everything.
+  if (flags.durability != ServerFlags::Durability::kSnapshot) store->CapPatience(kDrainPatience);
   coordinator->lane()->RunAndWait([this] { coordinator->BeginDrain(); });
   params->BeginDrain();
   const bool others_idle = cluster == nullptr || cluster->Drain(kDrainTimeout);

@@ -65,12 +65,7 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   }
   const absl::Time start = Now();
   RECON_ASSIGN_OR_RETURN(const Generation next, writer_.NextGeneration());
-  const absl::Status still_ours = CheckStillOurs(Generation(next.value() - 1));
-  if (absl::IsFailedPrecondition(still_ours)) {
-    MutexLock lock(&mu_);
-    taken_over_ = still_ours;
-  }
-  RECON_RETURN_IF_ERROR(still_ours);
+  RECON_RETURN_IF_ERROR(CheckStillOurs(Generation(next.value() - 1)));
   // Not one that other servers may still be writing to.
   const Generation generation = std::max(next, Generation(last_tried_.value() + 1));
   last_tried_ = generation;
@@ -107,7 +102,7 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
     return written.status();
   }
   const Manifest& manifest = *written;
-  last_published_ = Generation(manifest.generation());
+  last_known_ = Generation(manifest.generation());
   const double seconds = absl::ToDoubleSeconds(Now() - start);
   NotePublished(manifest, seconds, cut.replay_seconds);
   const absl::Status collected = writer_.CollectGarbage();
@@ -123,21 +118,22 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
 // Where no lock keeps a second server of the job away (one that was started in the place of this one, say,
 // which then was not dead): the one with the newer cluster epoch has the job.
 absl::Status SnapshotService::CheckStillOurs(Generation newest) {
-  if (newest.value() == 0 || newest == last_published_) return absl::OkStatus();
+  if (newest.value() == 0 || newest == last_known_) return absl::OkStatus();
   const absl::StatusOr<Manifest> manifest = SnapshotReader(store_).ReadManifest(newest);
   if (!manifest.ok()) {  // Damaged: passed over when this server started.
     const bool passed_over = absl::IsDataLoss(manifest.status()) || absl::IsNotFound(manifest.status());
     return passed_over ? absl::OkStatus() : manifest.status();
   }
-  if (manifest->job_id() != 0 && manifest->job_id() != options_.job_id) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(store_->Describe(), " belongs to another job now: snapshot ", newest.value(), " is of ",
-                     absl::Hex(manifest->job_id())));
-  }
-  if (manifest->cluster_epoch() <= params_->cluster_epoch()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "another server has taken the job over: snapshot ", newest.value(), " of ", store_->Describe(),
-      " has cluster epoch ", manifest->cluster_epoch(), ", this one has ", params_->cluster_epoch()));
+  const bool other_job = manifest->job_id() != 0 && manifest->job_id() != options_.job_id;
+  if (!other_job && manifest->cluster_epoch() <= params_->cluster_epoch()) return absl::OkStatus();
+  const std::string whose =
+      absl::StrCat("snapshot ", newest.value(), " of ", store_->Describe(), " is of job ",
+                   absl::Hex(manifest->job_id()), ", cluster epoch ", manifest->cluster_epoch());
+  MutexLock lock(&mu_);
+  taken_over_ = absl::FailedPreconditionError(absl::StrCat(
+      other_job ? "another job has the store now: " : "another server has taken the job over: ", whose,
+      "; ours is ", absl::Hex(options_.job_id), ", epoch ", params_->cluster_epoch()));
+  return taken_over_;
 }
 
 absl::StatusOr<Manifest> SnapshotService::WriteParts(const ParamLayout& layout, StateCut cut,
@@ -166,6 +162,13 @@ absl::StatusOr<Manifest> SnapshotService::WriteParts(const ParamLayout& layout, 
       parts.push_back(std::move(*other.mutable_part()));
     }
   }
+  // Writing may have taken long.
+  RECON_ASSIGN_OR_RETURN(const Generation next, writer_.NextGeneration());
+  RECON_RETURN_IF_ERROR(CheckStillOurs(Generation(next.value() - 1)));
+  if (cluster_ != nullptr && params_->cluster_epoch() != description.cluster_epoch) {
+    return absl::AbortedError(
+        "a server was lost after it had written its part: what it goes on from may be another");
+  }
   RECON_ASSIGN_OR_RETURN(Manifest manifest, writer_.Publish(layout, description, generation, std::move(parts),
                                                             std::move(servers)));
   if (cluster_ != nullptr) cluster_->NotePublished();
@@ -177,6 +180,7 @@ absl::Status SnapshotService::CheckPacks(const Manifest& part, uint64_t server) 
   for (const PackEntry& pack : part.packs()) {
     const absl::StatusOr<uint64_t> size = store_->Size(pack.name());
     if (size.ok() && *size == pack.bytes()) continue;
+    if (!size.ok() && !absl::IsNotFound(size.status())) return size.status();
     return absl::FailedPreconditionError(absl::StrCat(
         "server ", absl::Hex(server), " has written ", pack.name(), " with ", pack.bytes(), " bytes, but in ",
         store_->Describe(), " it ", size.ok() ? absl::StrCat("has ", *size) : "is not there",
@@ -204,7 +208,10 @@ void SnapshotService::NotePublished(const Manifest& manifest, double seconds, do
 }
 
 void SnapshotService::NoteRestored(const Manifest& manifest) {
-  lane_.RunAndWait([&] { writer_.NoteRestored(manifest); });
+  lane_.RunAndWait([&] {
+    writer_.NoteRestored(manifest);
+    last_known_ = Generation(manifest.generation());
+  });
   NoteNewest(manifest);
 }
 

@@ -85,7 +85,8 @@ class SnapshotService {
 
   // The service's thread only.
   SnapshotWriter writer_;
-  Generation last_tried_, last_published_;
+  Generation last_tried_;
+  Generation last_known_;  // Published or restored by this process.
 
   mutable Mutex mu_;
   SnapshotStatus status_ ABSL_GUARDED_BY(mu_);

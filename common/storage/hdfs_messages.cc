@@ -29,7 +29,8 @@ std::string TextAt(const Json& object, const char* name) {
 }
 
 absl::Status NotTheApi(absl::string_view json) {
-  return absl::DataLossError(absl::StrCat("not the answer to expect of WebHDFS: ", json.substr(0, 200)));
+  return absl::FailedPreconditionError(
+      absl::StrCat("not the answer to expect of WebHDFS: ", json.substr(0, 200)));
 }
 
 bool ParseFile(const Json& status, HdfsFile* file) {
@@ -92,14 +93,13 @@ absl::Status ParseHdfsError(int http_status, absl::string_view json, const std::
     return absl::PermissionDeniedError(message);
   }
   if (absl::EndsWith(exception, "QuotaExceededException")) return absl::ResourceExhaustedError(message);
-  // The general one, of which most pass, and by name those that do; "RemoteException" is a datanode's word
-  // for any.
-  if (is({"IOException", "RemoteException", "EOFException", "StandbyException", "RetriableException",
-          "SafeModeException", "AlreadyBeingCreatedException", "RecoveryInProgressException",
-          "NotReplicatedYetException", "ConnectException", "SocketTimeoutException"})) {
-    return absl::UnavailableError(message);
+  if (is({"ParentNotDirectoryException", "PathIsNotEmptyDirectoryException", "InvalidPathException",
+          "PathComponentTooLongException", "MaxDirectoryItemsExceededException", "IllegalArgumentException",
+          "HadoopIllegalArgumentException", "UnsupportedOperationException"})) {
+    return absl::FailedPreconditionError(message);
   }
-  if (!exception.empty()) return absl::FailedPreconditionError(message);
+  // Any other IOException has this status, and most of them pass.
+  if (http_status == 403 && !exception.empty()) return absl::UnavailableError(message);
   // Not Hadoop's answer: it says nothing about files.
   if (http_status == 404) return absl::UnavailableError(message);
   return StatusOfHttp(http_status, message);

@@ -11,7 +11,7 @@
 namespace recon {
 
 // The JSON of Hadoop's WebHDFS REST API (hadoop.apache.org, "WebHDFS REST API"), as far as a store needs it.
-// Errors: DataLoss if it is not what the API says.
+// Errors: FailedPrecondition if it is not what the API says: somebody else has answered.
 
 struct HdfsFile {
   std::string name;  // Of a listing: without its directory.

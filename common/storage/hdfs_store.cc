@@ -115,7 +115,7 @@ class HdfsStore::FileWriter : public ObjectStore::Writer {
     bool first = true;
     return RetryUnavailable(store_->patience_, [&]() -> absl::Status {
       if (!std::exchange(first, false)) {
-        RECON_ASSIGN_OR_RETURN(const HdfsFile file, store_->StatusOf(temporary_));
+        RECON_ASSIGN_OR_RETURN(const HdfsFile file, store_->StatusOnce(temporary_));
         if (file.bytes < bytes_ || file.bytes > bytes_ + part_.size()) {
           return absl::DataLossError(absl::StrCat(store_->where_, "/", temporary_, " has ", file.bytes,
                                                   " bytes, ", bytes_, " or a few more were expected"));
@@ -188,6 +188,7 @@ absl::StatusOr<HttpResponse> HdfsStore::AskOnce(const std::string& method, const
   HttpRequest request;
   request.method = method;
   request.url = UrlOf(name, operation);
+  request.fresh_connection = absl::StartsWith(operation, "RENAME");
   const std::string what = absl::StrCat(where_, name.empty() ? "" : "/", name, ": ", operation);
   absl::StatusOr<HttpResponse> response = http_.Send(request);
   if (!response.ok()) {
@@ -237,6 +238,11 @@ absl::StatusOr<HttpResponse> HdfsStore::TransferOnce(HttpRequest request, const 
 
 absl::StatusOr<HdfsFile> HdfsStore::StatusOf(const std::string& name) {
   RECON_ASSIGN_OR_RETURN(const HttpResponse response, Ask("GET", name, "GETFILESTATUS"));
+  return ParseHdfsStatus(response.body);
+}
+
+absl::StatusOr<HdfsFile> HdfsStore::StatusOnce(const std::string& name) {
+  RECON_ASSIGN_OR_RETURN(const HttpResponse response, AskOnce("GET", name, "GETFILESTATUS"));
   return ParseHdfsStatus(response.body);
 }
 
@@ -290,7 +296,7 @@ absl::Status HdfsStore::ReadInto(const std::string& name, uint64_t offset, uint6
     if (response.ok() && response->body_bytes == size) return absl::OkStatus();
     if (!response.ok() && !absl::IsUnavailable(response.status())) return response.status();
     // Is there as much?
-    RECON_ASSIGN_OR_RETURN(const HdfsFile file, StatusOf(name));
+    RECON_ASSIGN_OR_RETURN(const HdfsFile file, StatusOnce(name));
     if (offset > file.bytes || size > file.bytes - offset) {
       return absl::DataLossError(absl::StrCat(where_, "/", name, " has ", file.bytes, " bytes, ", size,
                                               " were expected from byte ", offset));

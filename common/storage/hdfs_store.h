@@ -43,7 +43,7 @@ class HdfsStore : public ObjectStore {
   absl::StatusOr<std::vector<std::string>> List(const std::string& prefix) override;
   absl::Status Delete(const std::string& name) override;
   absl::Status RemoveLeftovers(const std::vector<std::string>& prefixes) override;
-  void SetPatience(absl::Duration patience) override { patience_.Set(patience); }
+  void CapPatience(absl::Duration most) override { patience_.Cap(most); }
   std::string Describe() const override { return where_; }
 
  private:
@@ -62,6 +62,7 @@ class HdfsStore : public ObjectStore {
                                             const std::string& operation);
 
   absl::StatusOr<HdfsFile> StatusOf(const std::string& name);
+  absl::StatusOr<HdfsFile> StatusOnce(const std::string& name);
   // kNot if there is something at `to`, say; kPerhaps if `from` is gone, and an earlier try may have moved
   // it.
   enum class Renamed { kYes, kNot, kPerhaps };

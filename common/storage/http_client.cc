@@ -163,6 +163,7 @@ absl::StatusOr<HttpResponse> HttpClient::Send(const HttpRequest& request) {
     curl_easy_setopt(curl, CURLOPT_USERNAME, options_.access_key.c_str());
     curl_easy_setopt(curl, CURLOPT_PASSWORD, options_.secret_key.c_str());
   }
+  if (request.fresh_connection) curl_easy_setopt(curl, CURLOPT_FRESH_CONNECT, 1L);
   if (request.method == "HEAD") {
     curl_easy_setopt(curl, CURLOPT_NOBODY, 1L);
   } else if (request.method == "PUT" || request.method == "POST") {
@@ -173,7 +174,8 @@ absl::StatusOr<HttpResponse> HttpClient::Send(const HttpRequest& request) {
 
   const CURLcode code = curl_easy_perform(curl);
   if (receiver.too_long) {
-    return absl::DataLossError(absl::StrCat(request.method, " ", request.url, ": the answer is too long"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(request.method, " ", request.url, ": the answer is longer than what was asked for"));
   }
   if (code != CURLE_OK) {
     const char* reason = error[0] != '\0' ? error : curl_easy_strerror(code);
@@ -197,13 +199,13 @@ bool MayPass(int http_status) {
   switch (http_status) {
     case 408:
     case 429:
-    case 500:
-    case 502:
-    case 503:
-    case 504:
       return true;
-    default:
+    case 501:  // Not implemented.
+    case 505:  // This version of HTTP is not.
+    case 507:  // Full.
       return false;
+    default:
+      return http_status / 100 == 5;
   }
 }
 

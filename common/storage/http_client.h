@@ -25,6 +25,9 @@ struct HttpRequest {
   absl::Span<char> out;
   // The answer may be so long in coming; zero: the client's stall_timeout.
   absl::Duration stall_timeout;
+  // libcurl sends a request again by itself where a kept connection turns out to be dead: not this one, whose
+  // second try would be answered otherwise than the first.
+  bool fresh_connection = false;
 };
 
 struct HttpResponse {
@@ -44,7 +47,7 @@ struct HttpResponse {
 class HttpClient {
  public:
   struct Options {
-    absl::Duration connect_timeout = absl::Seconds(10);
+    absl::Duration connect_timeout = absl::Seconds(5);
     // A transfer that moves less than 1 KiB/s for so long has failed.
     absl::Duration stall_timeout = absl::Seconds(30);
     std::string ca_file;  // PEM; empty: the system's.
@@ -58,8 +61,8 @@ class HttpClient {
   HttpClient(const HttpClient&) = delete;
   HttpClient& operator=(const HttpClient&) = delete;
 
-  // One exchange, whatever the answer's status. Unavailable if there is no whole answer; DataLoss if a 2xx
-  // answer is longer than `out`, or any other than kHttpBodyBytesMax.
+  // One exchange, whatever the answer's status. Unavailable if there is no whole answer; FailedPrecondition
+  // if a 2xx answer is longer than `out`, or any other than kHttpBodyBytesMax.
   absl::StatusOr<HttpResponse> Send(const HttpRequest& request);
 
  private:
@@ -70,7 +73,7 @@ class HttpClient {
   std::vector<void*> idle_ ABSL_GUARDED_BY(mu_);  // CURL*.
 };
 
-// That a request may be answered better a little later: 408, 429 and the 5xx that say so.
+// That a request may be answered better a little later: 408, 429 and most 5xx.
 bool MayPass(int http_status);
 
 // The status that stands for an answer which is not 2xx; `text` is the message.
@@ -80,8 +83,12 @@ absl::Status StatusOfHttp(int http_status, const std::string& text);
 class Patience {
  public:
   explicit Patience(absl::Duration duration) : ms_(absl::ToInt64Milliseconds(duration)) {}
-  // For requests under way, too.
-  void Set(absl::Duration duration) { ms_.store(absl::ToInt64Milliseconds(duration)); }
+  // No more than this, for requests under way, too.
+  void Cap(absl::Duration duration) {
+    const int64_t most = absl::ToInt64Milliseconds(duration);
+    for (int64_t now = ms_.load(); now > most && !ms_.compare_exchange_weak(now, most);) {
+    }
+  }
   absl::Duration Get() const { return absl::Milliseconds(ms_.load()); }
 
  private:

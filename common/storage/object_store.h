@@ -49,8 +49,8 @@ class ObjectStore {
   // Removes what writers that died have left and nobody can see, of objects with names below these prefixes.
   // Only the owner of the store may do so: it ends what others are writing.
   virtual absl::Status RemoveLeftovers(const std::vector<std::string>& prefixes) = 0;
-  // How long requests are tried again from now on, where the store is on another machine.
-  virtual void SetPatience(absl::Duration) {}
+  // From now on, requests to a store on another machine are tried again for so long at most.
+  virtual void CapPatience(absl::Duration) {}
 
   // Where this is, for messages.
   virtual std::string Describe() const = 0;

@@ -14,14 +14,15 @@ absl::StatusOr<pugi::xml_node> Parse(absl::string_view xml, const char* root, pu
   const pugi::xml_parse_result parsed = document->load_buffer(xml.data(), xml.size());
   const pugi::xml_node node = document->child(root);
   if (parsed && node) return node;
-  return absl::DataLossError(absl::StrCat("not the answer to expect (", root, "): ", xml.substr(0, 200)));
+  return absl::FailedPreconditionError(
+      absl::StrCat("not the answer to expect (", root, "): ", xml.substr(0, 200)));
 }
 
 absl::StatusOr<bool> IsTruncated(const pugi::xml_node& listing) {
   const absl::string_view text = listing.child_value("IsTruncated");
   if (text == "true") return true;
   if (text == "false") return false;
-  return absl::DataLossError("a listing that does not say whether it is whole");
+  return absl::FailedPreconditionError("a listing that does not say whether it is whole");
 }
 
 }  // namespace
@@ -32,12 +33,14 @@ absl::StatusOr<S3Listing> ParseS3Listing(absl::string_view xml) {
   S3Listing listing;
   for (const pugi::xml_node& object : root.children("Contents")) {
     listing.keys.emplace_back(object.child_value("Key"));
-    if (listing.keys.back().empty()) return absl::DataLossError("a listing with an object without a key");
+    if (listing.keys.back().empty())
+      return absl::FailedPreconditionError("a listing with an object without a key");
   }
   RECON_ASSIGN_OR_RETURN(const bool truncated, IsTruncated(root));
   if (!truncated) return listing;
   listing.next_token = root.child_value("NextContinuationToken");
-  if (listing.next_token.empty()) return absl::DataLossError("half a listing that cannot be continued");
+  if (listing.next_token.empty())
+    return absl::FailedPreconditionError("half a listing that cannot be continued");
   return listing;
 }
 
@@ -48,14 +51,14 @@ absl::StatusOr<S3Uploads> ParseS3Uploads(absl::string_view xml) {
   for (const pugi::xml_node& upload : root.children("Upload")) {
     found.uploads.push_back({upload.child_value("Key"), upload.child_value("UploadId")});
     if (found.uploads.back().key.empty() || found.uploads.back().id.empty()) {
-      return absl::DataLossError("a listing with an upload without a key or an id");
+      return absl::FailedPreconditionError("a listing with an upload without a key or an id");
     }
   }
   RECON_ASSIGN_OR_RETURN(const bool truncated, IsTruncated(root));
   if (!truncated) return found;
   found.next_key = root.child_value("NextKeyMarker");
   found.next_id = root.child_value("NextUploadIdMarker");
-  if (found.next_key.empty()) return absl::DataLossError("half a listing that cannot be continued");
+  if (found.next_key.empty()) return absl::FailedPreconditionError("half a listing that cannot be continued");
   return found;
 }
 
@@ -63,7 +66,7 @@ absl::StatusOr<std::string> ParseS3UploadId(absl::string_view xml) {
   pugi::xml_document document;
   RECON_ASSIGN_OR_RETURN(const pugi::xml_node root, Parse(xml, "InitiateMultipartUploadResult", &document));
   std::string id = root.child_value("UploadId");
-  if (id.empty()) return absl::DataLossError("an upload without an id");
+  if (id.empty()) return absl::FailedPreconditionError("an upload without an id");
   return id;
 }
 

@@ -9,8 +9,8 @@
 namespace recon {
 
 // The XML of Amazon S3's REST API (docs.aws.amazon.com/AmazonS3/latest/API), as far as a store needs it.
-// Errors: DataLoss if it is not what the API says. Half a listing must never look like a whole one: what is
-// not listed is taken for absent.
+// Errors: FailedPrecondition if it is not what the API says: somebody else has answered. Half a listing must
+// never look like a whole one: what is not listed is taken for absent.
 
 // Of ListObjectsV2.
 struct S3Listing {

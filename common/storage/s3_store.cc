@@ -163,6 +163,7 @@ class S3Store::PartWriter : public ObjectStore::Writer {
     request.headers = {"Content-Type: application/xml"};
     request.body = body;
     request.stall_timeout = kCompleteTimeout;
+    request.fresh_connection = true;
     int tries = 0;
     const absl::StatusOr<HttpResponse> completed = store_->Call(request, name_, &tries);
     if (completed.ok() && IsS3Completion(completed->body)) return absl::OkStatus();
@@ -293,7 +294,12 @@ absl::StatusOr<HttpResponse> S3Store::CallOnce(const HttpRequest& request, const
   const auto is = [&](const char* code) { return absl::StartsWith(error, absl::StrCat(code, ":")); };
   if (is("ExpiredToken") || is("InvalidToken") || is("InvalidAccessKeyId"))
     return absl::PermissionDeniedError(text);
-  const bool again = response->status == 409 || is("RequestTimeout");
+  if (is("NoSuchBucket")) return absl::FailedPreconditionError(text);
+  // The answer to HEAD has no body. That there is no such object is believed of an S3 server, not of a
+  // gateway.
+  const bool others_404 =
+      response->status == 404 && error.empty() && response->header("x-amz-request-id").empty();
+  const bool again = response->status == 409 || is("RequestTimeout") || others_404;
   return again ? absl::UnavailableError(text) : StatusOfHttp(response->status, text);
 }
 
@@ -325,6 +331,7 @@ absl::Status S3Store::PutIfAbsent(const std::string& name, absl::string_view byt
   request.method = "PUT";
   request.url = UrlOf(prefix_ + name);
   request.headers = {"If-None-Match: *"};
+  request.fresh_connection = true;
   request.body = bytes;
   int tries = 0;
   const absl::Status put = Call(request, name, &tries).status();

@@ -45,7 +45,7 @@ class S3Store : public ObjectStore {
   absl::StatusOr<std::vector<std::string>> List(const std::string& prefix) override;
   absl::Status Delete(const std::string& name) override;
   absl::Status RemoveLeftovers(const std::vector<std::string>& prefixes) override;
-  void SetPatience(absl::Duration patience) override { patience_.Set(patience); }
+  void CapPatience(absl::Duration most) override { patience_.Cap(most); }
   std::string Describe() const override { return where_; }
 
  private:

@@ -97,12 +97,14 @@ absl::StatusOr<std::optional<std::string>> ControlDb::Get(const std::string& key
   return value;
 }
 
-absl::StatusOr<uint64_t> ControlDb::NextClusterEpoch(uint64_t last) {
+absl::StatusOr<uint64_t> ControlDb::ClusterEpoch() const {
   RECON_ASSIGN_OR_RETURN(const auto value, Get(kEpochKey));
-  uint64_t epoch = 0;
-  if (value) {
-    RECON_ASSIGN_OR_RETURN(epoch, ParseNumber(kEpochKey, *value));
-  }
+  if (!value) return 0;
+  return ParseNumber(kEpochKey, *value);
+}
+
+absl::StatusOr<uint64_t> ControlDb::NextClusterEpoch(uint64_t last) {
+  RECON_ASSIGN_OR_RETURN(uint64_t epoch, ClusterEpoch());
   epoch = std::max(epoch, last) + 1;
   RECON_RETURN_IF_ERROR(Put(kEpochKey, absl::StrCat(epoch)));
   return epoch;

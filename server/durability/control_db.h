@@ -36,6 +36,8 @@ class ControlDb {
 
   // Raises the cluster epoch by one, beyond `last` at least, and returns it; 1 in a new database.
   absl::StatusOr<uint64_t> NextClusterEpoch(uint64_t last = 0);
+  // The last one that was given out; 0 if there was none.
+  absl::StatusOr<uint64_t> ClusterEpoch() const;
 
   // The job's random number, not 0. A database that has none yet takes `id`, or a new one if that is 0.
   absl::StatusOr<uint64_t> JobId(uint64_t id);

@@ -167,6 +167,7 @@ class Chaos {
           break;
         case 2:
         case 6:
+          REQUIRE(count_ > 2);
           while (!HasLinks(i)) i = (i + 1) % count_;
           workers_[i].process->Signal(SIGUSR1);
           break;
@@ -228,7 +229,7 @@ class Chaos {
         for (const auto& values : tensors) {
           const double count = values[ChaosIndex(i, life)], sum = values[ChaosIndex(i, life) + 1];
           CHECK((count == acknowledged || count == acknowledged + 1));
-          CHECK(sum == count * (count + 1) / 2);
+          CHECK(sum == static_cast<double>(ChaosSum(static_cast<uint64_t>(count))));
         }
         // Its heartbeats came in time, as long as it was free to send them.
         if (!workers_[i].may_be_given_up[life] && servers_ == 1) CHECK(said.given_up == 0);
@@ -361,7 +362,8 @@ TEST_CASE("a bad day costs little: 32 workers, two servers, something every ten 
   const double kept = disturbed / ((before + after) / 2);
   WARN("pushes a second: " << before << " before, " << disturbed << " disturbed, " << after
                            << " after: " << kept);
-  if (kMeasures) CHECK(kept >= 0.9);
+  // In a minute there are few events, and one server's death more or less counts.
+  if (kMeasures) CHECK(kept >= (duration >= absl::Minutes(5) ? 0.9 : 0.75));
   chaos.CheckParameters();
 }
 

@@ -161,7 +161,7 @@ class ChaosWorker {
     if (kind != FrameKind::kInit) {
       for (const ShardPlacement& shard : layout_.shards()) {
         values[shard.offset + ChaosIndex(worker_, life_)] = -1;
-        values[shard.offset + ChaosIndex(worker_, life_) + 1] = -static_cast<float>(step + 1);
+        values[shard.offset + ChaosIndex(worker_, life_) + 1] = -static_cast<float>(ChaosWeight(step));
       }
     }
     std::vector<EncodedShard> shards = PlainShards(layout_, std::move(values));

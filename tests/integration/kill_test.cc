@@ -270,10 +270,14 @@ TEST_CASE("a worker that joins takes parameters from the snapshot and what has c
   one->Kill();
   REQUIRE(ControlClient(*ConnectTo(job.address(), {})).Snapshot().ok());
   auto two = job.StartWorker("two", {"--parameters-from", "store"});
-  REQUIRE(Eventually([&] { return absl::StrContains(two->output(), "changed since from the server"); }));
+  REQUIRE(Eventually([&] { return absl::StrContains(two->output(), "that changed since from the server"); }));
   INFO(two->output());
-  CHECK(absl::StrContains(two->output(), ", 0.0 MB changed since"));
+  CHECK(absl::StrContains(two->output(), ", 0 bytes that changed since"));
   REQUIRE(job.SamplesReach(2 * kSamples));
+  auto later = job.StartWorker("later", {"--parameters-from", "store"});
+  REQUIRE(
+      Eventually([&] { return absl::StrContains(later->output(), "that changed since from the server"); }));
+  CHECK_FALSE(absl::StrContains(later->output(), ", 0 bytes that changed since"));
   // Nothing there to read: the server has everything, too.
   std::filesystem::rename(job.snapshots() + "/packs", job.snapshots() + "/elsewhere");
   auto three = job.StartWorker("three", {"--parameters-from", "store"});

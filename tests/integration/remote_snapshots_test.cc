@@ -44,7 +44,8 @@ TEST_CASE("a job whose snapshots are in a bucket goes on when its machine is gon
   REQUIRE(job.SamplesReach(kSamples));
   REQUIRE(Eventually([&] { return job.Status()->snapshot().generation() >= 2; }));
   job.server().Kill();
-  std::filesystem::remove_all(job.data());
+  const std::string lost = job.directory() / "lost";
+  std::filesystem::rename(job.data(), lost);
   REQUIRE(job.StartServer(swift.Environment()));
   CHECK(job.Status()->restored_generation() >= 2);
   REQUIRE(job.Finished());
@@ -65,6 +66,11 @@ TEST_CASE("a job whose snapshots are in a bucket goes on when its machine is gon
   CHECK(absl::StrContains(Reconctl({"snapshot", "prune", url, "--keep-last", "2"}, swift, 1), "--no-server"));
   Reconctl({"snapshot", "prune", url, "--keep-last", "2", "--no-server"}, swift);
 
+  // The machine that was thought lost comes back.
+  std::filesystem::remove_all(job.data());
+  std::filesystem::rename(lost, job.data());
+  CHECK_FALSE(job.StartServer(swift.Environment()));
+  CHECK(absl::StrContains(job.ServerLog(), "another server has taken the job over"));
   ProcessJob wrong(JobFlags(url, 1));
   CHECK_FALSE(wrong.StartServer({"AWS_ACCESS_KEY_ID=test:tester", "AWS_SECRET_ACCESS_KEY=guessed",
                                  "AWS_ENDPOINT_URL=" + swift.endpoint()}));

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -77,23 +78,26 @@ void LinkProxy::Accept() {
   fcntl(far, F_SETFL, O_NONBLOCK);
   NoDelay(near);
   NoDelay(far);
-  connections_.push_back({near, far, {near, far, "", false}, {far, near, "", false}});
+  connections_.push_back({near, far, {near, far}, {far, near}});
 }
 
-// False when this direction has ended.
+// False when the connection is broken.
 bool LinkProxy::Move(Pipe* pipe, bool readable) {
   if (readable && !pipe->ended && pipe->waiting.size() < kWaitingMax) {
     char buffer[65536];
     const ssize_t size = recv(pipe->from, buffer, sizeof buffer, 0);
     if (size > 0) pipe->waiting.append(buffer, static_cast<size_t>(size));
-    pipe->ended = size == 0 || (size < 0 && errno != EAGAIN && errno != EINTR);
+    if (size < 0 && errno != EAGAIN && errno != EINTR) return false;
+    pipe->ended = size == 0;
   }
   if (!pipe->waiting.empty()) {
     const ssize_t size = send(pipe->to, pipe->waiting.data(), pipe->waiting.size(), MSG_NOSIGNAL);
     if (size > 0) pipe->waiting.erase(0, static_cast<size_t>(size));
     if (size < 0 && errno != EAGAIN && errno != EINTR) return false;
   }
-  return !(pipe->ended && pipe->waiting.empty());
+  if (pipe->ended && pipe->waiting.empty() && !std::exchange(pipe->passed_on, true))
+    shutdown(pipe->to, SHUT_WR);
+  return true;
 }
 
 void LinkProxy::Run() {
@@ -105,16 +109,19 @@ void LinkProxy::Run() {
     std::vector<pollfd> fds = {{listener_, POLLIN, 0}};
     for (const Connection& c : connections_) {
       for (const Pipe* pipe : {&c.up, &c.down}) {
-        fds.push_back({pipe->from, static_cast<int16_t>(pipe->waiting.size() < kWaitingMax ? POLLIN : 0), 0});
-        fds.push_back({pipe->to, static_cast<int16_t>(pipe->waiting.empty() ? 0 : POLLOUT), 0});
+        // Negative: not looked at, and no reason to wake up.
+        const bool reads = !pipe->ended && pipe->waiting.size() < kWaitingMax;
+        fds.push_back({reads ? pipe->from : -1, POLLIN, 0});
+        fds.push_back({pipe->waiting.empty() ? -1 : pipe->to, POLLOUT, 0});
       }
     }
     if (poll(fds.data(), fds.size(), kPollMs) <= 0 || cut_) continue;
     size_t i = 1;
     for (auto c = connections_.begin(); c != connections_.end(); i += 4) {
-      const bool up = Move(&c->up, (fds[i].revents & (POLLIN | POLLHUP | POLLERR)) != 0);
-      const bool down = Move(&c->down, (fds[i + 2].revents & (POLLIN | POLLHUP | POLLERR)) != 0);
-      if (up && down) {
+      const bool up_ok = Move(&c->up, (fds[i].revents & (POLLIN | POLLHUP | POLLERR)) != 0);
+      const bool down_ok = Move(&c->down, (fds[i + 2].revents & (POLLIN | POLLHUP | POLLERR)) != 0);
+      const bool over = c->up.passed_on && c->down.passed_on;
+      if (up_ok && down_ok && !over) {
         ++c;
         continue;
       }

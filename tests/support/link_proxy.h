@@ -35,7 +35,8 @@ class LinkProxy {
   struct Pipe {
     int from = -1, to = -1;
     std::string waiting;
-    bool ended = false;
+    bool ended = false;      // The near end has said its last.
+    bool passed_on = false;  // And the other knows.
   };
   struct Connection {
     int near = -1, far = -1;

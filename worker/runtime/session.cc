@@ -104,7 +104,7 @@ void Session::AdoptReply(const RegisterReply& reply) {
   if (!again) {
     server_has_values_ = reply.has_values();
     if (reply.snapshot_generation() != 0) {
-      snapshot_offer_ = {reply.snapshot_dir(), Generation(reply.snapshot_generation()),
+      snapshot_offer_ = {reply.snapshot_dir(), Generation(reply.snapshot_generation()), reply.snapshot_root(),
                          reply.cluster_epoch()};
     }
   }

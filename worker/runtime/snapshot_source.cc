@@ -4,10 +4,12 @@
 #include <atomic>
 #include <memory>
 #include <numeric>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/hash.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "common/snapshot/manifest.h"
@@ -19,6 +21,8 @@ namespace recon {
 namespace {
 
 constexpr unsigned kThreadsMax = 8;
+// The server has everything, too.
+constexpr absl::Duration kPatience = absl::Seconds(2);
 
 uint64_t StoredBytes(const ChunkEntry& chunk) {
   return std::accumulate(chunk.stored_bytes().begin(), chunk.stored_bytes().end(), uint64_t{0});
@@ -29,12 +33,19 @@ uint64_t StoredBytes(const ChunkEntry& chunk) {
 absl::StatusOr<uint64_t> ReadSnapshot(const SnapshotOffer& offer, const ParamLayout& layout,
                                       Replica* replica) {
   RECON_ASSIGN_OR_RETURN(const auto store, OpenStore(offer.store, /*writer=*/false));
+  store->CapPatience(kPatience);
   RECON_ASSIGN_OR_RETURN(const auto lease, ReaderLease::TakeIfWritable(store.get(), offer.generation));
   const SnapshotReader reader(store.get());
   RECON_ASSIGN_OR_RETURN(const Manifest manifest, reader.ReadManifest(offer.generation));
   if (const std::string difference = ModelDifference(layout.model(), manifest.model()); !difference.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("snapshot ", offer.generation.value(), " is of another model: ", difference));
+  }
+  if (ToHex(manifest.state_root()) != offer.state_root) {
+    return absl::FailedPreconditionError(absl::StrCat("snapshot ", offer.generation.value(), " of ",
+                                                      offer.store, " is not the server's: its state root is ",
+                                                      ToHex(manifest.state_root()), ", the server's ",
+                                                      offer.state_root));
   }
   const int roles = static_cast<int>(manifest.state_planes()) + 1;
   std::vector<std::vector<PageRef>> shards(layout.shard_count());
@@ -49,14 +60,20 @@ absl::StatusOr<uint64_t> ReadSnapshot(const SnapshotOffer& offer, const ParamLay
       if (!pages.ok()) {
         MutexLock lock(&mu);
         failure.Update(pages.status());
+        next = static_cast<uint32_t>(shards.size());
         return;
       }
       shards[shard] = *std::move(pages);
       bytes += StoredBytes(manifest.chunks(chunk));
     }
   };
-  std::vector<std::thread> threads(std::min(std::max(std::thread::hardware_concurrency(), 1U), kThreadsMax));
-  for (std::thread& thread : threads) thread = std::thread(read);
+  std::vector<std::thread> threads;
+  try {
+    const unsigned others = std::min(std::thread::hardware_concurrency(), kThreadsMax);
+    while (threads.size() + 1 < others) threads.emplace_back(read);
+  } catch (const std::system_error&) {  // No more threads: those there are do all.
+  }
+  read();
   for (std::thread& thread : threads) thread.join();
   RECON_RETURN_IF_ERROR(failure);
   for (const ShardEntry& entry : manifest.shards()) {

@@ -14,6 +14,7 @@ namespace recon {
 struct SnapshotOffer {
   std::string store;  // As OpenStore() takes it; empty if there is none.
   Generation generation;
+  std::string state_root;      // In hexadecimal.
   uint64_t cluster_epoch = 0;  // Of the server that said so.
 };
 

@@ -354,9 +354,8 @@ absl::Status TrainLoop::Reconstruct() {
   uint64_t changed = 0;
   for (const Frame& reply : replies) changed += reply.header.payload_bytes;
   spdlog::info(
-      "parameters: {:.1f} MB from snapshot {} of {}, {:.1f} MB changed since from the server, in {:.2f} s",
-      static_cast<double>(*read) / 1e6, offer.generation.value(), offer.store,
-      static_cast<double>(changed) / 1e6, absl::ToDoubleSeconds(Now() - start));
+      "parameters: {} bytes from snapshot {} of {}, {} bytes that changed since from the server, in {:.2f} s",
+      *read, offer.generation.value(), offer.store, changed, absl::ToDoubleSeconds(Now() - start));
   return Adopt(replies);
 }
 

@@ -60,9 +60,9 @@ TEST_CASE("answers that are not WebHDFS's are refused", "[hdfs]") {
         "{\"FileStatuses\":{\"FileStatus\":[{}]}}", "{\"FileStatus\":{\"length\":-1,\"type\":\"FILE\"}}",
         "{\"FileStatuses\":{\"FileStatus\":[{\"pathSuffix\":\"../x\",\"length\":1,\"type\":\"FILE\"}]}}"}) {
     INFO(body);
-    CHECK(absl::IsDataLoss(ParseHdfsStatus(body).status()));
-    CHECK(absl::IsDataLoss(ParseHdfsListing(body).status()));
-    CHECK(absl::IsDataLoss(ParseHdfsBoolean(body).status()));
+    CHECK(absl::IsFailedPrecondition(ParseHdfsStatus(body).status()));
+    CHECK(absl::IsFailedPrecondition(ParseHdfsListing(body).status()));
+    CHECK(absl::IsFailedPrecondition(ParseHdfsBoolean(body).status()));
     CHECK(absl::IsPermissionDenied(ParseHdfsError(403, body, "")));
     CHECK(absl::IsUnavailable(ParseHdfsError(503, body, "")));
     // Whoever says so, knows nothing of files.

@@ -90,7 +90,7 @@ TEST_CASE("a bucket is an object store: OpenStack Swift's S3 API", "[s3]") {
     CHECK(absl::IsPermissionDenied(refused.status()));
     CHECK(absl::StrContains(refused.status().message(), "SignatureDoesNotMatch"));
     const auto absent = S3Store::Open("no-such-bucket", "job", options, /*writer=*/true);
-    CHECK(absl::IsNotFound(absent.status()));
+    CHECK(absl::IsFailedPrecondition(absent.status()));
     CHECK(absl::StrContains(absent.status().message(), "NoSuchBucket"));
   }
   SECTION("a store that goes away is waited for, and not without end") {
@@ -131,7 +131,7 @@ TEST_CASE("S3: errors that waiting cannot mend are told at once", "[s3]") {
   int status = 400, requests = 0;
   HttpTestServer server([&](const HttpTestServer::Request&) -> HttpTestServer::Response {
     ++requests;
-    return {status, "<Error><Code>" + code + "</Code></Error>"};
+    return {status, code.empty() ? "<html/>" : "<Error><Code>" + code + "</Code></Error>"};
   });
   S3Store::Options options = OptionsFor("http://" + server.address(), absl::Milliseconds(300));
   const auto open = [&](int with_status, const std::string& with_code) {
@@ -145,6 +145,9 @@ TEST_CASE("S3: errors that waiting cannot mend are told at once", "[s3]") {
   CHECK(absl::IsFailedPrecondition(open(301, "PermanentRedirect")));
   CHECK(requests == 1);
   CHECK(absl::IsFailedPrecondition(open(400, "AuthorizationHeaderMalformed")));
+  CHECK(absl::IsFailedPrecondition(open(404, "NoSuchBucket")));
+  CHECK(absl::IsNotFound(open(404, "NoSuchKey")));
+  CHECK(absl::IsUnavailable(open(404, "")));  // No S3 server speaks so.
   CHECK(absl::IsUnavailable(open(400, "RequestTimeout")));
   CHECK(requests > 1);
   CHECK(absl::IsUnavailable(open(503, "SlowDown")));
@@ -170,14 +173,15 @@ TEST_CASE("S3: half a listing is never taken for a whole one", "[s3]") {
   CHECK(listing("<IsTruncated>false</IsTruncated><Contents><Key>a</Key></Contents>")->keys.size() == 1);
   CHECK(listing("<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>")
             ->next_token == "t");
-  CHECK(absl::IsDataLoss(listing("").status()));
-  CHECK(absl::IsDataLoss(listing("<IsTruncated>true</IsTruncated>").status()));
-  CHECK(absl::IsDataLoss(listing("<IsTruncated>maybe</IsTruncated>").status()));
-  CHECK(absl::IsDataLoss(listing("<IsTruncated>false</IsTruncated><Contents/>").status()));
-  CHECK(absl::IsDataLoss(ParseS3Listing("<ListBucketResult><IsTruncated>false</IsTruncated>").status()));
-  CHECK(absl::IsDataLoss(ParseS3Listing("<html/>").status()));
-  CHECK(absl::IsDataLoss(ParseS3UploadId("<InitiateMultipartUploadResult/>").status()));
-  CHECK(absl::IsDataLoss(ParseS3Uploads("<ListMultipartUploadsResult/>").status()));
+  CHECK(absl::IsFailedPrecondition(listing("").status()));
+  CHECK(absl::IsFailedPrecondition(listing("<IsTruncated>true</IsTruncated>").status()));
+  CHECK(absl::IsFailedPrecondition(listing("<IsTruncated>maybe</IsTruncated>").status()));
+  CHECK(absl::IsFailedPrecondition(listing("<IsTruncated>false</IsTruncated><Contents/>").status()));
+  CHECK(absl::IsFailedPrecondition(
+      ParseS3Listing("<ListBucketResult><IsTruncated>false</IsTruncated>").status()));
+  CHECK(absl::IsFailedPrecondition(ParseS3Listing("<html/>").status()));
+  CHECK(absl::IsFailedPrecondition(ParseS3UploadId("<InitiateMultipartUploadResult/>").status()));
+  CHECK(absl::IsFailedPrecondition(ParseS3Uploads("<ListMultipartUploadsResult/>").status()));
   CHECK(IsS3Completion("<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>"));
   CHECK_FALSE(IsS3Completion(""));
   CHECK_FALSE(IsS3Completion("<Error><Code>InternalError</Code></Error>"));
