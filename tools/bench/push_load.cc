@@ -5,12 +5,14 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/hash.h"
 #include "common/codec/codec.h"
 
 namespace recon {
 
-PushLoad::PushLoad(ParamServer* params, uint32_t worker) : params_(params), worker_(worker) {
-  params_->Admit(WorkerId(worker), Incarnation(worker), 0);
+PushLoad::PushLoad(ParamServer* params, uint32_t worker)
+    : params_(params), worker_(worker), incarnation_(RandomNonZero()) {
+  params_->Admit(WorkerId(worker), Incarnation(incarnation_), 0);
   params_->Activate(WorkerId(worker), 0);
   thread_ = std::thread([this] { Run(); });
 }
@@ -51,7 +53,7 @@ void PushLoad::Run() {
       Frame frame;
       frame.header.kind = static_cast<uint8_t>(FrameKind::kPush);
       frame.header.worker = worker_;
-      frame.header.incarnation = worker_;
+      frame.header.incarnation = incarnation_;
       frame.header.cluster_epoch = 1;
       frame.header.step = step;
       frame.header.samples = 1;

@@ -35,6 +35,7 @@ class PushLoad {
 
   ParamServer* const params_;
   const uint32_t worker_;
+  const uint64_t incarnation_;  // Of its own: its steps begin anew.
   std::atomic<bool> stop_{false};
   Mutex mu_;
   int in_flight_ ABSL_GUARDED_BY(mu_) = 0;
