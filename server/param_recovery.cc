@@ -15,7 +15,7 @@ namespace recon {
 namespace {
 
 // Of those that restore: most wait for the disk while others decode.
-constexpr int kReadersALane = 4;
+constexpr int kReadersALane = 6;
 // Whoever waits for a server sees how far it is.
 constexpr absl::Duration kProgressInterval = absl::Seconds(1);
 // Frames being replayed hold their segments of the log.
