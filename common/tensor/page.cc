@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -14,6 +15,7 @@ namespace recon {
 namespace {
 
 constexpr size_t kSlabBytes = size_t{2} << 20;
+constexpr size_t kPagesASlab = kSlabBytes / kPageBytes;
 static_assert(kSlabBytes % kPageBytes == 0);
 
 // Free page memory. Never destroyed: references may outlive static destruction.
@@ -61,7 +63,13 @@ class PagePool {
 
   void Reserve(uint64_t pages) {
     MutexLock lock(&mu_);
+    const size_t before = fresh_.size();
     while (free_.size() + fresh_.size() < pages) AddSlab();
+    // Pages of one slab share a page table and its lock: threads that take pages at the same time get them of
+    // different slabs.
+    const std::vector<float*> added(fresh_.begin() + static_cast<std::ptrdiff_t>(before), fresh_.end());
+    const size_t slabs = added.size() / kPagesASlab;
+    for (size_t i = 0; i < added.size(); ++i) fresh_[before + i] = added[i % slabs * kPagesASlab + i / slabs];
   }
 
   size_t bytes() {
