@@ -404,7 +404,6 @@ void Cluster::SendCut(bool background) {
 absl::StatusOr<std::vector<SnapshotPart>> Cluster::CollectParts() {
   MutexLock lock(&mu_);
   mu_.Await([this] { return !snapshot_failure_.ok() || parts_.size() + 1 == places_.size(); });
-  generation_ = 0;
   RECON_RETURN_IF_ERROR(snapshot_failure_);
   std::vector<SnapshotPart> parts;
   for (auto& [place, part] : parts_) {
@@ -415,6 +414,12 @@ absl::StatusOr<std::vector<SnapshotPart>> Cluster::CollectParts() {
     parts.push_back(std::move(part));
   }
   return parts;
+}
+
+absl::Status Cluster::EndSnapshot() {
+  MutexLock lock(&mu_);
+  generation_ = 0;
+  return snapshot_failure_;
 }
 
 void Cluster::NotePublished() {

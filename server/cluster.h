@@ -95,6 +95,8 @@ class Cluster final : public Followers {
   absl::Status BeginSnapshot(uint64_t generation);
   void SendCut(bool background);
   absl::StatusOr<std::vector<SnapshotPart>> CollectParts();
+  // Just before it is published: not OK if a server was lost since, which may go on from the snapshot before.
+  absl::Status EndSnapshot();
   void NotePublished();
   void Hurry(int change);
   // The longest of all servers.

@@ -144,7 +144,10 @@ absl::Status ReconServer::Parts::Open() {
         "next snapshot",
         job_id, before.generation(), flags.snapshot_dir);
   }
-  const bool lost = db->created() && before.has_control();
+  // Or it was created by a start that came to no snapshot.
+  RECON_ASSIGN_OR_RETURN(const uint64_t last_epoch, db->ClusterEpoch());
+  const bool lost =
+      before.has_control() && (db->created() || last_epoch >= before.cluster_epoch() + kStartsNobodyKnowsOf);
   RECON_ASSIGN_OR_RETURN(const uint64_t cluster_epoch,
                          db->NextClusterEpoch(before.cluster_epoch() + (lost ? kStartsNobodyKnowsOf : 0)));
 
@@ -354,9 +357,8 @@ absl::StatusOr<Manifest> ReconServer::Parts::NewestManifest() const {
     absl::StatusOr<Manifest> manifest = reader.ReadManifest(*it);
     if (manifest.ok()) return manifest;
     failure = manifest.status();
-    if (CannotBeRead(failure)) return failure;
+    if (CannotBeRead(failure) || absl::IsFailedPrecondition(failure)) return failure;
   }
-  if (absl::IsFailedPrecondition(failure)) return failure;
   return absl::DataLossError(
       absl::StrCat("none of ", generations.size(), " snapshots verifies; the oldest: ", failure.message()));
 }

@@ -165,10 +165,7 @@ absl::StatusOr<Manifest> SnapshotService::WriteParts(const ParamLayout& layout, 
   // Writing may have taken long.
   RECON_ASSIGN_OR_RETURN(const Generation next, writer_.NextGeneration());
   RECON_RETURN_IF_ERROR(CheckStillOurs(Generation(next.value() - 1)));
-  if (cluster_ != nullptr && params_->cluster_epoch() != description.cluster_epoch) {
-    return absl::AbortedError(
-        "a server was lost after it had written its part: what it goes on from may be another");
-  }
+  if (cluster_ != nullptr) RECON_RETURN_IF_ERROR(cluster_->EndSnapshot());
   RECON_ASSIGN_OR_RETURN(Manifest manifest, writer_.Publish(layout, description, generation, std::move(parts),
                                                             std::move(servers)));
   if (cluster_ != nullptr) cluster_->NotePublished();

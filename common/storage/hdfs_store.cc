@@ -216,18 +216,19 @@ absl::StatusOr<HttpResponse> HdfsStore::TransferOnce(HttpRequest request, const 
   const std::string what = absl::StrCat(where_, "/", name, ": ", operation);
   if (sent_on.ok() && request.method == "GET") {  // A gateway has the data itself.
     if (sent_on.body.size() > request.out.size())
-      return absl::DataLossError(what + ": the answer is too long");
+      return absl::FailedPreconditionError(what + ": the answer is longer than what was asked for");
     std::copy(sent_on.body.begin(), sent_on.body.end(), request.out.begin());
     return sent_on;
   }
   request.url = sent_on.header("location");
   if (sent_on.status != 307 || request.url.empty()) {
-    return absl::DataLossError(what + ": the namenode does not say where the data goes");
+    return absl::FailedPreconditionError(what + ": the namenode does not say where the data is");
   }
   if (options_.tls && !absl::StartsWith(request.url, "https://")) {
     return absl::PermissionDeniedError(absl::StrCat(what, ": sent on from TLS to ", request.url));
   }
   request.headers = {"Content-Type: application/octet-stream", "Expect:"};
+  request.fresh_connection = request.method == "POST";
   absl::StatusOr<HttpResponse> response = http_.Send(request);
   if (!response.ok()) {
     return absl::Status(response.status().code(),

@@ -21,6 +21,7 @@ namespace {
 
 // Putting an object together of its parts may take a server minutes.
 constexpr absl::Duration kCompleteTimeout = absl::Minutes(5);
+constexpr char kRequestId[] = "x-amz-request-id";
 // Being uploaded while the next is filled.
 constexpr int kPartsInFlight = 2;
 
@@ -227,7 +228,8 @@ absl::StatusOr<std::unique_ptr<S3Store>> S3Store::Open(const std::string& bucket
   std::unique_ptr<S3Store> store(new S3Store(bucket, prefix, WithDefaults(options)));
   HttpRequest request;  // Whether it is there, and ours to read.
   request.url = store->UrlOf("", absl::StrCat("list-type=2&max-keys=1&prefix=", UrlEncode(store->prefix_)));
-  RECON_RETURN_IF_ERROR(store->Call(request, "").status());
+  RECON_ASSIGN_OR_RETURN(const HttpResponse listed, store->Call(request, ""));
+  store->numbers_answers_ = !listed.header(kRequestId).empty();
   if (writer) RECON_RETURN_IF_ERROR(store->CheckConditionalPut());
   return store;
 }
@@ -297,8 +299,9 @@ absl::StatusOr<HttpResponse> S3Store::CallOnce(const HttpRequest& request, const
   if (is("NoSuchBucket")) return absl::FailedPreconditionError(text);
   // The answer to HEAD has no body. That there is no such object is believed of an S3 server, not of a
   // gateway.
-  const bool others_404 =
-      response->status == 404 && error.empty() && response->header("x-amz-request-id").empty();
+  const bool others_404 = response->status == 404 && error.empty() &&
+                          (numbers_answers_ || request.method != "HEAD") &&
+                          response->header(kRequestId).empty();
   const bool again = response->status == 409 || is("RequestTimeout") || others_404;
   return again ? absl::UnavailableError(text) : StatusOfHttp(response->status, text);
 }
@@ -364,6 +367,11 @@ absl::Status S3Store::ReadInto(const std::string& name, uint64_t offset, uint64_
     return absl::OkStatus();
   }
   if (!response.ok() && !absl::IsOutOfRange(response.status())) return response.status();
+  RECON_ASSIGN_OR_RETURN(const uint64_t have, Size(name));
+  if (offset <= have && size <= have - offset) {
+    return absl::UnavailableError(absl::StrCat(where_, "/", name, ": not what was asked for came, ", size,
+                                               " bytes from byte ", offset));
+  }
   return absl::DataLossError(absl::StrCat(where_, "/", name, ": ", size, " bytes were expected from byte ",
                                           offset, ", ",
                                           response.ok() ? absl::StrCat(response->body_bytes, " came")

@@ -63,6 +63,7 @@ class S3Store : public ObjectStore {
   const std::string prefix_;  // "" or "some/where/".
   std::string bucket_url_;    // Ends in '/'.
   const Options options_;
+  bool numbers_answers_ = false;  // The server gives each a number (x-amz-request-id). Set by Open().
   Patience patience_;
   HttpClient http_;
 };

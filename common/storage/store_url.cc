@@ -134,9 +134,11 @@ absl::StatusOr<absl::Duration> PatienceFromEnvironment() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ObjectStore>> OpenStore(const std::string& url, bool writer) {
+absl::StatusOr<std::unique_ptr<ObjectStore>> OpenStore(const std::string& url, bool writer,
+                                                       absl::Duration patience_max) {
   RECON_ASSIGN_OR_RETURN(const StoreUrl where, ParseStoreUrl(url));
-  RECON_ASSIGN_OR_RETURN(const absl::Duration patience, PatienceFromEnvironment());
+  RECON_ASSIGN_OR_RETURN(absl::Duration patience, PatienceFromEnvironment());
+  patience = std::min(patience, patience_max);
   switch (where.scheme) {
     case StoreUrl::Scheme::kFile:
       return LocalStore::Open(where.path, writer);

@@ -26,7 +26,8 @@ absl::StatusOr<StoreUrl> ParseStoreUrl(const std::string& text);
 
 // Opens it as LocalStore, S3Store or HdfsStore do, with what their environment variables say, and
 // RECON_STORE_PATIENCE ("30s"): how long a store that does not answer is asked again. `writer`: as the owner
-// of all below, who clears away what a crash left.
-absl::StatusOr<std::unique_ptr<ObjectStore>> OpenStore(const std::string& url, bool writer);
+// of all below. No more patience than `patience_max`.
+absl::StatusOr<std::unique_ptr<ObjectStore>> OpenStore(
+    const std::string& url, bool writer, absl::Duration patience_max = absl::InfiniteDuration());
 
 }  // namespace recon

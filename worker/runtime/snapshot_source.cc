@@ -32,8 +32,7 @@ uint64_t StoredBytes(const ChunkEntry& chunk) {
 
 absl::StatusOr<uint64_t> ReadSnapshot(const SnapshotOffer& offer, const ParamLayout& layout,
                                       Replica* replica) {
-  RECON_ASSIGN_OR_RETURN(const auto store, OpenStore(offer.store, /*writer=*/false));
-  store->CapPatience(kPatience);
+  RECON_ASSIGN_OR_RETURN(const auto store, OpenStore(offer.store, /*writer=*/false, kPatience));
   RECON_ASSIGN_OR_RETURN(const auto lease, ReaderLease::TakeIfWritable(store.get(), offer.generation));
   const SnapshotReader reader(store.get());
   RECON_ASSIGN_OR_RETURN(const Manifest manifest, reader.ReadManifest(offer.generation));
