@@ -74,26 +74,31 @@ TEST_CASE("a policy set live outlives the server, until its flags say something 
   REQUIRE(job.StartServer());
   auto one = job.StartWorker("one");
   auto two = job.StartWorker("two");
-  REQUIRE(job.SamplesReach(kSamples));
+  const auto samples_reach = [&](uint64_t samples) {
+    const bool reached = job.SamplesReach(samples);
+    UNSCOPED_INFO("server:\n" << job.ServerLog() << "one:\n" << one->output() << "two:\n" << two->output());
+    return reached;
+  };
+  REQUIRE(samples_reach(kSamples));
   std::string output;
   REQUIRE(RunProgram({"reconctl", "policy", "set", "--server", job.address(), "--sync", "local:4"},
                      &output) == 0);
   CHECK(absl::StrContains(output, "policy bsp of 4 local steps"));
-  REQUIRE(job.SamplesReach(2 * kSamples));
+  REQUIRE(samples_reach(2 * kSamples));
   job.server().Kill();
   REQUIRE(job.StartServer());
-  REQUIRE(job.SamplesReach(4 * kSamples));
+  REQUIRE(samples_reach(4 * kSamples));
   CHECK(job.Status()->job().policy().sync() == "local:4");
   job.server().Kill();
   job.set_server_flags(JobFlags("ssp:3", 12));
   REQUIRE(job.StartServer());
-  REQUIRE(job.SamplesReach(6 * kSamples));
+  REQUIRE(samples_reach(6 * kSamples));
   CHECK(job.Status()->job().policy().sync() == "ssp:3");
   // It does not come back with the flags it was set beside.
   job.server().Kill();
   job.set_server_flags(JobFlags("asp", 12));
   REQUIRE(job.StartServer());
-  REQUIRE(job.SamplesReach(8 * kSamples));
+  REQUIRE(samples_reach(8 * kSamples));
   CHECK(job.Status()->job().policy().sync() == "asp");
   REQUIRE(job.Finished());
   CHECK(one->Wait(absl::Seconds(30)) == 0);

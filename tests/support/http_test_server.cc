@@ -55,9 +55,9 @@ int HttpTestServer::OnRequest(void* connection, void* user) {
       request.query[Decoded(pair.first)] = Decoded(pair.second);
     }
   }
-  char buffer[65536];
-  for (int size; (size = mg_read(c, buffer, sizeof buffer)) > 0;) {
-    request.body.append(buffer, static_cast<size_t>(size));
+  std::vector<char> buffer(65536);  // Its threads have small stacks.
+  for (int size; (size = mg_read(c, buffer.data(), buffer.size())) > 0;) {
+    request.body.append(buffer.data(), static_cast<size_t>(size));
   }
   const Response response = static_cast<HttpTestServer*>(user)->handler_(request);
   if (response.drop) return 1;  // The connection is closed.
