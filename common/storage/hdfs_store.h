@@ -19,6 +19,9 @@ namespace recon {
 //
 // A file is written under a name of its own that ends in ".tmp" and renamed, which fails if there is one.
 // Durable means what it means to HDFS: its datanodes have the bytes, not necessarily on their disks.
+//
+// Threads and errors: as ObjectStore's. Blocks on the network. A writer keeps one part of
+// limits::kStorePartBytes in memory.
 class HdfsStore : public ObjectStore {
  public:
   struct Options {

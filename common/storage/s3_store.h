@@ -18,6 +18,9 @@ namespace recon {
 // The server must list what it has at once after it is there, and must honour "If-None-Match: *": a writer
 // tries that when it opens the store. Large objects are uploads of several parts; a part that fails is sent
 // again alone. What a crash leaves are uploads that nobody sees.
+//
+// Threads and errors: as ObjectStore's. Blocks on the network. A writer uploads on two threads of its own and
+// keeps three parts of limits::kStorePartBytes in memory.
 class S3Store : public ObjectStore {
  public:
   struct Options {

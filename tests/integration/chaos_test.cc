@@ -354,7 +354,7 @@ TEST_CASE("a bad day costs little: 32 workers, two servers, something every ten 
   const absl::Duration duration = absl::Seconds(FromEnvironment("RECON_SOAK_SECONDS", kMeasures ? 60 : 20));
   const absl::Duration quiet = std::clamp(duration / 4, absl::Seconds(5), absl::Seconds(60));
   Chaos chaos(FromEnvironment("RECON_CHAOS_WORKERS", 32), 2);
-  absl::SleepFor(absl::Seconds(5));  // All have joined.
+  chaos.CheckAllGoOn();  // All have joined.
   const double before = chaos.RateOver(quiet, [] {});
   const double disturbed = chaos.RateOver(duration, [&] { chaos.RunBadDay(duration); });
   chaos.CheckAllGoOn();

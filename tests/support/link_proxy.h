@@ -13,7 +13,7 @@
 namespace recon {
 
 // A link that can be cut: TCP connections to it go on to a target, until it is cut; then nothing moves, and
-// neither end is told, until it is mended.
+// neither end is told, until it is mended. Thread-safe; bytes move on a thread of its own.
 class LinkProxy {
  public:
   explicit LinkProxy(std::string target);
