@@ -51,7 +51,7 @@ TEST_CASE("a bucket is an object store: OpenStack Swift's S3 API", "[s3]") {
   SECTION("below a prefix, and whole") {
     auto below = S3Store::Open("recon", "jobs/one", options, /*writer=*/true);
     REQUIRE(below.status() == absl::OkStatus());
-    CheckStoreConformance(below->get());
+    CheckStoreConformance(below->get(), /*atomic=*/false);
     const auto whole = S3Store::Open("recon", "", options, /*writer=*/false);
     REQUIRE(whole.ok());
     CHECK((*whole)->List("")->size() == 3);
