@@ -88,13 +88,16 @@ absl::StatusOr<std::vector<PageRef>> SnapshotReader::ReadChunk(const Manifest& m
   for (int first = 0; first < entry.page_hash_size();) {
     uint64_t bytes = 0;
     const int last = SideBySide(entry, first, &bytes);
-    const std::string& pack = manifest.packs(static_cast<int>(entry.pack(first))).name();
+    const PackEntry& pack_entry = manifest.packs(static_cast<int>(entry.pack(first)));
+    const std::string& pack = pack_entry.name();
     RECON_ASSIGN_OR_RETURN(const Generation generation, GenerationOfName(pack));
     // From where a disk can be read without a copy.
     const uint64_t begin = AlignedBuffer::Down(entry.offset(first));
     const uint64_t before = entry.offset(first) - begin;
-    char* const data = buffer.Reserve(before + bytes);
-    const absl::Status read = store_->ReadInto(pack, begin, before + bytes, data);
+    // And to where it ends without a second read.
+    const uint64_t size = std::min(AlignedBuffer::Up(before + bytes), pack_entry.bytes() - begin);
+    char* const data = buffer.Reserve(size);
+    const absl::Status read = store_->ReadInto(pack, begin, size, data);
     if (!read.ok()) {
       // The manifest promises the pack: that it is absent is damage, not an answer.
       const bool damage = absl::IsNotFound(read) || absl::IsDataLoss(read);

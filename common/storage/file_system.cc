@@ -22,9 +22,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Reads past the page cache: from this size on, where `out` is not aligned in pieces of that.
+// Reads past the page cache: from this size on, and in pieces of that. Of 64 KiB to 4 MiB, with a dozen
+// threads that read and decode, those of 512 KiB were the quickest.
 constexpr uint64_t kDirectBytes = uint64_t{512} << 10;
-constexpr uint64_t kDirectPiece = uint64_t{4} << 20;
+constexpr uint64_t kDirectPiece = uint64_t{512} << 10;
 
 absl::Status Errno(int error, const std::string& what) {
   const std::string text =
@@ -100,8 +101,8 @@ class LocalFile : public FileSystem::File {
       // The last, incomplete block never goes to `out`: the disk writes all of it.
       const bool in_place = aligned && begin == at && AlignedBuffer::Down(end) > at;
       char* const to = in_place ? out + (at - offset) : buffer.Reserve(kDirectPiece);
-      const uint64_t want =
-          in_place ? AlignedBuffer::Down(end) - at : std::min(kDirectPiece, AlignedBuffer::Up(end - begin));
+      const uint64_t want = in_place ? std::min(kDirectPiece, AlignedBuffer::Down(end) - at)
+                                     : std::min(kDirectPiece, AlignedBuffer::Up(end - begin));
       const ssize_t got = pread(fd_, to, want, static_cast<off_t>(begin));
       if (got <= 0 || begin + static_cast<uint64_t>(got) <= at) return false;
       const uint64_t stop = std::min(end, begin + static_cast<uint64_t>(got));

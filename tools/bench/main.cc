@@ -66,8 +66,10 @@ int main(int argc, char** argv) {
   durability_verb->add_option("--work", durability.work, "directory on the disk to measure")
       ->check(CLI::ExistingDirectory)
       ->capture_default_str();
-  durability_verb->add_flag("--snapshots-only", durability.snapshots_only,
-                            "saving and restoring; neither pushes nor the log nor joining");
+  durability_verb
+      ->add_option("--part", durability.part, "all, snapshots (saving and restoring) or log (appends)")
+      ->check(CLI::IsMember({"all", "snapshots", "log"}))
+      ->capture_default_str();
   durability_verb->add_flag("--json", json, "one JSON object");
   recon::DataPlaneOptions data_plane;
   CLI::App* data_plane_verb =
