@@ -26,7 +26,9 @@ absl::Status Replayer::OnRecord(LogRecordKind kind, uint64_t sequence, const Byt
   }
   if (kind == LogRecordKind::kFrame) return params_->ReplayFrame(sequence, payload);
   absl::Status decoded;
-  if (kind == LogRecordKind::kClosing) {
+  if (kind == LogRecordKind::kFreeze) {
+    params_->ReplayFreeze(sequence);
+  } else if (kind == LogRecordKind::kClosing) {
     const absl::StatusOr<StepClosing> closing = DecodeClosing(payload.ToString());
     if (closing.ok()) return params_->ReplayClosing(sequence, *closing);
     decoded = closing.status();

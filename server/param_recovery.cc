@@ -124,7 +124,16 @@ void ParamServer::Cut(absl::AnyInvocable<void(StateCut)> done, std::function<voi
   };
   // In the order of the log, and with nothing in it that is not on its way to the disk.
   if (log_ == nullptr) return cut();
-  log_->Barrier([cut](const absl::Status&) { cut(); });
+  MutexLock lock(&mu_);
+  if (rules_->correction.versions == 0) return log_->Barrier([cut](const absl::Status&) { cut(); });
+  // Whoever applies the records again, from an earlier cut, has to forget here, too.
+  log_->Append(LogRecordKind::kFreeze, FreezeRecord(), [this, cut](const absl::Status& written) {
+    if (written.ok()) {
+      MutexLock applied(&mu_);
+      ++sequence_;
+    }
+    cut();
+  });
 }
 
 void ParamServer::NoteSnapshot(uint64_t log_from) {
@@ -198,7 +207,7 @@ void ParamServer::BeginReplay(const ApplyRules& rules) {
 void ParamServer::SetShardRules(const ParamLayout& layout, const ApplyRules* rules) {
   for (const uint32_t i : owned_) {
     const GroupPolicy policy = rules->PolicyOf(layout.groups()[layout.shards()[i].group]);
-    lanes_.Post(i, [this, i, rules, policy] { shards_[i]->SetRules(&rules->optimizer, policy); });
+    lanes_.Post(i, [this, i, rules, policy] { shards_[i]->SetRules(rules, policy); });
   }
 }
 
@@ -269,6 +278,13 @@ absl::Status ParamServer::ReplayClosing(uint64_t sequence, const StepClosing& cl
   TellClosing(closing);
   PostClosing(closing);
   return absl::OkStatus();
+}
+
+void ParamServer::ReplayFreeze(uint64_t sequence) {
+  MutexLock lock(&mu_);
+  if (sequence <= sequence_) return;
+  sequence_ = sequence;
+  for (const uint32_t i : owned_) lanes_.Post(i, [this, i] { shards_[i]->HideVersions(); });
 }
 
 void ParamServer::ReplayControl(uint64_t sequence) {

@@ -37,6 +37,11 @@ absl::Status ParamServer::SwitchRules(const ApplyRules& rules, uint64_t first_st
   if (options_.servers > 1) {
     return absl::FailedPreconditionError("the policy of a job with several servers cannot be changed live");
   }
+  if (const std::shared_ptr<const ParamLayout> laid_out = layout()) {
+    uint64_t pages = 0;
+    for (const uint32_t i : owned_) pages += laid_out->shards()[i].pages();
+    RECON_RETURN_IF_ERROR(CheckMemory(pages, rules, laid_out->model().name()));
+  }
   const absl::Status changing = absl::UnavailableError("the policy is being changed; ask again");
   std::vector<OperationPtr> waiting;
   {

@@ -85,11 +85,7 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
     pages += layout.shards()[i].pages();
   }
   const uint64_t bytes = pages * kPageBytes * (1 + static_cast<uint64_t>(state_planes()));
-  if (bytes > options_.state_bytes_max) {
-    return absl::ResourceExhaustedError(absl::StrCat("model ", model.name(), " needs ", bytes,
-                                                     " bytes with its optimizer state, the server has ",
-                                                     options_.state_bytes_max));
-  }
+  RECON_RETURN_IF_ERROR(CheckMemory(pages, *rules_, model.name()));
   try {
     ReservePages(bytes / kPageBytes);
     shards_.resize(layout.shard_count());
@@ -107,7 +103,20 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
   server_of_shard_ = server_of_shard;
   first_open_.assign(layout.shard_count(), 0);
   layout_ = std::make_shared<const ParamLayout>(std::move(layout));
+  SetShardRules(*layout_, rules_);
   return absl::OkStatus();
+}
+
+absl::Status ParamServer::CheckMemory(uint64_t pages, const ApplyRules& rules,
+                                      const std::string& model) const {
+  const uint64_t planes = 1 + static_cast<uint64_t>(state_planes()) + rules.correction.versions;
+  if (pages * kPageBytes * planes <= options_.state_bytes_max) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "model ", model, " needs ", pages * kPageBytes * planes, " bytes with its optimizer state",
+      rules.correction.versions == 0 ? ""
+                                     : absl::StrCat(" and the ", rules.correction.versions,
+                                                    " versions that --staleness-correction keeps"),
+      ", the server has ", options_.state_bytes_max));
 }
 
 void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done) {
@@ -332,7 +341,9 @@ void ParamServer::ApplyPart(const OperationPtr& op, size_t index) {
   if (op->kind == FrameKind::kInit) {
     shard.SetInitialValues(gradient);
   } else if (CarriesGradient(op->kind)) {
-    const Shard::PushId id{op->worker, op->incarnation, header.step};
+    Shard::PushId id{op->worker, op->incarnation, header.step};
+    // 0 is also what a worker says that does not know: its version is from before a restart.
+    if (part.version != 0) id.base = part.version;
     const double clip = op->rules->optimizer.clip_norm;
     const double scale = clip > 0 && header.gradient_norm > clip ? clip / header.gradient_norm : 1;
     const uint64_t staleness = shard.version() - std::min(part.version, shard.version());
@@ -345,14 +356,11 @@ void ParamServer::ApplyPart(const OperationPtr& op, size_t index) {
       contribution.gradient = std::move(gradient);
       outcome = shard.Contribute(id, std::move(contribution));
     } else {
-      // 0 is also what a worker says that does not know: its version is from before a restart.
-      const double weight =
-          part.version == 0 ? scale : scale * StalenessScale(op->rules->correction, staleness);
       if (AnswersAtOnce(*op) && !IsSparse(gradient.codec)) {
         const auto codec = static_cast<CodecId>(header.reply_codec);
-        outcome = shard.ApplyAndEncode(id, gradient, weight, codec, &op->reply_payloads[index]);
+        outcome = shard.ApplyAndEncode(id, gradient, scale, codec, &op->reply_payloads[index]);
       } else {
-        outcome = shard.Apply(id, gradient, weight);
+        outcome = shard.Apply(id, gradient, scale);
       }
     }
     op->outcomes[index] = outcome;

@@ -122,6 +122,7 @@ class ParamServer {
   void BeginReplay(const ApplyRules& rules);
   absl::Status ReplayFrame(uint64_t sequence, const ByteChain& payload);
   absl::Status ReplayClosing(uint64_t sequence, const StepClosing& closing);
+  void ReplayFreeze(uint64_t sequence);
   void ReplayControl(uint64_t sequence);
   void EndReplay();
 
@@ -256,6 +257,9 @@ class ParamServer {
   void GiveUpWaiting(const absl::Status& log_status);
   void DeliverClosing(const StepClosing& closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PostClosing(const StepClosing& closing);
+  // ResourceExhausted if the server has not the memory for so many pages of parameters and what goes with
+  // them.
+  absl::Status CheckMemory(uint64_t pages, const ApplyRules& rules, const std::string& model) const;
   void SetShardRules(const ParamLayout& layout, const ApplyRules* rules);
   absl::Status SwitchRules(const ApplyRules& rules, uint64_t first_step);
   uint64_t FirstStepNobodyHasBegun() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

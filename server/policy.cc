@@ -74,10 +74,9 @@ absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const Polic
   policy.rules.optimizer = base.optimizer;
   policy.rules.groups = base.groups;
   if (!settings.staleness_correction().empty()) {
-    RECON_ASSIGN_OR_RETURN(policy.rules.correction,
-                           ParseStalenessCorrection(settings.staleness_correction()));
+    RECON_ASSIGN_OR_RETURN(policy.rules.correction, ParseCorrection(settings.staleness_correction()));
   }
-  const bool corrects = policy.rules.correction != StalenessCorrection::kNone;
+  const bool corrects = policy.rules.correction.kind != StalenessCorrection::kNone;
   if (corrects && sync.bound == 0) {
     return absl::InvalidArgumentError(absl::StrCat("--staleness-correction ", settings.staleness_correction(),
                                                    ": with --sync ", settings.sync(),

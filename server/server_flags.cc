@@ -185,9 +185,11 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
       "RECON_OUTER_LEARNING_RATE");
   env(app->add_option("--outer-momentum", raw->outer_momentum, "default 0.9")->check(CLI::Range(0.0, 1.0)),
       "RECON_OUTER_MOMENTUM");
-  env(app->add_option("--staleness-correction", raw->correction,
-                      "with asp and ssp, of a gradient whose parameters have been updated since: none, or "
-                      "inverse (it counts 1/updates)"),
+  env(app->add_option(
+          "--staleness-correction", raw->correction,
+          "with asp and ssp, of a gradient whose parameters have been updated since: none, inverse (it "
+          "counts 1/updates), gap-aware[:VERSIONS] (its values count the less, the further "
+          "parameters have moved) or dc-asgd[:VERSIONS] (its first-order change is added)"),
       "RECON_STALENESS_CORRECTION");
   env(app->add_option("--workers-min", raw->workers_min, "workers to wait for before the job starts")
           ->check(CLI::Range(1, 4096)),

@@ -49,6 +49,8 @@ constexpr size_t kMembersMax = 4096;
 constexpr uint32_t kServersMax = 256;
 // Batches that a worker trains on between two pushes.
 constexpr uint32_t kLocalStepsMax = 1'000'000;
+// Versions of the parameters that a staleness correction compares with: that many times their memory.
+constexpr uint32_t kVersionsKeptMax = 256;
 // What the head has to say to a server that does not read: then it is given up, and is told all anew.
 constexpr size_t kServerCommandsMax = 65'536;
 // Splits whose pushes are under way, as many as a pipeline has places; then the worker waits before it asks

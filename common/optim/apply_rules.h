@@ -14,18 +14,33 @@ namespace recon {
 enum class StalenessCorrection {
   kNone,     // As much as any other.
   kInverse,  // 1/staleness of it, all of it up to 1 (Zhang et al., "Staleness-aware Async-SGD", IJCAI 2016).
+  // Each value the less, the further its parameter has moved since: divided by 1 + distance / C,where C is as
+  // far as this gradient alone would move a parameter of the shard (root mean square). After Barkai, Hakimi
+  // and Schuster, "Gap-Aware Mitigation of Gradient Staleness", ICLR 2020, whose C is a running mean.
+  kGapAware,
+  // Each value g plus lambda g g times how far its parameter has moved since: its first-order change, by the
+  // diagonal of the outer product for the Hessian (Zheng et al., "Asynchronous Stochastic Gradient Descent
+  // with Delay Compensation", ICML 2017, eq. 10).
+  kDelayCompensated,
 };
-double StalenessScale(StalenessCorrection correction, uint64_t staleness);
-// "none" or "inverse"; InvalidArgument otherwise.
-absl::StatusOr<StalenessCorrection> ParseStalenessCorrection(absl::string_view name);
-const char* StalenessCorrectionName(StalenessCorrection correction);
+struct CorrectionRules {
+  StalenessCorrection kind = StalenessCorrection::kNone;
+  // How many of a shard's last versions are kept to compare with: those that need none have 0. A gradient of
+  // an older one is taken as kInverse does.
+  uint32_t versions = 0;
+};
+double InverseStaleness(uint64_t staleness);
+// "none", "inverse", "gap-aware[:VERSIONS]" or "dc-asgd[:VERSIONS]"; InvalidArgument otherwise.
+absl::StatusOr<CorrectionRules> ParseCorrection(absl::string_view text);
+// InvalidArgument for a number of versions that does not go with the kind.
+absl::Status CheckCorrection(const CorrectionRules& rules);
 
 // Whatever decides what a pushed gradient does to a shard.
 struct ApplyRules {
   OptimizerConfig optimizer;
   std::map<std::string, GroupPolicy> groups;
   int bound = -1;  // As StalenessGate's: 0 makes means of steps.
-  StalenessCorrection correction = StalenessCorrection::kNone;
+  CorrectionRules correction;
   bool local = false;  // Pushes say how far workers' own parameters have moved; otherwise they are gradients.
   // Of the process that applies them; another one begins its steps anew.
   uint64_t cluster_epoch = 1;

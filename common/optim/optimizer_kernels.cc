@@ -155,6 +155,41 @@ void AddWeighted(const float* values, float weight, size_t count, float* sum) {
   for (; i < count; ++i) sum[i] += weight * values[i];
 }
 
+// gradient[i] = rule(gradient[i], now[i] - old[i]), vector by vector; the tail through padded copies, so that
+// it is computed as every other value.
+template <typename Rule>
+HWY_INLINE void Correct(const float* now, const float* old, size_t count, float* gradient, const Rule& rule) {
+  const F32 d;
+  const size_t lanes = hn::Lanes(d);
+  size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const V moved = hn::Sub(hn::LoadU(d, now + i), hn::LoadU(d, old + i));
+    hn::StoreU(rule(hn::LoadU(d, gradient + i), moved), d, gradient + i);
+  }
+  if (i == count) return;
+  const size_t bytes = (count - i) * sizeof(float);
+  HWY_ALIGN float n[HWY_MAX_BYTES / 4] = {}, o[HWY_MAX_BYTES / 4] = {}, g[HWY_MAX_BYTES / 4] = {};
+  std::memcpy(n, now + i, bytes);
+  std::memcpy(o, old + i, bytes);
+  std::memcpy(g, gradient + i, bytes);
+  hn::StoreU(rule(hn::LoadU(d, g), hn::Sub(hn::LoadU(d, n), hn::LoadU(d, o))), d, g);
+  std::memcpy(gradient + i, g, bytes);
+}
+
+void CorrectByGap(const float* now, const float* old, float inverse_step, size_t count, float* gradient) {
+  const F32 d;
+  const V one = hn::Set(d, 1.0f), inverse = hn::Set(d, inverse_step);
+  Correct(now, old, count, gradient,
+          [&](V g, V moved) { return hn::Div(g, hn::Add(one, hn::Mul(hn::Abs(moved), inverse))); });
+}
+
+void CompensateDelay(const float* now, const float* old, float lambda, size_t count, float* gradient) {
+  const F32 d;
+  const V factor = hn::Set(d, lambda);
+  Correct(now, old, count, gradient,
+          [&](V g, V moved) { return hn::Add(g, hn::Mul(hn::Mul(hn::Mul(factor, g), g), moved)); });
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace recon
 HWY_AFTER_NAMESPACE();
@@ -164,6 +199,8 @@ namespace recon {
 
 HWY_EXPORT(ApplyEncodedUpdate);
 HWY_EXPORT(AddWeighted);
+HWY_EXPORT(CorrectByGap);
+HWY_EXPORT(CompensateDelay);
 
 void ApplyUpdate(const UpdateCoefficients& c, const float* gradient, size_t count, float* params,
                  float* state1, float* state2) {
@@ -178,6 +215,14 @@ void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_
 
 void AddWeighted(const float* values, float weight, size_t count, float* sum) {
   HWY_DYNAMIC_DISPATCH(AddWeighted)(values, weight, count, sum);
+}
+
+void CorrectByGap(const float* now, const float* old, float inverse_step, size_t count, float* gradient) {
+  HWY_DYNAMIC_DISPATCH(CorrectByGap)(now, old, inverse_step, count, gradient);
+}
+
+void CompensateDelay(const float* now, const float* old, float lambda, size_t count, float* gradient) {
+  HWY_DYNAMIC_DISPATCH(CompensateDelay)(now, old, lambda, count, gradient);
 }
 
 void ApplyUpdateReference(const UpdateCoefficients& c, const float* gradient, size_t count, float* params,

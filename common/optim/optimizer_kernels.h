@@ -29,7 +29,13 @@ void ApplyUpdate(const UpdateCoefficients& c, const float* gradient, size_t coun
 void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_t* gradient, size_t count,
                         float* params, float* state1, float* state2);
 
-// The same by plain scalar code; what the kernels are tested against.
+// Gradients that were computed from `old` and are applied to `now`, in place; see StalenessCorrection.
+//   gap-aware    gradient[i] /= 1 + |now[i] - old[i]| * inverse_step
+//   compensated  gradient[i] += lambda * gradient[i] * gradient[i] * (now[i] - old[i])
+void CorrectByGap(const float* now, const float* old, float inverse_step, size_t count, float* gradient);
+void CompensateDelay(const float* now, const float* old, float lambda, size_t count, float* gradient);
+
+// ApplyUpdate() by plain scalar code; what the kernels are tested against.
 void ApplyUpdateReference(const UpdateCoefficients& c, const float* gradient, size_t count, float* params,
                           float* state1, float* state2);
 

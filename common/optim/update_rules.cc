@@ -12,7 +12,8 @@ UpdateRules EncodeRules(const ApplyRules& rules) {
   message.set_job_id(rules.job_id);
   message.set_bound(rules.bound);
   message.set_local(rules.local);
-  message.set_staleness_correction(static_cast<uint32_t>(rules.correction));
+  message.set_staleness_correction(static_cast<uint32_t>(rules.correction.kind));
+  message.set_versions_kept(rules.correction.versions);
   message.set_optimizer(OptimizerName(rules.optimizer.kind));
   message.set_learning_rate(rules.optimizer.learning_rate);
   message.set_momentum(rules.optimizer.momentum);
@@ -42,12 +43,12 @@ absl::StatusOr<ApplyRules> DecodeRules(const UpdateRules& message) {
   rules.job_id = message.job_id();
   rules.bound = message.bound();
   if (rules.bound < -1) return absl::DataLossError(absl::StrCat("rules: bound is ", rules.bound));
-  if (message.staleness_correction() > static_cast<uint32_t>(StalenessCorrection::kInverse)) {
-    return absl::DataLossError(
-        absl::StrCat("rules: staleness correction is ", message.staleness_correction()));
+  rules.correction = {static_cast<StalenessCorrection>(message.staleness_correction()),
+                      message.versions_kept()};
+  if (const absl::Status corrects = CheckCorrection(rules.correction); !corrects.ok()) {
+    return absl::DataLossError(absl::StrCat("rules: ", corrects.message()));
   }
   rules.local = message.local();
-  rules.correction = static_cast<StalenessCorrection>(message.staleness_correction());
   const absl::StatusOr<OptimizerKind> kind = ParseOptimizer(message.optimizer());
   if (!kind.ok()) return absl::DataLossError(absl::StrCat("rules: ", kind.status().message()));
   rules.optimizer.kind = *kind;

@@ -139,6 +139,8 @@ absl::StatusOr<SegmentHead> DecodeSegmentHead(absl::string_view segment) {
   return head;
 }
 
+ByteChain FreezeRecord() { return ByteChain::FromString(std::string(1, '\0')); }
+
 std::string EncodeRecordHead(LogRecordKind kind, uint64_t sequence, uint64_t acknowledged,
                              const ByteChain& payload) {
   std::string head;
@@ -178,7 +180,7 @@ absl::StatusOr<LogRecord> DecodeRecord(absl::string_view segment, uint64_t offse
   record.sequence = Get<uint64_t>(bytes, 8);
   record.acknowledged = Get<uint64_t>(bytes, 16);
   if (kind < static_cast<uint8_t>(LogRecordKind::kFrame) ||
-      kind > static_cast<uint8_t>(LogRecordKind::kControl)) {
+      kind > static_cast<uint8_t>(LogRecordKind::kFreeze)) {
     return absl::DataLossError(absl::StrCat("record of kind ", kind));
   }
   if (Get<uint8_t>(bytes, 5) != 0 || Get<uint16_t>(bytes, 6) != 0) {

@@ -14,7 +14,10 @@ namespace recon {
 
 // The bytes of the push log; the grammar is in LOG.md. Pure functions.
 
-enum class LogRecordKind : uint8_t { kFrame = 1, kClosing = 2, kControl = 3 };
+enum class LogRecordKind : uint8_t { kFrame = 1, kClosing = 2, kControl = 3, kFreeze = 4 };
+
+// The payload of a freeze record, which has nothing to say but where it is.
+ByteChain FreezeRecord();
 
 // A synchronous step's end for some shards, and whose pushes count.
 struct StepClosing {

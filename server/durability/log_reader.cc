@@ -39,7 +39,8 @@ Remains FindRecords(absl::string_view segment, uint64_t offset, uint64_t first =
     at = SkipZeros(segment, at + (record.ok() ? record->bytes : 8));
     if (!record.ok() || record->sequence < first) continue;
     ++remains.records;
-    if (record->kind != LogRecordKind::kControl) ++remains.pushes;
+    const bool control = record->kind == LogRecordKind::kControl || record->kind == LogRecordKind::kFreeze;
+    if (!control) ++remains.pushes;
     remains.acknowledged = std::max(remains.acknowledged, record->acknowledged);
   }
   return remains;

@@ -1,10 +1,12 @@
 #include "server/store/gradient.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "common/codec/codec.h"
 #include "common/codec/int8_codec.h"
+#include "common/codec/select_kernels.h"
 #include "common/optim/optimizer_kernels.h"
 #include "common/tensor/page.h"
 
@@ -163,6 +165,20 @@ void ForEachSumPage(const std::vector<Contribution>& contributions,
     }
     sink(page);
   }
+}
+
+double RootMeanSquare(const EncodedGradient& gradient) {
+  double sum = 0;
+  if (IsSparse(gradient.codec)) {
+    // The payload was checked when it came in.
+    (void)ForEachSparsePage(gradient.codec, gradient.count, gradient.payload, [&](const SparsePage& page) {
+      sum += SumOfSquares(page.values.data(), page.values.size());
+    });
+  } else {
+    ForEachTile(gradient,
+                [&](size_t, absl::Span<const float> tile) { sum += SumOfSquares(tile.data(), tile.size()); });
+  }
+  return std::sqrt(sum / gradient.count);
 }
 
 bool AnySparse(const std::vector<Contribution>& contributions) {

@@ -46,6 +46,10 @@ void ForEachRun(const EncodedGradient& gradient,
 // Decodes a dense gradient tile by tile, in order.
 void ForEachTile(const EncodedGradient& gradient, TileSink sink);
 
+// Of all values of the shard, those that a sparse gradient does not name included (0). The same bits
+// everywhere.
+double RootMeanSquare(const EncodedGradient& gradient);
+
 // The weighted sum of dense contributions, tile by tile, added in the order given. All have equal counts.
 void ForEachSumTile(const std::vector<Contribution>& contributions, TileSink sink);
 

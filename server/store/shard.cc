@@ -1,6 +1,7 @@
 #include "server/store/shard.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -15,6 +16,9 @@ namespace {
 static_assert(kPageParams % kTileParams == 0, "a tile never spans two pages");
 // Parameters and two planes of optimizer state.
 constexpr size_t kMaxRoles = 3;
+
+// Zheng et al., ICML 2017, section 6.
+constexpr double kDelayCompensation = 0.04;
 
 }  // namespace
 
@@ -44,9 +48,49 @@ void Shard::UpdateTile(const UpdateCoefficients& c, size_t offset, absl::Span<co
               StateTile(c, 2, offset));
 }
 
-void Shard::UpdateDense(const UpdateCoefficients& c, const EncodedGradient& gradient,
+double Shard::Discount(const PushId& id) const {
+  // The number of a version that is not known says nothing.
+  if (correction_.kind == StalenessCorrection::kNone || id.base == kNoVersion) return 1;
+  const bool compared = correction_.kind != StalenessCorrection::kInverse && kept_.Find(id.base) != nullptr;
+  return compared ? 1 : InverseStaleness(Staleness(id));
+}
+
+Shard::Comparison Shard::ComparisonFor(const PushId& id, const EncodedGradient& gradient,
+                                       const UpdateCoefficients& c) const {
+  Comparison comparison;
+  if (kept_.capacity() == 0 || Staleness(id) == 0) return comparison;
+  comparison.old = kept_.Find(id.base);
+  if (comparison.old == nullptr) return comparison;
+  if (correction_.kind == StalenessCorrection::kDelayCompensated) {
+    comparison.coefficient = static_cast<float>(kDelayCompensation * c.gradient_scale);
+    return comparison;
+  }
+  // Adam makes steps of one size, whatever the gradient's.
+  const bool adaptive = c.kind == OptimizerKind::kAdam || c.kind == OptimizerKind::kAdamW;
+  const double step = adaptive ? c.step_size : c.learning_rate * c.gradient_scale * RootMeanSquare(gradient);
+  comparison.coefficient = static_cast<float>(1 / step);
+  if (!std::isfinite(comparison.coefficient)) comparison.old = nullptr;  // It moves nothing.
+  return comparison;
+}
+
+void Shard::Correct(const Comparison& comparison, const float* now, const float* old, size_t count,
+                    float* gradient) const {
+  const auto correct = correction_.kind == StalenessCorrection::kGapAware ? CorrectByGap : CompensateDelay;
+  correct(now, old, comparison.coefficient, count, gradient);
+}
+
+void Shard::UpdateDense(const UpdateCoefficients& c, const Comparison& comparison,
+                        const EncodedGradient& gradient,
                         absl::FunctionRef<void(size_t offset, size_t count)> updated) {
-  if (!IsValueCodec(gradient.codec)) {
+  if (comparison.old != nullptr) {
+    alignas(64) float corrected[kTileParams];
+    ForEachTile(gradient, [&](size_t offset, absl::Span<const float> tile) {
+      std::copy(tile.begin(), tile.end(), corrected);
+      Correct(comparison, WritableTile(0, offset), comparison.At(offset), tile.size(), corrected);
+      UpdateTile(c, offset, {corrected, tile.size()});
+      updated(offset, tile.size());
+    });
+  } else if (!IsValueCodec(gradient.codec)) {
     ForEachTile(gradient, [&](size_t offset, absl::Span<const float> tile) {
       UpdateTile(c, offset, tile);
       updated(offset, tile.size());
@@ -61,11 +105,18 @@ void Shard::UpdateDense(const UpdateCoefficients& c, const EncodedGradient& grad
   history_.NoteAll(version_ + 1);
 }
 
-void Shard::UpdatePage(const UpdateCoefficients& c, const SparsePage& page) {
+void Shard::UpdatePage(const UpdateCoefficients& c, const Comparison& comparison, const SparsePage& page) {
   const size_t offset = size_t{page.page} * kPageParams;
+  alignas(64) float corrected[kTileParams], old[kTileParams];
   if (page.all) {
     for (size_t at = 0; at < page.values.size(); at += kTileParams) {
-      UpdateTile(c, offset + at, page.values.subspan(at, kTileParams));
+      absl::Span<const float> tile = page.values.subspan(at, kTileParams);
+      if (comparison.old != nullptr) {
+        std::copy(tile.begin(), tile.end(), corrected);
+        Correct(comparison, WritableTile(0, offset + at), comparison.At(offset + at), tile.size(), corrected);
+        tile = {corrected, tile.size()};
+      }
+      UpdateTile(c, offset + at, tile);
     }
     history_.NoteWholePage(version_ + 1, page.page);
     return;
@@ -84,7 +135,15 @@ void Shard::UpdatePage(const UpdateCoefficients& c, const SparsePage& page) {
     for (size_t role = 0; role < roles_used; ++role) {
       for (size_t i = 0; i < indices.size(); ++i) gathered[role][i] = roles[role][indices[i]];
     }
-    ApplyUpdate(c, page.values.data() + at, indices.size(), columns[0], columns[1], columns[2]);
+    const float* gradient = page.values.data() + at;
+    if (comparison.old != nullptr) {
+      const float* from = comparison.At(offset);
+      for (size_t i = 0; i < indices.size(); ++i) old[i] = from[indices[i]];
+      std::copy(gradient, gradient + indices.size(), corrected);
+      Correct(comparison, columns[0], old, indices.size(), corrected);
+      gradient = corrected;
+    }
+    ApplyUpdate(c, gradient, indices.size(), columns[0], columns[1], columns[2]);
     for (size_t role = 0; role < roles_used; ++role) {
       for (size_t i = 0; i < indices.size(); ++i) roles[role][indices[i]] = gathered[role][i];
     }
@@ -97,20 +156,23 @@ void Shard::SetInitialValues(const EncodedGradient& values) {
     std::memcpy(WritableTile(0, offset), tile.data(), tile.size() * sizeof(float));
   });
   encoded_version_ = kNoVersion;
+  kept_.Reset(kept_.capacity());
+  kept_.Keep(version_, pages_[0]);
 }
 
 Shard::Outcome Shard::Apply(const PushId& id, const EncodedGradient& gradient, double scale) {
   if (ledger_.Forgotten(id.worker, id.incarnation, id.step)) return Outcome::kLate;
   if (!ledger_.Take(id.worker, id.incarnation, id.step)) return Outcome::kDuplicate;
-  const UpdateCoefficients c = CoefficientsFor(*config_, policy_, version_, scale);
+  const UpdateCoefficients c = CoefficientsFor(*config_, policy_, version_, scale * Discount(id));
+  const Comparison comparison = ComparisonFor(id, gradient, c);
   if (IsSparse(gradient.codec)) {
     // The payload was checked when it came in.
     (void)ForEachSparsePage(gradient.codec, gradient.count, gradient.payload,
-                            [&](const SparsePage& page) { UpdatePage(c, page); });
+                            [&](const SparsePage& page) { UpdatePage(c, comparison, page); });
   } else {
-    UpdateDense(c, gradient, [](size_t, size_t) {});
+    UpdateDense(c, comparison, gradient, [](size_t, size_t) {});
   }
-  ++version_;
+  kept_.Keep(++version_, pages_[0]);
   return Outcome::kTaken;
 }
 
@@ -121,14 +183,14 @@ Shard::Outcome Shard::ApplyAndEncode(const PushId& id, const EncodedGradient& gr
     *encoded = Encoded(codec);
     return Outcome::kDuplicate;
   }
-  const UpdateCoefficients c = CoefficientsFor(*config_, policy_, version_, scale);
+  const UpdateCoefficients c = CoefficientsFor(*config_, policy_, version_, scale * Discount(id));
   const uint64_t size = EncodedBytes(codec, placement_.size);
   const std::shared_ptr<uint8_t[]> bytes(new uint8_t[size]);
-  UpdateDense(c, gradient, [&](size_t offset, size_t count) {
+  UpdateDense(c, ComparisonFor(id, gradient, c), gradient, [&](size_t offset, size_t count) {
     const float* params = pages_[0][offset / kPageParams].data() + offset % kPageParams;
     Encode(codec, params, count, bytes.get() + EncodedBytes(codec, offset));
   });
-  ++version_;
+  kept_.Keep(++version_, pages_[0]);
   encoded->Append(bytes.get(), size, bytes);
   Lend(codec, *encoded);
   return Outcome::kTaken;
@@ -177,7 +239,7 @@ void Shard::CloseStep(uint64_t step, const std::set<Contributor>& contributors) 
   }
   const UpdateCoefficients c = CoefficientsFor(*config_, policy_, version_, 1 / samples);
   if (AnySparse(counted)) {
-    ForEachSumPage(counted, [&](const SparsePage& page) { UpdatePage(c, page); });
+    ForEachSumPage(counted, [&](const SparsePage& page) { UpdatePage(c, Comparison(), page); });
   } else {
     ForEachSumTile(counted,
                    [&](size_t offset, absl::Span<const float> tile) { UpdateTile(c, offset, tile); });
@@ -259,12 +321,19 @@ Shard::Update Shard::EncodedSince(CodecId codec, uint64_t base) {
   return update;
 }
 
-void Shard::SetRules(const OptimizerConfig* config, const GroupPolicy& policy) {
-  config_ = config;
+void Shard::SetRules(const ApplyRules* rules, const GroupPolicy& policy) {
+  config_ = &rules->optimizer;
   policy_ = policy;
+  correction_ = rules->correction;
+  if (std::exchange(cluster_epoch_, rules->cluster_epoch) == rules->cluster_epoch) return;
+  kept_.Reset(correction_.versions);
+  kept_.Keep(version_, pages_[0]);
 }
 
-ShardCut Shard::Cut() const { return {version_, first_open_step_, pages_, ledger_.Entries()}; }
+ShardCut Shard::Cut() {
+  HideVersions();
+  return {version_, first_open_step_, pages_, ledger_.Entries()};
+}
 
 void Shard::Restore(ShardCut cut) {
   version_ = cut.version;
@@ -274,6 +343,8 @@ void Shard::Restore(ShardCut cut) {
   encoded_version_ = kNoVersion;
   update_version_ = kNoVersion;
   history_.NoteAll(version_);
+  kept_.Reset(kept_.capacity());
+  kept_.Keep(version_, pages_[0]);
 }
 
 }  // namespace recon

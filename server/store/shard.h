@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -10,11 +11,13 @@
 #include "absl/functional/function_ref.h"
 #include "common/base/byte_chain.h"
 #include "common/base/ids.h"
+#include "common/optim/apply_rules.h"
 #include "common/optim/optimizer.h"
 #include "common/tensor/page.h"
 #include "common/tensor/param_layout.h"
 #include "server/store/change_history.h"
 #include "server/store/gradient.h"
+#include "server/store/kept_versions.h"
 #include "server/store/push_ledger.h"
 
 namespace recon {
@@ -51,6 +54,8 @@ class Shard {
     WorkerId worker;
     Incarnation incarnation;
     uint64_t step = 0;
+    // This shard's version that its gradient was computed from, if that is known.
+    uint64_t base = kNoVersion;
   };
   using Contributor = std::pair<WorkerId, Incarnation>;
   enum class Outcome {
@@ -90,18 +95,34 @@ class Shard {
   };
   Update EncodedSince(CodecId codec, uint64_t base);
 
-  // What later updates go by. `config` must outlive the shard, or its next rules.
-  void SetRules(const OptimizerConfig* config, const GroupPolicy& policy);
+  // What later updates go by. `rules` must outlive the shard, or its next rules. Versions that were kept are
+  // forgotten when the cluster epoch is another one.
+  void SetRules(const ApplyRules* rules, const GroupPolicy& policy);
+
+  // Gradients of versions before this one are not compared with them any more: after a restart from a cut
+  // that is taken now they could not be.
+  void HideVersions() { kept_.Hide(version_); }
 
   // Those of steps that are not closed.
   void DropContributions() { contributions_.clear(); }
 
-  ShardCut Cut() const;
+  // And hides the versions before.
+  ShardCut Cut();
   // The reverse of Cut(). `cut` must have this shard's shape.
   void Restore(ShardCut cut);
 
  private:
   using Pages = std::vector<PageRef>;
+
+  // With the parameters that a gradient was computed from, value by value.
+  struct Comparison {
+    const Pages* old = nullptr;  // Null: none.
+    float coefficient = 0;       // As the correction's kernel takes it.
+
+    const float* At(size_t offset) const {
+      return (*old)[offset / kPageParams].data() + offset % kPageParams;
+    }
+  };
 
   // An encoding that lives as long as somebody is sending it, and can be had again until then: a shard that
   // kept its own would add a quarter to the server's memory.
@@ -125,10 +146,18 @@ class Shard {
   void Lend(CodecId codec, const ByteChain& encoded);
   void UpdateTile(const UpdateCoefficients& c, size_t offset, absl::Span<const float> gradient);
   // The update that makes version_ + 1, by a dense gradient; `updated` is told each range, in order.
-  void UpdateDense(const UpdateCoefficients& c, const EncodedGradient& gradient,
+  void UpdateDense(const UpdateCoefficients& c, const Comparison& comparison, const EncodedGradient& gradient,
                    absl::FunctionRef<void(size_t offset, size_t count)> updated);
   // One page of the update that makes version_ + 1.
-  void UpdatePage(const UpdateCoefficients& c, const SparsePage& page);
+  void UpdatePage(const UpdateCoefficients& c, const Comparison& comparison, const SparsePage& page);
+
+  // What the whole gradient is multiplied with because it is stale.
+  double Discount(const PushId& id) const;
+  Comparison ComparisonFor(const PushId& id, const EncodedGradient& gradient,
+                           const UpdateCoefficients& c) const;
+  void Correct(const Comparison& comparison, const float* now, const float* old, size_t count,
+               float* gradient) const;
+  uint64_t Staleness(const PushId& id) const { return version_ - std::min(id.base, version_); }
 
   // Set in the constructor.
   const ShardId id_;
@@ -137,6 +166,9 @@ class Shard {
   // Lane only.
   const OptimizerConfig* config_;
   GroupPolicy policy_;
+  CorrectionRules correction_;
+  uint64_t cluster_epoch_ = 0;  // Of the rules.
+  KeptVersions kept_;
   uint64_t version_ = 0;
   std::vector<Pages> pages_;
   PushLedger ledger_;

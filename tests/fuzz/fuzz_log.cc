@@ -29,7 +29,7 @@ std::string WithRecords(const std::string& bytes) {
   for (size_t at = 0; at < bytes.size();) {
     const size_t size = std::min<size_t>(1 + static_cast<uint8_t>(bytes[at]), bytes.size() - at);
     const recon::ByteChain payload = recon::ByteChain::FromString(bytes.substr(at, size));
-    const auto kind = static_cast<recon::LogRecordKind>(1 + size % 3);
+    const auto kind = static_cast<recon::LogRecordKind>(1 + size % 4);
     segment += recon::EncodeRecordHead(kind, sequence, sequence - 1, payload);
     segment += payload.ToString();
     segment.resize(recon::PaddedBytes(segment.size()), '\0');

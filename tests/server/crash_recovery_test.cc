@@ -121,8 +121,10 @@ class Life {
     }
   }
   // From a worker that such a call has made a member.
-  void PushOne(Oracle* oracle, uint32_t worker, uint64_t step) {
+  // `version`: of the parameters that it says it was computed from; 0: unknown.
+  void PushOne(Oracle* oracle, uint32_t worker, uint64_t step, uint64_t version = 0) {
     Frame frame = harness_->PushFrame(worker, step, ValueOf(worker, step));
+    for (PartHeader& part : frame.parts) part.version = version;
     sent_.push_back(std::make_shared<Notification>());
     server().Handle(
         EncodeFrame(std::move(frame)), Now(), [] {},
@@ -136,7 +138,7 @@ class Life {
     sent_.clear();
   }
 
-  void ChangeRules(int bound, StalenessCorrection correction, uint64_t cluster_epoch) {
+  void ChangeRules(int bound, const CorrectionRules& correction, uint64_t cluster_epoch) {
     ApplyRules rules = ParamServerHarness::MakeOptions(bound, OptimizerKind::kSgd, 1, 2).rules;
     rules.correction = correction;
     rules.cluster_epoch = cluster_epoch;
@@ -276,8 +278,9 @@ TEST_CASE("rules that change between pushes are replayed where they changed", "[
         // In a synchronous phase, that is of a step that only one has begun: it counts in the next.
         life.PushOne(&oracle, 1, 10 * phase);
         if (bounds[phase - 1] != 0) life.WaitForReplies();
-        life.ChangeRules(bounds[phase],
-                         phase == 2 ? StalenessCorrection::kInverse : StalenessCorrection::kNone, 10 + phase);
+        CorrectionRules correction;
+        if (phase == 2) correction.kind = StalenessCorrection::kInverse;
+        life.ChangeRules(bounds[phase], correction, 10 + phase);
         life.WaitForReplies();
         if (phase == 3) life.Snapshot();
       }
@@ -299,6 +302,51 @@ TEST_CASE("rules that change between pushes are replayed where they changed", "[
   Life again(image.get(), bounds[4], false, 20);
   CHECK(again.replayed() > 0);
   CHECK(again.Root() == root);
+}
+
+TEST_CASE("gradients are compared with the same versions again, from whichever snapshot replay begins",
+          "[crash]") {
+  for (const StalenessCorrection kind :
+       {StalenessCorrection::kGapAware, StalenessCorrection::kDelayCompensated}) {
+    FaultyFileSystem files;
+    Oracle oracle;
+    std::unique_ptr<FaultyFileSystem> image;
+    std::string root;
+    float compared = 0;
+    {
+      Life life(&files, StalenessGate::kUnlimited, false, 1);
+      life.ChangeRules(StalenessGate::kUnlimited, {kind, 6}, 2);
+      life.PushFrom(&oracle, 0, 1);
+      uint64_t version = kWorkers;
+      for (uint64_t step = 1; step < 40; ++step) {
+        if (step == 20) life.Snapshot();
+        for (uint32_t worker = 1; worker <= kWorkers; ++worker) {
+          // From 0 to 9 updates ago: of those that are kept, of those that are not, and of those before the
+          // cut.
+          life.PushOne(&oracle, worker, step, version - std::min(version - 1, (step + worker) % 10));
+          ++version;
+        }
+      }
+      life.WaitForReplies();
+      compared = life.Value();
+      image = files.Copy();
+      root = life.Root();
+    }
+    CHECK(oracle.acknowledged().size() == 40 * kWorkers);
+    const auto older = image->Copy();
+    Life newest(image.get(), StalenessGate::kUnlimited, false, 3);
+    CHECK(newest.replayed() == 20 * kWorkers);
+    newest.PushFrom(&oracle, 40, 40);
+    CHECK(newest.Value() == compared);
+    CHECK(newest.Root() == root);
+    const std::string manifest = "/snapshots/manifests/MANIFEST-0000000000000002";
+    older->SetContent(manifest, older->Content(manifest).substr(1));
+    Life before(older.get(), StalenessGate::kUnlimited, false, 3);
+    CHECK(before.replayed() > 39 * kWorkers);
+    before.PushFrom(&oracle, 40, 40);
+    CHECK(before.Value() == compared);
+    CHECK(before.Root() == root);
+  }
 }
 
 TEST_CASE("a damaged newest snapshot: the one before and the log lose nothing", "[crash]") {

@@ -158,7 +158,7 @@ def log_records(directory, first):
             payload = data[at + 32:at + 32 + size]
             if size == 0 or sequence != expected or checksum != xxh3(data[at:at + 24], payload):
                 break
-            assert zero == bytes(3) and kind in (1, 2, 3) and acknowledged < sequence
+            assert zero == bytes(3) and kind in (1, 2, 3, 4) and acknowledged < sequence
             if sequence >= first:
                 yield sequence, kind, payload
             at, expected = at + (32 + size + 7) // 8 * 8, sequence + 1

@@ -206,7 +206,7 @@ int main(int argc, char** argv) {
   CLI::Option* outer_momentum =
       set_policy->add_option("--outer-momentum", policy_target.outer_momentum, "its momentum");
   set_policy->add_option("--staleness-correction", policy_target.correction,
-                         "with asp and ssp: none or inverse");
+                         "with asp and ssp: none, inverse, gap-aware[:VERSIONS] or dc-asgd[:VERSIONS]");
   set_policy->callback([&] {
     policy_target.has_outer_learning_rate = outer_rate->count() > 0;
     policy_target.has_outer_momentum = outer_momentum->count() > 0;

@@ -10,7 +10,9 @@
 #include "absl/strings/str_split.h"
 #include "catch2/catch.hpp"
 #include "common/codec/codec.h"
+#include "common/optim/apply_rules.h"
 #include "common/optim/optimizer_kernels.h"
+#include "common/optim/update_rules.h"
 #include "hwy/targets.h"
 
 namespace recon {
@@ -83,6 +85,52 @@ TEST_CASE("kernels give the scalar reference's bits on every SIMD target and at 
     }
   }
   hwy::SetSupportedTargetsForTest(0);
+}
+
+TEST_CASE("stale gradients are corrected alike on every SIMD target and at every length", "[optimizer]") {
+  const int64_t supported = hwy::SupportedTargets();
+  for (int64_t targets = supported; targets != 0; targets &= targets - 1) {
+    hwy::SetSupportedTargetsForTest(targets & -targets);
+    INFO("SIMD target " << hwy::TargetName(targets & -targets));
+    for (size_t count = 0; count < 70; ++count) {
+      const std::vector<float> gradient = RandomValues(count, 9, -3, 3);
+      const std::vector<float> now = RandomValues(count, 1, -2, 2), old = RandomValues(count, 2, -2, 2);
+      std::vector<float> gap = gradient, compensated = gradient;
+      CorrectByGap(now.data(), old.data(), 0.7f, count, gap.data());
+      CompensateDelay(now.data(), old.data(), 0.3f, count, compensated.data());
+      for (size_t i = 0; i < count; ++i) {
+        const float moved = now[i] - old[i];
+        REQUIRE(gap[i] == gradient[i] / (1 + std::abs(moved) * 0.7f));
+        REQUIRE(compensated[i] == gradient[i] + 0.3f * gradient[i] * gradient[i] * moved);
+      }
+    }
+  }
+  hwy::SetSupportedTargetsForTest(0);
+}
+
+TEST_CASE("corrections of staleness are read from text, and checked", "[optimizer]") {
+  CHECK(ParseCorrection("none")->kind == StalenessCorrection::kNone);
+  CHECK(ParseCorrection("inverse")->versions == 0);
+  CHECK(ParseCorrection("gap-aware")->versions == 16);
+  CHECK(ParseCorrection("gap-aware:3")->versions == 3);
+  CHECK(ParseCorrection("dc-asgd:256")->kind == StalenessCorrection::kDelayCompensated);
+  for (const char* wrong : {"", "gap", "inverse:2", "none:0", "gap-aware:", "gap-aware:0", "gap-aware:257",
+                            "gap-aware:-1", "gap-aware:2:3", "dc-asgd:x"}) {
+    CAPTURE(wrong);
+    CHECK(absl::IsInvalidArgument(ParseCorrection(wrong).status()));
+  }
+  CHECK(!CheckCorrection({StalenessCorrection::kGapAware, 0}).ok());
+  CHECK(!CheckCorrection({StalenessCorrection::kInverse, 1}).ok());
+  CHECK(!CheckCorrection({static_cast<StalenessCorrection>(4), 1}).ok());
+  ApplyRules rules;
+  rules.correction = {StalenessCorrection::kDelayCompensated, 9};
+  const auto decoded = DecodeRules(EncodeRules(rules));
+  REQUIRE(decoded.ok());
+  CHECK(decoded->correction.kind == StalenessCorrection::kDelayCompensated);
+  CHECK(decoded->correction.versions == 9);
+  UpdateRules message = EncodeRules(rules);
+  message.set_versions_kept(300);
+  CHECK(absl::IsDataLoss(DecodeRules(message).status()));
 }
 
 TEST_CASE("an encoded gradient updates as its decoded values do, at any alignment", "[optimizer]") {

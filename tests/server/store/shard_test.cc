@@ -2,9 +2,11 @@
 
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "catch2/catch.hpp"
 #include "common/codec/codec.h"
+#include "common/codec/sparse_codec.h"
 
 namespace recon {
 namespace {
@@ -95,6 +97,78 @@ TEST_CASE("what is encoded with an update is what is encoded after it, and is sh
       CHECK(owner.expired());
       CHECK(together.Encoded(reply).ToString() == apart.Encoded(reply).ToString());
     }
+  }
+}
+
+TEST_CASE("a stale gradient is compared with the version that it was computed from", "[shard]") {
+  ApplyRules rules;
+  rules.optimizer = Sgd(1);
+  rules.cluster_epoch = 7;
+  uint64_t step = 0;
+  const auto push = [&](uint64_t base) {
+    Shard::PushId id = Push(1, step++);
+    id.base = base;
+    return id;
+  };
+  const auto sparse = [] {
+    SparseWriter writer(CodecId::kSparseFp32);
+    std::vector<uint16_t> indices(kPageParams);
+    std::iota(indices.begin(), indices.end(), uint16_t{0});
+    const std::vector<float> values(kSize, 2.0f);
+    writer.AddPage(kPageParams, indices, values.data());
+    writer.AddWholePage(kSize - kPageParams, values.data());
+    return EncodedGradient{CodecId::kSparseFp32, kSize, ByteChain::FromString(writer.Finish())};
+  };
+  const auto all = [](Shard* shard) {
+    const std::vector<float> values = Values(shard);
+    CHECK(values == std::vector<float>(kSize, values[0]));
+    return values[0];
+  };
+  for (const bool dense : {true, false}) {
+    CAPTURE(dense);
+    const EncodedGradient gradient = dense ? Gradient(CodecId::kFp16, 2.0f) : sparse();
+    rules.correction = {StalenessCorrection::kGapAware, 3};
+    Shard shard(ShardId(0), {0, 0, kSize}, 0, &rules.optimizer, {});
+    shard.SetRules(&rules, {});
+    shard.Apply(push(0), gradient, 1);
+    CHECK(all(&shard) == -2);
+    // One gradient moves a parameter by 2; it has moved by 2, and then by 3.
+    shard.Apply(push(0), gradient, 1);
+    CHECK(all(&shard) == -3);
+    shard.Apply(push(0), gradient, 1);
+    CHECK(all(&shard) == Approx(-3 - 2 / 2.5));
+    // Version 0 is not kept any more, that of another is not known.
+    shard.Apply(push(0), gradient, 1);
+    CHECK(all(&shard) == Approx(-3.8 - 2.0 / 3));
+    shard.Apply(push(kNoVersion), gradient, 1);
+    const double before = all(&shard);
+    CHECK(before == Approx(-3.8 - 2.0 / 3 - 2));
+    // Nor those from before a cut; that of the cut is.
+    ByteChain encoded;
+    if (dense) {
+      Shard twin(ShardId(0), {0, 0, kSize}, 0, &rules.optimizer, {});
+      twin.SetRules(&rules, {});
+      twin.Restore(shard.Cut());
+      CHECK(shard.ApplyAndEncode(push(4), gradient, 1, CodecId::kFp16, &encoded) == Shard::Outcome::kTaken);
+      twin.Apply(push(4), gradient, 1);
+      CHECK(Values(&shard) == Values(&twin));
+      CHECK(all(&shard) == Approx(before - 2));  // Of staleness 1.
+      encoded = ByteChain();
+      shard.ApplyAndEncode(push(5), gradient, 1, CodecId::kFp16, &encoded);
+      twin.Apply(push(5), gradient, 1);
+      CHECK(Values(&shard) == Values(&twin));
+      CHECK(all(&shard) == Approx(before - 3));
+      const bool same = encoded.ToString() == twin.Encoded(CodecId::kFp16).ToString();
+      CHECK(same);
+    }
+    rules.correction = {StalenessCorrection::kDelayCompensated, 3};
+    rules.cluster_epoch = 8;
+    Shard compensated(ShardId(0), {0, 0, kSize}, 0, &rules.optimizer, {});
+    compensated.SetRules(&rules, {});
+    compensated.Apply(push(0), gradient, 1);
+    compensated.Apply(push(0), gradient, 1);
+    CHECK(all(&compensated) == Approx(-2 - (2 + 0.04 * 2 * 2 * -2)));
+    rules.cluster_epoch = 7;
   }
 }
 
