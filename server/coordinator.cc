@@ -33,6 +33,8 @@ absl::Status Differs(const char* what, uint64_t seen, uint64_t expected) {
 constexpr absl::Duration kReturnGrace = absl::Seconds(1);
 // Between two tries of a snapshot that the job cannot go on without.
 constexpr absl::Duration kSnapshotRetry = absl::Seconds(2);
+// And of a change of policy that has to wait.
+constexpr absl::Duration kPolicyRetry = absl::Seconds(2);
 
 }  // namespace
 
@@ -60,7 +62,11 @@ Coordinator::Coordinator(const Options& options, ParamServer* params, ControlJou
       // 2^40 grants per cluster epoch: numbers never meet those of another.
       leases_(absl::Milliseconds(options.job.lease_duration_ms()), options.cluster_epoch << 40),
       codec_tuner_(options.job.refused_codecs()),
-      lane_("control") {}
+      lane_("control") {
+  if (!IsAuto(options_.policy)) return;
+  auto_settings_ = options_.policy;
+  policy_tuner_.emplace(AutoLimits(auto_settings_));
+}
 
 absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
   if (restored) restored_generation_ = restored->generation();
@@ -228,6 +234,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
     NoteResidualLost(request.name(), progress_before);
     ReturnTasks(leases_.TakeAllOf(worker));
     codec_tuner_.Forget(worker);
+    if (policy_tuner_) policy_tuner_->Forget(worker);
     Expel(worker);
   }
   Admit(worker, member.incarnation, request.next_step());
@@ -300,8 +307,12 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
   membership_.Find(worker)->progress = request.progress();
   params_->NoteAcknowledged(worker, request.next_step());
   HeartbeatReply reply;
-  if (request.progress().has_codec_work()) {
-    RECON_RETURN_IF_ERROR(codec_tuner_.Report(worker, request.progress().codec_work()));
+  const StepWork& work = request.progress().step_work();
+  if (policy_tuner_) {
+    RECON_RETURN_IF_ERROR(policy_tuner_->Report(worker, work, request.progress().last_loss()));
+  }
+  if (work.automatic()) {
+    RECON_RETURN_IF_ERROR(codec_tuner_.Report(worker, work));
   }
   *reply.mutable_codec_choice() = codec_tuner_.choice();
   reply.set_phase(phase());
@@ -530,6 +541,7 @@ void Coordinator::Depart(WorkerId worker, const std::string& how) {
   const std::vector<Task> tasks = leases_.TakeAllOf(worker);
   ReturnTasks(tasks);
   codec_tuner_.Forget(worker);
+  if (policy_tuner_) policy_tuner_->Forget(worker);
   Expel(worker);
   spdlog::info("worker {} {}: {} leases taken back, {} alive", membership_.Find(worker)->name, how,
                tasks.size(), membership_.alive());
@@ -568,7 +580,10 @@ void Coordinator::Tick(absl::Time now) {
                  codec_tuner_.choice().pull(), codec_tuner_.reason());
   }
   auto_codec_rung_.Set(static_cast<double>(codec_tuner_.rung_number()));
-  if (phase() == PHASE_RUNNING) snapshots_->Tick(now);
+  if (phase() == PHASE_RUNNING) {
+    TunePolicy(now);
+    snapshots_->Tick(now);
+  }
   if (now >= snapshot_retry_at_) TakeInitialSnapshot();
   FinishIfDone(now);
 }
@@ -588,9 +603,9 @@ absl::Status Coordinator::GoOnBy(ApplyRules rules, uint64_t first_step) {
   return changed;
 }
 
-absl::StatusOr<SetPolicyReply> Coordinator::SetPolicy(const SetPolicyRequest& request) {
-  RECON_ASSIGN_OR_RETURN(Policy policy, ResolvePolicy(request.policy(), options_.policy_base));
-  RECON_RETURN_IF_ERROR(CheckRound(policy.job, job_.batch_samples(), job_.split_samples()));
+absl::Status Coordinator::GoOnWith(const PolicySettings& settings) {
+  RECON_ASSIGN_OR_RETURN(Policy policy, ResolvePolicy(settings, options_.policy_base));
+  RECON_RETURN_IF_ERROR(CheckRound(settings, policy, job_.batch_samples(), job_.split_samples()));
   if (finishing_ || finished_ || draining_) {
     return absl::FailedPreconditionError("the job is at its end: its policy is not changed any more");
   }
@@ -599,6 +614,39 @@ absl::StatusOr<SetPolicyReply> Coordinator::SetPolicy(const SetPolicyRequest& re
   TellWorkers(policy, &job_);
   optimizer_ = OptimizerName(policy.rules.optimizer.kind);
   spdlog::info("policy: {}; cluster epoch {}", policy.job.policy().ShortDebugString(), cluster_epoch_);
+  return absl::OkStatus();
+}
+
+void Coordinator::TunePolicy(absl::Time now) {
+  if (!policy_tuner_) return;
+  if (policy_due_at_ == absl::InfiniteFuture()) {
+    if (!policy_tuner_->Due(now)) return;
+    std::map<WorkerId, PolicyTuner::Pushes> pushes;
+    for (const auto& [worker, stats] : params_->GetStats().workers) {
+      pushes[worker] = {stats.pushes, stats.staleness_mean * static_cast<double>(stats.pushes),
+                        stats.waiting_seconds};
+    }
+    if (!policy_tuner_->Tick(now, pushes, codec_tuner_.settled())) return;
+    policy_due_at_ = now;
+    spdlog::info("policy auto: {}", policy_tuner_->reason());
+  }
+  if (now < policy_due_at_) return;
+  const absl::Status status = GoOnWith(Chosen(auto_settings_, policy_tuner_->choice()));
+  if (!status.ok()) spdlog::warn("policy auto: not yet: {}", status.message());
+  policy_due_at_ = status.ok() ? absl::InfiniteFuture() : now + kPolicyRetry;
+}
+
+absl::StatusOr<SetPolicyReply> Coordinator::SetPolicy(const SetPolicyRequest& request) {
+  if (IsAuto(request.policy()) && cluster_ != nullptr) {
+    return absl::FailedPreconditionError("the policy of a job with several servers cannot be changed live");
+  }
+  RECON_RETURN_IF_ERROR(GoOnWith(request.policy()));
+  policy_tuner_.reset();
+  policy_due_at_ = absl::InfiniteFuture();
+  if (IsAuto(request.policy())) {
+    auto_settings_ = request.policy();
+    policy_tuner_.emplace(AutoLimits(auto_settings_));
+  }
   PolicyRecord record;
   *record.mutable_set() = request.policy();
   *record.mutable_flags() = options_.policy_of_flags;
@@ -638,6 +686,7 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
     copied->set_why(CopyReasonName(reason));
     copied->set_bytes(CopiedBytes(reason));
   }
+  if (policy_tuner_) reply.set_policy_reason(policy_tuner_->reason());
   if (codec_tuner_.in_use()) {
     *reply.mutable_codec_choice() = codec_tuner_.choice();
     reply.set_codec_reason(codec_tuner_.reason());

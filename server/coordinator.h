@@ -20,6 +20,7 @@
 #include "server/scheduler/split_queue.h"
 #include "server/snapshot_service.h"
 #include "server/tuning/codec_tuner.h"
+#include "server/tuning/policy_tuner.h"
 
 namespace recon {
 
@@ -39,6 +40,8 @@ class Coordinator {
     // What another policy is made from, and what the flags say.
     PolicyBase policy_base;
     PolicySettings policy_of_flags;
+    // And what is in force: those, or what was set later.
+    PolicySettings policy;
   };
 
   // The pointers must outlive the coordinator. `cluster`: the job's other servers; null if there are none.
@@ -85,6 +88,10 @@ class Coordinator {
  private:
   JobPhase phase() const;
   absl::StatusOr<WorkerId> CheckIdentity(const WorkerIdentity& identity, absl::Time now);
+  // The job goes on by settings that are not "auto".
+  absl::Status GoOnWith(const PolicySettings& settings);
+  // And by what auto has chosen, until it is in force.
+  void TunePolicy(absl::Time now);
   // A new cluster epoch, by these rules; no step before `first_step` is begun in it.
   absl::Status GoOnBy(ApplyRules rules, uint64_t first_step);
   absl::Status AdoptModel(const RegisterRequest& request);
@@ -127,6 +134,10 @@ class Coordinator {
   Membership membership_;
   LeaseTable leases_;
   CodecTuner codec_tuner_;
+  // With --sync auto: the settings, and what chooses within them.
+  PolicySettings auto_settings_;
+  std::optional<PolicyTuner> policy_tuner_;
+  absl::Time policy_due_at_ = absl::InfiniteFuture();  // Its choice is to be in force.
   std::optional<SplitQueue> queue_;
   std::optional<JobRecord> record_;
   std::vector<EvalEntry> evaluations_;

@@ -37,6 +37,7 @@ struct ParamServer::Operation {
 
   // Under the server's lock: while its reply waits.
   StalenessGate::Ticket ticket = 0;
+  absl::Time waiting_since;
   int closings_left = 0;
 };
 
@@ -49,6 +50,7 @@ struct ParamServer::Session {
   uint64_t pushes = 0;
   double staleness_sum = 0;
   uint64_t staleness_max = 0;
+  double waiting_seconds = 0;
 };
 
 // Workers try again until the server has been started anew.

@@ -581,6 +581,7 @@ ParamServer::Stats ParamServer::GetStats() const {
     out.staleness_mean =
         session.pushes == 0 ? 0 : session.staleness_sum / static_cast<double>(session.pushes);
     out.staleness_max = session.staleness_max;
+    out.waiting_seconds = session.waiting_seconds;
   }
   return stats;
 }

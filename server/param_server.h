@@ -95,6 +95,7 @@ class ParamServer {
     bool active = false;
     double staleness_mean = 0;  // In updates of a shard between the gradient's parameters and its apply.
     uint64_t staleness_max = 0;
+    double waiting_seconds = 0;  // Replies waited for other workers' pushes, the sum.
   };
   struct Stats {
     uint64_t pushes = 0;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
 #include "common/base/cpu_usage.h"
 #include "common/base/limits.h"
 #include "server/param_operation.h"
@@ -96,6 +97,7 @@ bool ParamServer::MustWait(const OperationPtr& op) const {
 void ParamServer::Wait(const OperationPtr& op) {
   const uint64_t step = op->frame.header.step;
   op->ticket = next_ticket_++;
+  op->waiting_since = Now();
   waiting_[op->ticket] = op;
   // The gate releases no reply of a synchronous job: closings do.
   const absl::Duration patience = op->rules->local ? limits::kRoundReplyWaitMax : limits::kReplyWaitMax;
@@ -266,6 +268,12 @@ std::vector<ParamServer::OperationPtr> ParamServer::TakeReleased() {
   for (const StalenessGate::Ticket ticket : gate_.TakeReleased()) {
     released.push_back(std::move(waiting_[ticket]));
     waiting_.erase(ticket);
+  }
+  const absl::Time now = Now();
+  for (const OperationPtr& op : released) {
+    const auto session = sessions_.find(op->worker);
+    if (session == sessions_.end()) continue;
+    session->second.waiting_seconds += absl::ToDoubleSeconds(now - op->waiting_since);
   }
   return released;
 }

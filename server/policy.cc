@@ -15,6 +15,7 @@ namespace recon {
 namespace {
 
 constexpr uint32_t kBoundMax = 1000;
+constexpr char kAuto[] = "auto";
 
 // Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, table 5.
 constexpr double kDilocoRate = 0.7;
@@ -38,7 +39,7 @@ absl::StatusOr<Sync> ParseSync(const std::string& text) {
   }
   return absl::InvalidArgumentError(
       absl::StrCat("--sync ", text, ": expected asp, bsp, ssp:1 to ssp:", kBoundMax,
-                   ", local:1 to local:", limits::kLocalStepsMax, " or diloco likewise"));
+                   ", local:1 to local:", limits::kLocalStepsMax, ", diloco likewise, or auto"));
 }
 
 absl::StatusOr<OptimizerConfig> OuterOptimizer(const PolicySettings& settings, const Sync& sync,
@@ -67,7 +68,62 @@ absl::StatusOr<OptimizerConfig> OuterOptimizer(const PolicySettings& settings, c
 
 }  // namespace
 
+bool IsAuto(const PolicySettings& settings) { return settings.sync() == kAuto; }
+
+PolicyController::Limits AutoLimits(const PolicySettings& settings) {
+  PolicyController::Limits auto_limits;
+  if (settings.has_auto_bound_max()) auto_limits.bound_max = static_cast<int>(settings.auto_bound_max());
+  auto_limits.local_steps_max = settings.auto_local_steps_max();
+  return auto_limits;
+}
+
+PolicySettings Chosen(const PolicySettings& settings, const PolicyController::Choice& choice) {
+  PolicySettings chosen = settings;
+  chosen.clear_auto_bound_max();
+  chosen.clear_auto_local_steps_max();
+  chosen.set_sync(choice.bound < 0 ? "asp" : choice.bound == 0 ? "bsp" : absl::StrCat("ssp:", choice.bound));
+  chosen.set_local_steps(choice.local_steps);
+  // Each of them is for some of the policies.
+  if (choice.local_steps == 0) {
+    chosen.clear_outer_optimizer();
+    chosen.clear_outer_learning_rate();
+    chosen.clear_outer_momentum();
+  }
+  if (choice.local_steps > 0 || choice.bound == 0) chosen.clear_staleness_correction();
+  return chosen;
+}
+
+namespace {
+
+absl::StatusOr<Policy> ResolveAuto(const PolicySettings& settings, const PolicyBase& base) {
+  if (settings.local_steps() > 0) {
+    return absl::InvalidArgumentError(
+        "--local-steps: --sync auto chooses them, up to --auto-local-steps-max");
+  }
+  if (settings.auto_bound_max() > kBoundMax || settings.auto_local_steps_max() > limits::kLocalStepsMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--auto-bound-max ", settings.auto_bound_max(), " and --auto-local-steps-max ",
+        settings.auto_local_steps_max(), ": allowed are ", kBoundMax, " and ", limits::kLocalStepsMax));
+  }
+  const PolicyController controller(AutoLimits(settings));
+  for (const PolicyController::Choice& choice : controller.ladder()) {
+    RECON_ASSIGN_OR_RETURN(const Policy policy, ResolvePolicy(Chosen(settings, choice), base));
+    // The state that is kept is that of the first.
+    if (StateOf(policy.rules).outer) {
+      return absl::InvalidArgumentError(absl::StrCat("--outer-optimizer ", settings.outer_optimizer(),
+                                                     ": with --sync auto it is sgd, which keeps no state"));
+    }
+  }
+  return ResolvePolicy(Chosen(settings, controller.choice()), base);
+}
+
+}  // namespace
+
 absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const PolicyBase& base) {
+  if (IsAuto(settings)) return ResolveAuto(settings, base);
+  if (settings.has_auto_bound_max() || settings.auto_local_steps_max() > 0) {
+    return absl::InvalidArgumentError("--auto-bound-max and --auto-local-steps-max are for --sync auto");
+  }
   RECON_ASSIGN_OR_RETURN(const Sync sync, ParseSync(settings.sync()));
   Policy policy;
   policy.rules.bound = sync.bound;
@@ -124,16 +180,17 @@ void TellWorkers(const Policy& policy, JobConfig* job) {
   if (policy.job.has_local()) *job->mutable_local() = policy.job.local();
 }
 
-uint64_t RoundSamples(const JobConfig& job, uint32_t batch_samples) {
-  return uint64_t{job.local().steps()} * batch_samples;
+uint64_t RoundSamples(const PolicySettings& settings, const Policy& policy, uint32_t batch_samples) {
+  return uint64_t{std::max(policy.job.local().steps(), settings.auto_local_steps_max())} * batch_samples;
 }
 
-absl::Status CheckRound(const JobConfig& job, uint32_t batch_samples, uint32_t split_samples) {
-  const uint64_t round = RoundSamples(job, batch_samples);
+absl::Status CheckRound(const PolicySettings& settings, const Policy& policy, uint32_t batch_samples,
+                        uint32_t split_samples) {
+  const uint64_t round = RoundSamples(settings, policy, batch_samples);
   if (round <= split_samples) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--split-samples ", split_samples, ": ", job.local().steps(),
-                                                 " local steps of ", batch_samples, " samples take ", round,
-                                                 "; at most ", split_samples / batch_samples, " fit"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--split-samples ", split_samples, ": ", round / batch_samples, " local steps of ", batch_samples,
+      " samples take ", round, "; at most ", split_samples / batch_samples, " fit"));
 }
 
 }  // namespace recon

@@ -8,6 +8,7 @@
 #include "common/optim/apply_rules.h"
 #include "proto/control.pb.h"
 #include "proto/job.pb.h"
+#include "server/tuning/policy_controller.h"
 
 namespace recon {
 
@@ -28,15 +29,24 @@ struct PolicyBase {
   uint32_t workers_min = 1;
 };
 
-// InvalidArgument, naming the flag, for settings that mean nothing. Empty settings are the defaults. Pure.
+// InvalidArgument, naming the flag, for settings that mean nothing. Empty settings are the defaults; "auto"
+// is the first policy that it chooses, and the settings of the others are checked, too. Pure.
 absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const PolicyBase& base);
+
+// Whether they leave it to the server (--sync auto), and within which limits.
+bool IsAuto(const PolicySettings& settings);
+PolicyController::Limits AutoLimits(const PolicySettings& settings);
+// What the user has set, for a policy that auto has chosen.
+PolicySettings Chosen(const PolicySettings& settings, const PolicyController::Choice& choice);
 
 // Puts what workers are told of it into a job's configuration.
 void TellWorkers(const Policy& policy, JobConfig* job);
 
 // A round of local steps ends with its lease: how many samples a lease has at least; 0 without local steps.
-uint64_t RoundSamples(const JobConfig& job, uint32_t batch_samples);
+// The settings are those that the policy was made of.
+uint64_t RoundSamples(const PolicySettings& settings, const Policy& policy, uint32_t batch_samples);
 // InvalidArgument if leases of so many samples are smaller than that.
-absl::Status CheckRound(const JobConfig& job, uint32_t batch_samples, uint32_t split_samples);
+absl::Status CheckRound(const PolicySettings& settings, const Policy& policy, uint32_t batch_samples,
+                        uint32_t split_samples);
 
 }  // namespace recon

@@ -159,7 +159,7 @@ absl::Status ReconServer::Parts::Open() {
     RECON_ASSIGN_OR_RETURN(const std::optional<JobRecord> record, db->LoadJob());
     if (record) flags.job.set_split_samples(record->split_samples());
   }
-  RECON_RETURN_IF_ERROR(CheckRound(policy.job, flags.job.batch_samples(), flags.job.split_samples()));
+  RECON_RETURN_IF_ERROR(CheckRound(settings, policy, flags.job.batch_samples(), flags.job.split_samples()));
 
   ParamServer::Options options;
   options.rules = policy.rules;
@@ -212,6 +212,7 @@ absl::Status ReconServer::Parts::Open() {
   coordinator_options.snapshot_dir = snapshot_url.Absolute();
   coordinator_options.policy_base = policy_base;
   coordinator_options.policy_of_flags = flags.policy;
+  coordinator_options.policy = settings;
   coordinator = std::make_unique<Coordinator>(coordinator_options, params.get(), journal.get(),
                                               snapshots.get(), cluster.get(), &metrics);
   if (cluster != nullptr) StartCluster();

@@ -34,6 +34,8 @@ struct RawFlags {
   std::string outer_optimizer;
   double outer_learning_rate = kAsSyncSays, outer_momentum = kAsSyncSays;
   std::string correction = "none";
+  int auto_bound_max = -1;
+  uint32_t auto_local_steps_max = 0;
   std::vector<std::string> groups;
   std::string durability = "log";
   std::string replay_target = "5s";
@@ -164,10 +166,12 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
           "codecs that pushes may use, by their names on the wire (fp32,fp16,bf16,int8,sparse-fp16, "
           "...); all by default, fp32 always"),
       "RECON_ACCEPT_CODECS");
-  env(app->add_option("--sync", raw->sync,
-                      "asp (asynchronous), bsp (synchronous mean), ssp:S (S steps apart at most), local:H "
-                      "(workers train parameters of their own for H batches, then take the mean) or diloco:H "
-                      "(the same, and the server takes the mean as a gradient for Nesterov at 0.7 and 0.9)"),
+  env(app->add_option(
+          "--sync", raw->sync,
+          "asp (asynchronous), bsp (synchronous mean), ssp:S (S steps apart at most), local:H "
+          "(workers train parameters of their own for H batches, then take the mean) or diloco:H "
+          "(the same, and the server takes the mean as a gradient for Nesterov at 0.7 and 0.9); or auto: the "
+          "server chooses, and changes it, by what it measures"),
       "RECON_SYNC");
   env(app->add_option("--local-steps", raw->local_steps,
                       "with asp, bsp or ssp: a worker trains parameters of its own for so many batches, then "
@@ -191,6 +195,15 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
           "counts 1/updates), gap-aware[:VERSIONS] (its values count the less, the further "
           "parameters have moved) or dc-asgd[:VERSIONS] (its first-order change is added)"),
       "RECON_STALENESS_CORRECTION");
+  env(app->add_option("--auto-bound-max", raw->auto_bound_max,
+                      "with --sync auto: workers are never more steps apart; 0 is bsp, -1 no bound")
+          ->check(CLI::Range(-1, 1000)),
+      "RECON_AUTO_BOUND_MAX");
+  env(app->add_option("--auto-local-steps-max", raw->auto_local_steps_max,
+                      "with --sync auto: where workers wait for the link, they may train for up to so many "
+                      "batches on their own; 0 = gradients are always pushed")
+          ->check(CLI::Range(uint32_t{0}, limits::kLocalStepsMax)),
+      "RECON_AUTO_LOCAL_STEPS_MAX");
   env(app->add_option("--workers-min", raw->workers_min, "workers to wait for before the job starts")
           ->check(CLI::Range(1, 4096)),
       "RECON_WORKERS_MIN");
@@ -274,9 +287,15 @@ absl::Status ConvertPolicy(const RawFlags& raw, ServerFlags* flags) {
   if (raw.outer_learning_rate != kAsSyncSays) settings.set_outer_learning_rate(raw.outer_learning_rate);
   if (raw.outer_momentum != kAsSyncSays) settings.set_outer_momentum(raw.outer_momentum);
   settings.set_staleness_correction(raw.correction);
+  if (raw.auto_bound_max >= 0) settings.set_auto_bound_max(static_cast<uint32_t>(raw.auto_bound_max));
+  settings.set_auto_local_steps_max(raw.auto_local_steps_max);
+  if (IsAuto(settings) && flags->servers > 1) {
+    return absl::InvalidArgumentError(
+        "--sync auto: the policy of a job with several servers (--servers) cannot be changed live");
+  }
   const PolicyBase base = {flags->optimizer, flags->groups, raw.batch, raw.workers_min};
   RECON_ASSIGN_OR_RETURN(const Policy policy, ResolvePolicy(settings, base));
-  const uint64_t round = RoundSamples(policy.job, raw.batch);
+  const uint64_t round = RoundSamples(settings, policy, raw.batch);
   if (round > kSplitSamplesMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("a round of local steps takes ", round, " samples, allowed are ", kSplitSamplesMax));
@@ -286,7 +305,7 @@ absl::Status ConvertPolicy(const RawFlags& raw, ServerFlags* flags) {
       raw.split_samples != 0 ? raw.split_samples : std::max<uint64_t>(kSplitSamples, round);
   flags->job.set_split_samples(static_cast<uint32_t>(split));
   flags->split_samples_by_default = raw.split_samples == 0;
-  return CheckRound(policy.job, raw.batch, flags->job.split_samples());
+  return CheckRound(settings, policy, raw.batch, flags->job.split_samples());
 }
 
 absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {

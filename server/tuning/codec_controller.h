@@ -45,6 +45,8 @@ class CodecController {
   const Rung& rung() const { return ladder_[rung_]; }
   // Its place on the ladder, 0 = FP32.
   size_t rung_number() const { return rung_; }
+  // Whether it has measured what it wanted to, and stays until something changes.
+  bool settled() const { return settled_; }
   // Why it is this one, in a sentence with the numbers.
   const std::string& reason() const { return reason_; }
 

@@ -33,75 +33,42 @@ void CodecTuner::Publish() {
   choice_.set_pull(CodecName(controller_.rung().pull));
 }
 
-absl::Status CodecTuner::Report(WorkerId worker, const CodecWork& work) {
-  const std::pair<const char*, double> numbers[] = {
-      {"step_seconds", work.step_seconds()},         {"compute_seconds", work.compute_seconds()},
-      {"stall_seconds", work.stall_seconds()},       {"encode_seconds", work.encode_seconds()},
-      {"exchange_seconds", work.exchange_seconds()}, {"cpu_seconds", work.cpu_seconds()},
-      {"cpu_wait_seconds", work.cpu_wait_seconds()}, {"residual_ratio", work.residual_ratio()},
-  };
-  for (const auto& [name, number] : numbers) {
-    if (!std::isfinite(number) || number < 0) {
-      return absl::InvalidArgumentError(absl::StrCat("codec work: ", name, " is ", number));
-    }
-  }
-  works_[worker] = work;
-  return absl::OkStatus();
-}
-
 bool CodecTuner::AllUseIt() const {
-  return std::all_of(works_.begin(), works_.end(),
+  return std::all_of(window_.works().begin(), window_.works().end(),
                      [this](const auto& entry) { return entry.second.choice() == choice_.version(); });
 }
 
-bool CodecTuner::SameWorkers() const {
-  return works_.size() == begin_.size() &&
-         std::equal(works_.begin(), works_.end(), begin_.begin(), [](const auto& now, const auto& before) {
-           return now.first == before.first && now.second.steps() >= before.second.steps();
-         });
-}
-
-CodecTuner::Sums CodecTuner::SumsSinceBegin() const {
+CodecTuner::Sums CodecTuner::SumsOfAll() const {
   Sums sums;
-  for (const auto& [worker, work] : works_) {
-    const CodecWork& before = begin_.at(worker);
-    const uint64_t steps = work.steps() - before.steps();
-    const double seconds = work.step_seconds() - before.step_seconds();
-    if (steps == 0 || seconds <= 0) continue;  // It evaluates, or waits for work.
+  for (const auto& [worker, work] : window_.Done()) {
     ++sums.workers;
-    sums.steps += steps;
-    sums.steps_per_second += static_cast<double>(steps) / seconds;
-    sums.compute_seconds += work.compute_seconds() - before.compute_seconds();
-    sums.stall_seconds += work.stall_seconds() - before.stall_seconds();
-    sums.pushes += work.pushes() - before.pushes();
-    sums.encode_seconds += work.encode_seconds() - before.encode_seconds();
-    sums.exchange_seconds += work.exchange_seconds() - before.exchange_seconds();
-    sums.push_bytes += static_cast<double>(work.push_bytes()) - static_cast<double>(before.push_bytes());
-    sums.pull_bytes += static_cast<double>(work.pull_bytes()) - static_cast<double>(before.pull_bytes());
-    sums.cpu_seconds += work.cpu_seconds() - before.cpu_seconds();
-    sums.cpu_wait_seconds += work.cpu_wait_seconds() - before.cpu_wait_seconds();
+    sums.steps += work.steps();
+    sums.steps_per_second += static_cast<double>(work.steps()) / work.step_seconds();
+    sums.compute_seconds += work.compute_seconds();
+    sums.stall_seconds += work.stall_seconds();
+    sums.pushes += work.pushes();
+    sums.encode_seconds += work.encode_seconds();
+    sums.exchange_seconds += work.exchange_seconds();
+    sums.push_bytes += static_cast<double>(work.push_bytes());
+    sums.pull_bytes += static_cast<double>(work.pull_bytes());
+    sums.cpu_seconds += work.cpu_seconds();
+    sums.cpu_wait_seconds += work.cpu_wait_seconds();
     sums.residual_ratio = std::max(sums.residual_ratio, work.residual_ratio());
   }
   return sums;
 }
 
 bool CodecTuner::Tick(absl::Time now) {
-  if (works_.empty()) {
-    measuring_ = false;
+  if (!in_use() || !window_.SameWorkers()) window_.Cancel();
+  if (!in_use()) return false;
+  if (!window_.begun()) {
+    if (AllUseIt() || now - changed_at_ >= kConfirmTimeout) window_.Begin(now);
     return false;
   }
-  if (measuring_ && !SameWorkers()) measuring_ = false;
-  if (!measuring_) {
-    if (!AllUseIt() && now - changed_at_ < kConfirmTimeout) return false;
-    measuring_ = true;
-    begin_ = works_;
-    begun_at_ = now;
-    return false;
-  }
-  if (now - begun_at_ < kWindowTime) return false;
-  const Sums sums = SumsSinceBegin();
+  if (now - window_.begun_at() < kWindowTime) return false;
+  const Sums sums = SumsOfAll();
   if (sums.steps < kWindowSteps || sums.pushes == 0) return false;
-  measuring_ = false;
+  window_.Cancel();
   const auto steps = static_cast<double>(sums.steps);
   const auto pushes = static_cast<double>(sums.pushes);
   CodecController::Window window;

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <map>
 #include <string>
 
 #include "absl/status/status.h"
@@ -8,6 +7,7 @@
 #include "common/base/ids.h"
 #include "proto/control.pb.h"
 #include "server/tuning/codec_controller.h"
+#include "server/tuning/step_window.h"
 
 namespace recon {
 
@@ -24,13 +24,13 @@ class CodecTuner {
   const std::string& reason() const { return controller_.reason(); }
   size_t rung_number() const { return controller_.rung_number(); }
   // Whether any worker is left to it.
-  bool in_use() const { return !works_.empty(); }
+  bool in_use() const { return !window_.works().empty(); }
+  // Nobody is, or it is not trying anything.
+  bool settled() const { return !in_use() || controller_.settled(); }
 
-  // A worker's sums, newer ones with each report. InvalidArgument, naming the field, for a number no sum can
-  // be.
-  absl::Status Report(WorkerId worker, const CodecWork& work);
-  // The worker has gone, or begins its sums again.
-  void Forget(WorkerId worker) { works_.erase(worker); }
+  // As StepWindow's.
+  absl::Status Report(WorkerId worker, const StepWork& work) { return window_.Report(worker, work); }
+  void Forget(WorkerId worker) { window_.Forget(worker); }
 
   // Call it a few times a second; true if choice() has changed.
   bool Tick(absl::Time now);
@@ -38,18 +38,13 @@ class CodecTuner {
  private:
   void Publish();
   bool AllUseIt() const;
-  // False if the workers are not those that the window began with.
-  bool SameWorkers() const;
-  // What was done since the window began; steps is 0 if too little.
+  // Of all workers.
   struct Sums;
-  Sums SumsSinceBegin() const;
+  Sums SumsOfAll() const;
 
   CodecController controller_;
   CodecChoice choice_;
-  std::map<WorkerId, CodecWork> works_;
-  bool measuring_ = false;
-  std::map<WorkerId, CodecWork> begin_;  // While measuring.
-  absl::Time begun_at_;
+  StepWindow window_;
   absl::Time changed_at_ = absl::InfinitePast();
 };
 

@@ -59,6 +59,11 @@ TEST_CASE("wrong flags end each program with code 2 and the flag's name", "[bad_
   server({"--sync", "bsp", "--outer-momentum", "0.5"}, "--outer-optimizer and its companions");
   server({"--sync", "bsp", "--staleness-correction", "inverse"}, "no gradient is stale");
   server({"--staleness-correction", "half"}, "--staleness-correction half");
+  server({"--sync", "auto", "--local-steps", "4"}, "--sync auto chooses them");
+  server({"--sync", "auto", "--servers", "2"}, "cannot be changed live");
+  server({"--sync", "asp", "--auto-bound-max", "4"}, "are for --sync auto");
+  server({"--sync", "auto", "--auto-local-steps-max", "8", "--batch", "64", "--split-samples", "500"},
+         "--split-samples 500: 8 local steps");
   server({"--optimizer", "lion"}, "--optimizer lion");
   server({"--learning-rate", "-1"}, "--learning-rate");
   server({"--schedule", "cosine"}, "--schedule cosine");

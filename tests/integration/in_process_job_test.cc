@@ -141,6 +141,28 @@ TEST_CASE("the policy changes while workers train: every sample is completed onc
   CHECK(absl::IsFailedPrecondition(control.SetPolicy(late).status()));
 }
 
+TEST_CASE("sync auto gives up its bound when workers wait for a slow one", "[job]") {
+  constexpr uint32_t kEpochs = 150;
+  InProcessJob job(-1, 3);
+  job.flags.policy.set_sync("auto");
+  job.flags.job.set_data_epochs(kEpochs);
+  job.flags.optimizer.learning_rate = 0.05;
+  job.StartServer();
+  std::vector<WorkerFlags> workers = {job.MakeWorker("a"), job.MakeWorker("b"), job.MakeWorker("slow")};
+  workers[2].slow_factor = 500;
+  ControlClient control = job.Control();
+  CHECK(control.Status()->job().policy().sync() == "ssp:2");
+  CHECK(control.Status()->policy_reason() == "to begin with");
+  CheckAllOk(job.RunWorkers(workers));
+  const StatusReply status = *control.Status();
+  CHECK(status.job().policy().sync() == "asp");
+  INFO(status.policy_reason());
+  CHECK(absl::StartsWith(status.policy_reason(), "workers wait for slower ones"));
+  CHECK(status.cluster_epoch() == 2);
+  CHECK(CompletedOnce(*control.Completions(), kEpochs, kSamples));
+  CHECK(status.evaluations(kEpochs - 1).accuracy() > 0.9);
+}
+
 TEST_CASE("a worker whose steps are far ahead takes the others along, and nobody waits for ever", "[job]") {
   InProcessJob job(0, 2);
   job.MakeLocal(2, 1);  // Whoever waited would wait for minutes.

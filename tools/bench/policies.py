@@ -21,28 +21,36 @@ TRAIN_SAMPLES = 60000
 FP32 = ["--codec", "fp32", "--pull-codec", "fp32"]
 FP16 = ["--codec", "fp16", "--pull-codec", "fp16"]
 TOPK = ["--codec", "topk:0.01", "--pull-codec", "fp16", "--sparsity-warmup", 1]
+AUTO = ["--codec", "auto"]
 # Name: policy flags of the server, flags of the workers.
 ROWS = {
+    "one worker": (["--sync", "asp"], FP32),
     "bsp": (["--sync", "bsp"], FP32),
     "ssp:2": (["--sync", "ssp:2"], FP32),
     "asp": (["--sync", "asp"], FP32),
-    "asp inverse": (["--sync", "asp", "--staleness-correction", "inverse"], FP32),
+    "asp gap-aware": (["--sync", "asp", "--staleness-correction", "gap-aware"], FP32),
     "asp fp16": (["--sync", "asp"], FP16),
     "asp topk": (["--sync", "asp"], TOPK),
     "local:16": (["--sync", "local:16"], FP32),
     "diloco:16": (["--sync", "diloco:16"], FP32),
+    "auto": (["--sync", "auto"], AUTO),
 }
 # How many times slower than the machine the workers are.
 SPEEDS = [1, 1, 1.5, 2]
 # One four times slower than the others; all slow enough that few cores hold them and that computing, not the link, is what
 # takes the time.
 STRAGGLER = [32, 32, 32, 128]
+STRAGGLER_ROWS = ["bsp", "ssp:2", "asp", "asp fp16", "asp topk", "auto"]
+# Before what it has chosen is measured: it tries codecs for so long.
+AUTO_SETTLES = 40
 
 
 def run(options, row, seed, mbit, speeds, data_epochs, seconds=None):
     """One job: samples a second, bytes a sample, and (time since the first lease was completed, accuracy) of each evaluation.
     With `seconds` only throughput, over about so long."""
     policy, codec = ROWS[row]
+    if row == "one worker":
+        speeds = speeds[:1]
     together = len(speeds) if row == "bsp" else 1
     rate = options.learning_rate * together
     updates = data_epochs * TRAIN_SAMPLES // (options.batch * together)
@@ -63,6 +71,12 @@ def run(options, row, seed, mbit, speeds, data_epochs, seconds=None):
         # From one completion to another: leases of synchronous workers come to an end together.
         before, begin = next_completion()
         if seconds is not None:
+            if row == "auto":
+                time.sleep(AUTO_SETTLES)
+                before, begin = next_completion()
+                chosen = job.status()
+                print(f"auto has chosen {chosen['job']['policy']['sync']} ({chosen['policy_reason']}), codec "
+                      f"{chosen['codec_choice']['push']}", flush=True)
             time.sleep(seconds)
             done, end = next_completion()
             return {"samples_per_s": (done - before) / (end - begin)}
@@ -101,10 +115,10 @@ def main():
     parser.add_argument("--mbit", default=100, type=int, help="of each worker's link, in each direction")
     parser.add_argument("--fast-mbit", default=1000, type=int, help="of those on which one worker is four times slower")
     parser.add_argument("--slow-mbit", default=50, type=int, help="of those on which local:16 and bsp are compared")
-    parser.add_argument("--data-epochs", default=3, type=int)
-    parser.add_argument("--accuracy", default=84.0, type=float, help="percent, for the time to it")
+    parser.add_argument("--data-epochs", default=6, type=int)
+    parser.add_argument("--accuracy", default=85.5, type=float, help="percent, for the time to it")
     parser.add_argument("--batch", default=64, type=int)
-    parser.add_argument("--learning-rate", default=0.05, type=float)
+    parser.add_argument("--learning-rate", default=0.03, type=float)
     parser.add_argument("--seeds", default="1,2,3", help="comma-separated")
     parser.add_argument("--seconds", default=20.0, type=float, help="of the runs that only measure throughput")
     parser.add_argument("--timeout", default=900, type=int, help="seconds for one run")
@@ -133,17 +147,19 @@ def main():
         print(f"{row:12} {out['samples_per_s']:9.0f} samples/s  {out['bytes_per_sample']:7.0f} B/sample  "
               f"{'never' if took is None else f'{took:.1f} s'} to {options.accuracy} %   final "
               f"{statistics.mean(out['final_accuracy']):.2f} %", flush=True)
-    for name, row, mbit, speeds in (("bsp_straggler", "bsp", options.fast_mbit, STRAGGLER),
-                                    ("asp_straggler", "asp", options.fast_mbit, STRAGGLER),
-                                    ("bsp_slow_link", "bsp", options.slow_mbit, SPEEDS),
-                                    ("local16_slow_link", "local:16", options.slow_mbit, SPEEDS)):
-        rate = run(options, row, seeds[0], mbit, speeds, 100000, options.seconds)["samples_per_s"]
-        result["throughput"][name] = rate
-        print(f"{name:18} {rate:9.0f} samples/s at {mbit} Mbit/s, slower by {speeds} (simulated)", flush=True)
+    for where, mbit, speeds, compared in (("straggler", options.fast_mbit, STRAGGLER, STRAGGLER_ROWS),
+                                          ("slow_link", options.slow_mbit, SPEEDS, ["bsp", "local:16"])):
+        print(f"links of {mbit} Mbit/s, computing slower by {speeds} (simulated)")
+        through = result["throughput"][where] = {}
+        for row in compared:
+            through[row] = run(options, row, seeds[0], mbit, speeds, 100000, options.seconds)["samples_per_s"]
+            print(f"{row:12} {through[row]:9.0f} samples/s", flush=True)
     ratios = result["ratios"]
-    through = result["throughput"]
-    ratios["asp_with_straggler"] = through["asp_straggler"] / through["bsp_straggler"]
-    ratios["local16_slow_link"] = through["local16_slow_link"] / through["bsp_slow_link"]
+    straggler = result["throughput"]["straggler"]
+    ratios["asp_with_straggler"] = straggler["asp"] / straggler["bsp"]
+    ratios["auto_of_best"] = straggler["auto"] / max(straggler.values())
+    slow_link = result["throughput"]["slow_link"]
+    ratios["local16_slow_link"] = slow_link["local:16"] / slow_link["bsp"]
     base = result["rows"].get("bsp")
     for name, row in (("asp", "asp"), ("asp_compressed", "asp topk")):
         other = result["rows"].get(row)

@@ -196,7 +196,8 @@ int main(int argc, char** argv) {
   CLI::App* set_policy = policy->add_subcommand(
       "set", "change it while the job runs; flags as the server's, those not given their defaults");
   AddServerFlags(set_policy, &policy_target.server);
-  set_policy->add_option("--sync", policy_target.sync, "asp, bsp, ssp:S, local:H or diloco:H")->required();
+  set_policy->add_option("--sync", policy_target.sync, "asp, bsp, ssp:S, local:H, diloco:H or auto")
+      ->required();
   set_policy->add_option("--local-steps", policy_target.local_steps,
                          "with asp, bsp or ssp: batches between two pushes; 0 = gradients are pushed");
   set_policy->add_option("--outer-optimizer", policy_target.outer_optimizer,
@@ -207,6 +208,12 @@ int main(int argc, char** argv) {
       set_policy->add_option("--outer-momentum", policy_target.outer_momentum, "its momentum");
   set_policy->add_option("--staleness-correction", policy_target.correction,
                          "with asp and ssp: none, inverse, gap-aware[:VERSIONS] or dc-asgd[:VERSIONS]");
+  set_policy
+      ->add_option("--auto-bound-max", policy_target.auto_bound_max,
+                   "with auto: workers are never more steps apart; -1 = no bound")
+      ->check(CLI::Range(-1, 1000));
+  set_policy->add_option("--auto-local-steps-max", policy_target.auto_local_steps_max,
+                         "with auto: batches between two pushes, at most; 0 = gradients are pushed");
   set_policy->callback([&] {
     policy_target.has_outer_learning_rate = outer_rate->count() > 0;
     policy_target.has_outer_momentum = outer_momentum->count() > 0;

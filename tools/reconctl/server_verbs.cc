@@ -169,6 +169,9 @@ void PrintStatus(const StatusReply& status) {
     std::cout << absl::StrFormat("accuracy   %.4f, loss %.4f after data epoch %d\n", last.accuracy(),
                                  last.loss(), last.data_epochs());
   }
+  if (!status.policy_reason().empty()) {
+    std::cout << "sync auto  " << SyncName(status.job()) << ": " << status.policy_reason() << "\n";
+  }
   if (status.has_codec_choice()) {
     std::cout << "codec auto " << status.codec_choice().push() << ", parameters in "
               << status.codec_choice().pull() << ": " << status.codec_reason() << "\n";
@@ -264,6 +267,8 @@ absl::Status SetPolicy(const PolicyTarget& target) {
   if (target.has_outer_learning_rate) settings.set_outer_learning_rate(target.outer_learning_rate);
   if (target.has_outer_momentum) settings.set_outer_momentum(target.outer_momentum);
   settings.set_staleness_correction(target.correction);
+  if (target.auto_bound_max >= 0) settings.set_auto_bound_max(static_cast<uint32_t>(target.auto_bound_max));
+  settings.set_auto_local_steps_max(target.auto_local_steps_max);
   RECON_ASSIGN_OR_RETURN(const auto client, Connect(target.server));
   RECON_ASSIGN_OR_RETURN(const SetPolicyReply reply, client->SetPolicy(settings));
   if (target.server.json) {

@@ -33,6 +33,8 @@ struct PolicyTarget {
   bool has_outer_learning_rate = false, has_outer_momentum = false;
   double outer_learning_rate = 0, outer_momentum = 0;
   std::string correction = "none";
+  int auto_bound_max = -1;
+  uint32_t auto_local_steps_max = 0;
 };
 absl::Status SetPolicy(const PolicyTarget& target);
 // Shows progress until the job is finished or the server has not answered for `patience_seconds`.

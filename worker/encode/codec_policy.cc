@@ -134,11 +134,11 @@ void CodecPolicy::NotePush(const Exchange& exchange, const EncodedPush& push) {
   work_.set_residual_ratio(push.norm > 0 ? push.residual_norm / push.norm : 0);
 }
 
-std::optional<CodecWork> CodecPolicy::work() const {
-  if (!automatic_) return std::nullopt;
+StepWork CodecPolicy::work() const {
   const CpuUsage cpu = ProcessCpuUsage();
   MutexLock lock(&mu_);
-  CodecWork work = work_;
+  StepWork work = work_;
+  work.set_automatic(automatic_);
   work.set_cpu_seconds(cpu.used_seconds);
   work.set_cpu_wait_seconds(cpu.waited_seconds);
   return work;

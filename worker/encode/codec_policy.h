@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,7 +48,7 @@ class CodecPolicy {
   // How parameters are to be sent back.
   CodecId pull_codec() const;
 
-  // The parts of one step, as they become known: for the sums the server chooses by.
+  // The parts of one step, as they become known: for the sums that the server chooses codecs and policies by.
   void NoteStep(absl::Duration all, absl::Duration compute, absl::Duration stall);
   struct Exchange {
     absl::Duration encode;
@@ -58,8 +57,7 @@ class CodecPolicy {
     uint64_t pull_bytes = 0;
   };
   void NotePush(const Exchange& exchange, const EncodedPush& push);
-  // Those sums; nothing unless a group is "auto".
-  std::optional<CodecWork> work() const;
+  StepWork work() const;
 
   // --codec and, where it leaves a choice, the codec of each group.
   std::string Describe() const;
@@ -81,7 +79,7 @@ class CodecPolicy {
   CodecChoice choice_ ABSL_GUARDED_BY(mu_);
   CodecSpec auto_push_ ABSL_GUARDED_BY(mu_);  // What choice_ says: FP16 until there is one.
   CodecId auto_pull_ ABSL_GUARDED_BY(mu_) = CodecId::kFp16;
-  CodecWork work_ ABSL_GUARDED_BY(mu_);
+  StepWork work_ ABSL_GUARDED_BY(mu_);
   int older_ ABSL_GUARDED_BY(mu_) = 0;  // Pushes under way when the choice changed.
   absl::Time last_flush_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   uint32_t next_flush_ ABSL_GUARDED_BY(mu_) = 0;  // Shard whose turn it is.

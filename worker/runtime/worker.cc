@@ -64,7 +64,7 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
       metrics.Gauge("recon_worker_wire_received_bytes", "Bytes received from servers, headers included");
   session_options.describe = [&](WorkerProgress* progress) {
     progress->set_codec(policy.Describe().substr(0, limits::kProgressTextBytesMax));
-    if (const auto work = policy.work()) *progress->mutable_codec_work() = *work;
+    *progress->mutable_step_work() = policy.work();
     if (progress->residual_norm() > 0) {
       progress->set_residual_age_seconds(absl::ToDoubleSeconds(policy.residual_age(Now())));
     }

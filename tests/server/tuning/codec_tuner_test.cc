@@ -46,7 +46,7 @@ class SimulatedWorkers {
 
  private:
   struct Worker {
-    CodecWork work;
+    StepWork work;
     CodecChoice heard;
     double ms = 0;
     bool idle = false;
@@ -59,7 +59,7 @@ class SimulatedWorkers {
     worker->ms += 100;
     while (worker->ms >= job_.StepMs(rung)) {
       worker->ms -= job_.StepMs(rung);
-      CodecWork& work = worker->work;
+      StepWork& work = worker->work;
       work.set_choice(worker->heard.version());
       work.set_steps(work.steps() + 1);
       work.set_pushes(work.pushes() + 1);
@@ -118,11 +118,11 @@ TEST_CASE("a window in which workers come or go is not counted", "[tuning]") {
 
 TEST_CASE("numbers that are no sums are refused by name", "[tuning]") {
   CodecTuner tuner(0);
-  CodecWork work;
+  StepWork work;
   work.set_stall_seconds(std::nan(""));
   const absl::Status status = tuner.Report(WorkerId(1), work);
   CHECK(absl::IsInvalidArgument(status));
-  CHECK(status.message() == "codec work: stall_seconds is nan");
+  CHECK(status.message() == "step work: stall_seconds is nan");
   CHECK_FALSE(tuner.in_use());
 }
 
