@@ -32,7 +32,15 @@ absl::Status ControlJournal::Start(const ControlState& recovered) {
   for (const auto& [split, completion] : all.completions) {
     if (recovered.completions.count(split) == 0) records.push_back(EncodeControlRecord(completion));
   }
+  if (all.policy.SerializeAsString() != recovered.policy.SerializeAsString()) {
+    records.push_back(EncodeControlRecord(all.policy));
+  }
   return params_->RecordControl(records, [](uint64_t) {});
+}
+
+absl::Status ControlJournal::SavePolicy(const PolicyRecord& record) {
+  RECON_RETURN_IF_ERROR(db_->SavePolicy(record));
+  return params_->RecordControl({EncodeControlRecord(record)}, [](uint64_t) {});
 }
 
 absl::Status ControlJournal::SaveJob(const JobRecord& job) {

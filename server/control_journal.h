@@ -32,7 +32,7 @@ class ControlJournal {
   // As ControlDb's.
   absl::StatusOr<uint64_t> NextClusterEpoch(uint64_t last) { return db_->NextClusterEpoch(last); }
 
-  absl::Status SavePolicy(const PolicyRecord& record) { return db_->SavePolicy(record); }
+  absl::Status SavePolicy(const PolicyRecord& record);
 
   absl::StatusOr<std::optional<JobRecord>> LoadJob() const { return db_->LoadJob(); }
   absl::Status SaveJob(const JobRecord& job);

@@ -33,8 +33,10 @@ absl::Status Differs(const char* what, uint64_t seen, uint64_t expected) {
 constexpr absl::Duration kReturnGrace = absl::Seconds(1);
 // Between two tries of a snapshot that the job cannot go on without.
 constexpr absl::Duration kSnapshotRetry = absl::Seconds(2);
-// And of a change of policy that has to wait.
-constexpr absl::Duration kPolicyRetry = absl::Seconds(2);
+// Between two looks at who stands still.
+constexpr absl::Duration kWatchInterval = absl::Milliseconds(200);
+// And of a change of policy that has to wait: each stops the job for a moment.
+constexpr absl::Duration kPolicyRetry = absl::Seconds(30);
 
 }  // namespace
 
@@ -61,6 +63,7 @@ Coordinator::Coordinator(const Options& options, ParamServer* params, ControlJou
       membership_(options.timeouts),
       // 2^40 grants per cluster epoch: numbers never meet those of another.
       leases_(absl::Milliseconds(options.job.lease_duration_ms()), options.cluster_epoch << 40),
+      progress_(absl::Milliseconds(options.job.lease_duration_ms())),
       codec_tuner_(options.job.refused_codecs()),
       lane_("control") {
   if (!IsAuto(options_.policy)) return;
@@ -234,6 +237,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
     NoteResidualLost(request.name(), progress_before);
     ReturnTasks(leases_.TakeAllOf(worker));
     codec_tuner_.Forget(worker);
+    progress_.Forget(worker);
     if (policy_tuner_) policy_tuner_->Forget(worker);
     Expel(worker);
   }
@@ -308,6 +312,7 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
   params_->NoteAcknowledged(worker, request.next_step());
   HeartbeatReply reply;
   const StepWork& work = request.progress().step_work();
+  progress_.Report(worker, work.steps(), work.step_seconds(), now);
   if (policy_tuner_) {
     RECON_RETURN_IF_ERROR(policy_tuner_->Report(worker, work, request.progress().last_loss()));
   }
@@ -438,6 +443,7 @@ absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request,
     return reply;
   }
   *reply.mutable_lease() = ToLease(*task, leases_.Grant(*task, worker, now));
+  progress_.Excuse(worker, now);
   reply.set_start_step(task->kind == LEASE_TRAIN ? params_->Activate(worker, request.next_step())
                                                  : request.next_step());
   return reply;
@@ -541,6 +547,7 @@ void Coordinator::Depart(WorkerId worker, const std::string& how) {
   const std::vector<Task> tasks = leases_.TakeAllOf(worker);
   ReturnTasks(tasks);
   codec_tuner_.Forget(worker);
+  progress_.Forget(worker);
   if (policy_tuner_) policy_tuner_->Forget(worker);
   Expel(worker);
   spdlog::info("worker {} {}: {} leases taken back, {} alive", membership_.Find(worker)->name, how,
@@ -569,6 +576,7 @@ void Coordinator::Tick(absl::Time now) {
                  lease.task.data_epoch, lease.holder.value());
     queue_->Return(lease.task);
   }
+  if (now >= watch_at_) WatchProgress(now);
   members_.Set(membership_.alive());
   if (queue_) samples_completed_.Set(static_cast<double>(queue_->samples_completed()));
   if (!evaluations_.empty()) accuracy_.Set(evaluations_.back().accuracy());
@@ -586,6 +594,28 @@ void Coordinator::Tick(absl::Time now) {
   }
   if (now >= snapshot_retry_at_) TakeInitialSnapshot();
   FinishIfDone(now);
+}
+
+void Coordinator::WatchProgress(absl::Time now) {
+  watch_at_ = now + kWatchInterval;
+  // Of several servers only a bounded job's head knows what a worker waits for.
+  const bool known = cluster_ == nullptr || (cluster_->live() && job_.bound() >= 0);
+  const ParamServer::Stats stats = params_->GetStats();
+  for (const auto& [worker, evaluates] : leases_.Holders()) {
+    const auto pushes = stats.workers.find(worker);
+    // Whoever waits for a reply, or evaluates, has a reason to compute no step.
+    const bool waits = pushes == stats.workers.end() || pushes->second.under_way > 0;
+    if (!known || phase() != PHASE_RUNNING || waits || evaluates) {
+      progress_.Excuse(worker, now);
+    } else if (progress_.StandsStill(worker, now)) {
+      const std::vector<Task> tasks = leases_.TakeAllOf(worker);
+      ReturnTasks(tasks);
+      params_->Deactivate(worker);
+      spdlog::warn("worker {} is alive, but has finished no step for {}: {} leases taken back",
+                   membership_.Find(worker)->name, absl::FormatDuration(progress_.Patience(worker)),
+                   tasks.size());
+    }
+  }
 }
 
 bool Coordinator::DoneAndQuiet(absl::Time now, absl::Duration grace) const {
@@ -613,12 +643,13 @@ absl::Status Coordinator::GoOnWith(const PolicySettings& settings) {
   RECON_RETURN_IF_ERROR(GoOnBy(policy.rules, 0));
   TellWorkers(policy, &job_);
   optimizer_ = OptimizerName(policy.rules.optimizer.kind);
+  codec_tuner_.Restart();
   spdlog::info("policy: {}; cluster epoch {}", policy.job.policy().ShortDebugString(), cluster_epoch_);
   return absl::OkStatus();
 }
 
 void Coordinator::TunePolicy(absl::Time now) {
-  if (!policy_tuner_) return;
+  if (!policy_tuner_ || finishing_) return;
   if (policy_due_at_ == absl::InfiniteFuture()) {
     if (!policy_tuner_->Due(now)) return;
     std::map<WorkerId, PolicyTuner::Pushes> pushes;

@@ -14,6 +14,7 @@
 #include "server/cluster.h"
 #include "server/control_journal.h"
 #include "server/membership/membership.h"
+#include "server/membership/progress_watch.h"
 #include "server/param_server.h"
 #include "server/policy.h"
 #include "server/scheduler/lease_table.h"
@@ -88,7 +89,7 @@ class Coordinator {
  private:
   JobPhase phase() const;
   absl::StatusOr<WorkerId> CheckIdentity(const WorkerIdentity& identity, absl::Time now);
-  // The job goes on by settings that are not "auto".
+  // The job goes on by these settings; by what auto begins with, if they are that.
   absl::Status GoOnWith(const PolicySettings& settings);
   // And by what auto has chosen, until it is in force.
   void TunePolicy(absl::Time now);
@@ -110,6 +111,8 @@ class Coordinator {
   void NoteResidualLost(const std::string& name, const WorkerProgress& progress);
   void ReturnTasks(const std::vector<Task>& tasks);
   void Depart(WorkerId worker, const std::string& how);
+  // Takes back the leases of workers that are alive and stand still, and lets nobody wait for them.
+  void WatchProgress(absl::Time now);
   void NoteEvaluation(uint32_t data_epochs, int64_t unix_ms);
   void FinishIfDone(absl::Time now);
   Lease ToLease(const Task& task, LeaseId id) const;
@@ -133,6 +136,8 @@ class Coordinator {
   uint64_t cluster_epoch_;
   Membership membership_;
   LeaseTable leases_;
+  ProgressWatch progress_;
+  absl::Time watch_at_ = absl::InfinitePast();
   CodecTuner codec_tuner_;
   // With --sync auto: the settings, and what chooses within them.
   PolicySettings auto_settings_;

@@ -27,7 +27,11 @@ absl::Status Replayer::OnRecord(LogRecordKind kind, uint64_t sequence, const Byt
   if (kind == LogRecordKind::kFrame) return params_->ReplayFrame(sequence, payload);
   absl::Status decoded;
   if (kind == LogRecordKind::kFreeze) {
-    params_->ReplayFreeze(sequence);
+    if (payload.ToString() == FreezeRecord().ToString()) {
+      params_->ReplayFreeze(sequence);
+      return absl::OkStatus();
+    }
+    decoded = absl::DataLossError("a freeze record is one byte, 0");
   } else if (kind == LogRecordKind::kClosing) {
     const absl::StatusOr<StepClosing> closing = DecodeClosing(payload.ToString());
     if (closing.ok()) return params_->ReplayClosing(sequence, *closing);

@@ -23,6 +23,7 @@ struct ParamServer::Operation {
   const ApplyRules* rules = nullptr;
   uint64_t bytes = 0;
   absl::Time arrived;
+  bool counted = false;  // Among its session's under_way.
   Taken taken;
   Done done;
 
@@ -51,6 +52,7 @@ struct ParamServer::Session {
   double staleness_sum = 0;
   uint64_t staleness_max = 0;
   double waiting_seconds = 0;
+  int under_way = 0;  // Frames that are not answered yet.
 };
 
 // Workers try again until the server has been started anew.

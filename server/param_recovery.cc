@@ -111,11 +111,16 @@ void ParamServer::Cut(absl::AnyInvocable<void(StateCut)> done, std::function<voi
       if (log_ != nullptr) collector->cut.log_from = std::min(collector->cut.log_from, first);
     }
     collector->cut.replay_seconds = replay_seconds();
+    for (const uint32_t i : owned_) {
+      collector->cut.pages_of_versions +=
+          uint64_t{layout_->shards()[i].pages()} * rules_->correction.versions;
+    }
     if (owned_.empty()) {  // More servers than shards.
       lanes_.Post(0, [collector] { collector->done(std::move(collector->cut)); });
     }
     for (const uint32_t i : owned_) {
       lanes_.Post(i, [this, i, collector] {
+        if (log_ != nullptr) shards_[i]->HideVersions();
         collector->cut.shards[i] = shards_[i]->Cut();
         if (collector->left.fetch_sub(1, std::memory_order_acq_rel) == 1)
           collector->done(std::move(collector->cut));

@@ -1,6 +1,7 @@
 // Of ParamServer: how it goes on by other rules while its workers train.
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -41,6 +42,12 @@ absl::Status ParamServer::SwitchRules(const ApplyRules& rules, uint64_t first_st
     uint64_t pages = 0;
     for (const uint32_t i : owned_) pages += laid_out->shards()[i].pages();
     RECON_RETURN_IF_ERROR(CheckMemory(pages, rules, laid_out->model().name()));
+    try {
+      ReservePages(GetPageUse().pages + pages * rules.correction.versions);
+    } catch (const std::bad_alloc&) {
+      return absl::ResourceExhaustedError(absl::StrCat("no memory for the ", rules.correction.versions,
+                                                       " versions that --staleness-correction keeps"));
+    }
   }
   const absl::Status changing = absl::UnavailableError("the policy is being changed; ask again");
   std::vector<OperationPtr> waiting;

@@ -84,35 +84,39 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
     owned.push_back(i);
     pages += layout.shards()[i].pages();
   }
-  const uint64_t bytes = pages * kPageBytes * (1 + static_cast<uint64_t>(state_planes()));
   RECON_RETURN_IF_ERROR(CheckMemory(pages, *rules_, model.name()));
   try {
-    ReservePages(bytes / kPageBytes);
+    ReservePages(pages * PlanesOf(*rules_));
     shards_.resize(layout.shard_count());
     for (const uint32_t i : owned) {
       const ShardPlacement& placement = layout.shards()[i];
-      shards_[i] = std::make_unique<Shard>(ShardId(i), placement, state_planes(), &rules_->optimizer,
-                                           rules_->PolicyOf(layout.groups()[placement.group]));
+      const GroupPolicy policy = rules_->PolicyOf(layout.groups()[placement.group]);
+      shards_[i] = std::make_unique<Shard>(ShardId(i), placement, state_planes(), &rules_->optimizer, policy);
+      shards_[i]->SetRules(rules_, policy);  // Its lane knows nothing of it yet.
     }
   } catch (const std::bad_alloc&) {  // A limit of the process or its container is lower.
     shards_.clear();
-    return absl::ResourceExhaustedError(absl::StrCat("model ", model.name(), " needs ", bytes,
+    return absl::ResourceExhaustedError(absl::StrCat("model ", model.name(), " needs ",
+                                                     pages * PlanesOf(*rules_) * kPageBytes,
                                                      " bytes with its optimizer state: out of memory"));
   }
   owned_ = std::move(owned);
   server_of_shard_ = server_of_shard;
   first_open_.assign(layout.shard_count(), 0);
   layout_ = std::make_shared<const ParamLayout>(std::move(layout));
-  SetShardRules(*layout_, rules_);
   return absl::OkStatus();
+}
+
+uint64_t ParamServer::PlanesOf(const ApplyRules& rules) const {
+  return 1 + static_cast<uint64_t>(state_planes()) + rules.correction.versions;
 }
 
 absl::Status ParamServer::CheckMemory(uint64_t pages, const ApplyRules& rules,
                                       const std::string& model) const {
-  const uint64_t planes = 1 + static_cast<uint64_t>(state_planes()) + rules.correction.versions;
-  if (pages * kPageBytes * planes <= options_.state_bytes_max) return absl::OkStatus();
+  const uint64_t bytes = pages * PlanesOf(rules) * kPageBytes;
+  if (bytes <= options_.state_bytes_max) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
-      "model ", model, " needs ", pages * kPageBytes * planes, " bytes with its optimizer state",
+      "model ", model, " needs ", bytes, " bytes with its optimizer state",
       rules.correction.versions == 0 ? ""
                                      : absl::StrCat(" and the ", rules.correction.versions,
                                                     " versions that --staleness-correction keeps"),
@@ -157,6 +161,11 @@ void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Do
     ++operations_;
     bytes_in_flight_ += op->bytes;
     status.Update(CheckSender(*op));
+    if (const auto session = sessions_.find(op->worker);
+        session != sessions_.end() && session->second.incarnation == op->incarnation) {
+      op->counted = true;
+      ++session->second.under_way;
+    }
     if (status.ok() && kind != FrameKind::kPull) status.Update(CheckPush(*op));
     if (status.ok()) SequenceFrame(op);
   }
@@ -506,6 +515,10 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
   op->done(std::move(reply));
   MutexLock lock(&mu_);
   --operations_;
+  if (const auto session = sessions_.find(op->worker);
+      op->counted && session != sessions_.end() && session->second.incarnation == op->incarnation) {
+    --session->second.under_way;
+  }
   bytes_in_flight_ -= op->bytes;
   const auto kind = static_cast<FrameKind>(op->frame.header.kind);
   if (status.ok() && CarriesGradient(kind) && recover_ms_ == 0) {
@@ -582,6 +595,7 @@ ParamServer::Stats ParamServer::GetStats() const {
         session.pushes == 0 ? 0 : session.staleness_sum / static_cast<double>(session.pushes);
     out.staleness_max = session.staleness_max;
     out.waiting_seconds = session.waiting_seconds;
+    out.under_way = session.under_way;
   }
   return stats;
 }

@@ -38,6 +38,8 @@ struct StateCut {
   // ParamServer::replay_seconds() then.
   double replay_seconds = 0;
   std::vector<ShardCut> shards;
+  // Pages that pushes may come to keep besides, of versions that gradients are compared with.
+  uint64_t pages_of_versions = 0;
 };
 
 // What the head's ParamServer tells the job's other servers; see common/DESIGN.md, "Many servers". Called
@@ -72,7 +74,7 @@ class ParamServer {
     // Frames that are neither applied nor answered may hold so many bytes; in BSP that is a step's of all
     // workers.
     uint64_t bytes_in_flight_max = UINT64_MAX;
-    // Parameters and optimizer state may take so many bytes.
+    // Parameters, optimizer state and versions that gradients are compared with may take so many bytes.
     uint64_t state_bytes_max = UINT64_MAX;
 
     // Which of the job's servers this is (0 is the head), and how many there are: it has the shards that
@@ -96,6 +98,7 @@ class ParamServer {
     double staleness_mean = 0;  // In updates of a shard between the gradient's parameters and its apply.
     uint64_t staleness_max = 0;
     double waiting_seconds = 0;  // Replies waited for other workers' pushes, the sum.
+    int under_way = 0;           // Frames that are not answered yet.
   };
   struct Stats {
     uint64_t pushes = 0;
@@ -189,7 +192,8 @@ class ParamServer {
   void AwaitInitialValues(WorkerId worker, std::function<void()> ready);
   bool has_values() const;
 
-  // Cuts the state; `done` runs on a lane. All of it is in the log. `in_order` (may be empty) runs under the
+  // Cuts the state; gradients of versions before are not compared with them any more, where there is a log.
+  // `done` runs on a lane. All of it is in the log. `in_order` (may be empty) runs under the
   // lock, where the cut is among all closings.
   void Cut(absl::AnyInvocable<void(StateCut)> done, std::function<void()> in_order = nullptr);
 
@@ -258,6 +262,8 @@ class ParamServer {
   void GiveUpWaiting(const absl::Status& log_status);
   void DeliverClosing(const StepClosing& closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PostClosing(const StepClosing& closing);
+  // So many values are kept of a parameter, at most: itself, the optimizer's, its last ones.
+  uint64_t PlanesOf(const ApplyRules& rules) const;
   // ResourceExhausted if the server has not the memory for so many pages of parameters and what goes with
   // them.
   absl::Status CheckMemory(uint64_t pages, const ApplyRules& rules, const std::string& model) const;

@@ -21,6 +21,11 @@ constexpr char kAuto[] = "auto";
 constexpr double kDilocoRate = 0.7;
 constexpr double kDilocoMomentum = 0.9;
 
+bool HasOuter(const PolicySettings& settings) {
+  return !settings.outer_optimizer().empty() || settings.has_outer_learning_rate() ||
+         settings.has_outer_momentum();
+}
+
 struct Sync {
   int bound = StalenessGate::kUnlimited;
   uint32_t local_steps = 0;
@@ -100,6 +105,14 @@ absl::StatusOr<Policy> ResolveAuto(const PolicySettings& settings, const PolicyB
     return absl::InvalidArgumentError(
         "--local-steps: --sync auto chooses them, up to --auto-local-steps-max");
   }
+  if (settings.auto_local_steps_max() == 0 && HasOuter(settings)) {
+    return absl::InvalidArgumentError(
+        "--outer-optimizer and its companions: --sync auto takes local steps with --auto-local-steps-max "
+        "only");
+  }
+  RECON_RETURN_IF_ERROR(
+      ParseCorrection(settings.staleness_correction().empty() ? "none" : settings.staleness_correction())
+          .status());
   if (settings.auto_bound_max() > kBoundMax || settings.auto_local_steps_max() > limits::kLocalStepsMax) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--auto-bound-max ", settings.auto_bound_max(), " and --auto-local-steps-max ",
@@ -120,6 +133,13 @@ absl::StatusOr<Policy> ResolveAuto(const PolicySettings& settings, const PolicyB
 }  // namespace
 
 absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const PolicyBase& base) {
+  for (const std::string* text :
+       {&settings.sync(), &settings.outer_optimizer(), &settings.staleness_correction()}) {
+    if (text->size() > limits::kNameBytesMax) {
+      return absl::InvalidArgumentError(absl::StrCat("a setting of the policy has ", text->size(),
+                                                     " bytes, allowed are ", limits::kNameBytesMax));
+    }
+  }
   if (IsAuto(settings)) return ResolveAuto(settings, base);
   if (settings.has_auto_bound_max() || settings.auto_local_steps_max() > 0) {
     return absl::InvalidArgumentError("--auto-bound-max and --auto-local-steps-max are for --sync auto");
@@ -149,8 +169,7 @@ absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const Polic
   }
   const uint32_t steps = std::max(sync.local_steps, settings.local_steps());
   if (steps == 0) {
-    if (!settings.outer_optimizer().empty() || settings.has_outer_learning_rate() ||
-        settings.has_outer_momentum()) {
+    if (HasOuter(settings)) {
       return absl::InvalidArgumentError(
           "--outer-optimizer and its companions are for --sync local:H or diloco:H, or --local-steps");
     }
@@ -180,13 +199,14 @@ void TellWorkers(const Policy& policy, JobConfig* job) {
   if (policy.job.has_local()) *job->mutable_local() = policy.job.local();
 }
 
-uint64_t RoundSamples(const PolicySettings& settings, const Policy& policy, uint32_t batch_samples) {
-  return uint64_t{std::max(policy.job.local().steps(), settings.auto_local_steps_max())} * batch_samples;
+uint64_t RoundSamples(const JobConfig& job, uint32_t batch_samples) {
+  return uint64_t{job.local().steps()} * batch_samples;
 }
 
 absl::Status CheckRound(const PolicySettings& settings, const Policy& policy, uint32_t batch_samples,
                         uint32_t split_samples) {
-  const uint64_t round = RoundSamples(settings, policy, batch_samples);
+  const uint64_t round =
+      uint64_t{std::max(policy.job.local().steps(), settings.auto_local_steps_max())} * batch_samples;
   if (round <= split_samples) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "--split-samples ", split_samples, ": ", round / batch_samples, " local steps of ", batch_samples,

@@ -43,9 +43,9 @@ PolicySettings Chosen(const PolicySettings& settings, const PolicyController::Ch
 void TellWorkers(const Policy& policy, JobConfig* job);
 
 // A round of local steps ends with its lease: how many samples a lease has at least; 0 without local steps.
-// The settings are those that the policy was made of.
-uint64_t RoundSamples(const PolicySettings& settings, const Policy& policy, uint32_t batch_samples);
-// InvalidArgument if leases of so many samples are smaller than that.
+uint64_t RoundSamples(const JobConfig& job, uint32_t batch_samples);
+// InvalidArgument if leases of so many samples are smaller than that, or than the rounds that auto may
+// choose. The settings are those that the policy was made of.
 absl::Status CheckRound(const PolicySettings& settings, const Policy& policy, uint32_t batch_samples,
                         uint32_t split_samples);
 

@@ -71,6 +71,8 @@ struct ReconServer::Parts {
   ControlState recovered;  // From snapshot and log.
   uint64_t restored_sequence = 0;
   bool spread_anew = false;  // Over another number of servers.
+  // Open() stopped half way: the push log has another policy than all was made for.
+  bool policy_was_lost = false;
   std::atomic<bool> drain_requested{false};
   std::unique_ptr<ShmListener> shared_memory;
   std::unique_ptr<ParamService> param_service;
@@ -153,6 +155,7 @@ absl::Status ReconServer::Parts::Open() {
 
   const PolicyBase policy_base = {flags.optimizer, flags.groups, flags.job.batch_samples(),
                                   flags.job.workers_min()};
+  if (db->created()) RECON_RETURN_IF_ERROR(db->SavePolicy(before.control().policy()));
   RECON_ASSIGN_OR_RETURN(const PolicySettings settings, PolicyInForce());
   RECON_ASSIGN_OR_RETURN(const Policy policy, ResolvePolicy(settings, policy_base));
   if (flags.split_samples_by_default) {
@@ -218,6 +221,12 @@ absl::Status ReconServer::Parts::Open() {
   if (cluster != nullptr) StartCluster();
 
   RECON_ASSIGN_OR_RETURN(const std::optional<Manifest> restored, Recover());
+  if (db->created() &&
+      recovered.policy.SerializeAsString() != before.control().policy().SerializeAsString()) {
+    RECON_RETURN_IF_ERROR(db->SavePolicy(recovered.policy));
+    policy_was_lost = true;
+    return absl::OkStatus();
+  }
   if (lost) {
     spdlog::warn("there was no control database: filled with {} workers and {} completed splits from {}",
                  recovered.workers.size(), recovered.completions.size(),
@@ -231,7 +240,7 @@ absl::Status ReconServer::Parts::Open() {
   if (!google::protobuf::util::MessageDifferencer::Equals(settings, flags.policy)) {
     spdlog::info("the policy is the one that was set while the job ran: {}", settings.ShortDebugString());
   } else {
-    RECON_RETURN_IF_ERROR(db->SavePolicy(PolicyRecord()));
+    RECON_RETURN_IF_ERROR(db->SavePolicy(PolicyRecord()));  // The journal tells the log, where that differs.
   }
   RECON_RETURN_IF_ERROR(journal->Start(recovered));
   absl::Status resumed;
@@ -545,6 +554,14 @@ absl::StatusOr<std::unique_ptr<ReconServer>> ReconServer::Start(const ServerFlag
   auto parts = std::make_unique<Parts>();
   parts->flags = flags;
   RECON_RETURN_IF_ERROR(parts->Open());
+  if (parts->policy_was_lost) {
+    // All that there is was made for another policy than the log turned out to have. Now the database has it.
+    spdlog::info("starting anew, with the policy that the push log has");
+    parts = nullptr;
+    parts = std::make_unique<Parts>();
+    parts->flags = flags;
+    RECON_RETURN_IF_ERROR(parts->Open());
+  }
   return std::unique_ptr<ReconServer>(new ReconServer(std::move(parts)));
 }
 

@@ -196,12 +196,13 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
           "parameters have moved) or dc-asgd[:VERSIONS] (its first-order change is added)"),
       "RECON_STALENESS_CORRECTION");
   env(app->add_option("--auto-bound-max", raw->auto_bound_max,
-                      "with --sync auto: workers are never more steps apart; 0 is bsp, -1 no bound")
+                      "with --sync auto: workers are never more pushes apart; 0 is bsp, -1 no bound")
           ->check(CLI::Range(-1, 1000)),
       "RECON_AUTO_BOUND_MAX");
-  env(app->add_option("--auto-local-steps-max", raw->auto_local_steps_max,
-                      "with --sync auto: where workers wait for the link, they may train for up to so many "
-                      "batches on their own; 0 = gradients are always pushed")
+  env(app->add_option(
+             "--auto-local-steps-max", raw->auto_local_steps_max,
+             "with --sync auto: where workers wait for the link, they may train for up to so many "
+             "batches on their own; --split-samples must have so many; 0 = gradients are always pushed")
           ->check(CLI::Range(uint32_t{0}, limits::kLocalStepsMax)),
       "RECON_AUTO_LOCAL_STEPS_MAX");
   env(app->add_option("--workers-min", raw->workers_min, "workers to wait for before the job starts")
@@ -295,7 +296,7 @@ absl::Status ConvertPolicy(const RawFlags& raw, ServerFlags* flags) {
   }
   const PolicyBase base = {flags->optimizer, flags->groups, raw.batch, raw.workers_min};
   RECON_ASSIGN_OR_RETURN(const Policy policy, ResolvePolicy(settings, base));
-  const uint64_t round = RoundSamples(settings, policy, raw.batch);
+  const uint64_t round = RoundSamples(policy.job, raw.batch);
   if (round > kSplitSamplesMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("a round of local steps takes ", round, " samples, allowed are ", kSplitSamplesMax));

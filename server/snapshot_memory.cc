@@ -10,7 +10,8 @@ SnapshotMemory::SnapshotMemory(double share, const StateCut& cut) : before_(GetP
   for (const ShardCut& shard : cut.shards) {
     for (const std::vector<PageRef>& role : shard.pages) pages += role.size();
   }
-  LimitPages(before_.pages + static_cast<uint64_t>(share * static_cast<double>(pages)));
+  LimitPages(before_.pages + cut.pages_of_versions +
+             static_cast<uint64_t>(share * static_cast<double>(pages)));
 }
 
 SnapshotMemory::~SnapshotMemory() {

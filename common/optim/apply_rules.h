@@ -14,9 +14,9 @@ namespace recon {
 enum class StalenessCorrection {
   kNone,     // As much as any other.
   kInverse,  // 1/staleness of it, all of it up to 1 (Zhang et al., "Staleness-aware Async-SGD", IJCAI 2016).
-  // Each value the less, the further its parameter has moved since: divided by 1 + distance / C,where C is as
-  // far as this gradient alone would move a parameter of the shard (root mean square). After Barkai, Hakimi
-  // and Schuster, "Gap-Aware Mitigation of Gradient Staleness", ICLR 2020, whose C is a running mean.
+  // Each value the less, the further its parameter has moved since: divided by 1 + distance / C, where C is
+  // as far as this gradient alone would move a parameter of the shard (root mean square). After Barkai,
+  // Hakimi and Schuster, "Gap-Aware Mitigation of Gradient Staleness", ICLR 2020, whose C is a running mean.
   kGapAware,
   // Each value g plus lambda g g times how far its parameter has moved since: its first-order change, by the
   // diagonal of the outer product for the Hessian (Zheng et al., "Asynchronous Stochastic Gradient Descent

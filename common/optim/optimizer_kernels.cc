@@ -187,7 +187,7 @@ void CompensateDelay(const float* now, const float* old, float lambda, size_t co
   const F32 d;
   const V factor = hn::Set(d, lambda);
   Correct(now, old, count, gradient,
-          [&](V g, V moved) { return hn::Add(g, hn::Mul(hn::Mul(hn::Mul(factor, g), g), moved)); });
+          [&](V g, V moved) { return hn::Add(g, hn::Mul(g, hn::Mul(factor, hn::Mul(g, moved)))); });
 }
 
 }  // namespace HWY_NAMESPACE

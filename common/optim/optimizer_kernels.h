@@ -31,7 +31,7 @@ void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_
 
 // Gradients that were computed from `old` and are applied to `now`, in place; see StalenessCorrection.
 //   gap-aware    gradient[i] /= 1 + |now[i] - old[i]| * inverse_step
-//   compensated  gradient[i] += lambda * gradient[i] * gradient[i] * (now[i] - old[i])
+//   compensated  gradient[i] += gradient[i] * (lambda * (gradient[i] * (now[i] - old[i])))
 void CorrectByGap(const float* now, const float* old, float inverse_step, size_t count, float* gradient);
 void CompensateDelay(const float* now, const float* old, float lambda, size_t count, float* gradient);
 

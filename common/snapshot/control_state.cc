@@ -128,6 +128,7 @@ ControlColumns EncodeControl(const ControlState& state) {
     worker->set_name(name);
     worker->set_number(number);
   }
+  if (state.policy.has_set()) *columns.mutable_policy() = state.policy;
   std::map<std::pair<std::string, uint64_t>, uint32_t> processes;
   CompletedPass* pass = nullptr;
   uint64_t next_split = 0;
@@ -173,6 +174,7 @@ absl::StatusOr<ControlState> DecodeControl(const ControlColumns& columns, const 
     state.job = columns.job();
     *state.job->mutable_model() = model;
   }
+  state.policy = columns.policy();
   for (const WorkerNumber& worker : columns.workers()) state.workers[worker.name()] = worker.number();
   RECON_RETURN_IF_ERROR(ForEachCompletion(columns, [&](Completion completion) {
     const ControlState::SplitKey key = ControlState::KeyOf(completion);
@@ -199,6 +201,12 @@ std::string EncodeControlRecord(const JobRecord& job) {
   return record.SerializeAsString();
 }
 
+std::string EncodeControlRecord(const PolicyRecord& policy) {
+  ControlRecord record;
+  *record.mutable_policy() = policy;
+  return record.SerializeAsString();
+}
+
 absl::Status AddControlRecord(absl::string_view bytes, ControlState* state) {
   ControlRecord record;
   if (!record.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
@@ -216,6 +224,10 @@ absl::Status AddControlRecord(absl::string_view bytes, ControlState* state) {
     if (added || known->second == worker.number()) return absl::OkStatus();
     return absl::DataLossError(absl::StrCat("worker ", worker.name(), " is given number ", worker.number(),
                                             ", it has ", known->second));
+  }
+  if (record.has_policy()) {
+    state->policy = record.policy();
+    return absl::OkStatus();
   }
   if (!record.has_completion()) return absl::DataLossError("a control record that says nothing");
   RECON_RETURN_IF_ERROR(CheckCompletion(record.completion()));

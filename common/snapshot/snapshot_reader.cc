@@ -97,7 +97,9 @@ absl::StatusOr<std::vector<PageRef>> SnapshotReader::ReadChunk(const Manifest& m
     // And to where it ends without a second read.
     const uint64_t size = std::min(AlignedBuffer::Up(before + bytes), pack_entry.bytes() - begin);
     char* const data = buffer.Reserve(size);
-    const absl::Status read = store_->ReadInto(pack, begin, size, data);
+    absl::Status read = store_->ReadInto(pack, begin, size, data);
+    // Bytes that are not needed may be missing.
+    if (absl::IsDataLoss(read)) read = store_->ReadInto(pack, begin, before + bytes, data);
     if (!read.ok()) {
       // The manifest promises the pack: that it is absent is damage, not an answer.
       const bool damage = absl::IsNotFound(read) || absl::IsDataLoss(read);

@@ -201,6 +201,7 @@ absl::Status ControlDb::SavePolicy(const PolicyRecord& record) {
 absl::StatusOr<ControlState> ControlDb::Load() const {
   ControlState state;
   RECON_ASSIGN_OR_RETURN(state.job, LoadJob());
+  RECON_ASSIGN_OR_RETURN(state.policy, LoadPolicy());
   const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(rocksdb::ReadOptions()));
   for (it->Seek(kWorkerPrefix); it->Valid() && it->key().starts_with(kWorkerPrefix); it->Next()) {
     const std::string key = it->key().ToString();

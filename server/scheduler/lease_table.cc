@@ -32,6 +32,12 @@ std::vector<LeaseId> LeaseTable::HeldBy(WorkerId holder) const {
   return held;
 }
 
+std::map<WorkerId, bool> LeaseTable::Holders() const {
+  std::map<WorkerId, bool> holders;
+  for (const auto& [id, lease] : leases_) holders[lease.holder] |= lease.task.kind == LEASE_EVAL;
+  return holders;
+}
+
 std::vector<Task> LeaseTable::TakeAllOf(WorkerId holder) {
   std::vector<Task> tasks;
   for (const LeaseId id : HeldBy(holder)) tasks.push_back(*Take(id, holder));

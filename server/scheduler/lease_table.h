@@ -35,6 +35,8 @@ class LeaseTable {
 
   bool Holds(LeaseId lease, WorkerId holder) const;
   std::vector<LeaseId> HeldBy(WorkerId holder) const;
+  // Who holds leases, and whether one of them is of an evaluation.
+  std::map<WorkerId, bool> Holders() const;
 
   // Ends leases and returns their tasks: all of one worker, or those that have expired.
   std::vector<Task> TakeAllOf(WorkerId holder);

@@ -19,6 +19,8 @@ constexpr size_t kMaxRoles = 3;
 
 // Zheng et al., ICML 2017, section 6.
 constexpr double kDelayCompensation = 0.04;
+// A shorter step has no inverse in FP32.
+constexpr double kStepMin = 1e-37;
 
 }  // namespace
 
@@ -68,8 +70,11 @@ Shard::Comparison Shard::ComparisonFor(const PushId& id, const EncodedGradient& 
   // Adam makes steps of one size, whatever the gradient's.
   const bool adaptive = c.kind == OptimizerKind::kAdam || c.kind == OptimizerKind::kAdamW;
   const double step = adaptive ? c.step_size : c.learning_rate * c.gradient_scale * RootMeanSquare(gradient);
-  comparison.coefficient = static_cast<float>(1 / step);
-  if (!std::isfinite(comparison.coefficient)) comparison.old = nullptr;  // It moves nothing.
+  if (step > kStepMin && std::isfinite(step)) {
+    comparison.coefficient = static_cast<float>(1 / step);
+  } else {
+    comparison.old = nullptr;  // It moves nothing, or is none.
+  }
   return comparison;
 }
 
@@ -325,15 +330,14 @@ void Shard::SetRules(const ApplyRules* rules, const GroupPolicy& policy) {
   config_ = &rules->optimizer;
   policy_ = policy;
   correction_ = rules->correction;
-  if (std::exchange(cluster_epoch_, rules->cluster_epoch) == rules->cluster_epoch) return;
+  const bool same = cluster_epoch_ == rules->cluster_epoch && kept_.capacity() == correction_.versions;
+  cluster_epoch_ = rules->cluster_epoch;
+  if (same) return;
   kept_.Reset(correction_.versions);
   kept_.Keep(version_, pages_[0]);
 }
 
-ShardCut Shard::Cut() {
-  HideVersions();
-  return {version_, first_open_step_, pages_, ledger_.Entries()};
-}
+ShardCut Shard::Cut() const { return {version_, first_open_step_, pages_, ledger_.Entries()}; }
 
 void Shard::Restore(ShardCut cut) {
   version_ = cut.version;

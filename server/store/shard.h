@@ -106,8 +106,7 @@ class Shard {
   // Those of steps that are not closed.
   void DropContributions() { contributions_.clear(); }
 
-  // And hides the versions before.
-  ShardCut Cut();
+  ShardCut Cut() const;
   // The reverse of Cut(). `cut` must have this shard's shape.
   void Restore(ShardCut cut);
 

@@ -57,6 +57,13 @@ CodecController::CodecController(uint32_t refused_codecs)
   lossiest_ = ladder_.size() - 1;
 }
 
+void CodecController::Restart() {
+  settled_ = false;
+  windows_visited_ = 0;
+  windows_until_probe_ = kFirstProbeAfter;
+  for (Measured& measured : measured_) measured = Measured();
+}
+
 bool CodecController::MoveTo(size_t rung, std::string reason) {
   reason_ = std::move(reason);
   const bool changed = rung != rung_;

@@ -50,6 +50,9 @@ class CodecController {
   // Why it is this one, in a sentence with the numbers.
   const std::string& reason() const { return reason_; }
 
+  // Forgets what it has measured, and begins again from rung().
+  void Restart();
+
   // Takes the window that was measured on rung(); true if rung() has changed.
   bool Observe(const Window& window);
 

@@ -33,6 +33,11 @@ void CodecTuner::Publish() {
   choice_.set_pull(CodecName(controller_.rung().pull));
 }
 
+void CodecTuner::Restart() {
+  window_.Cancel();
+  controller_.Restart();
+}
+
 bool CodecTuner::AllUseIt() const {
   return std::all_of(window_.works().begin(), window_.works().end(),
                      [this](const auto& entry) { return entry.second.choice() == choice_.version(); });

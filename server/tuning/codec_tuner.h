@@ -32,6 +32,9 @@ class CodecTuner {
   absl::Status Report(WorkerId worker, const StepWork& work) { return window_.Report(worker, work); }
   void Forget(WorkerId worker) { window_.Forget(worker); }
 
+  // The job goes on by another policy: what was measured says nothing of it.
+  void Restart();
+
   // Call it a few times a second; true if choice() has changed.
   bool Tick(absl::Time now);
 

@@ -1,6 +1,8 @@
 #include "server/tuning/policy_controller.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,10 +19,14 @@ constexpr double kWaitingShare = 0.05;
 constexpr double kLinkShare = 0.5;
 // So many windows in a row have to say the same.
 constexpr int kPatience = 2;
-constexpr int kLossPatience = 3;
-// Batches differ: only a smoothed loss says something.
-constexpr double kLossMemory = 0.7;
-constexpr double kLossRises = 1.3;
+// A step is watched for so many windows. It has to go when so many in a row have a loss that is higher, by
+// this and by a share of what it was at first: near its end a loss is small, and uneven.
+constexpr int kWatched = 6;
+constexpr int kRisen = 3;
+constexpr double kRises = 1.3;
+constexpr double kOfFirst = 0.05;
+// Windows that the loss before a step is the mean of.
+constexpr size_t kLosses = 4;
 
 std::string Name(const PolicyController::Choice& choice) {
   const std::string bound =
@@ -47,15 +53,14 @@ bool PolicyController::MoveTo(size_t rung, std::string reason) {
   reason_ = absl::StrCat(reason, ": ", Name(ladder_[rung]));
   rung_ = rung;
   windows_wanted_ = 0;
-  windows_rising_ = 0;
+  losses_.clear();
   return true;
 }
 
-bool PolicyController::LossRises(const Window& window) {
-  loss_ = loss_ == 0 ? window.loss : kLossMemory * loss_ + (1 - kLossMemory) * window.loss;
-  if (lowest_loss_ == 0 || loss_ < lowest_loss_) lowest_loss_ = loss_;
-  windows_rising_ = loss_ > kLossRises * lowest_loss_ ? windows_rising_ + 1 : 0;
-  return windows_rising_ >= kLossPatience;
+bool PolicyController::LossHasRisen(const Window& window) {
+  const double margin = std::max(kRises * loss_before_ - loss_before_, kOfFirst * *first_loss_);
+  windows_risen_ = window.loss > loss_before_ + margin ? windows_risen_ + 1 : 0;
+  return windows_risen_ >= kRisen;
 }
 
 size_t PolicyController::Wanted(const Window& window, std::string* why) const {
@@ -78,20 +83,31 @@ size_t PolicyController::Wanted(const Window& window, std::string* why) const {
 }
 
 bool PolicyController::Observe(const Window& window) {
-  if (LossRises(window) && rung_ > 0) {
-    highest_ = rung_ - 1;
-    const std::string why =
-        absl::StrFormat("the loss has risen from %.3g to %.3g, gradients are %.1f updates old", lowest_loss_,
-                        loss_, window.staleness);
-    // What comes is measured against what it is now.
-    lowest_loss_ = loss_;
-    return MoveTo(rung_ - 1, why);
+  if (!first_loss_) first_loss_ = std::abs(window.loss);
+  losses_.push_back(window.loss);
+  if (losses_.size() > kLosses) losses_.pop_front();
+  if (windows_watched_ > 0) {
+    --windows_watched_;
+    if (LossHasRisen(window)) {
+      windows_watched_ = 0;
+      highest_ = before_;
+      return MoveTo(before_,
+                    absl::StrFormat("the loss has risen from %.3g to %.3g, gradients are %.1f updates old",
+                                    loss_before_, window.loss, window.staleness));
+    }
+    // Nothing further before it is known to be good.
+    return false;
   }
   std::string why;
   const size_t wanted = Wanted(window, &why);
   windows_wanted_ = wanted != rung_ && wanted == wanted_ ? windows_wanted_ + 1 : 1;
   wanted_ = wanted;
-  return wanted != rung_ && windows_wanted_ >= kPatience ? MoveTo(wanted, why) : false;
+  if (wanted == rung_ || windows_wanted_ < kPatience) return false;
+  windows_watched_ = kWatched;
+  windows_risen_ = 0;
+  before_ = rung_;
+  loss_before_ = std::accumulate(losses_.begin(), losses_.end(), 0.0) / static_cast<double>(losses_.size());
+  return MoveTo(wanted, why);
 }
 
 }  // namespace recon

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,8 +11,8 @@ namespace recon {
 // Chooses how the workers of a job agree (--sync auto). It begins where little can go wrong, with a small
 // staleness bound, and loosens step by step, each time for a reason it has measured: the bound goes when
 // workers wait for slower ones; gradients give way to local steps, ever more of them, when workers wait for
-// the link in spite of what the codec can do. It goes back when the loss rises after a step, and does not try
-// that one again.
+// the link in spite of what the codec can do. For some windows after a step it watches the loss; when that
+// rises, it goes back to where it was, and does not try that step again.
 //
 // Pure: no clock; not thread-safe.
 class PolicyController {
@@ -38,7 +40,7 @@ class PolicyController {
     // Whether the codec is what it will be.
     bool codec_settled = true;
     double staleness = 0;  // Updates, the mean over pushes.
-    double loss = 0;       // The mean of workers' last batches.
+    double loss = 0;       // The mean of batches.
   };
 
   explicit PolicyController(const Limits& limits);
@@ -54,7 +56,8 @@ class PolicyController {
 
  private:
   bool MoveTo(size_t rung, std::string reason);
-  bool LossRises(const Window& window);
+  // After a step: whether it has to be taken back.
+  bool LossHasRisen(const Window& window);
   // Where it would go next because of what it waits for; rung_ if nowhere.
   size_t Wanted(const Window& window, std::string* why) const;
 
@@ -63,9 +66,13 @@ class PolicyController {
   size_t highest_;     // Beyond it the loss has risen.
   size_t wanted_ = 0;  // And for how many windows it has been.
   int windows_wanted_ = 0;
-  int windows_rising_ = 0;
-  double loss_ = 0;         // Smoothed; 0: none yet.
-  double lowest_loss_ = 0;  // Of the smoothed ones.
+  // While the last step is watched: where it came from, and what the loss was there.
+  int windows_watched_ = 0;  // How many are left.
+  int windows_risen_ = 0;
+  size_t before_ = 0;
+  double loss_before_ = 0;
+  std::deque<double> losses_;  // Of the last windows on this rung.
+  std::optional<double> first_loss_;
   std::string reason_ = "to begin with";
 };
 

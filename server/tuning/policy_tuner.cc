@@ -20,14 +20,12 @@ constexpr absl::Duration kSettles = absl::Seconds(1);
 
 absl::Status PolicyTuner::Report(WorkerId worker, const StepWork& work, double loss) {
   if (!std::isfinite(loss)) return absl::InvalidArgumentError(absl::StrCat("loss is ", loss));
-  losses_[worker] = loss;
+  loss_sum_ += loss;
+  ++losses_;
   return window_.Report(worker, work);
 }
 
-void PolicyTuner::Forget(WorkerId worker) {
-  window_.Forget(worker);
-  losses_.erase(worker);
-}
+void PolicyTuner::Forget(WorkerId worker) { window_.Forget(worker); }
 
 bool PolicyTuner::Due(absl::Time now) const {
   return window_.begun() ? now - window_.begun_at() >= kWindowTime
@@ -40,6 +38,8 @@ bool PolicyTuner::Tick(absl::Time now, const std::map<WorkerId, Pushes>& pushes,
   if (!window_.begun()) {
     window_.Begin(now);
     pushes_at_begin_ = pushes;
+    loss_sum_ = 0;
+    losses_ = 0;
     return false;
   }
   const std::map<WorkerId, StepWork> done = window_.Done();
@@ -60,8 +60,11 @@ bool PolicyTuner::Measure(const std::map<WorkerId, Pushes>& pushes, PolicyContro
   for (const auto& [worker, work] : window_.Done()) {
     const auto now = pushes.find(worker);
     const auto before = pushes_at_begin_.find(worker);
-    if (now == pushes.end() || before == pushes_at_begin_.end() || now->second.count < before->second.count)
+    // One that registered anew has none of what it had.
+    if (now == pushes.end() || before == pushes_at_begin_.end() || now->second.count < before->second.count ||
+        now->second.waiting_seconds < before->second.waiting_seconds) {
       return false;
+    }
     const double computing = work.compute_seconds() / static_cast<double>(work.steps());
     window->fastest_seconds = workers == 0 ? computing : std::min(window->fastest_seconds, computing);
     window->slowest_seconds = std::max(window->slowest_seconds, computing);
@@ -73,14 +76,13 @@ bool PolicyTuner::Measure(const std::map<WorkerId, Pushes>& pushes, PolicyContro
     const double stalled = std::min(1.0, work.stall_seconds() / work.step_seconds());
     window->waiting_share += stalled * for_others;
     window->link_share += stalled * (1 - for_others);
-    window->loss += losses_.at(worker);
     window->staleness += now->second.staleness - before->second.staleness;
     counted += static_cast<double>(now->second.count - before->second.count);
   }
-  if (workers == 0) return false;
+  if (workers == 0 || losses_ == 0) return false;
   window->waiting_share /= workers;
   window->link_share /= workers;
-  window->loss /= workers;
+  window->loss = loss_sum_ / static_cast<double>(losses_);
   window->staleness /= std::max(1.0, counted);
   return true;
 }

@@ -45,7 +45,9 @@ class PolicyTuner {
 
   PolicyController controller_;
   StepWindow window_;
-  std::map<WorkerId, double> losses_;
+  // Of the reports since the window began.
+  double loss_sum_ = 0;
+  uint64_t losses_ = 0;
   std::map<WorkerId, Pushes> pushes_at_begin_;
   absl::Time changed_at_ = absl::InfinitePast();
 };

@@ -33,7 +33,15 @@ void StepWindow::Begin(absl::Time now) {
 bool StepWindow::SameWorkers() const {
   return works_.size() == begin_.size() &&
          std::equal(works_.begin(), works_.end(), begin_.begin(), [](const auto& now, const auto& before) {
-           return now.first == before.first && now.second.steps() >= before.second.steps();
+           const StepWork& work = now.second;
+           const StepWork& began = before.second;
+           return now.first == before.first && work.steps() >= began.steps() &&
+                  work.step_seconds() >= began.step_seconds() &&
+                  work.compute_seconds() >= began.compute_seconds() &&
+                  work.stall_seconds() >= began.stall_seconds() && work.pushes() >= began.pushes() &&
+                  work.encode_seconds() >= began.encode_seconds() &&
+                  work.exchange_seconds() >= began.exchange_seconds() &&
+                  work.push_bytes() >= began.push_bytes() && work.pull_bytes() >= began.pull_bytes();
          });
 }
 

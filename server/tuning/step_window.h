@@ -25,7 +25,7 @@ class StepWindow {
   void Cancel() { begun_ = false; }
   bool begun() const { return begun_; }
   absl::Time begun_at() const { return begun_at_; }
-  // False if the workers are not those that it began with.
+  // False if the workers are not those that it began with, or a sum is less than it was.
   bool SameWorkers() const;
   // What was done since it began, of workers that finished a step: the others evaluate, or wait for work.
   // What is no sum is as it is now.

@@ -142,25 +142,94 @@ TEST_CASE("the policy changes while workers train: every sample is completed onc
 }
 
 TEST_CASE("sync auto gives up its bound when workers wait for a slow one", "[job]") {
-  constexpr uint32_t kEpochs = 150;
   InProcessJob job(-1, 3);
   job.flags.policy.set_sync("auto");
-  job.flags.job.set_data_epochs(kEpochs);
+  job.flags.job.set_data_epochs(100'000);
   job.flags.optimizer.learning_rate = 0.05;
   job.StartServer();
   std::vector<WorkerFlags> workers = {job.MakeWorker("a"), job.MakeWorker("b"), job.MakeWorker("slow")};
-  workers[2].slow_factor = 500;
+  workers[2].slow_factor = 2000;
   ControlClient control = job.Control();
   CHECK(control.Status()->job().policy().sync() == "ssp:2");
   CHECK(control.Status()->policy_reason() == "to begin with");
-  CheckAllOk(job.RunWorkers(workers));
-  const StatusReply status = *control.Status();
-  CHECK(status.job().policy().sync() == "asp");
-  INFO(status.policy_reason());
+  std::vector<absl::Status> statuses;
+  std::thread training([&] { statuses = job.RunWorkers(workers); });
+  StatusReply status;
+  const bool loosened = Eventually(
+      [&] {
+        status = *control.Status();
+        return status.job().policy().sync() == "asp";
+      },
+      absl::Minutes(2));
+  CHECK(loosened);
   CHECK(absl::StartsWith(status.policy_reason(), "workers wait for slower ones"));
-  CHECK(status.cluster_epoch() == 2);
-  CHECK(CompletedOnce(*control.Completions(), kEpochs, kSamples));
-  CHECK(status.evaluations(kEpochs - 1).accuracy() > 0.9);
+  const uint64_t samples = status.samples_completed();
+  CHECK(Eventually([&] { return control.Status()->samples_completed() > samples + 5 * kSamples; }));
+  job.stop = true;
+  training.join();
+  CheckAllOk(statuses);
+}
+
+TEST_CASE("a worker that is alive and stands still keeps neither its lease nor the others' step", "[job]") {
+  for (const int bound : {-1, 0}) {
+    INFO("bound " << bound);
+    InProcessJob job(bound, 1);
+    job.flags.job.set_data_epochs(20);
+    job.flags.job.set_lease_duration_ms(500);
+    job.StartServer();
+    std::vector<absl::Status> statuses;
+    std::thread training([&] { statuses = job.RunWorkers({job.MakeWorker("a")}); });
+    ControlClient control = job.Control();
+    REQUIRE(Eventually([&] {
+      const auto status = control.Status();
+      return status.ok() && status->samples_completed() > 0;
+    }));
+    RegisterRequest request;
+    request.set_name("hangs");
+    request.set_incarnation(77);
+    *request.mutable_model() = ParseMlp("16-24-4")->spec;
+    request.set_train_samples(kSamples);
+    request.set_test_samples(150);
+    const auto registered = control.Register(request);
+    REQUIRE(registered.ok());
+    HeartbeatRequest heartbeat;
+    heartbeat.mutable_identity()->set_worker(registered->worker());
+    heartbeat.mutable_identity()->set_incarnation(77);
+    heartbeat.mutable_identity()->set_cluster_epoch(registered->cluster_epoch());
+    AcquireRequest acquire;
+    *acquire.mutable_identity() = heartbeat.identity();
+    absl::StatusOr<AcquireReply> acquired;
+    REQUIRE(Eventually([&] {
+      acquired = control.Acquire(acquire);
+      return acquired.ok() && acquired->lease().kind() == LEASE_TRAIN;
+    }));
+    heartbeat.add_leases(acquired->lease().lease());
+    // Some steps, as its device still does them; they are not pushed.
+    StepWork* work = heartbeat.mutable_progress()->mutable_step_work();
+    for (uint64_t step = 1; step <= 5; ++step) {
+      work->set_steps(step);
+      work->set_step_seconds(0.01 * static_cast<double>(step));
+      const auto reply = control.Heartbeat(heartbeat);
+      REQUIRE(reply.ok());
+      CHECK(reply->lost_size() == 0);
+    }
+    const absl::Time stopped = absl::Now();
+    REQUIRE(Eventually([&] {
+      const auto reply = control.Heartbeat(heartbeat);
+      return reply.ok() && reply->lost_size() == 1;
+    }));
+    CHECK(absl::Now() - stopped >= absl::Milliseconds(500));
+    // The other one does it all, while this one's heart still beats.
+    REQUIRE(Eventually([&] {
+      control.Heartbeat(heartbeat).IgnoreError();
+      const auto status = control.Status();
+      return status.ok() && status->phase() == PHASE_FINISHED;
+    }));
+    training.join();
+    CheckAllOk(statuses);
+    const CompletionsReply completions = *control.Completions();
+    CHECK(CompletedOnce(completions, 20, kSamples));
+  }
 }
 
 TEST_CASE("a worker whose steps are far ahead takes the others along, and nobody waits for ever", "[job]") {

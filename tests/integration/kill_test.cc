@@ -1,6 +1,8 @@
 #include <signal.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <set>
 #include <string>
 #include <utility>
@@ -105,6 +107,38 @@ TEST_CASE("a policy set live outlives the server, until its flags say something 
   CHECK(two->Wait(absl::Seconds(30)) == 0);
   CHECK(CompletedOnce(*job.Completions(), 12, kSamples));
   CHECK(job.Status()->evaluations(11).accuracy() > 0.9);
+}
+
+TEST_CASE("a policy set live outlives the control database", "[kill]") {
+  std::vector<std::string> flags = JobFlags("asp", 12);
+  *std::next(std::find(flags.begin(), flags.end(), "--snapshot-interval")) = "1h";
+  ProcessJob job(flags);
+  REQUIRE(job.StartServer());
+  auto one = job.StartWorker("one");
+  auto two = job.StartWorker("two");
+  REQUIRE(job.SamplesReach(kSamples));
+  for (const char* sync : {"ssp:5", "ssp:3"}) {
+    std::string output;
+    REQUIRE(RunProgram({"reconctl", "policy", "set", "--server", job.address(), "--sync", sync}, &output) ==
+            0);
+  }
+  REQUIRE(job.SamplesReach(2 * kSamples));
+  // Once only the push log has it, then the snapshot that was taken after that start.
+  for (const uint64_t samples : {4 * kSamples, 6 * kSamples}) {
+    job.server().Kill();
+    std::filesystem::remove_all(job.data() + "/control");
+    REQUIRE(job.StartServer());
+    REQUIRE(job.SamplesReach(samples));
+    CHECK(job.Status()->job().policy().sync() == "ssp:3");
+  }
+  const std::string log = job.ServerLog();
+  const size_t anew = log.find("with the policy that the push log has");
+  CHECK(anew != std::string::npos);
+  CHECK(log.find("with the policy that the push log has", anew + 1) == std::string::npos);
+  REQUIRE(job.Finished());
+  CHECK(one->Wait(absl::Seconds(30)) == 0);
+  CHECK(two->Wait(absl::Seconds(30)) == 0);
+  CHECK(CompletedOnce(*job.Completions(), 12, kSamples));
 }
 
 TEST_CASE("BSP goes on when a worker is killed for good", "[kill]") {

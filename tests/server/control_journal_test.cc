@@ -97,16 +97,23 @@ TEST_CASE("the log alone tells workers' numbers and completed splits, and gets w
   f.Push();
   REQUIRE(f.journal->SaveCompletion(Split(2)).ok());
   CHECK(f.harness.server().sequence() == before + 3);
+  PolicyRecord policy;
+  for (const char* sync : {"bsp", "ssp:2"}) {
+    policy.mutable_set()->set_sync(sync);
+    REQUIRE(f.journal->SavePolicy(policy).ok());
+  }
+  CHECK(f.journal->StateAt(f.harness.server().sequence())->policy.set().sync() == "ssp:2");
 
   ParamServerHarness again{-1};
   again.Define(SampleModel(20), std::vector<float>(20 * 20 + 30, 0.0f));
   ControlState state;
   Manifest manifest;
-  manifest.set_log_from(f.harness.server().sequence() - 4);
+  manifest.set_log_from(f.harness.server().sequence() - 6);
   const auto end = ReplayLog(&f.files, "/log", manifest, &again.server(), &state);
   INFO(end.status());
   REQUIRE(end.ok());
-  CHECK(end->records == 5);
+  CHECK(end->records == 7);
+  CHECK(state.policy.set().sync() == "ssp:2");
   CHECK(state.workers == std::map<std::string, uint32_t>{{"early", 1}, {"late", 2}});
   CHECK(state.completions.size() == 2);  // Those that the snapshot did not have.
 }

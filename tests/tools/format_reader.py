@@ -133,7 +133,7 @@ def control_state(snapshot, records):
         if 1 in record:
             worker = fields(record[1][0])
             workers[worker[1][0].decode()] = number(worker, 2)
-        else:
+        elif 2 in record:
             done = fields(record[2][0])
             key = number(done, 1), number(done, 2), number(done, 3)
             assert key not in splits

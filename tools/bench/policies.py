@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """How policies compare: four workers in network namespaces with limited links and computers of different speed, an MLP
 on Fashion-MNIST trained for some data epochs, each policy in turn, with several seeds. Gradients are computed for real;
-that a worker is slower than another is simulated (--slow-factor), and stated. Needs root. Prints a table; with --json,
+that a worker is slower than another is simulated (--slow-factor), and stated. A single process has one fast worker, and its
+link as good as none. Needs root. Prints a table; with --json,
 one JSON object as the last line. In `ratios`: throughput and time to accuracy against BSP with FP32. A synchronous step
 is one update for the batches of all, by their mean: it gets as many times the learning rate. Local steps get the rate
 as it is."""
@@ -24,7 +25,7 @@ TOPK = ["--codec", "topk:0.01", "--pull-codec", "fp16", "--sparsity-warmup", 1]
 AUTO = ["--codec", "auto"]
 # Name: policy flags of the server, flags of the workers.
 ROWS = {
-    "one worker": (["--sync", "asp"], FP32),
+    "single process": (["--sync", "asp"], FP32),
     "bsp": (["--sync", "bsp"], FP32),
     "ssp:2": (["--sync", "ssp:2"], FP32),
     "asp": (["--sync", "asp"], FP32),
@@ -49,8 +50,8 @@ def run(options, row, seed, mbit, speeds, data_epochs, seconds=None):
     """One job: samples a second, bytes a sample, and (time since the first lease was completed, accuracy) of each evaluation.
     With `seconds` only throughput, over about so long."""
     policy, codec = ROWS[row]
-    if row == "one worker":
-        speeds = speeds[:1]
+    if row == "single process":
+        speeds, mbit = speeds[:1], options.fast_mbit
     together = len(speeds) if row == "bsp" else 1
     rate = options.learning_rate * together
     updates = data_epochs * TRAIN_SAMPLES // (options.batch * together)
@@ -144,7 +145,7 @@ def main():
         }
         out = result["rows"][row]
         took = out["seconds_to_accuracy"]
-        print(f"{row:12} {out['samples_per_s']:9.0f} samples/s  {out['bytes_per_sample']:7.0f} B/sample  "
+        print(f"{row:14} {out['samples_per_s']:9.0f} samples/s  {out['bytes_per_sample']:7.0f} B/sample  "
               f"{'never' if took is None else f'{took:.1f} s'} to {options.accuracy} %   final "
               f"{statistics.mean(out['final_accuracy']):.2f} %", flush=True)
     for where, mbit, speeds, compared in (("straggler", options.fast_mbit, STRAGGLER, STRAGGLER_ROWS),
@@ -153,7 +154,7 @@ def main():
         through = result["throughput"][where] = {}
         for row in compared:
             through[row] = run(options, row, seeds[0], mbit, speeds, 100000, options.seconds)["samples_per_s"]
-            print(f"{row:12} {through[row]:9.0f} samples/s", flush=True)
+            print(f"{row:14} {through[row]:9.0f} samples/s", flush=True)
     ratios = result["ratios"]
     straggler = result["throughput"]["straggler"]
     ratios["asp_with_straggler"] = straggler["asp"] / straggler["bsp"]

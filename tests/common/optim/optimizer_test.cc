@@ -101,7 +101,7 @@ TEST_CASE("stale gradients are corrected alike on every SIMD target and at every
       for (size_t i = 0; i < count; ++i) {
         const float moved = now[i] - old[i];
         REQUIRE(gap[i] == gradient[i] / (1 + std::abs(moved) * 0.7f));
-        REQUIRE(compensated[i] == gradient[i] + 0.3f * gradient[i] * gradient[i] * moved);
+        REQUIRE(compensated[i] == gradient[i] + gradient[i] * (0.3f * (gradient[i] * moved)));
       }
     }
   }

@@ -35,6 +35,8 @@ ControlState SampleState() {
   ControlState state;
   state.job.emplace().set_train_samples(1000);
   *state.job->mutable_model() = SomeModel();
+  state.policy.mutable_set()->set_sync("ssp:2");
+  state.policy.mutable_flags()->set_sync("asp");
   state.workers = {{"even", 1}, {"odd", 5}, {"idle", 4'000'000'000}};
   for (const Completion& completion :
        {Split(LEASE_TRAIN, 0, 0, 0, 100), Split(LEASE_TRAIN, 0, 1, 100, 200),
@@ -48,6 +50,7 @@ ControlState SampleState() {
 
 std::string Text(const ControlState& state) {
   std::string text = state.job ? state.job->ShortDebugString() : "no job";
+  text += "; " + state.policy.ShortDebugString();
   for (const auto& [name, number] : state.workers) text += "; " + name + " " + std::to_string(number);
   for (const auto& [split, completion] : state.completions) text += "; " + completion.ShortDebugString();
   return text;

@@ -148,6 +148,7 @@ TEST_CASE("a stale gradient is compared with the version that it was computed fr
     if (dense) {
       Shard twin(ShardId(0), {0, 0, kSize}, 0, &rules.optimizer, {});
       twin.SetRules(&rules, {});
+      shard.HideVersions();
       twin.Restore(shard.Cut());
       CHECK(shard.ApplyAndEncode(push(4), gradient, 1, CodecId::kFp16, &encoded) == Shard::Outcome::kTaken);
       twin.Apply(push(4), gradient, 1);
