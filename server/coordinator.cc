@@ -244,6 +244,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   Admit(worker, member.incarnation, request.next_step());
 
   next_steps_[worker] = request.next_step();
+  progress_.Excuse(worker, now);
   if (!renews) {
     spdlog::info("worker {} {}: number {}, {}, codec {}, {} alive", request.name(),
                  replaces ? "replaced" : "joined", worker.value(), request.device(), request.codec(),
@@ -312,7 +313,11 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
   params_->NoteAcknowledged(worker, request.next_step());
   HeartbeatReply reply;
   const StepWork& work = request.progress().step_work();
-  progress_.Report(worker, work.steps(), work.step_seconds(), now);
+  if (request.progress().waiting()) {
+    progress_.Excuse(worker, now);
+  } else {
+    progress_.Report(worker, request.progress().batches(), now);
+  }
   if (policy_tuner_) {
     RECON_RETURN_IF_ERROR(policy_tuner_->Report(worker, work, request.progress().last_loss()));
   }
@@ -598,23 +603,15 @@ void Coordinator::Tick(absl::Time now) {
 
 void Coordinator::WatchProgress(absl::Time now) {
   watch_at_ = now + kWatchInterval;
-  // Of several servers only a bounded job's head knows what a worker waits for.
-  const bool known = cluster_ == nullptr || (cluster_->live() && job_.bound() >= 0);
-  const ParamServer::Stats stats = params_->GetStats();
-  for (const auto& [worker, evaluates] : leases_.Holders()) {
-    const auto pushes = stats.workers.find(worker);
-    // Whoever waits for a reply, or evaluates, has a reason to compute no step.
-    const bool waits = pushes == stats.workers.end() || pushes->second.under_way > 0;
-    if (!known || phase() != PHASE_RUNNING || waits || evaluates) {
-      progress_.Excuse(worker, now);
-    } else if (progress_.StandsStill(worker, now)) {
-      const std::vector<Task> tasks = leases_.TakeAllOf(worker);
-      ReturnTasks(tasks);
-      params_->Deactivate(worker);
-      spdlog::warn("worker {} is alive, but has finished no step for {}: {} leases taken back",
-                   membership_.Find(worker)->name, absl::FormatDuration(progress_.Patience(worker)),
-                   tasks.size());
-    }
+  for (const WorkerId worker : leases_.Holders()) {
+    if (phase() != PHASE_RUNNING) progress_.Excuse(worker, now);
+    if (!progress_.StandsStill(worker, now)) continue;
+    const std::vector<Task> tasks = leases_.TakeAllOf(worker);
+    ReturnTasks(tasks);
+    params_->Deactivate(worker);
+    spdlog::warn("worker {} is alive, but has computed nothing for {}: {} leases taken back",
+                 membership_.Find(worker)->name, absl::FormatDuration(progress_.Patience(worker)),
+                 tasks.size());
   }
 }
 
@@ -755,6 +752,7 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
       out->set_next_step(found->second.next_step);
       out->set_staleness_mean(found->second.staleness_mean);
       out->set_staleness_max(found->second.staleness_max);
+      for (const uint64_t count : found->second.staleness_counts) out->add_staleness_counts(count);
       out->set_pushes(found->second.pushes);
     }
     out->set_state(member.gone                        ? MEMBER_GONE

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -23,7 +24,6 @@ struct ParamServer::Operation {
   const ApplyRules* rules = nullptr;
   uint64_t bytes = 0;
   absl::Time arrived;
-  bool counted = false;  // Among its session's under_way.
   Taken taken;
   Done done;
 
@@ -42,6 +42,9 @@ struct ParamServer::Operation {
   int closings_left = 0;
 };
 
+// What staleness is counted in: up to each of these, and more.
+inline constexpr std::array<double, 8> kStalenessBounds = {0, 1, 2, 4, 8, 16, 32, 64};
+
 // A worker that the coordinator has admitted.
 struct ParamServer::Session {
   Incarnation incarnation;
@@ -51,8 +54,8 @@ struct ParamServer::Session {
   uint64_t pushes = 0;
   double staleness_sum = 0;
   uint64_t staleness_max = 0;
+  std::array<uint64_t, kStalenessBounds.size() + 1> staleness_counts = {};
   double waiting_seconds = 0;
-  int under_way = 0;  // Frames that are not answered yet.
 };
 
 // Workers try again until the server has been started anew.

@@ -43,7 +43,8 @@ absl::Status ParamServer::SwitchRules(const ApplyRules& rules, uint64_t first_st
     for (const uint32_t i : owned_) pages += laid_out->shards()[i].pages();
     RECON_RETURN_IF_ERROR(CheckMemory(pages, rules, laid_out->model().name()));
     try {
-      ReservePages(GetPageUse().pages + pages * rules.correction.versions);
+      // That many are to be free: what is kept now is not counted, and goes.
+      if (rules.correction.versions > 0) ReservePages(pages * rules.correction.versions);
     } catch (const std::bad_alloc&) {
       return absl::ResourceExhaustedError(absl::StrCat("no memory for the ", rules.correction.versions,
                                                        " versions that --staleness-correction keeps"));

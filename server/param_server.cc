@@ -40,7 +40,7 @@ struct ParamServer::Instruments {
         refused(metrics->Counter("recon_server_refused_frames_total", "Frames answered with an error")),
         staleness(metrics->Histogram("recon_server_staleness_updates",
                                      "Updates between a gradient's parameters and its apply",
-                                     {0, 1, 2, 4, 8, 16, 32, 64})),
+                                     {kStalenessBounds.begin(), kStalenessBounds.end()})),
         latency(metrics->Histogram("recon_server_push_seconds",
                                    "From a push's arrival to its reply, waiting included",
                                    {.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10})) {}
@@ -161,11 +161,6 @@ void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Do
     ++operations_;
     bytes_in_flight_ += op->bytes;
     status.Update(CheckSender(*op));
-    if (const auto session = sessions_.find(op->worker);
-        session != sessions_.end() && session->second.incarnation == op->incarnation) {
-      op->counted = true;
-      ++session->second.under_way;
-    }
     if (status.ok() && kind != FrameKind::kPull) status.Update(CheckPush(*op));
     if (status.ok()) SequenceFrame(op);
   }
@@ -515,10 +510,6 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
   op->done(std::move(reply));
   MutexLock lock(&mu_);
   --operations_;
-  if (const auto session = sessions_.find(op->worker);
-      op->counted && session != sessions_.end() && session->second.incarnation == op->incarnation) {
-    --session->second.under_way;
-  }
   bytes_in_flight_ -= op->bytes;
   const auto kind = static_cast<FrameKind>(op->frame.header.kind);
   if (status.ok() && CarriesGradient(kind) && recover_ms_ == 0) {
@@ -594,8 +585,8 @@ ParamServer::Stats ParamServer::GetStats() const {
     out.staleness_mean =
         session.pushes == 0 ? 0 : session.staleness_sum / static_cast<double>(session.pushes);
     out.staleness_max = session.staleness_max;
+    out.staleness_counts.assign(session.staleness_counts.begin(), session.staleness_counts.end());
     out.waiting_seconds = session.waiting_seconds;
-    out.under_way = session.under_way;
   }
   return stats;
 }

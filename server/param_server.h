@@ -97,8 +97,8 @@ class ParamServer {
     bool active = false;
     double staleness_mean = 0;  // In updates of a shard between the gradient's parameters and its apply.
     uint64_t staleness_max = 0;
-    double waiting_seconds = 0;  // Replies waited for other workers' pushes, the sum.
-    int under_way = 0;           // Frames that are not answered yet.
+    std::vector<uint64_t> staleness_counts;  // As MemberStatus has them.
+    double waiting_seconds = 0;              // Replies waited for other workers' pushes, the sum.
   };
   struct Stats {
     uint64_t pushes = 0;

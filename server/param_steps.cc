@@ -62,6 +62,9 @@ void ParamServer::RecordDelivery(const OperationPtr& op) {
   ++session.pushes;
   session.staleness_sum += static_cast<double>(op->staleness_max);
   session.staleness_max = std::max<uint64_t>(session.staleness_max, op->staleness_max);
+  const auto bound = std::lower_bound(kStalenessBounds.begin(), kStalenessBounds.end(),
+                                      static_cast<double>(op->staleness_max));
+  ++session.staleness_counts[static_cast<size_t>(bound - kStalenessBounds.begin())];
   RecordPush(op->staleness_max);
 }
 

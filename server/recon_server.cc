@@ -221,12 +221,11 @@ absl::Status ReconServer::Parts::Open() {
   if (cluster != nullptr) StartCluster();
 
   RECON_ASSIGN_OR_RETURN(const std::optional<Manifest> restored, Recover());
-  if (db->created() &&
-      recovered.policy.SerializeAsString() != before.control().policy().SerializeAsString()) {
-    RECON_RETURN_IF_ERROR(db->SavePolicy(recovered.policy));
-    policy_was_lost = true;
-    return absl::OkStatus();
+  if (lost) {
+    RECON_ASSIGN_OR_RETURN(const PolicyRecord known, db->LoadPolicy());
+    policy_was_lost = known.SerializeAsString() != recovered.policy.SerializeAsString();
   }
+  if (policy_was_lost) return db->SavePolicy(recovered.policy);
   if (lost) {
     spdlog::warn("there was no control database: filled with {} workers and {} completed splits from {}",
                  recovered.workers.size(), recovered.completions.size(),
@@ -561,6 +560,7 @@ absl::StatusOr<std::unique_ptr<ReconServer>> ReconServer::Start(const ServerFlag
     parts = std::make_unique<Parts>();
     parts->flags = flags;
     RECON_RETURN_IF_ERROR(parts->Open());
+    if (parts->policy_was_lost) return absl::InternalError("the control database does not keep the policy");
   }
   return std::unique_ptr<ReconServer>(new ReconServer(std::move(parts)));
 }

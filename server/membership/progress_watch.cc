@@ -9,9 +9,9 @@ namespace {
 
 constexpr size_t kRemembered = 16;
 constexpr size_t kKnown = 4;
-// First steps compile kernels and read data.
+// The first compile kernels and read data.
 constexpr absl::Duration kUnknown = absl::Minutes(10);
-// A step may take so many times as long as the longest of usual ones, which are within so many distances.
+// A batch may take so many times as long as the longest of usual ones, which are within so many distances.
 constexpr double kLonger = 4;
 constexpr double kDistances = 6;
 
@@ -23,20 +23,19 @@ double Median(std::vector<double> values) {
 
 }  // namespace
 
-void ProgressWatch::Report(WorkerId worker, uint64_t steps, double seconds, absl::Time now) {
+void ProgressWatch::Report(WorkerId worker, uint64_t batches, absl::Time now) {
   const auto [found, added] = workers_.try_emplace(worker);
   Worker& known = found->second;
-  if (added || steps < known.steps ||
-      seconds < known.seconds) {  // Another process, or the first that is heard.
+  if (added || batches < known.batches) {  // The first that is heard, or another process.
     known = Worker();
     known.moved_at = now;
-  } else if (steps > known.steps) {
-    known.recent.push_back((seconds - known.seconds) / static_cast<double>(steps - known.steps));
+  } else if (batches > known.batches) {
+    const double seconds = absl::ToDoubleSeconds(now - known.moved_at);
+    known.recent.push_back(seconds / static_cast<double>(batches - known.batches));
     if (known.recent.size() > kRemembered) known.recent.pop_front();
     known.moved_at = now;
   }
-  known.steps = steps;
-  known.seconds = seconds;
+  known.batches = batches;
 }
 
 void ProgressWatch::Excuse(WorkerId worker, absl::Time now) {

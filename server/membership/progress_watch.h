@@ -10,8 +10,8 @@
 namespace recon {
 
 // Notices workers that are alive and stand still: one whose device hangs still sends heartbeats, and keeps
-// its leases. How long a step may take nobody has to say: a worker's last steps tell, their median and the
-// median of their distances from it.
+// its leases. How long a batch may take nobody has to say: a worker's last ones tell, the median of their
+// times and the median of the distances from it.
 //
 // Pure: no clock, `now` is an argument; not thread-safe.
 class ProgressWatch {
@@ -19,22 +19,21 @@ class ProgressWatch {
   // No worker is taken to stand still sooner than after `least`.
   explicit ProgressWatch(absl::Duration least) : least_(least) {}
 
-  // Steps that a worker has computed, and the seconds that they took: sums, newer ones with each report.
-  void Report(WorkerId worker, uint64_t steps, double seconds, absl::Time now);
+  // How many batches a worker has computed so far.
+  void Report(WorkerId worker, uint64_t batches, absl::Time now);
   // It had, or has, a reason to compute nothing: its time begins now.
   void Excuse(WorkerId worker, absl::Time now);
   void Forget(WorkerId worker) { workers_.erase(worker); }
 
-  // How long its next step may take; ten minutes while little is known of it.
+  // How long its next batch may take, reading it included; ten minutes while little is known of it.
   absl::Duration Patience(WorkerId worker) const;
   bool StandsStill(WorkerId worker, absl::Time now) const;
 
  private:
   struct Worker {
-    uint64_t steps = 0;
-    double seconds = 0;
+    uint64_t batches = 0;
     absl::Time moved_at;
-    std::deque<double> recent;  // Seconds of a step, of each report with new ones.
+    std::deque<double> recent;  // Seconds of a batch, of each report with new ones.
   };
 
   absl::Duration least_;

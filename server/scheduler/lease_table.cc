@@ -32,9 +32,9 @@ std::vector<LeaseId> LeaseTable::HeldBy(WorkerId holder) const {
   return held;
 }
 
-std::map<WorkerId, bool> LeaseTable::Holders() const {
-  std::map<WorkerId, bool> holders;
-  for (const auto& [id, lease] : leases_) holders[lease.holder] |= lease.task.kind == LEASE_EVAL;
+std::set<WorkerId> LeaseTable::Holders() const {
+  std::set<WorkerId> holders;
+  for (const auto& [id, lease] : leases_) holders.insert(lease.holder);
   return holders;
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -35,8 +36,7 @@ class LeaseTable {
 
   bool Holds(LeaseId lease, WorkerId holder) const;
   std::vector<LeaseId> HeldBy(WorkerId holder) const;
-  // Who holds leases, and whether one of them is of an evaluation.
-  std::map<WorkerId, bool> Holders() const;
+  std::set<WorkerId> Holders() const;
 
   // Ends leases and returns their tasks: all of one worker, or those that have expired.
   std::vector<Task> TakeAllOf(WorkerId holder);

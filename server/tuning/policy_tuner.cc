@@ -20,8 +20,12 @@ constexpr absl::Duration kSettles = absl::Seconds(1);
 
 absl::Status PolicyTuner::Report(WorkerId worker, const StepWork& work, double loss) {
   if (!std::isfinite(loss)) return absl::InvalidArgumentError(absl::StrCat("loss is ", loss));
-  loss_sum_ += loss;
-  ++losses_;
+  // Once each: between two batches it says the same again.
+  const auto known = window_.works().find(worker);
+  if (known == window_.works().end() || work.steps() > known->second.steps()) {
+    loss_sum_ += loss;
+    ++losses_;
+  }
   return window_.Report(worker, work);
 }
 

@@ -148,7 +148,7 @@ TEST_CASE("sync auto gives up its bound when workers wait for a slow one", "[job
   job.flags.optimizer.learning_rate = 0.05;
   job.StartServer();
   std::vector<WorkerFlags> workers = {job.MakeWorker("a"), job.MakeWorker("b"), job.MakeWorker("slow")};
-  workers[2].slow_factor = 2000;
+  workers[2].slow_factor = 1000;
   ControlClient control = job.Control();
   CHECK(control.Status()->job().policy().sync() == "ssp:2");
   CHECK(control.Status()->policy_reason() == "to begin with");
@@ -174,11 +174,14 @@ TEST_CASE("a worker that is alive and stands still keeps neither its lease nor t
   for (const int bound : {-1, 0}) {
     INFO("bound " << bound);
     InProcessJob job(bound, 1);
-    job.flags.job.set_data_epochs(20);
-    job.flags.job.set_lease_duration_ms(500);
+    constexpr uint32_t kEpochs = 60;
+    job.flags.job.set_data_epochs(kEpochs);
+    job.flags.job.set_lease_duration_ms(1000);
     job.StartServer();
     std::vector<absl::Status> statuses;
-    std::thread training([&] { statuses = job.RunWorkers({job.MakeWorker("a")}); });
+    WorkerFlags slow = job.MakeWorker("a");
+    slow.slow_factor = 20;
+    std::thread training([&] { statuses = job.RunWorkers({slow}); });
     ControlClient control = job.Control();
     REQUIRE(Eventually([&] {
       const auto status = control.Status();
@@ -205,20 +208,19 @@ TEST_CASE("a worker that is alive and stands still keeps neither its lease nor t
     }));
     heartbeat.add_leases(acquired->lease().lease());
     // Some steps, as its device still does them; they are not pushed.
-    StepWork* work = heartbeat.mutable_progress()->mutable_step_work();
-    for (uint64_t step = 1; step <= 5; ++step) {
-      work->set_steps(step);
-      work->set_step_seconds(0.01 * static_cast<double>(step));
+    absl::Time stopped;
+    for (uint64_t batches = 0; batches <= 5; ++batches) {
+      heartbeat.mutable_progress()->set_batches(batches);
+      stopped = absl::Now();
       const auto reply = control.Heartbeat(heartbeat);
       REQUIRE(reply.ok());
       CHECK(reply->lost_size() == 0);
     }
-    const absl::Time stopped = absl::Now();
     REQUIRE(Eventually([&] {
       const auto reply = control.Heartbeat(heartbeat);
       return reply.ok() && reply->lost_size() == 1;
     }));
-    CHECK(absl::Now() - stopped >= absl::Milliseconds(500));
+    CHECK(absl::Now() - stopped >= absl::Milliseconds(1000));
     // The other one does it all, while this one's heart still beats.
     REQUIRE(Eventually([&] {
       control.Heartbeat(heartbeat).IgnoreError();
@@ -227,8 +229,7 @@ TEST_CASE("a worker that is alive and stands still keeps neither its lease nor t
     }));
     training.join();
     CheckAllOk(statuses);
-    const CompletionsReply completions = *control.Completions();
-    CHECK(CompletedOnce(completions, 20, kSamples));
+    CHECK(CompletedOnce(*control.Completions(), kEpochs, kSamples));
   }
 }
 
@@ -295,6 +296,31 @@ TEST_CASE("a policy that the job cannot have is refused, and changes nothing", "
   refused(settings, absl::StatusCode::kFailedPrecondition, "outer-adam on the server needs state of its own");
   CHECK(control.Status()->job().policy().sync() == "asp");
   CHECK(control.Status()->cluster_epoch() == 1);
+}
+
+TEST_CASE("gradients that are accumulated are those of larger batches", "[job]") {
+  std::vector<float> ends[2];
+  uint64_t pushes[2] = {};
+  for (const uint32_t accumulate : {1, 2}) {
+    InProcessJob job(0);
+    job.flags.job.set_batch_samples(64 / accumulate);
+    job.StartServer();
+    WorkerFlags worker = job.MakeWorker("a");
+    worker.accumulate = accumulate;
+    CheckAllOk(job.RunWorkers({worker}));
+    const StatusReply status = *job.Control().Status();
+    pushes[accumulate - 1] = status.pushes();
+    CHECK(status.members(0).progress().steps() == (accumulate == 1 ? 1 : 2) * status.pushes());
+    CHECK(CompletedOnce(*job.Control().Completions(), 2, kSamples));
+    job.StopServer();
+    ends[accumulate - 1] = FinalParameters(&job);
+  }
+  // 100 samples are 64 and 36 either way, the last 50 are one.
+  CHECK(pushes[0] == 42);
+  CHECK(pushes[1] == 42);
+  REQUIRE(ends[0].size() == ends[1].size());
+  REQUIRE(!ends[0].empty());
+  for (size_t i = 0; i < ends[0].size(); ++i) CHECK(ends[0][i] == Approx(ends[1][i]).margin(1e-4));
 }
 
 // The server's mean of one worker's movement is that worker's parameters, but for the rounding of

@@ -409,7 +409,7 @@ absl::StatusOr<Json> RunDurability(const DurabilityOptions& options) {
   Json json = {{"bench", "durability"}, {"rounds", options.rounds}};
   Json ratios;
   const bool all = options.part == "all";
-  if (all || options.part == "snapshots") {
+  if (options.part != "log") {
     if (!std::filesystem::exists(options.state + "/state.bin")) {
       fprintf(stderr, "recon-bench: training ResNet-50 for %s; this takes minutes, once\n",
               options.state.c_str());
@@ -417,11 +417,17 @@ absl::StatusOr<Json> RunDurability(const DurabilityOptions& options) {
     }
     json["state"] = "ResNet-50 and Adam, trained";
     RECON_ASSIGN_OR_RETURN(const State state, LoadState(options.state));
-    RECON_RETURN_IF_ERROR(MeasureSnapshots(options, state, work, &json, &ratios));
-    std::filesystem::remove(work + "/torch.pt");
+    if (options.part == "pushes") {
+      RECON_RETURN_IF_ERROR(Save(state, work + "/snapshots").status());
+    } else {
+      RECON_RETURN_IF_ERROR(MeasureSnapshots(options, state, work, &json, &ratios));
+      std::filesystem::remove(work + "/torch.pt");
+    }
+  }
+  if (all || options.part == "pushes") {
+    RECON_RETURN_IF_ERROR(MeasurePushes(options, work + "/snapshots", &json, &ratios));
   }
   if (all) {
-    RECON_RETURN_IF_ERROR(MeasurePushes(options, work + "/snapshots", &json, &ratios));
     RECON_RETURN_IF_ERROR(MeasureRecovery(options, work, &json));
     std::filesystem::remove_all(work + "/log");
   }

@@ -13,7 +13,8 @@ struct DurabilityOptions {
   uint64_t bytes = uint64_t{1} << 30;  // Of state, at least.
   std::string state;                   // Where the state of real training is kept; made when it is not there.
   std::string work = "/var/tmp";       // A directory on the disk to measure.
-  // "all", "snapshots" (saving and restoring) or "log" (the push log beside plain appends).
+  // "all", "snapshots" (saving and restoring), "pushes" (while a snapshot is written) or "log" (beside plain
+  // appends).
   std::string part = "all";
 };
 

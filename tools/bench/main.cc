@@ -67,8 +67,9 @@ int main(int argc, char** argv) {
       ->check(CLI::ExistingDirectory)
       ->capture_default_str();
   durability_verb
-      ->add_option("--part", durability.part, "all, snapshots (saving and restoring) or log (appends)")
-      ->check(CLI::IsMember({"all", "snapshots", "log"}))
+      ->add_option("--part", durability.part,
+                   "all, snapshots (saving and restoring), pushes (beside a snapshot) or log (appends)")
+      ->check(CLI::IsMember({"all", "snapshots", "pushes", "log"}))
       ->capture_default_str();
   durability_verb->add_flag("--json", json, "one JSON object");
   recon::DataPlaneOptions data_plane;

@@ -214,6 +214,8 @@ void Session::HeartbeatOnce(double samples_per_second) {
   progress->set_saturated_values(counters_.saturated);
   progress->set_last_loss(counters_.last_loss);
   progress->set_residual_norm(counters_.residual_norm);
+  progress->set_batches(counters_.batches);
+  progress->set_waiting(counters_.waiting > 0);
   if (options_.describe) options_.describe(progress);
   {
     MutexLock lock(&mu_);

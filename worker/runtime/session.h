@@ -56,6 +56,8 @@ class Session {
     std::atomic<double> reconstruct_ms{0};
     std::atomic<double> last_loss{0};
     std::atomic<double> residual_norm{0};
+    std::atomic<uint64_t> batches{0};
+    std::atomic<int> waiting{0};  // How many calls of the training thread wait for a server.
   };
   // A lease this worker works on. The number changes when the server restarts.
   struct HeldLease {

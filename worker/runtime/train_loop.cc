@@ -12,6 +12,7 @@
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/optim/optimizer_kernels.h"
 #include "common/optim/update_rules.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "worker/data/prefetcher.h"
@@ -25,6 +26,18 @@ namespace {
 
 // Between two questions for work when there is none.
 constexpr absl::Duration kIdlePoll = absl::Milliseconds(50);
+
+// While it lives, heartbeats say that nothing is computed for a reason.
+class WaitingMark {
+ public:
+  explicit WaitingMark(Session* session) : waiting_(&session->counters()->waiting) { ++*waiting_; }
+  ~WaitingMark() { --*waiting_; }
+  WaitingMark(const WaitingMark&) = delete;
+  WaitingMark& operator=(const WaitingMark&) = delete;
+
+ private:
+  std::atomic<int>* waiting_;
+};
 
 }  // namespace
 
@@ -74,7 +87,6 @@ absl::Status TrainLoop::AdoptJob() {
   if (job.has_local()) {
     RECON_ASSIGN_OR_RETURN(const ApplyRules rules, DecodeRules(job.local().rules()));
     inner_ = std::make_unique<InnerOptimizer>(rules, layout_);
-    scratch_.resize(layout_->params());
   }
   EncoderOptions options = options_.encoder;
   options.clip_norm = job.clip_norm();
@@ -165,6 +177,7 @@ absl::StatusOr<absl::Duration> TrainLoop::TimeBatch(const Compute& compute) {
   if (options_.slow_factor > 1) absl::SleepFor((Now() - start) * (options_.slow_factor - 1));
   const absl::Duration took = Now() - start;
   compute_seconds_.Observe(absl::ToDoubleSeconds(took));
+  ++session_->counters()->batches;
   const double loss = result.loss_sum / static_cast<double>(result.samples);
   if (!std::isfinite(loss)) {
     return absl::OutOfRangeError(absl::StrCat("the loss is ", loss, "; is the learning rate too high?"));
@@ -178,7 +191,7 @@ absl::Status TrainLoop::TrainBatch(const Batch& batch, uint64_t order_key,
                                    const std::shared_ptr<OpenSplit>& split, bool flush) {
   RECON_RETURN_IF_ERROR(AdoptJob());
   if (split->dropped) return absl::OkStatus();
-  if (inner_ != nullptr) return TrainLocally(batch, order_key, split, flush);
+  if (inner_ != nullptr || options_.accumulate > 1) return TrainInRound(batch, order_key, split, flush);
   const absl::Time arrived = Now();
   RECON_ASSIGN_OR_RETURN(const absl::Duration stall, AwaitPlace(depth()));
   RECON_ASSIGN_OR_RETURN(CommPipeline::Push push, NewPush(order_key, batch.samples, flush));
@@ -189,32 +202,55 @@ absl::Status TrainLoop::TrainBatch(const Batch& batch, uint64_t order_key,
   return Submit(std::move(push), split, /*steps=*/1);
 }
 
-absl::Status TrainLoop::TrainLocally(const Batch& batch, uint64_t order_key,
-                                     const std::shared_ptr<OpenSplit>& split, bool flush) {
-  if (!round_) {
-    Round round;
-    round.order_key = order_key;
-    round.arrived = Now();
-    round.split = split;
+absl::StatusOr<TrainLoop::Round> TrainLoop::BeginRound(uint64_t order_key,
+                                                       const std::shared_ptr<OpenSplit>& split) {
+  Round round;
+  round.order_key = order_key;
+  round.arrived = Now();
+  round.split = split;
+  scratch_.resize(layout_->params());
+  if (inner_ != nullptr) {
     // It begins where all that was pushed has led.
     RECON_ASSIGN_OR_RETURN(round.stall, AwaitPlace(1));
     inner_->Begin(replica_.view().values);
-    round_ = round;
+  } else {
+    RECON_ASSIGN_OR_RETURN(round.stall, AwaitPlace(depth()));
+    sum_.assign(layout_->params(), 0.0f);
   }
+  return round;
+}
+
+absl::Status TrainLoop::TrainInRound(const Batch& batch, uint64_t order_key,
+                                     const std::shared_ptr<OpenSplit>& split, bool flush) {
+  if (!round_) {
+    RECON_ASSIGN_OR_RETURN(round_, BeginRound(order_key, split));
+  }
+  // No reply is adopted before the round's end: all of it is computed from the versions that its push names.
+  const ParameterView parameters = inner_ != nullptr ? inner_->view() : replica_.view();
   RECON_ASSIGN_OR_RETURN(const absl::Duration compute, TimeBatch([&] {
-                           return backend_->Gradient(batch, inner_->view(), absl::MakeSpan(scratch_));
+                           return backend_->Gradient(batch, parameters, absl::MakeSpan(scratch_));
                          }));
-  inner_->Step(order_key / job_->batch_samples(), scratch_);
+  if (inner_ != nullptr) {
+    inner_->Step(order_key / job_->batch_samples(), scratch_);
+  } else {
+    AddWeighted(scratch_.data(), static_cast<float>(batch.samples), scratch_.size(), sum_.data());
+  }
   round_->compute += compute;
   round_->samples += batch.samples;
   ++round_->steps;
-  return flush || round_->steps == job_->local().steps() ? EndRound(flush) : absl::OkStatus();
+  const uint64_t whole = inner_ != nullptr ? job_->local().steps() : options_.accumulate;
+  return flush || round_->steps == whole ? EndRound(flush) : absl::OkStatus();
 }
 
 absl::Status TrainLoop::EndRound(bool flush) {
   const Round round = *std::exchange(round_, std::nullopt);
   RECON_ASSIGN_OR_RETURN(CommPipeline::Push push, NewPush(round.order_key, round.samples, flush));
-  inner_->MovedFrom(replica_.view().values, absl::MakeSpan(scratch_));
+  if (inner_ != nullptr) {
+    inner_->MovedFrom(replica_.view().values, absl::MakeSpan(scratch_));
+  } else {
+    const auto inverse = static_cast<float>(1.0 / static_cast<double>(round.samples));
+    for (size_t i = 0; i < sum_.size(); ++i) scratch_[i] = sum_[i] * inverse;
+  }
   RECON_RETURN_IF_ERROR(backend_->Load(scratch_, push.gradient.get()));
   policy_->NoteStep(Now() - round.arrived, round.compute, round.stall);
   return Submit(std::move(push), round.split, round.steps);
@@ -283,6 +319,7 @@ absl::Status TrainLoop::FlushResidual() {
 }
 
 absl::Status TrainLoop::CompleteFinishedSplits() {
+  const WaitingMark mark(session_);
   for (auto it = open_.begin(); it != open_.end();) {
     const std::shared_ptr<OpenSplit> split = *it;
     if (!split->submitted || split->pushes_open > 0) {
@@ -307,7 +344,7 @@ absl::Status TrainLoop::CompleteFinishedSplits() {
 
 absl::Status TrainLoop::EvaluateSplit(const Session::HeldLeasePtr& held) {
   // With what the server has now, not with what this worker last computed from.
-  pipeline_.WaitUntilBelow(1);
+  RECON_RETURN_IF_ERROR(WaitUntilBelow(1));
   RECON_RETURN_IF_ERROR(PullReplica());
   const Lease& lease = held->task;
   std::vector<uint32_t> indices(lease.end() - lease.begin());
@@ -321,6 +358,7 @@ absl::Status TrainLoop::EvaluateSplit(const Session::HeldLeasePtr& held) {
       return absl::OkStatus();
     }
     RECON_ASSIGN_OR_RETURN(const BatchResult result, backend_->Evaluate(batch, replica_.view()));
+    ++session_->counters()->batches;
     total.set_samples(total.samples() + result.samples);
     total.set_correct(total.correct() + result.correct);
     total.set_loss_sum(total.loss_sum() + result.loss_sum);
@@ -360,11 +398,13 @@ absl::Status TrainLoop::Reconstruct() {
 }
 
 absl::Status TrainLoop::PullReplica() {
+  const WaitingMark mark(session_);
   RECON_ASSIGN_OR_RETURN(const std::vector<Frame> replies, pipeline_.PullAll());
   return Adopt(replies);
 }
 
 absl::Status TrainLoop::WaitUntilBelow(int pushes) {
+  const WaitingMark mark(session_);
   while (!pipeline_.WaitUntilBelowOrReplies(pushes)) RECON_RETURN_IF_ERROR(Adopt(pipeline_.TakeReplies()));
   return absl::OkStatus();
 }

@@ -29,6 +29,9 @@ class TrainLoop {
   struct Options {
     int depth = 2;  // Pushes under way, where the job's bound allows so many.
     EncoderOptions encoder;
+    // The mean of so many batches' gradients makes one push; a lease's last may be of fewer. Without local
+    // steps.
+    uint32_t accumulate = 1;
     // Simulated slowness: each step takes so many times its computing time. 1 = off.
     double slow_factor = 1;
     // A worker that joins takes the parameters from the newest snapshot, and from the server what has changed
@@ -46,7 +49,8 @@ class TrainLoop {
 
  private:
   struct OpenSplit;
-  // Local steps that become one push. It ends with its lease at the latest.
+  // Batches that become one push: local steps, or gradients that are accumulated. It ends with its lease at
+  // the latest.
   struct Round {
     uint64_t order_key = 0;
     uint64_t samples = 0;
@@ -68,9 +72,11 @@ class TrainLoop {
   // One batch: pushed, or one step of the round. `flush`: it is the last this worker does.
   absl::Status TrainBatch(const Batch& batch, uint64_t order_key, const std::shared_ptr<OpenSplit>& split,
                           bool flush);
-  absl::Status TrainLocally(const Batch& batch, uint64_t order_key, const std::shared_ptr<OpenSplit>& split,
+  absl::Status TrainInRound(const Batch& batch, uint64_t order_key, const std::shared_ptr<OpenSplit>& split,
                             bool flush);
-  // Pushes how far the round has come.
+  // Waits for a place, and begins with the parameters that there are.
+  absl::StatusOr<Round> BeginRound(uint64_t order_key, const std::shared_ptr<OpenSplit>& split);
+  // Pushes how far local steps have come, or the mean of the gradients.
   absl::Status EndRound(bool flush);
   // Waits for a place in the pipeline and adopts what has come; how long it waited.
   absl::StatusOr<absl::Duration> AwaitPlace(int pushes);
@@ -110,10 +116,11 @@ class TrainLoop {
   // Run() only.
   Replica replica_;
   std::shared_ptr<const JobConfig> job_;
-  // With local steps; there is a round while some of its steps are done and not pushed.
+  // With local steps. There is a round while some of its steps are done and not pushed.
   std::unique_ptr<InnerOptimizer> inner_;
   std::optional<Round> round_;
   std::vector<float> scratch_;  // A batch's gradient, or how far a round has moved.
+  std::vector<float> sum_;      // Of a round's gradients, each times its samples.
   uint64_t replica_epoch_ = 0;  // Cluster epoch the replica's versions belong to.
   std::list<std::shared_ptr<OpenSplit>> open_;
   std::vector<uint32_t> order_;

@@ -92,6 +92,7 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   TrainLoop::Options options;
   options.depth = flags.depth;
   options.encoder = flags.encoder;
+  options.accumulate = flags.accumulate;
   options.slow_factor = flags.slow_factor;
   options.from_snapshot = flags.from_snapshot;
   absl::Status status;

@@ -77,6 +77,12 @@ void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
                       "pushes under way while computing; bsp uses 1, ssp:S at most S+1")
           ->check(CLI::Range(1, limits::kPipelineDepthMax)),
       "RECON_DEPTH");
+  env(app->add_option(
+             "--accumulate", flags->accumulate,
+             "batches whose gradients, their mean, make one push: larger batches than the device holds, or "
+             "fewer bytes; without local steps")
+          ->check(CLI::Range(1, 1'000'000)),
+      "RECON_ACCUMULATE");
   env(app->add_option("--connections", flags->connections,
                       "to the server, for gradients and parameters; with TLS more of them carry more")
           ->check(CLI::Range(1, limits::kDataConnectionsMax)),

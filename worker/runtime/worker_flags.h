@@ -23,6 +23,7 @@ struct WorkerFlags {
   int connections = limits::kDataConnections;
   bool shared_memory = true;   // Where the server offers it.
   bool from_snapshot = false;  // Joins from the newest snapshot.
+  uint32_t accumulate = 1;
   double slow_factor = 1;
   absl::Duration reconnect_for;
   std::string metrics_address;
