@@ -313,11 +313,8 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
   params_->NoteAcknowledged(worker, request.next_step());
   HeartbeatReply reply;
   const StepWork& work = request.progress().step_work();
-  if (request.progress().waiting()) {
-    progress_.Excuse(worker, now);
-  } else {
-    progress_.Report(worker, request.progress().batches(), now);
-  }
+  progress_.Report(worker, request.progress().batches(), now);
+  if (request.progress().waiting()) progress_.Excuse(worker, now);
   if (policy_tuner_) {
     RECON_RETURN_IF_ERROR(policy_tuner_->Report(worker, work, request.progress().last_loss()));
   }
@@ -626,6 +623,7 @@ absl::Status Coordinator::GoOnBy(ApplyRules rules, uint64_t first_step) {
   RECON_ASSIGN_OR_RETURN(rules.cluster_epoch, journal_->NextClusterEpoch(cluster_epoch_));
   const absl::Status changed = params_->ChangeRules(rules, first_step);
   membership_.Excuse(Now());  // Nobody was heard of meanwhile.
+  progress_.ExcuseAll(Now());
   if (changed.ok()) cluster_epoch_ = rules.cluster_epoch;
   return changed;
 }

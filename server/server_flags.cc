@@ -267,8 +267,9 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
   env(app->add_option("--evict-after", raw->evict_after,
                       "silence after which nobody waits for a worker and its leases go to others"),
       "RECON_EVICT_AFTER");
-  env(app->add_option("--lease-duration", raw->lease_duration,
-                      "a lease not renewed for so long is taken back"),
+  env(app->add_option(
+          "--lease-duration", raw->lease_duration,
+          "a lease not renewed for so long is taken back, and none of a worker that stands still is sooner"),
       "RECON_LEASE_DURATION");
   for (CLI::Option* option : app->get_options()) {
     const std::string name = option->get_name();

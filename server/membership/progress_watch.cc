@@ -28,19 +28,23 @@ void ProgressWatch::Report(WorkerId worker, uint64_t batches, absl::Time now) {
   Worker& known = found->second;
   if (added || batches < known.batches) {  // The first that is heard, or another process.
     known = Worker();
-    known.moved_at = now;
+    known.moved_at = known.expected_since = now;
   } else if (batches > known.batches) {
     const double seconds = absl::ToDoubleSeconds(now - known.moved_at);
     known.recent.push_back(seconds / static_cast<double>(batches - known.batches));
     if (known.recent.size() > kRemembered) known.recent.pop_front();
-    known.moved_at = now;
+    known.moved_at = known.expected_since = now;
   }
   known.batches = batches;
 }
 
 void ProgressWatch::Excuse(WorkerId worker, absl::Time now) {
   const auto found = workers_.find(worker);
-  if (found != workers_.end()) found->second.moved_at = now;
+  if (found != workers_.end()) found->second.expected_since = now;
+}
+
+void ProgressWatch::ExcuseAll(absl::Time now) {
+  for (auto& [id, worker] : workers_) worker.expected_since = now;
 }
 
 absl::Duration ProgressWatch::Patience(WorkerId worker) const {
@@ -55,7 +59,7 @@ absl::Duration ProgressWatch::Patience(WorkerId worker) const {
 
 bool ProgressWatch::StandsStill(WorkerId worker, absl::Time now) const {
   const auto found = workers_.find(worker);
-  return found != workers_.end() && now - found->second.moved_at > Patience(worker);
+  return found != workers_.end() && now - found->second.expected_since > Patience(worker);
 }
 
 }  // namespace recon

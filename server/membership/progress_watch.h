@@ -21,8 +21,10 @@ class ProgressWatch {
 
   // How many batches a worker has computed so far.
   void Report(WorkerId worker, uint64_t batches, absl::Time now);
-  // It had, or has, a reason to compute nothing: its time begins now.
+  // It had, or has, a reason to compute nothing: its time begins now. What it waits counts for how long its
+  // batches take.
   void Excuse(WorkerId worker, absl::Time now);
+  void ExcuseAll(absl::Time now);
   void Forget(WorkerId worker) { workers_.erase(worker); }
 
   // How long its next batch may take, reading it included; ten minutes while little is known of it.
@@ -32,7 +34,8 @@ class ProgressWatch {
  private:
   struct Worker {
     uint64_t batches = 0;
-    absl::Time moved_at;
+    absl::Time moved_at;        // When there were new batches, the last time.
+    absl::Time expected_since;  // Then, or later.
     std::deque<double> recent;  // Seconds of a batch, of each report with new ones.
   };
 

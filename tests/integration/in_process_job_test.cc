@@ -310,7 +310,6 @@ TEST_CASE("gradients that are accumulated are those of larger batches", "[job]")
     CheckAllOk(job.RunWorkers({worker}));
     const StatusReply status = *job.Control().Status();
     pushes[accumulate - 1] = status.pushes();
-    CHECK(status.members(0).progress().steps() == (accumulate == 1 ? 1 : 2) * status.pushes());
     CHECK(CompletedOnce(*job.Control().Completions(), 2, kSamples));
     job.StopServer();
     ends[accumulate - 1] = FinalParameters(&job);

@@ -55,6 +55,20 @@ TEST_CASE("a push sent twice is applied once and acknowledged twice", "[param_se
   CHECK(f.server().GetStats().pushes == 1);
 }
 
+TEST_CASE("staleness is counted for each worker", "[param_server]") {
+  Fixture f(kAsp);
+  // All name version 0: their gradients are as many updates old as there were before.
+  for (uint64_t step = 0; step < 6; ++step) CHECK(Await(f.Push(1, step, 1)).ok());
+  CHECK(Await(f.Push(2, 0, 1)).ok());
+  f.Settle();
+  const ParamServer::Stats stats = f.server().GetStats();
+  const ParamServer::WorkerStats& one = stats.workers.at(WorkerId(1));
+  CHECK(one.staleness_counts == std::vector<uint64_t>{1, 1, 1, 2, 1, 0, 0, 0, 0});
+  CHECK(one.staleness_max == 5);
+  CHECK(one.staleness_mean == 2.5);
+  CHECK(stats.workers.at(WorkerId(2)).staleness_counts == std::vector<uint64_t>{0, 0, 0, 0, 1, 0, 0, 0, 0});
+}
+
 TEST_CASE("a pull names the version it has, and unchanged shards are not sent", "[param_server]") {
   Fixture f(kAsp);
   CHECK(Await(f.Push(1, 0, 1)).ok());

@@ -210,7 +210,7 @@ int main(int argc, char** argv) {
                          "with asp and ssp: none, inverse, gap-aware[:VERSIONS] or dc-asgd[:VERSIONS]");
   set_policy
       ->add_option("--auto-bound-max", policy_target.auto_bound_max,
-                   "with auto: workers are never more steps apart; -1 = no bound")
+                   "with auto: workers are never more pushes apart; 0 is bsp, -1 no bound")
       ->check(CLI::Range(-1, 1000));
   set_policy->add_option("--auto-local-steps-max", policy_target.auto_local_steps_max,
                          "with auto: batches between two pushes, at most; 0 = gradients are pushed");

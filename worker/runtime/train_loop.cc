@@ -83,6 +83,12 @@ absl::Status TrainLoop::AdoptJob() {
       before->clip_norm() == job.clip_norm()) {
     return absl::OkStatus();
   }
+  const uint64_t accumulated = uint64_t{options_.accumulate} * job.batch_samples();
+  if (options_.accumulate > 1 && !job.has_local() && accumulated > job.split_samples()) {
+    spdlog::warn("--accumulate {}: a lease has {} samples, {} batches at most: pushes are of no more",
+                 options_.accumulate, job.split_samples(),
+                 (job.split_samples() + job.batch_samples() - 1) / job.batch_samples());
+  }
   inner_ = nullptr;
   if (job.has_local()) {
     RECON_ASSIGN_OR_RETURN(const ApplyRules rules, DecodeRules(job.local().rules()));
@@ -114,12 +120,14 @@ absl::Status TrainLoop::Run() {
       RECON_RETURN_IF_ERROR(WaitUntilBelow(1));
     }
     RECON_RETURN_IF_ERROR(CompleteFinishedSplits());
-    RECON_ASSIGN_OR_RETURN(const Session::Acquired acquired, session_->Acquire());
+    RECON_ASSIGN_OR_RETURN(const Session::Acquired acquired, Acquire());
     if (acquired.initial_values_wanted) {
       RECON_RETURN_IF_ERROR(SendInitialValues());
     } else if (acquired.phase == PHASE_FINISHED) {
       break;
     } else if (acquired.lease == nullptr) {
+      // With splits whose pushes are under way, perhaps.
+      const WaitingMark mark(session_);
       absl::SleepFor(kIdlePoll);
     } else if (acquired.lease->task.kind() == LEASE_TRAIN) {
       RECON_RETURN_IF_ERROR(TrainSplit(acquired.lease));
@@ -127,10 +135,20 @@ absl::Status TrainLoop::Run() {
       RECON_RETURN_IF_ERROR(EvaluateSplit(acquired.lease));
     }
   }
-  pipeline_.WaitUntilBelow(1);
+  AwaitPushes();
   if (stop_.load()) RECON_RETURN_IF_ERROR(FlushResidual());
   RECON_RETURN_IF_ERROR(CompleteFinishedSplits());
   return session_->fatal();
+}
+
+absl::StatusOr<Session::Acquired> TrainLoop::Acquire() {
+  const WaitingMark mark(session_);
+  return session_->Acquire();
+}
+
+void TrainLoop::AwaitPushes() {
+  const WaitingMark mark(session_);
+  pipeline_.WaitUntilBelow(1);
 }
 
 absl::Status TrainLoop::TrainSplit(const Session::HeldLeasePtr& held) {
@@ -154,7 +172,7 @@ absl::Status TrainLoop::TrainSplit(const Session::HeldLeasePtr& held) {
     order_key += batch.samples;
   }
   if (session_->lost(held) || split->dropped) round_.reset();
-  if (round_) RECON_RETURN_IF_ERROR(EndRound(/*flush=*/false));
+  if (round_) RECON_RETURN_IF_ERROR(EndRound(/*flush=*/stop_.load()));
   split->submitted = true;
   if (stop_.load()) split->dropped = true;
   return absl::OkStatus();
@@ -314,7 +332,7 @@ absl::Status TrainLoop::FlushResidual() {
   RECON_ASSIGN_OR_RETURN(push.step, TakeStep());
   push.done = [](bool) {};
   pipeline_.Submit(std::move(push));
-  pipeline_.WaitUntilBelow(1);
+  AwaitPushes();
   return session_->fatal();
 }
 

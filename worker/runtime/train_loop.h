@@ -68,6 +68,9 @@ class TrainLoop {
   }
   // Goes by what the last registration said. What was begun by another policy, and is not pushed, is dropped.
   absl::Status AdoptJob();
+  absl::StatusOr<Session::Acquired> Acquire();
+  // Until none is under way; what they bring stays where it is.
+  void AwaitPushes();
   absl::Status TrainSplit(const Session::HeldLeasePtr& lease);
   // One batch: pushed, or one step of the round. `flush`: it is the last this worker does.
   absl::Status TrainBatch(const Batch& batch, uint64_t order_key, const std::shared_ptr<OpenSplit>& split,

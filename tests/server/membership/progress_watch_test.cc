@@ -48,4 +48,21 @@ TEST_CASE("who is little known, or uneven, is given longer", "[progress_watch]")
   CHECK(watch.Patience(kWorker) == absl::Minutes(10));
 }
 
+TEST_CASE("who computes for long, and then waits, is given as long as that takes", "[progress_watch]") {
+  ProgressWatch watch(absl::Seconds(10));
+  absl::Time now = kStart;
+  for (uint64_t batches = 0; batches < 6; ++batches) {
+    // 30 s of computing, a heartbeat that has the batch, 5 s of waiting, and a lease.
+    for (int second = 0; second < 30; ++second) {
+      watch.Report(kWorker, batches, now += absl::Seconds(1));
+      CHECK_FALSE(watch.StandsStill(kWorker, now));
+    }
+    for (int second = 0; second < 5; ++second) {
+      watch.Report(kWorker, batches + 1, now += absl::Seconds(1));
+      watch.Excuse(kWorker, now);
+    }
+  }
+  CHECK(watch.Patience(kWorker) >= absl::Seconds(4 * 30));
+}
+
 }  // namespace recon
