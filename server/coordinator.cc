@@ -33,10 +33,10 @@ absl::Status Differs(const char* what, uint64_t seen, uint64_t expected) {
 constexpr absl::Duration kReturnGrace = absl::Seconds(1);
 // Between two tries of a snapshot that the job cannot go on without.
 constexpr absl::Duration kSnapshotRetry = absl::Seconds(2);
-// Between two looks at who stands still.
-constexpr absl::Duration kWatchInterval = absl::Milliseconds(200);
 // And of a change of policy that has to wait: each stops the job for a moment.
 constexpr absl::Duration kPolicyRetry = absl::Seconds(30);
+// Between two looks at who stands still.
+constexpr absl::Duration kWatchInterval = absl::Milliseconds(200);
 
 }  // namespace
 
