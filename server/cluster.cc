@@ -56,7 +56,7 @@ void Cluster::OnReport(const std::shared_ptr<ServerLink>& link, const ServerRepo
   } else if (report.has_delivered()) {
     const PushDelivered& push = report.delivered();
     params_->NoteDelivered(WorkerId(push.worker()), Incarnation(push.incarnation()), push.step(),
-                           {push.shards().begin(), push.shards().end()});
+                           {push.shards().begin(), push.shards().end()}, push.push_parts());
   } else if (report.has_ready()) {
     lane_->Post([this, link, ready = report.ready()] { OnReady(link, ready); });
   } else if (report.has_initial_values()) {

@@ -95,6 +95,7 @@ absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
     return absl::FailedPreconditionError(
         absl::StrCat("the snapshots are not of this data directory's job: ", difference));
   }
+  RECON_RETURN_IF_ERROR(CheckSyncPeriods(job_, *params_->layout()));
   if (cluster_ != nullptr) cluster_->SetModel(record_->model());
   RECON_RETURN_IF_ERROR(StartQueue(*record_));
   // Training before evaluations (their kinds sort so): a finished pass makes its evaluation's tasks.
@@ -153,6 +154,8 @@ absl::Status Coordinator::AdoptModel(const RegisterRequest& request) {
     }
     return absl::OkStatus();
   }
+  RECON_ASSIGN_OR_RETURN(const ParamLayout its_layout, ParamLayout::Create(request.model()));
+  RECON_RETURN_IF_ERROR(CheckSyncPeriods(job_, its_layout));
   RECON_RETURN_IF_ERROR(params_->DefineModel(request.model()));
   spdlog::info("model {}: {} parameters in {} shards", request.model().name(), params_->layout()->params(),
                params_->layout()->shard_count());
@@ -631,6 +634,7 @@ absl::Status Coordinator::GoOnBy(ApplyRules rules, uint64_t first_step) {
 absl::Status Coordinator::GoOnWith(const PolicySettings& settings) {
   RECON_ASSIGN_OR_RETURN(Policy policy, ResolvePolicy(settings, options_.policy_base));
   RECON_RETURN_IF_ERROR(CheckRound(settings, policy, job_.batch_samples(), job_.split_samples()));
+  if (const auto layout = params_->layout()) RECON_RETURN_IF_ERROR(CheckSyncPeriods(policy.job, *layout));
   if (finishing_ || finished_ || draining_) {
     return absl::FailedPreconditionError("the job is at its end: its policy is not changed any more");
   }
@@ -716,6 +720,7 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
   if (codec_tuner_.in_use()) {
     *reply.mutable_codec_choice() = codec_tuner_.choice();
     reply.set_codec_reason(codec_tuner_.reason());
+    reply.set_codec_settled(codec_tuner_.settled());
   }
   for (const EvalEntry& entry : evaluations_) *reply.add_evaluations() = entry;
   if (cluster_ != nullptr) {

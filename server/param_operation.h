@@ -45,11 +45,17 @@ struct ParamServer::Operation {
 // What staleness is counted in: up to each of these, and more.
 inline constexpr std::array<double, 8> kStalenessBounds = {0, 1, 2, 4, 8, 16, 32, 64};
 
+// What has come of a push.
+struct ParamServer::Delivery {
+  std::set<uint32_t> shards;
+  size_t expected = 0;  // So many, of those that are counted here.
+};
+
 // A worker that the coordinator has admitted.
 struct ParamServer::Session {
   Incarnation incarnation;
-  // Shards delivered of pushes that are not complete.
-  std::map<uint64_t, std::set<uint32_t>> delivered;
+  // Pushes that are not complete, by step.
+  std::map<uint64_t, Delivery> delivered;
 
   uint64_t pushes = 0;
   double staleness_sum = 0;

@@ -286,9 +286,15 @@ absl::Status ParamServer::CheckPush(const Operation& op) const {
   if (log_ != nullptr && !has_snapshot_) {
     return absl::UnavailableError("there is no snapshot that a log could go on from, yet");
   }
-  if (header.push_parts != shards_.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("push has ", header.push_parts, " shards, the model has ", shards_.size()));
+  if (header.push_parts > shards_.size() || header.push_parts < op.frame.parts.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("push has ", header.push_parts, " shards, this frame ",
+                                                   op.frame.parts.size(), ", the model ", shards_.size()));
+  }
+  const size_t here = header.server_parts != 0 ? header.server_parts : owned_.size();
+  if (here > owned_.size() || here < op.frame.parts.size() || here > header.push_parts) {
+    return absl::InvalidArgumentError(absl::StrCat("push has ", header.push_parts, " shards, ", here,
+                                                   " of them on this server, which has ", owned_.size(),
+                                                   ", and this frame has ", op.frame.parts.size()));
   }
   if (!std::isfinite(header.gradient_norm) || header.gradient_norm < 0) {
     return absl::InvalidArgumentError(absl::StrCat("gradient norm is ", header.gradient_norm));

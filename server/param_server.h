@@ -84,8 +84,9 @@ class ParamServer {
     // The head's, if there are others.
     Followers* followers = nullptr;
     // Of the others: parts of a push of a bounded job are delivered to these shards; the head decides when
-    // the reply may go out. Called under the lock.
-    std::function<void(WorkerId, Incarnation, uint64_t step, const std::vector<uint32_t>& shards)>
+    // the reply may go out. `push_parts`: of the whole push, on all servers. Called under the lock.
+    std::function<void(WorkerId, Incarnation, uint64_t step, const std::vector<uint32_t>& shards,
+                       uint32_t push_parts)>
         report_delivery;
   };
   using Done = absl::AnyInvocable<void(absl::StatusOr<ByteChain> reply)>;
@@ -176,9 +177,10 @@ class ParamServer {
   // Those that frames are sequenced by now.
   ApplyRules rules() const;
 
-  // The head: parts of a push are delivered to these shards of another server.
+  // The head: parts of a push, which has `push_parts` on all servers together, are delivered to these shards
+  // of another server.
   void NoteDelivered(WorkerId worker, Incarnation incarnation, uint64_t step,
-                     const std::vector<uint32_t>& shards);
+                     const std::vector<uint32_t>& shards, uint32_t push_parts);
   // A server has begun anew: it has none of what it was sent of steps that are not closed.
   void ForgetDeliveriesTo(uint32_t server);
   // Another server has come so far: no step before `frontier` is asked of anyone.
@@ -223,6 +225,7 @@ class ParamServer {
  private:
   struct Operation;
   struct Session;
+  struct Delivery;
   using OperationPtr = std::shared_ptr<Operation>;
 
   void SayOverload(const absl::Status& status, absl::Time now);
@@ -237,9 +240,9 @@ class ParamServer {
   void DeliverFrame(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A synchronous step: the head has closed it for this shard, or will never.
   bool Closed(uint64_t step, uint32_t shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // These shards have the worker's parts of the step; true if all have now that are counted here.
-  bool NoteShards(Session* session, WorkerId worker, uint64_t step, const std::vector<uint32_t>& shards)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // These shards have the worker's parts of the step; true if all `expected` have now that are counted here.
+  bool NoteShards(Session* session, WorkerId worker, uint64_t step, const std::vector<uint32_t>& shards,
+                  size_t expected) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Whether the reply to a push has to wait, for closings of its parts or for other workers.
   bool MustWait(const OperationPtr& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Wait(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -54,10 +54,13 @@ void ParamServer::RecordDelivery(const OperationPtr& op) {
   RecordDuplicates(duplicates);
   std::vector<uint32_t> shards;
   for (const PartHeader& part : op->frame.parts) shards.push_back(part.shard);
-  if (!head() && gate_.bound() != StalenessGate::kUnlimited) {
-    options_.report_delivery(op->worker, op->incarnation, header.step, shards);
+  const bool bounded = gate_.bound() != StalenessGate::kUnlimited;
+  if (!head() && bounded) {
+    options_.report_delivery(op->worker, op->incarnation, header.step, shards, header.push_parts);
   }
-  if (!NoteShards(&session, op->worker, header.step, shards) || op->parts_taken == 0) return;
+  const size_t here = header.server_parts != 0 ? header.server_parts : owned_.size();
+  const size_t expected = head() && bounded ? header.push_parts : here;
+  if (!NoteShards(&session, op->worker, header.step, shards, expected) || op->parts_taken == 0) return;
   ++pushes_;
   ++session.pushes;
   session.staleness_sum += static_cast<double>(op->staleness_max);
@@ -69,8 +72,7 @@ void ParamServer::RecordDelivery(const OperationPtr& op) {
 }
 
 bool ParamServer::NoteShards(Session* session, WorkerId worker, uint64_t step,
-                             const std::vector<uint32_t>& shards) {
-  const bool decides = head() && gate_.bound() != StalenessGate::kUnlimited;
+                             const std::vector<uint32_t>& shards, size_t expected) {
   if (head() && gate_.bound() == 0) {
     for (const uint32_t shard : shards) {
       if (!Closed(step, shard)) contributed_[step][shard].insert({worker, session->incarnation});
@@ -82,9 +84,10 @@ bool ParamServer::NoteShards(Session* session, WorkerId worker, uint64_t step,
   // Of pushes that were given up.
   session->delivered.erase(session->delivered.begin(),
                            session->delivered.lower_bound(step - std::min(step, limits::kStepsAheadMax)));
-  std::set<uint32_t>& delivered = session->delivered[step];
-  delivered.insert(shards.begin(), shards.end());
-  if (delivered.size() < (decides ? shards_.size() : owned_.size())) return false;
+  Delivery& delivered = session->delivered[step];
+  delivered.shards.insert(shards.begin(), shards.end());
+  delivered.expected = expected;
+  if (delivered.shards.size() < expected) return false;
   session->delivered.erase(step);
   if (head()) gate_.Advance(worker, step);
   return true;
@@ -165,7 +168,7 @@ void ParamServer::CloseShards(uint64_t step, const std::vector<uint32_t>& shards
     if (session == sessions_.end()) continue;
     const auto delivered = session->second.delivered.find(step);
     if (delivered == session->second.delivered.end()) return;  // Nothing yet.
-    awaited.push_back(&delivered->second);
+    awaited.push_back(&delivered->second.shards);
   }
   // Those with the same contributors together: one record.
   std::map<std::set<Shard::Contributor>, std::vector<uint32_t>> closed;
@@ -293,7 +296,7 @@ void ParamServer::GiveUpWaiting(const absl::Status& log_status) {
 }
 
 void ParamServer::NoteDelivered(WorkerId worker, Incarnation incarnation, uint64_t step,
-                                const std::vector<uint32_t>& shards) {
+                                const std::vector<uint32_t>& shards, uint32_t push_parts) {
   std::vector<OperationPtr> released;
   {
     MutexLock lock(&mu_);
@@ -304,7 +307,8 @@ void ParamServer::NoteDelivered(WorkerId worker, Incarnation incarnation, uint64
     for (const uint32_t shard : shards) {
       if (shard >= shards_.size()) return;
     }
-    if (NoteShards(&session->second, worker, step, shards)) {
+    if (push_parts == 0 || push_parts > shards_.size()) return;
+    if (NoteShards(&session->second, worker, step, shards, push_parts)) {
       ++pushes_;
       ++session->second.pushes;
     }
@@ -319,7 +323,7 @@ void ParamServer::ForgetDeliveriesTo(uint32_t server) {
     if (server_of_shard_[shard] != server) continue;
     for (auto& [step, shards] : contributed_) shards.erase(shard);
     for (auto& [worker, session] : sessions_) {
-      for (auto& [step, delivered] : session.delivered) delivered.erase(shard);
+      for (auto& [step, delivered] : session.delivered) delivered.shards.erase(shard);
     }
   }
 }

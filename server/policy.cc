@@ -1,10 +1,12 @@
 #include "server/policy.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
@@ -15,6 +17,7 @@ namespace recon {
 namespace {
 
 constexpr uint32_t kBoundMax = 1000;
+constexpr uint32_t kSyncPeriodMax = 1000;
 constexpr char kAuto[] = "auto";
 
 // Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, table 5.
@@ -47,6 +50,17 @@ absl::StatusOr<Sync> ParseSync(const std::string& text) {
                    ", local:1 to local:", limits::kLocalStepsMax, ", diloco likewise, or auto"));
 }
 
+absl::Status CheckPeriods(const PolicySettings& settings) {
+  for (const auto& [group, period] : settings.sync_periods()) {
+    if (group.empty() || group.size() > limits::kNameBytesMax || period < 1 || period > kSyncPeriodMax) {
+      return absl::InvalidArgumentError(absl::StrCat("--sync-period ", group.substr(0, limits::kNameBytesMax),
+                                                     "=", period, ": expected a group and 1 to ",
+                                                     kSyncPeriodMax));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<OptimizerConfig> OuterOptimizer(const PolicySettings& settings, const Sync& sync,
                                                uint32_t workers_min) {
   OptimizerConfig outer;
@@ -73,6 +87,39 @@ absl::StatusOr<OptimizerConfig> OuterOptimizer(const PolicySettings& settings, c
 
 }  // namespace
 
+absl::Status ParseSyncPeriods(const std::vector<std::string>& texts, PolicySettings* settings) {
+  for (const std::string& text : texts) {
+    const std::pair<std::string, std::string> halves = absl::StrSplit(text, absl::MaxSplits('=', 1));
+    uint32_t period = 0;
+    if (halves.first.empty() || !absl::SimpleAtoi(halves.second, &period)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--sync-period ", text, ": expected GROUP=N, such as conv=4"));
+    }
+    if (!settings->mutable_sync_periods()->insert({halves.first, period}).second) {
+      return absl::InvalidArgumentError(absl::StrCat("--sync-period: group ", halves.first, " twice"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSyncPeriods(const JobConfig& job, const ParamLayout& layout) {
+  const auto& periods = job.sync_periods();
+  const std::vector<std::string>& groups = layout.groups();
+  for (const auto& [group, period] : periods) {
+    if (std::find(groups.begin(), groups.end(), group) != groups.end()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("--sync-period ", group, "=", period,
+                                                   ": the model's groups are ", absl::StrJoin(groups, ", ")));
+  }
+  const auto in_every_push = [&](const std::string& group) {
+    const auto found = periods.find(group);
+    return found == periods.end() || found->second == 1;
+  };
+  if (std::any_of(groups.begin(), groups.end(), in_every_push)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "--sync-period: one group at least must be in every push; for fewer pushes of all groups workers have "
+      "--accumulate");
+}
+
 bool IsAuto(const PolicySettings& settings) { return settings.sync() == kAuto; }
 
 PolicyController::Limits AutoLimits(const PolicySettings& settings) {
@@ -93,6 +140,9 @@ PolicySettings Chosen(const PolicySettings& settings, const PolicyController::Ch
     chosen.clear_outer_optimizer();
     chosen.clear_outer_learning_rate();
     chosen.clear_outer_momentum();
+    chosen.clear_fragments();
+  } else {
+    chosen.clear_sync_periods();
   }
   if (choice.local_steps > 0 || choice.bound == 0) chosen.clear_staleness_correction();
   return chosen;
@@ -104,6 +154,9 @@ absl::StatusOr<Policy> ResolveAuto(const PolicySettings& settings, const PolicyB
   if (settings.local_steps() > 0) {
     return absl::InvalidArgumentError(
         "--local-steps: --sync auto chooses them, up to --auto-local-steps-max");
+  }
+  if (settings.fragments() > 1) {
+    return absl::InvalidArgumentError("--fragments: --sync auto pushes all of a round together");
   }
   if (settings.auto_local_steps_max() == 0 && HasOuter(settings)) {
     return absl::InvalidArgumentError(
@@ -160,6 +213,7 @@ absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const Polic
   }
   policy.job.set_bound(sync.bound);
   *policy.job.mutable_policy() = settings;
+  RECON_RETURN_IF_ERROR(CheckPeriods(settings));
   if (settings.local_steps() > limits::kLocalStepsMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("--local-steps ", settings.local_steps(), ", allowed are ", limits::kLocalStepsMax));
@@ -173,13 +227,27 @@ absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const Polic
       return absl::InvalidArgumentError(
           "--outer-optimizer and its companions are for --sync local:H or diloco:H, or --local-steps");
     }
+    if (settings.fragments() > 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--fragments ", settings.fragments(), " is for local steps (--sync local:H)"));
+    }
     policy.job.set_clip_norm(base.optimizer.clip_norm);
+    *policy.job.mutable_sync_periods() = settings.sync_periods();
     return policy;
+  }
+  if (!settings.sync_periods().empty()) {
+    return absl::InvalidArgumentError("--sync-period is for gradients, not for local steps");
+  }
+  const uint32_t fragments = std::max(1u, settings.fragments());
+  if (steps % fragments != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--fragments ", fragments, ": ", steps, " local steps are no multiple of it"));
   }
   if (corrects) {
     return absl::InvalidArgumentError("--staleness-correction is for gradients, not for local steps");
   }
   policy.job.mutable_local()->set_steps(steps);
+  policy.job.mutable_local()->set_fragments(fragments);
   // Clipping is of gradients, not of what is pushed: it is among these.
   ApplyRules inner;
   inner.optimizer = base.optimizer;
@@ -195,6 +263,7 @@ void TellWorkers(const Policy& policy, JobConfig* job) {
   job->set_bound(policy.job.bound());
   job->set_clip_norm(policy.job.clip_norm());
   *job->mutable_policy() = policy.job.policy();
+  *job->mutable_sync_periods() = policy.job.sync_periods();
   job->clear_local();
   if (policy.job.has_local()) *job->mutable_local() = policy.job.local();
 }

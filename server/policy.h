@@ -3,9 +3,11 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/optim/apply_rules.h"
+#include "common/tensor/param_layout.h"
 #include "proto/control.pb.h"
 #include "proto/job.pb.h"
 #include "server/tuning/policy_controller.h"
@@ -19,6 +21,12 @@ struct Policy {
   // What workers are told: bound, clipping and local training of it.
   JobConfig job;
 };
+
+// --sync-period of each group, as in "conv=4". InvalidArgument for what is no such pair, and for a group
+// twice.
+absl::Status ParseSyncPeriods(const std::vector<std::string>& texts, PolicySettings* settings);
+// InvalidArgument for groups that the model has not, or if none of its groups is in every push.
+absl::Status CheckSyncPeriods(const JobConfig& job, const ParamLayout& layout);
 
 // What a policy is made for.
 struct PolicyBase {

@@ -36,6 +36,8 @@ struct RawFlags {
   std::string correction = "none";
   int auto_bound_max = -1;
   uint32_t auto_local_steps_max = 0;
+  uint32_t fragments = 0;
+  std::vector<std::string> sync_periods;
   std::vector<std::string> groups;
   std::string durability = "log";
   std::string replay_target = "5s";
@@ -190,6 +192,17 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
   env(app->add_option("--outer-momentum", raw->outer_momentum, "default 0.9")->check(CLI::Range(0.0, 1.0)),
       "RECON_OUTER_MOMENTUM");
   env(app->add_option(
+             "--fragments", raw->fragments,
+             "with local steps: so many parts of the parameters are pushed in turn, one after H/F batches, "
+             "while training goes on; 0 or 1 = all together, and training waits")
+          ->check(CLI::Range(uint32_t{0}, limits::kLocalStepsMax)),
+      "RECON_FRAGMENTS");
+  env(app->add_option(
+          "--sync-period", raw->sync_periods,
+          "GROUP=N: gradients of that tensor group are in each N-th push only, the mean of N; may "
+          "be given more than once"),
+      "RECON_SYNC_PERIOD");
+  env(app->add_option(
           "--staleness-correction", raw->correction,
           "with asp and ssp, of a gradient whose parameters have been updated since: none, inverse (it "
           "counts 1/updates), gap-aware[:VERSIONS] (its values count the less, the further "
@@ -291,6 +304,8 @@ absl::Status ConvertPolicy(const RawFlags& raw, ServerFlags* flags) {
   settings.set_staleness_correction(raw.correction);
   if (raw.auto_bound_max >= 0) settings.set_auto_bound_max(static_cast<uint32_t>(raw.auto_bound_max));
   settings.set_auto_local_steps_max(raw.auto_local_steps_max);
+  settings.set_fragments(raw.fragments);
+  RECON_RETURN_IF_ERROR(ParseSyncPeriods(raw.sync_periods, &settings));
   if (IsAuto(settings) && flags->servers > 1) {
     return absl::InvalidArgumentError(
         "--sync auto: the policy of a job with several servers (--servers) cannot be changed live");

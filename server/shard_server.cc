@@ -356,12 +356,13 @@ absl::Status ShardServer::Parts::Recover(const Assignment& assignment) {
   options.server = assignment.server();
   options.servers = assignment.servers();
   options.report_delivery = [this](WorkerId worker, Incarnation incarnation, uint64_t step,
-                                   const std::vector<uint32_t>& shards) {
+                                   const std::vector<uint32_t>& shards, uint32_t push_parts) {
     ServerReport report;
     report.mutable_delivered()->set_worker(worker.value());
     report.mutable_delivered()->set_incarnation(incarnation.value());
     report.mutable_delivered()->set_step(step);
     report.mutable_delivered()->mutable_shards()->Assign(shards.begin(), shards.end());
+    report.mutable_delivered()->set_push_parts(push_parts);
     Report(std::move(report));
   };
   auto params = std::make_unique<ParamServer>(options, &metrics_);

@@ -39,7 +39,10 @@ absl::Status CheckHeader(const FrameHeader& header, size_t frame_bytes) {
   if (header.reply_codec > static_cast<uint8_t>(CodecId::kBf16)) {
     return Malformed("reply codec", header.reply_codec, "0 to 2");
   }
-  if (header.reserved != 0) return Malformed("reserved word", header.reserved, "0");
+  if (header.server_parts > header.push_parts) {
+    return Malformed("shards on this server", header.server_parts,
+                     absl::StrCat(header.push_parts, " at most, as the push has"));
+  }
   if (header.part_count == 0 || header.part_count > limits::kFramePartsMax) {
     return Malformed("part count", header.part_count, absl::StrCat("1 to ", limits::kFramePartsMax));
   }

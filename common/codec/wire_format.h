@@ -70,7 +70,7 @@ struct FrameHeader {
   uint32_t samples = 0;        // Samples in the batch: the gradient's weight in a mean.
   float gradient_norm = 0;     // L2 norm of the whole push before encoding, for clipping.
   uint32_t push_parts = 0;     // Shards in the whole push, over all its frames.
-  uint32_t reserved = 0;       // 0.
+  uint32_t server_parts = 0;   // Those of them on this server; 0 where they are all that it has.
   uint64_t payload_bytes = 0;  // Sum over the parts.
   uint64_t checksum = 0;
 };

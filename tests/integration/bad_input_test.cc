@@ -57,6 +57,12 @@ TEST_CASE("wrong flags end each program with code 2 and the flag's name", "[bad_
   server({"--sync", "local:8", "--batch", "64", "--split-samples", "500"},
          "--split-samples 500: 8 local steps");
   server({"--sync", "bsp", "--outer-momentum", "0.5"}, "--outer-optimizer and its companions");
+  server({"--sync", "local:8", "--fragments", "3"}, "--fragments 3: 8 local steps");
+  server({"--sync", "asp", "--fragments", "2"}, "--fragments 2 is for local steps");
+  server({"--sync", "local:8", "--sync-period", "conv=4"}, "--sync-period is for gradients");
+  server({"--sync-period", "conv"}, "--sync-period conv: expected GROUP=N");
+  server({"--sync-period", "conv=0"}, "--sync-period conv=0");
+  server({"--sync-period", "conv=2", "--sync-period", "conv=3"}, "group conv twice");
   server({"--sync", "bsp", "--staleness-correction", "inverse"}, "no gradient is stale");
   server({"--staleness-correction", "half"}, "--staleness-correction half");
   server({"--sync", "auto", "--local-steps", "4"}, "--sync auto chooses them");
@@ -86,6 +92,9 @@ TEST_CASE("wrong flags end each program with code 2 and the flag's name", "[bad_
   Refused({"recon-worker", "--transport", "pigeon"}, 2, "--transport");
   Refused({"recon-worker", "--data", "idx:/nonexistent"}, 2, "/nonexistent/train-images-idx3-ubyte");
   Refused({"recon-worker", "--data", "clusters:5"}, 2, "clusters:5");
+  Refused({"recon-worker", "--tensor-group", "conv"}, 2, "--tensor-group conv: expected PATTERN=GROUP");
+  Refused({"recon-worker", "--data", "clusters:50,5", "--model", "mlp:32-4", "--tensor-group", "conv*=slow"},
+          2, "--tensor-group conv*=slow: no tensor");
   Refused({"recon-worker", "--data", "clusters:50,5", "--model", "cnn"}, 2, "--model cnn");
   Refused({"recon-worker", "--data", "clusters:50,5", "--model", "mlp:3-4"}, 2, "takes 3 features");
   Refused({"recon-worker", "--data", "clusters:50,5", "--model", "mlp:32-4", "--device", "tpu"}, 2,

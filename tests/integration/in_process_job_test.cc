@@ -322,6 +322,64 @@ TEST_CASE("gradients that are accumulated are those of larger batches", "[job]")
   for (size_t i = 0; i < ends[0].size(); ++i) CHECK(ends[0][i] == Approx(ends[1][i]).margin(1e-4));
 }
 
+TEST_CASE("a group with a period is in each so-many-th push, as the mean of as many batches", "[job]") {
+  for (const int bound : {-1, 2, 0}) {
+    INFO("bound " << bound);
+    InProcessJob job(bound, 2);
+    (*job.flags.policy.mutable_sync_periods())["layers"] = 3;
+    job.StartServer();
+    std::vector<WorkerFlags> workers = {job.MakeWorker("a"), job.MakeWorker("b")};
+    for (WorkerFlags& worker : workers) worker.tensor_groups = {{"*.weight", "layers"}};
+    CheckAllOk(job.RunWorkers(workers));
+    const StatusReply status = *job.Control().Status();
+    CHECK(status.pushes() == 2 * 42);
+    CHECK(CompletedOnce(*job.Control().Completions(), 2, kSamples));
+    CHECK(status.evaluations(1).accuracy() > 0.9);
+    job.StopServer();
+    const auto store = *LocalStore::Open(job.flags.snapshot_dir, /*writer=*/false);
+    const Manifest manifest = FinalManifest(SnapshotReader(store.get()));
+    REQUIRE(manifest.shards_size() == 2);
+    // Weights, then biases. Every update of a synchronous job is that of a step, of an asynchronous one of a
+    // push.
+    const uint64_t updates = manifest.shards(1).version();
+    if (bound != 0) CHECK(updates == 2 * 42);
+    CHECK(manifest.shards(0).version() <= updates / 3 + 1);
+    CHECK(manifest.shards(0).version() >= updates / 3 - 2);
+  }
+}
+
+TEST_CASE("fragments of local steps: training goes on while they are pushed, and nothing is left out",
+          "[job]") {
+  for (const int workers : {1, 2}) {
+    std::vector<float> ends[2];
+    for (const uint32_t fragments : {1, 2}) {
+      INFO(workers << " workers, " << fragments << " fragments");
+      InProcessJob job(0, workers);
+      job.MakeLocal(4, 1);
+      job.flags.job.set_split_samples(128);
+      job.flags.policy.set_fragments(fragments);
+      job.StartServer();
+      std::vector<WorkerFlags> flags = {job.MakeWorker("a"), job.MakeWorker("b")};
+      flags.resize(static_cast<size_t>(workers));
+      CheckAllOk(job.RunWorkers(flags));
+      const StatusReply status = *job.Control().Status();
+      CHECK(CompletedOnce(*job.Control().Completions(), 2, kSamples));
+      CHECK(status.evaluations(1).accuracy() > 0.9);
+      // Eight leases of four batches and one of one.
+      CHECK(status.pushes() == (fragments == 1 ? 18 : 34));
+      job.StopServer();
+      ends[fragments - 1] = FinalParameters(&job);
+    }
+    REQUIRE(ends[0].size() == ends[1].size());
+    if (workers > 1) continue;
+    // Weights and biases are in turn: one of them has all batches, the other all but the last of the job.
+    size_t same = 0;
+    for (size_t i = 0; i < ends[0].size(); ++i) same += std::fabs(ends[0][i] - ends[1][i]) < 1e-4 ? 1 : 0;
+    CHECK(same > 0);
+    for (size_t i = 0; i < ends[0].size(); ++i) CHECK(ends[0][i] == Approx(ends[1][i]).margin(0.05));
+  }
+}
+
 // The server's mean of one worker's movement is that worker's parameters, but for the rounding of
 // differences.
 TEST_CASE("one worker with local steps ends where it ends without", "[job]") {

@@ -265,7 +265,10 @@ TEST_CASE("malformed pushes get the right code and change nothing", "[param_serv
       },
       kInvalid, "29 values, shard 1 has 30");
   refused([](Frame* x) { x->payloads[1] = ByteChain(); }, kInvalid, "0 bytes of payload");
-  refused([](Frame* x) { x->header.push_parts = 1; }, kInvalid, "push has 1 shards");
+  refused([](Frame* x) { x->header.push_parts = 1; }, kInvalid, "push has 1 shards, this frame 2");
+  refused([](Frame* x) { x->header.push_parts = 3; }, kInvalid,
+          "push has 3 shards, this frame 2, the model 2");
+  refused([](Frame* x) { x->header.server_parts = 1; }, kInvalid, "1 of them on this server");
   refused([&](Frame* x) { x->header.gradient_norm = nan; }, kInvalid, "norm");
   refused([](Frame* x) { x->header.gradient_norm = -1; }, kInvalid, "norm");
   refused([](Frame* x) { x->header.samples = 0; }, kInvalid, "0 samples");
@@ -285,6 +288,45 @@ TEST_CASE("malformed pushes get the right code and change nothing", "[param_serv
   }()))));
   CHECK(f.Values(1) == std::vector<float>(kParams, 0));
   CHECK(f.server().GetStats().pushes == 0);
+}
+
+TEST_CASE("a push need not have all shards: it is complete when it has those that it says",
+          "[param_server]") {
+  Fixture f(/*bound=*/0);
+  const auto of_shard = [&](uint32_t worker, uint64_t step, uint32_t shard, float value, uint32_t parts) {
+    Frame frame = f.PushFrame(worker, step, value);
+    frame.parts = {frame.parts[shard]};
+    frame.payloads = {frame.payloads[shard]};
+    frame.header.push_parts = parts;
+    if (parts == 1) frame.header.server_parts = 1;
+    return frame;
+  };
+  const size_t second = f.server().layout()->shards()[1].offset;
+  // Both have the second shard only in step 0.
+  const auto one = f.Send(of_shard(1, 0, 1, 2, 1));
+  f.Settle();
+  CHECK_FALSE(Done(one));
+  const auto two = f.Send(of_shard(2, 0, 1, 4, 1));
+  CHECK(Await(one).ok());
+  CHECK(Await(two).ok());
+  CHECK(f.Values(1)[0] == 0);
+  CHECK(f.Values(1)[second] == -3);
+  CHECK(f.server().GetStats().frontier_step == 1);
+  // In step 1 one has both, in two frames, and the other the second: nobody waits for what is not to come.
+  const auto first_half = f.Send(of_shard(1, 1, 0, 2, 2));
+  const auto other = f.Send(of_shard(2, 1, 1, 8, 1));
+  f.Settle();
+  CHECK_FALSE(Done(first_half));
+  const auto second_half = f.Send(of_shard(1, 1, 1, 2, 2));
+  CHECK(Await(first_half).ok());
+  CHECK(Await(second_half).ok());
+  CHECK(Await(other).ok());
+  CHECK(f.Values(1)[0] == -2);
+  CHECK(f.Values(1)[second] == -8);
+  // Again: they count once.
+  CHECK(f.Call(of_shard(1, 1, 0, 2, 2)).ok());
+  CHECK(f.Values(1)[0] == -2);
+  CHECK(f.server().GetStats().pushes == 4);
 }
 
 TEST_CASE("who sends more than the server may hold is told when to ask again", "[param_server]") {

@@ -12,6 +12,7 @@ import json
 import pathlib
 import statistics
 import sys
+import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -36,20 +37,27 @@ ROWS = {
     "diloco:16": (["--sync", "diloco:16"], FP32),
     "auto": (["--sync", "auto"], AUTO),
 }
+# Local steps all together and in fragments, where computing them and pushing them take about as long: simulated, so
+# that the workers do not take each other's cores.
+SIMULATED_STEP_MS = 60
+THROUGHPUT_ROWS = {"local:16 in fragments": (["--sync", "local:16", "--fragments", "4"], FP32)}
 # How many times slower than the machine the workers are.
 SPEEDS = [1, 1, 1.5, 2]
 # One four times slower than the others; all slow enough that few cores hold them and that computing, not the link, is what
 # takes the time.
 STRAGGLER = [32, 32, 32, 128]
 STRAGGLER_ROWS = ["bsp", "ssp:2", "asp", "asp fp16", "asp topk", "auto"]
-# Before what it has chosen is measured: it tries codecs for so long.
-AUTO_SETTLES = 40
+# Throughputs are medians of so many runs, one policy after the other in each round.
+ROUNDS = 3
+# What auto has chosen is measured when it has chosen: at the latest after so long.
+AUTO_SETTLES = 120
 
 
-def run(options, row, seed, mbit, speeds, data_epochs, seconds=None):
+def run(options, row, seed, mbit, speeds, data_epochs, seconds=None, simulated=None):
     """One job: samples a second, bytes a sample, and (time since the first lease was completed, accuracy) of each evaluation.
-    With `seconds` only throughput, over about so long."""
-    policy, codec = ROWS[row]
+    With `seconds` only throughput, over about so long. `simulated`: a file with the shapes of a model whose computing is
+    simulated."""
+    policy, codec = {**ROWS, **THROUGHPUT_ROWS}[row]
     if row == "single process":
         speeds, mbit = speeds[:1], options.fast_mbit
     together = len(speeds) if row == "bsp" else 1
@@ -59,9 +67,13 @@ def run(options, row, seed, mbit, speeds, data_epochs, seconds=None):
         job.start_server("--insecure", *policy, "--workers-min", len(speeds), "--data-epochs", data_epochs, "--batch",
                          options.batch, "--seed", seed, "--optimizer", "sgd", "--learning-rate", rate,
                          "--schedule", f"cosine:{updates}", "--warmup-updates", updates // 20 if seconds is None else 0,
-                         "--split-samples", 16 * options.batch, "--snapshot-interval", "1h")
+                         "--split-samples", (128 if simulated else 16) * options.batch,
+                         "--snapshot-interval", "1h")
         for index, slower in enumerate(speeds):
-            job.start_worker(index, "--insecure", "--model", options.model, "--slow-factor", slower, *codec)
+            model = ["--model", options.model, "--slow-factor", slower]
+            if simulated:
+                model = ["--model", f"synthetic:{simulated}", "--synthetic-step-ms", SIMULATED_STEP_MS * slower]
+            job.start_worker(index, "--insecure", *model, *codec)
         def completed():
             return int((job.status() or {}).get("samples_completed", 0))
 
@@ -73,9 +85,10 @@ def run(options, row, seed, mbit, speeds, data_epochs, seconds=None):
         before, begin = next_completion()
         if seconds is not None:
             if row == "auto":
-                time.sleep(AUTO_SETTLES)
+                for unused in range(2):  # The policy comes first, and the codecs are tried anew with it.
+                    time.sleep(5)
+                    chosen = job.wait(lambda: (s := job.status()) and s.get("codec_settled") and s, AUTO_SETTLES)
                 before, begin = next_completion()
-                chosen = job.status()
                 print(f"auto has chosen {chosen['job']['policy']['sync']} ({chosen['policy_reason']}), codec "
                       f"{chosen['codec_choice']['push']}", flush=True)
             time.sleep(seconds)
@@ -145,22 +158,34 @@ def main():
         }
         out = result["rows"][row]
         took = out["seconds_to_accuracy"]
-        print(f"{row:14} {out['samples_per_s']:9.0f} samples/s  {out['bytes_per_sample']:7.0f} B/sample  "
+        print(f"{row:18} {out['samples_per_s']:9.0f} samples/s  {out['bytes_per_sample']:7.0f} B/sample  "
               f"{'never' if took is None else f'{took:.1f} s'} to {options.accuracy} %   final "
               f"{statistics.mean(out['final_accuracy']):.2f} %", flush=True)
-    for where, mbit, speeds, compared in (("straggler", options.fast_mbit, STRAGGLER, STRAGGLER_ROWS),
-                                          ("slow_link", options.slow_mbit, SPEEDS, ["bsp", "local:16"])):
-        print(f"links of {mbit} Mbit/s, computing slower by {speeds} (simulated)")
+    shapes = tempfile.NamedTemporaryFile("w", suffix=".shapes")
+    print("layers.weight 2048 1024", file=shapes, flush=True)
+    for where, simulated, mbit, speeds, compared in (
+            ("straggler", None, options.fast_mbit, STRAGGLER, STRAGGLER_ROWS),
+            ("slow_link", None, options.slow_mbit, SPEEDS, ["bsp", "local:16"]),
+            ("fragments", shapes.name, options.mbit, [1, 1, 1, 1], ["local:16", "local:16 in fragments"])):
+        print(f"{f'2 M parameters, steps of {SIMULATED_STEP_MS} ms (simulated)' if simulated else options.model}, "
+              f"links of {mbit} Mbit/s, computing slower by {speeds} (simulated)")
         through = result["throughput"][where] = {}
+        runs = {row: [] for row in compared}
+        for unused in range(ROUNDS):
+            for row in compared:
+                runs[row].append(run(options, row, seeds[0], mbit, speeds, 100000, options.seconds,
+                                     simulated)["samples_per_s"])
         for row in compared:
-            through[row] = run(options, row, seeds[0], mbit, speeds, 100000, options.seconds)["samples_per_s"]
-            print(f"{row:14} {through[row]:9.0f} samples/s", flush=True)
+            through[row] = statistics.median(runs[row])
+            print(f"{row:18} {through[row]:9.0f} samples/s, of {[round(r) for r in runs[row]]}", flush=True)
     ratios = result["ratios"]
     straggler = result["throughput"]["straggler"]
     ratios["asp_with_straggler"] = straggler["asp"] / straggler["bsp"]
     ratios["auto_of_best"] = straggler["auto"] / max(straggler.values())
     slow_link = result["throughput"]["slow_link"]
     ratios["local16_slow_link"] = slow_link["local:16"] / slow_link["bsp"]
+    parts = result["throughput"]["fragments"]
+    ratios["fragments"] = parts["local:16 in fragments"] / parts["local:16"]
     base = result["rows"].get("bsp")
     for name, row in (("asp", "asp"), ("asp_compressed", "asp topk")):
         other = result["rows"].get(row)

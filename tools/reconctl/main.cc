@@ -214,6 +214,10 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(-1, 1000));
   set_policy->add_option("--auto-local-steps-max", policy_target.auto_local_steps_max,
                          "with auto: batches between two pushes, at most; 0 = gradients are pushed");
+  set_policy->add_option("--fragments", policy_target.fragments,
+                         "with local steps: so many parts of the parameters are pushed in turn");
+  set_policy->add_option("--sync-period", policy_target.sync_periods,
+                         "GROUP=N: gradients of that group are in each N-th push only");
   set_policy->callback([&] {
     policy_target.has_outer_learning_rate = outer_rate->count() > 0;
     policy_target.has_outer_momentum = outer_momentum->count() > 0;

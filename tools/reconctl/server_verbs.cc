@@ -12,6 +12,7 @@
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
+#include "server/policy.h"
 #include "tools/reconctl/render.h"
 #include "tools/reconctl/verbs.h"
 
@@ -174,7 +175,8 @@ void PrintStatus(const StatusReply& status) {
   }
   if (status.has_codec_choice()) {
     std::cout << "codec auto " << status.codec_choice().push() << ", parameters in "
-              << status.codec_choice().pull() << ": " << status.codec_reason() << "\n";
+              << status.codec_choice().pull() << ": " << status.codec_reason()
+              << (status.codec_settled() ? "" : " (still trying)") << "\n";
   }
   std::cout << "\n";
   PrintServers(status);
@@ -269,6 +271,8 @@ absl::Status SetPolicy(const PolicyTarget& target) {
   settings.set_staleness_correction(target.correction);
   if (target.auto_bound_max >= 0) settings.set_auto_bound_max(static_cast<uint32_t>(target.auto_bound_max));
   settings.set_auto_local_steps_max(target.auto_local_steps_max);
+  settings.set_fragments(target.fragments);
+  RECON_RETURN_IF_ERROR(ParseSyncPeriods(target.sync_periods, &settings));
   RECON_ASSIGN_OR_RETURN(const auto client, Connect(target.server));
   RECON_ASSIGN_OR_RETURN(const SetPolicyReply reply, client->SetPolicy(settings));
   if (target.server.json) {

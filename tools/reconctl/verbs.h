@@ -35,6 +35,8 @@ struct PolicyTarget {
   std::string correction = "none";
   int auto_bound_max = -1;
   uint32_t auto_local_steps_max = 0;
+  uint32_t fragments = 0;
+  std::vector<std::string> sync_periods;
 };
 absl::Status SetPolicy(const PolicyTarget& target);
 // Shows progress until the job is finished or the server has not answered for `patience_seconds`.

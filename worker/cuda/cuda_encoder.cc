@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -86,6 +87,7 @@ class CudaEncoder : public GradientEncoder {
       page += shard.pages();
     }
     first_pages_.push_back(page);
+    kept_squares_.resize(page);
   }
 
   absl::Status Open() {
@@ -118,8 +120,8 @@ class CudaEncoder : public GradientEncoder {
     }
     EncodedPush push;
     push.shards.resize(layout_->shard_count());
+    for (uint32_t i = 0; i < layout_->shard_count(); ++i) push.shards[i].left_out = !plan.Has(i);
     RECON_RETURN_IF_ERROR(Clip(device_gradient->values.get(), &push));
-    double kept_squares = 0;
     // A run is started on its stream before the one before it is collected from the other.
     std::vector<Run> runs = Runs(plan);
     for (size_t i = 0; i <= runs.size(); ++i) {
@@ -127,10 +129,10 @@ class CudaEncoder : public GradientEncoder {
         RECON_RETURN_IF_ERROR(Start(runs[i], plan, device_gradient->values.get(), &lanes_[i % kStreams]));
       }
       if (i == 0) continue;
-      RECON_RETURN_IF_ERROR(Collect(runs[i - 1], plan, &lanes_[(i - 1) % kStreams], &push, &kept_squares));
+      RECON_RETURN_IF_ERROR(Collect(runs[i - 1], plan, &lanes_[(i - 1) % kStreams], &push));
     }
     push.norm = std::sqrt(push.norm);
-    push.residual_norm = std::sqrt(kept_squares);
+    push.residual_norm = std::sqrt(std::accumulate(kept_squares_.begin(), kept_squares_.end(), 0.0));
     return push;
   }
 
@@ -174,12 +176,13 @@ class CudaEncoder : public GradientEncoder {
   std::vector<Run> Runs(const EncodePlan& plan) const {
     std::vector<Run> runs;
     for (uint32_t i = 0; i < layout_->shard_count(); ++i) {
+      if (!plan.Has(i)) continue;
       const ShardPlacement& shard = layout_->shards()[i];
       const CodecSpec& spec = plan.groups[shard.group];
-      const PageRule rule = RuleOf(spec, plan.Flushes(i, layout_->shard_count()), options_.sampled);
+      const PageRule rule = RuleOf(spec, plan.Flushes(i), options_.sampled);
       // Sparse payloads shift what follows: dense ones keep to runs of their own, encoded to where they
       // belong.
-      if (runs.empty() || runs.back().pages + shard.pages() > kRunPages ||
+      if (runs.empty() || runs.back().end_shard != i || runs.back().pages + shard.pages() > kRunPages ||
           runs.back().any_sparse != IsSparse(rule)) {
         runs.emplace_back();
         runs.back().first_shard = i;
@@ -259,7 +262,7 @@ class CudaEncoder : public GradientEncoder {
     for (uint32_t i = run.first_shard; i < run.end_shard; ++i) {
       const ShardPlacement& shard = layout_->shards()[i];
       const CodecSpec& spec = plan.groups[shard.group];
-      const PageRule rule = RuleOf(spec, plan.Flushes(i, layout_->shard_count()), options_.sampled);
+      const PageRule rule = RuleOf(spec, plan.Flushes(i), options_.sampled);
       const bool keep = spec.keeps_back() && options_.feedback;
       const uint32_t own_head = rule == PageRule::kInt8 ? shard.pages() * sizeof(float)
                                 : IsSparse(rule)        ? shard.pages() * kSparsePageHeaderBytes
@@ -289,8 +292,7 @@ class CudaEncoder : public GradientEncoder {
     }
   }
 
-  absl::Status Collect(const Run& run, const EncodePlan& plan, Lane* lane, EncodedPush* push,
-                       double* kept_squares) {
+  absl::Status Collect(const Run& run, const EncodePlan& plan, Lane* lane, EncodedPush* push) {
     RECON_RETURN_IF_ERROR(Check(cudaEventSynchronize(lane->sized.get()), "encode"));
     const auto* results = reinterpret_cast<const PageResult*>(lane->host_results.get());
     const auto* tasks = reinterpret_cast<const PageTask*>(lane->host_tasks.get());
@@ -299,7 +301,7 @@ class CudaEncoder : public GradientEncoder {
       push->stats.saturated += results[page].saturated;
       push->stats.non_finite += results[page].non_finite;
       push->norm += results[page].sent_squares;
-      *kept_squares += results[page].residual_squares;
+      kept_squares_[run.first_page + page] = results[page].residual_squares;
       packed_bytes += results[page].body_bytes;
       if (IsSparse(tasks[page].rule)) packed_bytes += kSparsePageHeaderBytes;
       if (tasks[page].rule == PageRule::kInt8) packed_bytes += sizeof(float);
@@ -319,8 +321,7 @@ class CudaEncoder : public GradientEncoder {
     uint64_t at = 0;
     for (uint32_t i = run.first_shard; i < run.end_shard; ++i) {
       const ShardPlacement& shard = layout_->shards()[i];
-      const PageRule rule =
-          RuleOf(plan.groups[shard.group], plan.Flushes(i, layout_->shard_count()), options_.sampled);
+      const PageRule rule = RuleOf(plan.groups[shard.group], plan.Flushes(i), options_.sampled);
       const uint32_t first = first_pages_[i] - run.first_page;
       EncodedShard& encoded = push->shards[i];
       encoded.codec = CodecOf(rule);
@@ -367,6 +368,7 @@ class CudaEncoder : public GradientEncoder {
   const int device_;
   std::vector<uint32_t> first_pages_;  // Of each shard, and behind the last.
   std::vector<bool> holds_residual_;
+  std::vector<double> kept_squares_;  // Of each page, as of the last push that had it.
   DeviceBuffer<float> residual_, velocity_;
   DeviceBuffer<uint16_t> residual_bf16_;
   DeviceBuffer<uint32_t> guesses_;

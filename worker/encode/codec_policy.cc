@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/cpu_usage.h"
@@ -22,7 +23,7 @@ double WarmRatio(double ratio, double progress) {
 }  // namespace
 
 CodecPolicy::CodecPolicy(const Options& options, const ParamLayout* layout)
-    : options_(options), layout_(layout) {
+    : options_(options), layout_(layout), owes_flush_(layout->shard_count()) {
   std::vector<uint64_t> params(layout->groups().size());
   for (const ShardPlacement& shard : layout->shards()) params[shard.group] += shard.size;
   for (size_t group = 0; group < params.size(); ++group) {
@@ -81,9 +82,11 @@ void CodecPolicy::Adopt(const CodecChoice& choice) {
   }
 }
 
-EncodePlan CodecPolicy::PlanFor(double data_epochs, bool flush_all, absl::Time now) {
+EncodePlan CodecPolicy::PlanFor(double data_epochs, bool flush_all, std::vector<bool> due_shards,
+                                absl::Time now) {
   MutexLock lock(&mu_);
   EncodePlan plan;
+  plan.due = std::move(due_shards);
   bool keeps_back = false;
   for (uint32_t group = 0; group < choices_.size(); ++group) {
     CodecSpec spec = SpecFor(group);
@@ -98,14 +101,20 @@ EncodePlan CodecPolicy::PlanFor(double data_epochs, bool flush_all, absl::Time n
   const uint32_t shards = layout_->shard_count();
   // One shard after the other, so that all had their turn in a period.
   const double due = absl::FDivDuration(now - last_flush_, options_.flush_period) * shards;
-  plan.flush_first = next_flush_;
-  plan.flush_count = flush_all ? shards : static_cast<uint32_t>(std::min<double>(due, shards));
-  next_flush_ = (next_flush_ + plan.flush_count) % shards;
+  const uint32_t turns = flush_all ? shards : static_cast<uint32_t>(std::min<double>(due, shards));
+  for (uint32_t i = 0; i < turns; ++i) owes_flush_[(next_flush_ + i) % shards] = true;
+  next_flush_ = (next_flush_ + turns) % shards;
   // Not `now`: what is left of a turn counts for the next one.
-  if (plan.flush_count == shards) {
+  if (turns == shards) {
     last_flush_ = now;
   } else {
-    last_flush_ += options_.flush_period * plan.flush_count / shards;
+    last_flush_ += options_.flush_period * turns / shards;
+  }
+  for (uint32_t shard = 0; shard < shards; ++shard) {
+    if (!owes_flush_[shard] || !plan.Has(shard)) continue;
+    plan.flush.resize(shards);
+    plan.flush[shard] = true;
+    owes_flush_[shard] = false;
   }
   return plan;
 }

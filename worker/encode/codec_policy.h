@@ -43,8 +43,9 @@ class CodecPolicy {
   // What "auto" stands for from the next push on. What it cannot read it ignores, and says so.
   void Adopt(const CodecChoice& choice);
 
-  // For the push that is computed `data_epochs` into the job. `flush_all`: with the residuals of all shards.
-  EncodePlan PlanFor(double data_epochs, bool flush_all, absl::Time now);
+  // For the push that is computed `data_epochs` into the job and has the shards that are `due` (empty: all).
+  // `flush_all`: with the residuals of all of them.
+  EncodePlan PlanFor(double data_epochs, bool flush_all, std::vector<bool> due, absl::Time now);
   // How parameters are to be sent back.
   CodecId pull_codec() const;
 
@@ -83,6 +84,8 @@ class CodecPolicy {
   int older_ ABSL_GUARDED_BY(mu_) = 0;  // Pushes under way when the choice changed.
   absl::Time last_flush_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   uint32_t next_flush_ ABSL_GUARDED_BY(mu_) = 0;  // Shard whose turn it is.
+  // Those that have had their turn while they were not due: with their next push.
+  std::vector<bool> owes_flush_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace recon

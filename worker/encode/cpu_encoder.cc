@@ -79,13 +79,18 @@ absl::StatusOr<EncodedPush> CpuEncoder::Encode(GradientBuffer* gradient, const E
   uint32_t page = 0;
   for (uint32_t i = 0; i < layout_->shard_count(); ++i) {
     const ShardPlacement& shard = layout_->shards()[i];
-    push.shards.push_back(EncodeShard(i, page, gradient->host.data() + shard.offset, plan.groups[shard.group],
-                                      plan.Flushes(i, layout_->shard_count()), plan.seed, &push));
+    if (plan.Has(i)) {
+      push.shards.push_back(EncodeShard(i, page, gradient->host.data() + shard.offset,
+                                        plan.groups[shard.group], plan.Flushes(i), plan.seed, &push));
+    } else {
+      push.shards.emplace_back().left_out = true;
+    }
     page += shard.pages();
   }
   push.norm = std::sqrt(push.norm);
   // A pass over memory of its own: now and then is enough.
-  const bool all_flushed = plan.flush_count >= layout_->shard_count();
+  const bool all_flushed =
+      !plan.flush.empty() && std::find(plan.flush.begin(), plan.flush.end(), false) == plan.flush.end();
   if (pushes_++ % kNormPeriod == 0 || all_flushed) residual_norm_ = ResidualNorm();
   push.residual_norm = residual_norm_;
   return push;
@@ -124,7 +129,9 @@ EncodedShard CpuEncoder::EncodeSparse(const ShardPlacement& shard, uint32_t firs
   }
   push->stats.saturated += writer.stats().saturated;
   push->stats.non_finite += writer.stats().non_finite;
-  return {CodecId::kSparseFp16, ByteChain::FromString(writer.Finish())};
+  EncodedShard encoded{CodecId::kSparseFp16};
+  encoded.payload = ByteChain::FromString(writer.Finish());
+  return encoded;
 }
 
 EncodedShard CpuEncoder::EncodeDense(const ShardPlacement& shard, uint32_t first_page, const float* gradient,
@@ -170,7 +177,7 @@ EncodedShard CpuEncoder::EncodeDense(const ShardPlacement& shard, uint32_t first
       std::memcpy(memory.residual, sums_.data(), count * sizeof(float));
     }
   }
-  EncodedShard encoded{codec, ByteChain()};
+  EncodedShard encoded{codec};
   encoded.payload.Append(bytes->data(), bytes->size(), bytes);
   return encoded;
 }

@@ -26,18 +26,18 @@ struct EncodedShard {
   CodecId codec = CodecId::kFp32;
   ByteChain payload;
   uint64_t version = kNoVersion;
+  bool left_out = false;  // It has no part in the push.
 };
 
 // How one push is encoded.
 struct EncodePlan {
   std::vector<CodecSpec> groups;  // One for each group of the layout.
-  // These shards (from the first on, around the end) send all that they kept back too, in FP32: nothing
-  // stays.
-  uint32_t flush_first = 0;
-  uint32_t flush_count = 0;
-  bool Flushes(uint32_t shard, uint32_t shards) const {
-    return (shard + shards - flush_first) % shards < flush_count;
-  }
+  // Shards that the push has; empty: all. What is kept back of the others stays as it is.
+  std::vector<bool> due;
+  bool Has(uint32_t shard) const { return due.empty() || due[shard]; }
+  // Shards that send all that they kept back too, in FP32: nothing stays. Empty: none.
+  std::vector<bool> flush;
+  bool Flushes(uint32_t shard) const { return !flush.empty() && flush[shard]; }
   uint64_t seed = 0;  // Of random choices; another one for each push.
 };
 

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -71,6 +73,10 @@ class ModelBackend {
  protected:
   const ParamLayout* layout_ = nullptr;
 };
+
+// Puts tensors into other groups: each of `rules` is a pattern of tensor names (as a shell's) and a group;
+// the first that matches counts. InvalidArgument for a pattern that matches none.
+absl::Status AssignGroups(const std::vector<std::pair<std::string, std::string>>& rules, ModelSpec* model);
 
 struct ModelOptions {
   std::string model;   // mlp:784-512-256-10, synthetic:NAME or synthetic:FILE.

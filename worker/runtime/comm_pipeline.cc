@@ -125,7 +125,7 @@ bool CommPipeline::TakeEncoded(Push* push, absl::StatusOr<EncodedPush>* encoded)
   if (encoded->ok()) {
     residual_.Set((*encoded)->residual_norm);
     session_->counters()->residual_norm = (*encoded)->residual_norm;
-    if (push->plan.flush_count > 0) flushes_.Increment();
+    if (!push->plan.flush.empty()) flushes_.Increment();
   }
   MutexLock lock(&mu_);
   buffers_.push_back(std::move(push->gradient));

@@ -17,8 +17,16 @@ std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& heade
     uint64_t bytes = 0;
   };
   std::map<uint32_t, Filling> filling;  // By server.
+  std::map<uint32_t, uint32_t> parts_of;
+  uint32_t parts = 0;
+  for (uint32_t i = 0; i < shards.size(); ++i) {
+    if (shards[i].left_out) continue;
+    ++parts;
+    ++parts_of[server_of_shard[i]];
+  }
   std::vector<Frame> frames;
   for (uint32_t i = 0; i < shards.size(); ++i) {
+    if (shards[i].left_out) continue;
     const uint32_t count = layout.shards()[i].size;
     // A pull's or a sparse push's frame is small, but its reply may have all values of its shards.
     const uint64_t size = std::max<uint64_t>(shards[i].payload.size(),
@@ -34,7 +42,8 @@ std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& heade
       to.frame.header.worker = identity.worker();
       to.frame.header.incarnation = identity.incarnation();
       to.frame.header.cluster_epoch = identity.cluster_epoch();
-      to.frame.header.push_parts = layout.shard_count();
+      to.frame.header.push_parts = parts;
+      if (parts != layout.shard_count()) to.frame.header.server_parts = parts_of[server_of_shard[i]];
     }
     PartHeader part;
     part.shard = i;

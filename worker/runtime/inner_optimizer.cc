@@ -20,14 +20,39 @@ uint64_t NextRevision() {
 }  // namespace
 
 InnerOptimizer::InnerOptimizer(ApplyRules rules, const ParamLayout* layout)
-    : rules_(std::move(rules)), layout_(layout), parameters_(layout->params()), revision_(NextRevision()) {
+    : rules_(std::move(rules)),
+      layout_(layout),
+      parameters_(layout->params()),
+      taken_(layout->params()),
+      revision_(NextRevision()) {
   const int planes = StatePlanes(rules_.optimizer.kind);
   if (planes > 0) state1_.resize(layout->params());
   if (planes > 1) state2_.resize(layout->params());
 }
 
-void InnerOptimizer::Begin(absl::Span<const float> parameters) {
-  std::copy(parameters.begin(), parameters.end(), parameters_.begin());
+void InnerOptimizer::Begin(absl::Span<const float> parameters, const std::vector<uint64_t>& versions,
+                           uint64_t epoch) {
+  parameters_.assign(parameters.begin(), parameters.end());
+  taken_ = parameters_;
+  versions_ = versions;
+  epoch_ = epoch;
+  revision_ = NextRevision();
+}
+
+void InnerOptimizer::Follow(absl::Span<const float> parameters, const std::vector<uint64_t>& versions,
+                            uint64_t epoch) {
+  // A restarted server counts versions from its snapshot: the same numbers may name other values.
+  const bool anew = epoch != epoch_ || versions_.size() != versions.size();
+  for (uint32_t i = 0; i < layout_->shard_count(); ++i) {
+    if (!anew && versions[i] == versions_[i]) continue;
+    const ShardPlacement& shard = layout_->shards()[i];
+    for (uint64_t at = shard.offset; at < shard.offset + shard.size; ++at) {
+      parameters_[at] = parameters[at] + (parameters_[at] - taken_[at]);
+      taken_[at] = parameters[at];
+    }
+  }
+  versions_ = versions;
+  epoch_ = epoch;
   revision_ = NextRevision();
 }
 
@@ -50,8 +75,15 @@ void InnerOptimizer::Step(uint64_t update, absl::Span<const float> gradient) {
   revision_ = NextRevision();
 }
 
-void InnerOptimizer::MovedFrom(absl::Span<const float> begin, absl::Span<float> moved) const {
-  for (size_t i = 0; i < moved.size(); ++i) moved[i] = begin[i] - parameters_[i];
+void InnerOptimizer::TakeMovement(const std::vector<bool>& due, absl::Span<float> moved) {
+  for (uint32_t i = 0; i < layout_->shard_count(); ++i) {
+    const ShardPlacement& shard = layout_->shards()[i];
+    const bool taken = due.empty() || due[i];
+    for (uint64_t at = shard.offset; at < shard.offset + shard.size; ++at) {
+      moved[at] = taken ? taken_[at] - parameters_[at] : 0;
+      if (taken) taken_[at] = parameters_[at];
+    }
+  }
 }
 
 }  // namespace recon

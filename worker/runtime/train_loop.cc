@@ -12,7 +12,6 @@
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "common/optim/optimizer_kernels.h"
 #include "common/optim/update_rules.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "worker/data/prefetcher.h"
@@ -64,6 +63,7 @@ TrainLoop::TrainLoop(const Options& options, const ParamLayout* layout, ModelBac
       compute_seconds_(metrics->Histogram("recon_worker_compute_seconds", "Computing time of a step",
                                           {.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5})),
       replica_(layout),
+      sum_(layout),
       reading_("reading"),
       pipeline_(options.depth, layout, backend, policy, client, session, metrics) {}
 
@@ -74,10 +74,11 @@ absl::Status TrainLoop::AdoptJob() {
   if (job_ != nullptr) RECON_RETURN_IF_ERROR(WaitUntilBelow(1));
   const std::shared_ptr<const JobConfig> before = std::exchange(job_, session_->job());
   const JobConfig& job = *job_;
-  if (round_) {
-    round_->split->dropped = true;
-    round_.reset();
-  }
+  // The server was started anew, say: what is computed already goes on.
+  if (before != nullptr && MessageDifferencer::Equals(*before, job)) return absl::OkStatus();
+  if (round_) round_->split->dropped = true;
+  ForgetUnpushed();
+  RECON_ASSIGN_OR_RETURN(schedule_, PushSchedule::Create(job, *layout_));
   if (before != nullptr && before->has_local() == job.has_local() &&
       MessageDifferencer::Equals(before->local().rules(), job.local().rules()) &&
       before->clip_norm() == job.clip_norm()) {
@@ -90,6 +91,7 @@ absl::Status TrainLoop::AdoptJob() {
                  (job.split_samples() + job.batch_samples() - 1) / job.batch_samples());
   }
   inner_ = nullptr;
+  inner_begun_ = false;
   if (job.has_local()) {
     RECON_ASSIGN_OR_RETURN(const ApplyRules rules, DecodeRules(job.local().rules()));
     inner_ = std::make_unique<InnerOptimizer>(rules, layout_);
@@ -171,7 +173,7 @@ absl::Status TrainLoop::TrainSplit(const Session::HeldLeasePtr& held) {
     if (last) break;
     order_key += batch.samples;
   }
-  if (session_->lost(held) || split->dropped) round_.reset();
+  if (session_->lost(held) || split->dropped) ForgetUnpushed();
   if (round_) RECON_RETURN_IF_ERROR(EndRound(/*flush=*/stop_.load()));
   split->submitted = true;
   if (stop_.load()) split->dropped = true;
@@ -209,7 +211,7 @@ absl::Status TrainLoop::TrainBatch(const Batch& batch, uint64_t order_key,
                                    const std::shared_ptr<OpenSplit>& split, bool flush) {
   RECON_RETURN_IF_ERROR(AdoptJob());
   if (split->dropped) return absl::OkStatus();
-  if (inner_ != nullptr || options_.accumulate > 1) return TrainInRound(batch, order_key, split, flush);
+  if (in_rounds()) return TrainInRound(batch, order_key, split, flush);
   const absl::Time arrived = Now();
   RECON_ASSIGN_OR_RETURN(const absl::Duration stall, AwaitPlace(depth()));
   RECON_ASSIGN_OR_RETURN(CommPipeline::Push push, NewPush(order_key, batch.samples, flush));
@@ -217,7 +219,9 @@ absl::Status TrainLoop::TrainBatch(const Batch& batch, uint64_t order_key,
                            return backend_->GradientInto(batch, replica_.view(), push.gradient.get());
                          }));
   policy_->NoteStep(Now() - arrived, compute, stall);
-  return Submit(std::move(push), split, /*steps=*/1);
+  RECON_ASSIGN_OR_RETURN(push.step, TakeStep());
+  Submit(std::move(push), split, /*steps=*/1);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<TrainLoop::Round> TrainLoop::BeginRound(uint64_t order_key,
@@ -227,15 +231,27 @@ absl::StatusOr<TrainLoop::Round> TrainLoop::BeginRound(uint64_t order_key,
   round.arrived = Now();
   round.split = split;
   scratch_.resize(layout_->params());
-  if (inner_ != nullptr) {
-    // It begins where all that was pushed has led.
-    RECON_ASSIGN_OR_RETURN(round.stall, AwaitPlace(1));
-    inner_->Begin(replica_.view().values);
-  } else {
+  if (inner_ == nullptr) {
     RECON_ASSIGN_OR_RETURN(round.stall, AwaitPlace(depth()));
-    sum_.assign(layout_->params(), 0.0f);
+    return round;
+  }
+  // It begins where all that was pushed has led; a fragment's push is waited for at the round's end.
+  if (!schedule_.partial()) {
+    RECON_ASSIGN_OR_RETURN(round.stall, AwaitPlace(1));
+  }
+  if (!std::exchange(inner_begun_, true)) {
+    RECON_RETURN_IF_ERROR(AdoptReplies());
+    inner_->Begin(replica_.view().values, replica_.versions(), replica_epoch_);
+  } else {
+    inner_->Follow(replica_.view().values, replica_.versions(), replica_epoch_);
   }
   return round;
+}
+
+void TrainLoop::ForgetUnpushed() {
+  round_.reset();
+  sum_.Clear();
+  inner_begun_ = false;
 }
 
 absl::Status TrainLoop::TrainInRound(const Batch& batch, uint64_t order_key,
@@ -251,27 +267,43 @@ absl::Status TrainLoop::TrainInRound(const Batch& batch, uint64_t order_key,
   if (inner_ != nullptr) {
     inner_->Step(order_key / job_->batch_samples(), scratch_);
   } else {
-    AddWeighted(scratch_.data(), static_cast<float>(batch.samples), scratch_.size(), sum_.data());
+    sum_.Add(scratch_, batch.samples);
   }
   round_->compute += compute;
   round_->samples += batch.samples;
   ++round_->steps;
-  const uint64_t whole = inner_ != nullptr ? job_->local().steps() : options_.accumulate;
+  const uint64_t whole = inner_ != nullptr ? schedule_.steps() : options_.accumulate;
   return flush || round_->steps == whole ? EndRound(flush) : absl::OkStatus();
 }
 
 absl::Status TrainLoop::EndRound(bool flush) {
-  const Round round = *std::exchange(round_, std::nullopt);
-  RECON_ASSIGN_OR_RETURN(CommPipeline::Push push, NewPush(round.order_key, round.samples, flush));
-  if (inner_ != nullptr) {
-    inner_->MovedFrom(replica_.view().values, absl::MakeSpan(scratch_));
-  } else {
-    const auto inverse = static_cast<float>(1.0 / static_cast<double>(round.samples));
-    for (size_t i = 0; i < sum_.size(); ++i) scratch_[i] = sum_[i] * inverse;
+  Round round = *std::exchange(round_, std::nullopt);
+  if (inner_ != nullptr && schedule_.partial()) {
+    // A fragment's push may be on its way there while the one before is on its way back; a shard's own is
+    // awaited.
+    const int under_way = std::min(options_.depth, static_cast<int>(schedule_.fragments()));
+    RECON_ASSIGN_OR_RETURN(round.stall, AwaitPlace(under_way));
+    if (round.split->dropped) {
+      ForgetUnpushed();
+      return absl::OkStatus();
+    }
+    inner_->Follow(replica_.view().values, replica_.versions(), replica_epoch_);
   }
+  RECON_ASSIGN_OR_RETURN(const uint64_t step, TakeStep());
+  std::vector<bool> due;  // All.
+  if (!flush) due = schedule_.Due(step);
+  if (inner_ != nullptr) {
+    inner_->TakeMovement(due, absl::MakeSpan(scratch_));
+  } else {
+    sum_.Take(due, absl::MakeSpan(scratch_));
+  }
+  RECON_ASSIGN_OR_RETURN(CommPipeline::Push push,
+                         NewPush(round.order_key, round.samples, flush, std::move(due)));
+  push.step = step;
   RECON_RETURN_IF_ERROR(backend_->Load(scratch_, push.gradient.get()));
   policy_->NoteStep(Now() - round.arrived, round.compute, round.stall);
-  return Submit(std::move(push), round.split, round.steps);
+  Submit(std::move(push), round.split, round.steps);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<uint64_t> TrainLoop::TakeStep() {
@@ -282,9 +314,7 @@ absl::StatusOr<uint64_t> TrainLoop::TakeStep() {
   }
 }
 
-absl::Status TrainLoop::Submit(CommPipeline::Push push, const std::shared_ptr<OpenSplit>& split,
-                               uint64_t steps) {
-  RECON_ASSIGN_OR_RETURN(push.step, TakeStep());
+void TrainLoop::Submit(CommPipeline::Push push, const std::shared_ptr<OpenSplit>& split, uint64_t steps) {
   ++split->pushes_open;
   push.done = [this, split, steps, samples = push.samples](bool applied) {
     if (!applied) split->dropped = true;
@@ -303,10 +333,10 @@ absl::Status TrainLoop::Submit(CommPipeline::Push push, const std::shared_ptr<Op
     --split->pushes_open;
   };
   pipeline_.Submit(std::move(push));
-  return absl::OkStatus();
 }
 
-absl::StatusOr<CommPipeline::Push> TrainLoop::NewPush(uint64_t order_key, uint64_t samples, bool flush) {
+absl::StatusOr<CommPipeline::Push> TrainLoop::NewPush(uint64_t order_key, uint64_t samples, bool flush,
+                                                      std::vector<bool> due) {
   CommPipeline::Push push;
   RECON_ASSIGN_OR_RETURN(push.gradient, pipeline_.TakeBuffer());
   push.order_key = order_key;
@@ -315,7 +345,7 @@ absl::StatusOr<CommPipeline::Push> TrainLoop::NewPush(uint64_t order_key, uint64
   push.base_epoch = replica_epoch_;
   push.local = inner_ != nullptr;
   const double data_epochs = static_cast<double>(order_key) / static_cast<double>(data_->train->size());
-  push.plan = policy_->PlanFor(data_epochs, flush, Now());
+  push.plan = policy_->PlanFor(data_epochs, flush, std::move(due), Now());
   // By what is computed, not by who computes it: two runs with one seed make the same choices.
   uint64_t state = job_->seed() ^ order_key;
   push.plan.seed = SplitMix64(&state);
@@ -324,11 +354,17 @@ absl::StatusOr<CommPipeline::Push> TrainLoop::NewPush(uint64_t order_key, uint64
 
 absl::Status TrainLoop::FlushResidual() {
   // Synchronous workers are given a last batch to send it with: a push of its own would be a step.
-  if (synchronous() || session_->counters()->residual_norm == 0 || !replica_.complete()) {
+  const bool held = sum_.holds();
+  if (synchronous() || (session_->counters()->residual_norm == 0 && !held) || !replica_.complete()) {
     return absl::OkStatus();
   }
   RECON_ASSIGN_OR_RETURN(CommPipeline::Push push, NewPush(0, 1, /*flush=*/true));
-  RECON_RETURN_IF_ERROR(backend_->ZeroGradient(push.gradient.get()));
+  if (held) {
+    sum_.Take(/*due=*/{}, absl::MakeSpan(scratch_));
+    RECON_RETURN_IF_ERROR(backend_->Load(scratch_, push.gradient.get()));
+  } else {
+    RECON_RETURN_IF_ERROR(backend_->ZeroGradient(push.gradient.get()));
+  }
   RECON_ASSIGN_OR_RETURN(push.step, TakeStep());
   push.done = [](bool) {};
   pipeline_.Submit(std::move(push));
@@ -346,6 +382,8 @@ absl::Status TrainLoop::CompleteFinishedSplits() {
     }
     it = open_.erase(it);
     if (split->dropped || session_->lost(split->lease)) {
+      // Its batches are computed again, by whoever gets them.
+      if (!round_) ForgetUnpushed();
       session_->Abandon(split->lease);
       continue;
     }

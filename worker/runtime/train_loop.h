@@ -14,7 +14,9 @@
 #include "worker/data/dataset.h"
 #include "worker/model/model_backend.h"
 #include "worker/runtime/comm_pipeline.h"
+#include "worker/runtime/gradient_sum.h"
 #include "worker/runtime/inner_optimizer.h"
+#include "worker/runtime/push_schedule.h"
 #include "worker/runtime/replica.h"
 #include "worker/runtime/session.h"
 
@@ -50,7 +52,7 @@ class TrainLoop {
  private:
   struct OpenSplit;
   // Batches that become one push: local steps, or gradients that are accumulated. It ends with its lease at
-  // the latest.
+  // the latest; what the push has not of it, since not all shards are due, comes with a later one.
   struct Round {
     uint64_t order_key = 0;
     uint64_t samples = 0;
@@ -62,7 +64,9 @@ class TrainLoop {
   };
 
   bool synchronous() const { return job_->bound() == 0; }
-  // A worker must not run further ahead on its own than the bound lets it.
+  bool in_rounds() const { return inner_ != nullptr || options_.accumulate > 1 || schedule_.partial(); }
+  // A worker must not run further ahead on its own than the bound lets it. (Fragments of local steps are not
+  // ahead of each other.)
   int depth() const {
     return job_->bound() < 0 ? options_.depth : std::min(options_.depth, job_->bound() + 1);
   }
@@ -81,16 +85,19 @@ class TrainLoop {
   absl::StatusOr<Round> BeginRound(uint64_t order_key, const std::shared_ptr<OpenSplit>& split);
   // Pushes how far local steps have come, or the mean of the gradients.
   absl::Status EndRound(bool flush);
+  // Drops the round, and what else was computed and is not pushed.
+  void ForgetUnpushed();
   // Waits for a place in the pipeline and adopts what has come; how long it waited.
   absl::StatusOr<absl::Duration> AwaitPlace(int pushes);
   // Checks and accounts for what `compute` gives; simulates slowness.
   template <typename Compute>
   absl::StatusOr<absl::Duration> TimeBatch(const Compute& compute);
-  absl::Status Submit(CommPipeline::Push push, const std::shared_ptr<OpenSplit>& split, uint64_t steps);
+  void Submit(CommPipeline::Push push, const std::shared_ptr<OpenSplit>& split, uint64_t steps);
   // Its step; waits for those under way if they would be too far behind.
   absl::StatusOr<uint64_t> TakeStep();
-  absl::StatusOr<CommPipeline::Push> NewPush(uint64_t order_key, uint64_t samples, bool flush);
-  // Sends what the encoder has kept back, when there is no batch to send it with.
+  absl::StatusOr<CommPipeline::Push> NewPush(uint64_t order_key, uint64_t samples, bool flush,
+                                             std::vector<bool> due = {});
+  // Sends what was kept back, when there is no batch to send it with.
   absl::Status FlushResidual();
   absl::Status EvaluateSplit(const Session::HeldLeasePtr& lease);
   absl::Status SendInitialValues();
@@ -121,9 +128,11 @@ class TrainLoop {
   std::shared_ptr<const JobConfig> job_;
   // With local steps. There is a round while some of its steps are done and not pushed.
   std::unique_ptr<InnerOptimizer> inner_;
+  bool inner_begun_ = false;
+  PushSchedule schedule_;
   std::optional<Round> round_;
   std::vector<float> scratch_;  // A batch's gradient, or how far a round has moved.
-  std::vector<float> sum_;      // Of a round's gradients, each times its samples.
+  GradientSum sum_;
   uint64_t replica_epoch_ = 0;  // Cluster epoch the replica's versions belong to.
   std::list<std::shared_ptr<OpenSplit>> open_;
   std::vector<uint32_t> order_;

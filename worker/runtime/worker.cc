@@ -33,14 +33,16 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   model.features = data.train->features();
   model.classes = data.train->classes();
   RECON_ASSIGN_OR_RETURN(const std::unique_ptr<ModelBackend> backend, MakeBackend(model));
-  RECON_ASSIGN_OR_RETURN(const ParamLayout layout, ParamLayout::Create(backend->spec()));
+  ModelSpec spec = backend->spec();
+  RECON_RETURN_IF_ERROR(AssignGroups(flags.tensor_groups, &spec));
+  RECON_ASSIGN_OR_RETURN(const ParamLayout layout, ParamLayout::Create(spec));
   backend->Bind(&layout);
   Metrics metrics;
   if (!flags.metrics_address.empty()) RECON_RETURN_IF_ERROR(metrics.Serve(flags.metrics_address));
 
   Session::Options session_options;
   session_options.name = flags.name;
-  session_options.model = backend->spec();
+  session_options.model = spec;
   session_options.train_samples = data.train->size();
   session_options.test_samples = data.test->size();
   session_options.device = backend->device();

@@ -6,6 +6,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
@@ -23,6 +24,7 @@ struct RawFlags {
   std::string transport = "auto";
   std::string parameters_from = "server";
   std::string reconnect_for = "10m";
+  std::vector<std::string> tensor_groups;
 };
 
 void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
@@ -40,6 +42,11 @@ void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
   env(app->add_option("--data", flags->data,
                       "idx:DIR, cifar10:DIR or clusters:TRAIN,TEST[,FEATURES,CLASSES]"),
       "RECON_DATASET");
+  env(app->add_option(
+          "--tensor-group", raw->tensor_groups,
+          "PATTERN=GROUP: tensors whose names match are of that group, for the policies and codecs "
+          "of groups; the first that matches counts; the same for all workers of a job"),
+      "RECON_TENSOR_GROUP");
   env(app->add_option("--device", flags->model.device, "auto, cpu or cuda:N"), "RECON_DEVICE");
   env(app->add_option("--threads", flags->model.threads, "CPU threads of matrix products")
           ->check(CLI::Range(1, 1024)),
@@ -156,6 +163,14 @@ absl::Status Convert(const RawFlags& raw, WorkerFlags* flags) {
       flags->reconnect_for < absl::ZeroDuration()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--reconnect-for ", raw.reconnect_for, ": expected a duration such as 10m"));
+  }
+  for (const std::string& rule : raw.tensor_groups) {
+    const std::pair<std::string, std::string> halves = absl::StrSplit(rule, absl::MaxSplits('=', 1));
+    if (halves.first.empty() || halves.second.empty() || halves.second.size() > limits::kNameBytesMax) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--tensor-group ", rule, ": expected PATTERN=GROUP, such as layer0.*=first"));
+    }
+    flags->tensor_groups.push_back(halves);
   }
   flags->shared_memory = raw.transport == "auto";
   flags->from_snapshot = raw.parameters_from == "store";

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/base/limits.h"
@@ -17,6 +19,7 @@ struct WorkerFlags {
   std::string name;  // Default: <host>-<process>.
   std::string data = kDefaultDataset;
   ModelOptions model;
+  std::vector<std::pair<std::string, std::string>> tensor_groups;  // As AssignGroups() takes them.
   CodecPolicy::Options codec;
   EncoderOptions encoder;
   int depth = 2;

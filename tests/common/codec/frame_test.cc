@@ -126,7 +126,7 @@ TEST_CASE("fields out of range are refused by name, even under a right checksum"
   expect(With<uint8_t>(offsetof(FrameHeader, reply_codec), 9), "reply codec is 9");
   expect(With<uint32_t>(offsetof(FrameHeader, part_count), 0), "part count is 0");
   expect(With<uint32_t>(offsetof(FrameHeader, part_count), 0xFFFFFFFF), "part count");
-  expect(With<uint32_t>(offsetof(FrameHeader, reserved), 1), "reserved");
+  expect(With<uint32_t>(offsetof(FrameHeader, server_parts), 3), "shards on this server");
   expect(With<uint64_t>(offsetof(FrameHeader, payload_bytes), 15), "length");
   expect(With<uint8_t>(part + offsetof(PartHeader, codec), 77), "codec is 77");
   expect(With<uint8_t>(part + offsetof(PartHeader, reserved), 1), "reserved");

@@ -14,7 +14,7 @@ EncodePlan Plan(const char* weights, const char* biases, uint64_t seed, bool flu
   EncodePlan plan;
   plan.groups = {*ParseCodecSpec(weights), *ParseCodecSpec(biases)};
   plan.seed = seed;
-  plan.flush_count = flush ? 1000 : 0;
+  if (flush) plan.flush.assign(1000, true);
   return plan;
 }
 

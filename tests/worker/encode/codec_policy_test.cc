@@ -81,12 +81,29 @@ TEST_CASE("each shard's residual is sent once in a period, whatever the time bet
   absl::Time now = absl::UnixEpoch();
   // 1.5 seconds apart, a shard is due every 2: ten periods make ten turns each.
   for (; now <= absl::UnixEpoch() + absl::Seconds(100); now += absl::Milliseconds(1500)) {
-    const EncodePlan plan = policy.PlanFor(1, false, now);
+    const EncodePlan plan = policy.PlanFor(1, false, /*due=*/{}, now);
     for (uint32_t shard = 0; shard < layout.shard_count(); ++shard) {
-      flushes[shard] += plan.Flushes(shard, layout.shard_count()) ? 1 : 0;
+      flushes[shard] += plan.Flushes(shard) ? 1 : 0;
     }
   }
   for (const int count : flushes) CHECK((count == 9 || count == 10));
+}
+
+TEST_CASE("a shard that is not in the push when its turn comes sends its residual with its next",
+          "[encode]") {
+  const ParamLayout layout = Layout();
+  CodecPolicy::Options options = OptionsFor("topk:0.01");
+  options.flush_period = absl::Seconds(10);
+  CodecPolicy policy(options, &layout);
+  absl::Time now = absl::UnixEpoch();
+  std::vector<bool> due(layout.shard_count(), true);
+  (void)policy.PlanFor(1, false, due, now);
+  due[0] = due[3] = false;
+  const EncodePlan without = policy.PlanFor(1, false, due, now + absl::Seconds(10));
+  CHECK(without.flush == std::vector<bool>{false, true, true, false, true});
+  const EncodePlan with = policy.PlanFor(1, false, {}, now + absl::Seconds(10));
+  CHECK(with.flush == std::vector<bool>{true, false, false, true, false});
+  CHECK(policy.PlanFor(1, false, {}, now + absl::Seconds(10)).flush.empty());
 }
 
 }  // namespace recon

@@ -100,6 +100,30 @@ TEST_CASE("each group has its codec, and norms are those of what is sent and kep
   CHECK(push->residual_norm == Approx(std::sqrt(kept)).epsilon(1e-6));
 }
 
+TEST_CASE("what is kept back of a shard that the push has not stays as it is", "[encode]") {
+  const ParamLayout layout = TwoGroups();
+  CpuEncoder all(EncoderOptions(), &layout), some(EncoderOptions(), &layout);
+  GradientBuffer zero;
+  const auto encode = [&](CpuEncoder* encoder, GradientBuffer gradient, std::vector<bool> due) {
+    EncodePlan plan = Plan("topk:0.01", "topk:0.01");
+    plan.due = std::move(due);
+    return *encoder->Encode(&gradient, plan);
+  };
+  zero.host.resize(layout.params());
+  CHECK(encode(&all, Random(layout, 1), {}).norm == encode(&some, Random(layout, 1), {}).norm);
+  std::vector<bool> last_only(layout.shard_count(), false);
+  last_only.back() = true;
+  const EncodedPush partial = encode(&some, zero, last_only);
+  for (uint32_t i = 0; i < layout.shard_count(); ++i) {
+    CHECK(partial.shards[i].left_out == !last_only[i]);
+    CHECK((partial.shards[i].payload.size() == 0) == !last_only[i]);
+  }
+  const EncodedPush next = encode(&all, zero, {});
+  const EncodedPush then = encode(&some, zero, {});
+  CHECK(next.shards[0].payload.ToString() == then.shards[0].payload.ToString());
+  CHECK(next.shards.back().payload.ToString() == partial.shards.back().payload.ToString());
+}
+
 TEST_CASE("whatever the codecs in between, a flush leaves nothing behind", "[encode]") {
   const ParamLayout layout = TwoGroups();
   for (const bool bf16 : {false, true}) {
@@ -112,7 +136,7 @@ TEST_CASE("whatever the codecs in between, a flush leaves nothing behind", "[enc
       for (uint64_t step = 0; step < 6; ++step) {
         GradientBuffer gradient = Random(layout, step);
         EncodePlan plan = Plan(codec, codec, step);
-        plan.flush_count = step == 5 ? layout.shard_count() : 0;
+        if (step == 5) plan.flush.assign(layout.shard_count(), true);
         const auto push = encoder.Encode(&gradient, plan);
         REQUIRE(push.ok());
         const std::vector<float> sent = Decoded(layout, *push);

@@ -49,9 +49,10 @@ TEST_CASE("inner steps are the optimizer's, by group, and a round tells how far 
     std::vector<float> begin(count, 0.5f);
     std::vector<float> expected = begin;
     std::vector<float> state1(count), state2(count), moved(count);
+    const std::vector<uint64_t> versions(layout.shard_count(), 1);
     uint64_t revision = inner.view().revision;
     for (int round = 0; round < 2; ++round) {  // State stays from round to round.
-      inner.Begin(begin);
+      inner.Begin(begin, versions, 1);
       expected = begin;
       for (int step = 0; step < 3; ++step) {
         const uint64_t update = static_cast<uint64_t>(3 * round + step);
@@ -67,7 +68,7 @@ TEST_CASE("inner steps are the optimizer's, by group, and a round tells how far 
         revision = inner.view().revision;
       }
       CHECK(std::vector<float>(inner.view().values.begin(), inner.view().values.end()) == expected);
-      inner.MovedFrom(begin, absl::MakeSpan(moved));
+      inner.TakeMovement(/*due=*/{}, absl::MakeSpan(moved));
       for (size_t i = 0; i < count; ++i) REQUIRE(moved[i] == begin[i] - expected[i]);
       for (float& value : begin) value += 0.25f;  // As if others had moved them.
     }
@@ -85,12 +86,49 @@ TEST_CASE("the inner schedule goes by the job's batches, and gradients are clipp
   const std::vector<float> ones(layout.params(), 1.0f);  // Of norm 10: clipped to 0.1 each.
   std::vector<float> moved(layout.params());
   for (const uint64_t update : {99, 100, 200}) {
-    inner.Begin(zeros);
+    inner.Begin(zeros, {1, 1}, 1);
     inner.Step(update, ones);
-    inner.MovedFrom(zeros, absl::MakeSpan(moved));
+    inner.TakeMovement(/*due=*/{}, absl::MakeSpan(moved));
     const double rate = update == 99 ? 0.1 : update == 100 ? 0.05 : 0.025;
     CHECK(moved[7] == Approx(rate * 0.1));
   }
+}
+
+TEST_CASE("what moves while a push is under way is of the next one", "[local]") {
+  const ParamLayout layout = TwoGroups();
+  ApplyRules rules = Rules(OptimizerKind::kSgd);
+  rules.optimizer.weight_decay = 0;
+  rules.optimizer.learning_rate = 1;
+  InnerOptimizer inner(rules, &layout);
+  const auto values = [&](float first, float second) {
+    std::vector<float> all(layout.params(), first);
+    std::fill(all.begin() + static_cast<ptrdiff_t>(layout.shards()[1].offset), all.end(), second);
+    return all;
+  };
+  const auto now = [&] { return std::vector<float>(inner.view().values.begin(), inner.view().values.end()); };
+  std::vector<float> moved(layout.params());
+  inner.Begin(values(8, 8), {1, 1}, 1);
+  inner.Step(0, values(1, 1));
+  inner.TakeMovement({true, false}, absl::MakeSpan(moved));
+  CHECK(moved == values(1, 0));
+  inner.Step(1, values(2, 2));
+  CHECK(now() == values(5, 5));
+  // The first shard's reply: with others' movement, 8 has become 4. What came after the push goes on from
+  // there.
+  inner.Follow(values(4, 100), {2, 1}, 1);
+  CHECK(now() == values(2, 5));
+  inner.TakeMovement({false, true}, absl::MakeSpan(moved));
+  CHECK(moved == values(0, 3));
+  inner.Step(2, values(1, 1));
+  inner.TakeMovement({true, false}, absl::MakeSpan(moved));
+  CHECK(moved == values(3, 0));
+  // A server that was started anew counts versions anew: all of its values count.
+  inner.Follow(values(10, 20), {2, 1}, 2);
+  CHECK(now() == values(10, 19));
+  inner.Begin(values(3, 3), {3, 3}, 2);
+  CHECK(now() == values(3, 3));
+  inner.TakeMovement({}, absl::MakeSpan(moved));
+  CHECK(moved == values(0, 0));
 }
 
 }  // namespace recon
