@@ -34,9 +34,9 @@ namespace {
 // Pages that a thread takes at once; they lie side by side in a pack.
 constexpr size_t kBatchPages = 16;
 // Behind training: a tenth of what a busy core's other threads get; and, as the memory's bandwidth has no
-// priorities, a seventh of the time.
+// priorities, an eighth of the time.
 constexpr int kBackgroundPriority = 10;
-constexpr double kBackgroundShare = 0.15;
+constexpr double kBackgroundShare = 0.12;
 
 // One page of the state, and its entry in the manifest.
 struct PageWork {
