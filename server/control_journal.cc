@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "google/protobuf/util/message_differencer.h"
 
 namespace recon {
 namespace {
@@ -32,7 +33,7 @@ absl::Status ControlJournal::Start(const ControlState& recovered) {
   for (const auto& [split, completion] : all.completions) {
     if (recovered.completions.count(split) == 0) records.push_back(EncodeControlRecord(completion));
   }
-  if (all.policy.SerializeAsString() != recovered.policy.SerializeAsString()) {
+  if (!google::protobuf::util::MessageDifferencer::Equals(all.policy, recovered.policy)) {
     records.push_back(EncodeControlRecord(all.policy));
   }
   return params_->RecordControl(records, [](uint64_t) {});

@@ -152,7 +152,7 @@ absl::Status Coordinator::AdoptModel(const RegisterRequest& request) {
     if (!difference.empty()) {
       return absl::InvalidArgumentError(absl::StrCat("the job trains another model: ", difference));
     }
-    return absl::OkStatus();
+    return CheckSyncPeriods(job_, *layout);  // It may be another job's snapshot's.
   }
   RECON_ASSIGN_OR_RETURN(const ParamLayout its_layout, ParamLayout::Create(request.model()));
   RECON_RETURN_IF_ERROR(CheckSyncPeriods(job_, its_layout));

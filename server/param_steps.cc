@@ -39,7 +39,11 @@ absl::Status ParamServer::CheckCounts(const Operation& op) const {
           absl::StrCat("step ", step, " was closed without this push; the next is ",
                        std::max(gate_.frontier(), first_open_[op.frame.parts[i].shard])));
     }
-    pending = pending || (closed && outcome == Shard::Outcome::kPending);
+    if (!closed || outcome != Shard::Outcome::kPending) continue;
+    if (step >= first_open_[op.frame.parts[i].shard]) {
+      return absl::AbortedError(absl::StrCat("step ", step, " was given up without this push"));
+    }
+    pending = true;
   }
   if (!pending) return absl::OkStatus();
   // The step was closing meanwhile: by the next try the ledger knows whether the push counted.
@@ -166,6 +170,8 @@ void ParamServer::CloseShards(uint64_t step, const std::vector<uint32_t>& shards
   for (const WorkerId worker : gate_.Awaited(step)) {
     const auto session = sessions_.find(worker);
     if (session == sessions_.end()) continue;
+    if (gate_.next_step(worker) < step)
+      return;  // Steps close in their order: it may push this shard in both.
     const auto delivered = session->second.delivered.find(step);
     if (delivered == session->second.delivered.end()) return;  // Nothing yet.
     awaited.push_back(&delivered->second.shards);
@@ -193,7 +199,7 @@ void ParamServer::CloseShards(uint64_t step, const std::vector<uint32_t>& shards
 void ParamServer::Close(StepClosing closing) {
   const std::set<Shard::Contributor> counted(closing.contributors.begin(), closing.contributors.end());
   for (const uint32_t shard : closing.shards) {
-    first_open_[shard] = closing.step + 1;
+    first_open_[shard] = std::max(first_open_[shard], closing.step + 1);
     const auto awaiting = awaiting_closing_.find({closing.step, shard});
     if (awaiting == awaiting_closing_.end()) continue;
     for (OperationPtr& op : awaiting->second) {

@@ -223,7 +223,7 @@ absl::Status ReconServer::Parts::Open() {
   RECON_ASSIGN_OR_RETURN(const std::optional<Manifest> restored, Recover());
   if (lost) {
     RECON_ASSIGN_OR_RETURN(const PolicyRecord known, db->LoadPolicy());
-    policy_was_lost = known.SerializeAsString() != recovered.policy.SerializeAsString();
+    policy_was_lost = !google::protobuf::util::MessageDifferencer::Equals(known, recovered.policy);
   }
   if (policy_was_lost) return db->SavePolicy(recovered.policy);
   if (lost) {

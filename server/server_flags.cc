@@ -21,6 +21,7 @@ namespace {
 
 constexpr uint32_t kSplitSamples = 2000;
 constexpr uint32_t kSplitSamplesMax = 1 << 30;
+constexpr uint64_t kRoundsPerSplit = 4;
 // Not given: what goes with --sync.
 constexpr double kAsSyncSays = -1;
 
@@ -317,9 +318,12 @@ absl::Status ConvertPolicy(const RawFlags& raw, ServerFlags* flags) {
     return absl::InvalidArgumentError(
         absl::StrCat("a round of local steps takes ", round, " samples, allowed are ", kSplitSamplesMax));
   }
-  // A round ends with its lease.
+  // A round ends with its lease, and between leases nothing is under way: that costs fragments their
+  // advantage.
+  const uint64_t rounds =
+      raw.fragments > 1 ? std::min<uint64_t>(kRoundsPerSplit, kSplitSamplesMax / round) : 1;
   const uint64_t split =
-      raw.split_samples != 0 ? raw.split_samples : std::max<uint64_t>(kSplitSamples, round);
+      raw.split_samples != 0 ? raw.split_samples : std::max<uint64_t>(kSplitSamples, rounds * round);
   flags->job.set_split_samples(static_cast<uint32_t>(split));
   flags->split_samples_by_default = raw.split_samples == 0;
   return CheckRound(settings, policy, raw.batch, flags->job.split_samples());

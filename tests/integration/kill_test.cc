@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_join.h"
 #include "catch2/catch.hpp"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/storage/local_store.h"
@@ -45,9 +46,17 @@ std::vector<std::string> JobFlags(const std::string& sync, int epochs, int split
 
 TEST_CASE("a worker killed and replaced, a server killed and restarted: every sample once, and it learns",
           "[kill]") {
-  for (const std::string sync : {"asp", "ssp:2", "bsp", "local:4"}) {
-    INFO(sync);
-    ProcessJob job(JobFlags(sync, 8));
+  struct Case {
+    std::string sync;
+    std::vector<std::string> flags;
+  };
+  for (const Case& c :
+       {Case{"asp", {}}, Case{"ssp:2", {}}, Case{"bsp", {}}, Case{"local:4", {}},
+        Case{"bsp", {"--sync-period", "no_decay=3"}}, Case{"local:4", {"--fragments", "2"}}}) {
+    INFO(c.sync << " " << absl::StrJoin(c.flags, " "));
+    std::vector<std::string> flags = JobFlags(c.sync, 8);
+    flags.insert(flags.end(), c.flags.begin(), c.flags.end());
+    ProcessJob job(flags);
     REQUIRE(job.StartServer());
     auto one = job.StartWorker("one");
     auto two = job.StartWorker("two");

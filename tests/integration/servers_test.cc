@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_join.h"
 #include "catch2/catch.hpp"
 #include "common/base/hash.h"
 #include "common/snapshot/manifest.h"
@@ -48,12 +49,20 @@ std::vector<std::string> JobFlags(const std::string& sync, int epochs, int worke
 
 TEST_CASE("each of several servers, and the head, killed and restarted: every sample once, and it learns",
           "[servers]") {
-  for (const std::string sync : {"asp", "ssp:2", "bsp"}) {
-    INFO(sync);
-    ServersJob job(3, JobFlags(sync, 8));
+  struct Case {
+    std::string sync;
+    std::vector<std::string> flags;  // Of pushes that have not all shards.
+  };
+  for (const Case& c : {Case{"asp", {}}, Case{"ssp:2", {}}, Case{"bsp", {}},
+                        Case{"bsp", {"--sync-period", "default=3"}}, Case{"local:4", {"--fragments", "2"}}}) {
+    INFO(c.sync << " " << absl::StrJoin(c.flags, " "));
+    std::vector<std::string> flags = JobFlags(c.sync, 8);
+    flags.insert(flags.end(), c.flags.begin(), c.flags.end());
+    ServersJob job(3, flags);
     REQUIRE(job.StartAll());
-    auto one = job.StartWorker("one");
-    auto two = job.StartWorker("two");
+    const std::vector<std::string> model = c.flags.empty() ? std::vector<std::string>() : kWideModel;
+    auto one = job.StartWorker("one", model);
+    auto two = job.StartWorker("two", model);
     uint64_t samples = kSamples;
     for (const int server : {1, 0, 2}) {
       INFO("server " << server << " after " << samples << " samples");

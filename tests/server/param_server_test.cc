@@ -329,6 +329,32 @@ TEST_CASE("a push need not have all shards: it is complete when it has those tha
   CHECK(f.server().GetStats().pushes == 4);
 }
 
+TEST_CASE("steps of one worker under way at once close in their order", "[param_server]") {
+  Fixture f(/*bound=*/0);
+  const auto of_first = [&](uint32_t worker, uint64_t step, float value, uint32_t parts) {
+    Frame frame = f.PushFrame(worker, step, value);
+    frame.parts.resize(1);
+    frame.payloads.resize(1);
+    frame.header.push_parts = parts;
+    if (parts == 1) frame.header.server_parts = 1;
+    return frame;
+  };
+  const auto one_before = f.Send(of_first(1, 0, 2, 1));
+  const auto one = f.Send(f.PushFrame(1, 1, 1));
+  // The other's second push overtakes its first; it has that shard, too, and is not complete.
+  const auto overtaking = f.Send(of_first(2, 1, 1, 2));
+  f.Settle();
+  CHECK_FALSE(Done(one_before));
+  CHECK_FALSE(Done(one));
+  CHECK(f.Values(1)[0] == 0);
+  CHECK(f.Call(of_first(2, 0, 4, 1)).ok());
+  CHECK(Await(one_before).ok());
+  CHECK(f.Call(f.PushFrame(2, 1, 1)).ok());  // With what was missing.
+  CHECK(Await(overtaking).ok());
+  CHECK(Await(one).ok());
+  CHECK(f.Values(1)[0] == -4);
+}
+
 TEST_CASE("who sends more than the server may hold is told when to ask again", "[param_server]") {
   for (const int bound : {kAsp, 0}) {
     ParamServer::Options options = ParamServerHarness::MakeOptions(bound, OptimizerKind::kSgd, 1, 1);

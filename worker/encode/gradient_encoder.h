@@ -27,6 +27,7 @@ struct EncodedShard {
   ByteChain payload;
   uint64_t version = kNoVersion;
   bool left_out = false;  // It has no part in the push.
+  uint32_t samples = 0;   // That its gradient is the mean of; 0: as many as the push's header says.
 };
 
 // How one push is encoded.

@@ -157,8 +157,11 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush e
   saturated_.Increment(static_cast<double>(encoded.stats.saturated));
   std::vector<EncodedShard> shards = std::move(encoded.shards);
   uint64_t bytes = 0;
+  bool whole = true;
   for (size_t i = 0; i < shards.size(); ++i) {
+    whole &= !shards[i].left_out;
     shards[i].version = push.base_versions[i];
+    if (!push.shard_samples.empty()) shards[i].samples = push.shard_samples[i];
     bytes += shards[i].payload.size();
   }
   bytes_.Increment(static_cast<double>(bytes));
@@ -195,6 +198,7 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush e
     const absl::Status worst = Worst(results);
     if (worst.ok()) {
       CodecPolicy::Exchange exchange;
+      exchange.whole = whole;
       exchange.push_bytes = bytes;
       for (const auto& result : results) exchange.pull_bytes += result->header.payload_bytes;
       const absl::Time end = Now();

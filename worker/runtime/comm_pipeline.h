@@ -39,6 +39,8 @@ class CommPipeline {
     // Versions of the shards the gradient was computed from, and the cluster epoch that counted them.
     std::vector<uint64_t> base_versions;
     uint64_t base_epoch = 0;
+    // Of each shard, how many samples its gradient is the mean of; empty: `samples`, as all.
+    std::vector<uint32_t> shard_samples;
     // How far parameters of the worker's own have moved, not a gradient: what the server makes of one would
     // be nonsense with the other.
     bool local = false;

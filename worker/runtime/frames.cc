@@ -32,13 +32,16 @@ std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& heade
     const uint64_t size = std::max<uint64_t>(shards[i].payload.size(),
                                              EncodedBytes(static_cast<CodecId>(header.reply_codec), count));
     Filling& to = filling[server_of_shard[i]];
+    const uint32_t samples = shards[i].samples != 0 ? shards[i].samples : header.samples;
     if (!to.frame.parts.empty() &&
-        (to.bytes + size > limits::kFrameTargetBytes || to.frame.parts.size() == limits::kFramePartsMax)) {
+        (to.bytes + size > limits::kFrameTargetBytes || to.frame.parts.size() == limits::kFramePartsMax ||
+         samples != to.frame.header.samples)) {
       frames.push_back(std::move(to.frame));
       to = Filling();
     }
     if (to.frame.parts.empty()) {
       to.frame.header = header;
+      to.frame.header.samples = samples;
       to.frame.header.worker = identity.worker();
       to.frame.header.incarnation = identity.incarnation();
       to.frame.header.cluster_epoch = identity.cluster_epoch();

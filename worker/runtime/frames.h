@@ -17,7 +17,8 @@ namespace recon {
 
 // `header` is copied into each frame; who is speaking is filled in from `identity`. `shards` has one element
 // for each shard of the layout, as has `server_of_shard` (AssignShards()); those that are left out have no
-// part in it. Frames come in the order in which their last shards do.
+// part in it, and those of different samples no frame in common. Frames come in the order in which their last
+// shards do.
 std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& header,
                              const WorkerIdentity& identity, const std::vector<EncodedShard>& shards,
                              const std::vector<uint32_t>& server_of_shard);

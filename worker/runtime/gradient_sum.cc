@@ -6,14 +6,24 @@
 
 namespace recon {
 
-void GradientSum::Add(absl::Span<const float> gradient, uint64_t samples) {
+void GradientSum::Add(absl::Span<const float> gradient, uint64_t samples,
+                      const std::vector<uint64_t>& versions, uint64_t epoch) {
   sum_.resize(layout_->params());
   AddWeighted(gradient.data(), static_cast<float>(samples), sum_.size(), sum_.data());
-  for (uint64_t& of_shard : samples_) of_shard += samples;
+  for (size_t i = 0; i < samples_.size(); ++i) {
+    if (samples_[i] == 0) {
+      versions_[i] = versions[i];
+      epochs_[i] = epoch;
+    }
+    samples_[i] += samples;
+  }
 }
 
-void GradientSum::Take(const std::vector<bool>& due, absl::Span<float> mean) {
+GradientSum::Taken GradientSum::Take(const std::vector<bool>& due, uint64_t epoch, absl::Span<float> mean) {
   sum_.resize(layout_->params());
+  Taken taken;
+  taken.samples.resize(samples_.size());
+  taken.versions.resize(samples_.size());
   for (uint32_t i = 0; i < layout_->shard_count(); ++i) {
     const ShardPlacement& shard = layout_->shards()[i];
     const auto out = mean.begin() + static_cast<ptrdiff_t>(shard.offset);
@@ -25,8 +35,11 @@ void GradientSum::Take(const std::vector<bool>& due, absl::Span<float> mean) {
     const auto from = sum_.begin() + static_cast<ptrdiff_t>(shard.offset);
     std::transform(from, from + shard.size, out, [inverse](float sum) { return sum * inverse; });
     std::fill(from, from + shard.size, 0.0f);
+    taken.samples[i] = static_cast<uint32_t>(std::min<uint64_t>(samples_[i], UINT32_MAX));
+    taken.versions[i] = epochs_[i] == epoch ? versions_[i] : 0;
     samples_[i] = 0;
   }
+  return taken;
 }
 
 bool GradientSum::holds() const {

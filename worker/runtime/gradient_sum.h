@@ -15,12 +15,23 @@ namespace recon {
 class GradientSum {
  public:
   // `layout` must outlive this. Its memory, layout->params() floats, is taken with the first Add().
-  explicit GradientSum(const ParamLayout* layout) : layout_(layout), samples_(layout->shard_count()) {}
+  explicit GradientSum(const ParamLayout* layout)
+      : layout_(layout),
+        samples_(layout->shard_count()),
+        versions_(layout->shard_count()),
+        epochs_(layout->shard_count()) {}
 
-  // A mean over so many samples, layout->params() values.
-  void Add(absl::Span<const float> gradient, uint64_t samples);
+  // A mean over so many samples, layout->params() values, computed from these versions of the shards, as the
+  // server counts them in that cluster epoch.
+  void Add(absl::Span<const float> gradient, uint64_t samples, const std::vector<uint64_t>& versions,
+           uint64_t epoch);
+  // Of each shard that was taken; others have 0 samples.
+  struct Taken {
+    std::vector<uint32_t> samples;
+    std::vector<uint64_t> versions;  // The oldest; 0 if it is of an epoch before.
+  };
   // The means of the shards that are `due` (empty: all), which begin anew; of the others 0.
-  void Take(const std::vector<bool>& due, absl::Span<float> mean);
+  Taken Take(const std::vector<bool>& due, uint64_t epoch, absl::Span<float> mean);
   // Whether some shard has what was not taken.
   bool holds() const;
   // Drops what was not taken.
@@ -28,8 +39,10 @@ class GradientSum {
 
  private:
   const ParamLayout* const layout_;
-  std::vector<float> sum_;         // Each gradient times its samples.
-  std::vector<uint64_t> samples_;  // Of each shard.
+  std::vector<float> sum_;  // Each gradient times its samples.
+  // Of each shard.
+  std::vector<uint64_t> samples_;
+  std::vector<uint64_t> versions_, epochs_;  // Of the first gradient.
 };
 
 }  // namespace recon

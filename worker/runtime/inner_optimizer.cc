@@ -24,6 +24,7 @@ InnerOptimizer::InnerOptimizer(ApplyRules rules, const ParamLayout* layout)
       layout_(layout),
       parameters_(layout->params()),
       taken_(layout->params()),
+      samples_(layout->shard_count()),
       revision_(NextRevision()) {
   const int planes = StatePlanes(rules_.optimizer.kind);
   if (planes > 0) state1_.resize(layout->params());
@@ -34,6 +35,7 @@ void InnerOptimizer::Begin(absl::Span<const float> parameters, const std::vector
                            uint64_t epoch) {
   parameters_.assign(parameters.begin(), parameters.end());
   taken_ = parameters_;
+  samples_.assign(layout_->shard_count(), 0);
   versions_ = versions;
   epoch_ = epoch;
   revision_ = NextRevision();
@@ -56,7 +58,8 @@ void InnerOptimizer::Follow(absl::Span<const float> parameters, const std::vecto
   revision_ = NextRevision();
 }
 
-void InnerOptimizer::Step(uint64_t update, absl::Span<const float> gradient) {
+void InnerOptimizer::Step(uint64_t update, absl::Span<const float> gradient, uint64_t samples) {
+  for (uint64_t& of_shard : samples_) of_shard += samples;
   OptimizerConfig now = rules_.optimizer;
   now.learning_rate *= std::exchange(now.schedule, LearningRateSchedule()).Factor(update);
   double scale = 1;
@@ -75,7 +78,8 @@ void InnerOptimizer::Step(uint64_t update, absl::Span<const float> gradient) {
   revision_ = NextRevision();
 }
 
-void InnerOptimizer::TakeMovement(const std::vector<bool>& due, absl::Span<float> moved) {
+std::vector<uint32_t> InnerOptimizer::TakeMovement(const std::vector<bool>& due, absl::Span<float> moved) {
+  std::vector<uint32_t> samples(layout_->shard_count());
   for (uint32_t i = 0; i < layout_->shard_count(); ++i) {
     const ShardPlacement& shard = layout_->shards()[i];
     const bool taken = due.empty() || due[i];
@@ -83,7 +87,10 @@ void InnerOptimizer::TakeMovement(const std::vector<bool>& due, absl::Span<float
       moved[at] = taken ? taken_[at] - parameters_[at] : 0;
       if (taken) taken_[at] = parameters_[at];
     }
+    if (taken)
+      samples[i] = static_cast<uint32_t>(std::min<uint64_t>(std::exchange(samples_[i], 0), UINT32_MAX));
   }
+  return samples;
 }
 
 }  // namespace recon

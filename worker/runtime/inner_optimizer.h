@@ -30,19 +30,21 @@ class InnerOptimizer {
   void Begin(absl::Span<const float> parameters, const std::vector<uint64_t>& versions, uint64_t epoch);
   // Takes them where they are others than before; what has moved and was not pushed stays.
   void Follow(absl::Span<const float> parameters, const std::vector<uint64_t>& versions, uint64_t epoch);
-  // One update. `update` counts the batches of the whole job: the schedule goes by it, and so by what is
-  // computed, not by who computes it.
-  void Step(uint64_t update, absl::Span<const float> gradient);
+  // One update, by the mean over so many samples. `update` counts the batches of the whole job: the schedule
+  // goes by it, and so by what is computed, not by who computes it.
+  void Step(uint64_t update, absl::Span<const float> gradient, uint64_t samples);
   ParameterView view() const { return {parameters_, revision_}; }
   // What the server is to treat as a gradient, of the shards that are `due` (empty: all): where they were
-  // when it was taken last, or the server's parameters came, less where they are now. Of others 0.
-  void TakeMovement(const std::vector<bool>& due, absl::Span<float> moved);
+  // when it was taken last, or the server's parameters came, less where they are now. Of others 0. Returns
+  // the samples of each shard's steps since it was taken; 0 of others.
+  std::vector<uint32_t> TakeMovement(const std::vector<bool>& due, absl::Span<float> moved);
 
  private:
   const ApplyRules rules_;
   const ParamLayout* const layout_;
   std::vector<float> parameters_;
   std::vector<float> taken_;        // What movement counts from.
+  std::vector<uint64_t> samples_;   // Of each shard's steps since.
   std::vector<uint64_t> versions_;  // Of the server's parameters that came last.
   uint64_t epoch_ = 0;
   std::vector<float> state1_, state2_;  // As StatePlanes() says.

@@ -9,14 +9,15 @@ absl::StatusOr<PushSchedule> PushSchedule::Create(const JobConfig& job, const Pa
   const uint32_t shards = layout.shard_count();
   if (job.has_local()) {
     // A model of few shards has no more fragments.
-    const uint32_t fragments = std::min(std::max(1u, job.local().fragments()), shards);
+    uint32_t fragments = std::min(std::max(1u, job.local().fragments()), shards);
+    while (job.local().steps() % fragments != 0) --fragments;
     schedule.fragments_ = fragments;
     schedule.steps_ = std::max(1u, job.local().steps() / fragments);
     if (fragments == 1) return schedule;
-    for (uint32_t i = 0; i < shards; ++i) {
-      schedule.periods_.push_back(fragments);
-      // Front and back layers in each, as that paper's strided pattern has them.
-      schedule.phases_.push_back(i % fragments);
+    schedule.periods_.assign(shards, fragments);
+    // Shards that lie side by side: of several servers each has some of them.
+    for (uint64_t i = 0; i < shards; ++i) {
+      schedule.phases_.push_back(static_cast<uint32_t>(i * fragments / shards));
     }
     return schedule;
   }

@@ -76,8 +76,14 @@ absl::Status TrainLoop::AdoptJob() {
   const JobConfig& job = *job_;
   // The server was started anew, say: what is computed already goes on.
   if (before != nullptr && MessageDifferencer::Equals(*before, job)) return absl::OkStatus();
+  // Gradients are gradients, whatever the bound: what is not pushed yet goes with the next push.
+  const bool other_kind = before != nullptr && before->has_local() != job.has_local();
   if (round_) round_->split->dropped = true;
-  ForgetUnpushed();
+  if (sum_.holds() && other_kind) spdlog::warn("gradients that were not due yet are lost with the policy");
+  if (inner_begun_ && schedule_.partial()) {
+    spdlog::warn("movement of fragments whose turn had not come is lost with the policy");
+  }
+  if (round_ || other_kind || job.has_local()) ForgetUnpushed();
   RECON_ASSIGN_OR_RETURN(schedule_, PushSchedule::Create(job, *layout_));
   if (before != nullptr && before->has_local() == job.has_local() &&
       MessageDifferencer::Equals(before->local().rules(), job.local().rules()) &&
@@ -95,6 +101,10 @@ absl::Status TrainLoop::AdoptJob() {
   if (job.has_local()) {
     RECON_ASSIGN_OR_RETURN(const ApplyRules rules, DecodeRules(job.local().rules()));
     inner_ = std::make_unique<InnerOptimizer>(rules, layout_);
+    if (schedule_.fragments() != std::max(1u, job.local().fragments())) {
+      spdlog::warn("--fragments {}: the model has {} shards, they make {} fragments", job.local().fragments(),
+                   layout_->shard_count(), schedule_.fragments());
+    }
   }
   EncoderOptions options = options_.encoder;
   options.clip_norm = job.clip_norm();
@@ -239,9 +249,9 @@ absl::StatusOr<TrainLoop::Round> TrainLoop::BeginRound(uint64_t order_key,
   if (!schedule_.partial()) {
     RECON_ASSIGN_OR_RETURN(round.stall, AwaitPlace(1));
   }
-  if (!std::exchange(inner_begun_, true)) {
-    RECON_RETURN_IF_ERROR(AdoptReplies());
+  if (!schedule_.partial() || !inner_begun_) {
     inner_->Begin(replica_.view().values, replica_.versions(), replica_epoch_);
+    inner_begun_ = true;
   } else {
     inner_->Follow(replica_.view().values, replica_.versions(), replica_epoch_);
   }
@@ -265,9 +275,9 @@ absl::Status TrainLoop::TrainInRound(const Batch& batch, uint64_t order_key,
                            return backend_->Gradient(batch, parameters, absl::MakeSpan(scratch_));
                          }));
   if (inner_ != nullptr) {
-    inner_->Step(order_key / job_->batch_samples(), scratch_);
+    inner_->Step(order_key / job_->batch_samples(), scratch_, batch.samples);
   } else {
-    sum_.Add(scratch_, batch.samples);
+    sum_.Add(scratch_, batch.samples, replica_.versions(), replica_epoch_);
   }
   round_->compute += compute;
   round_->samples += batch.samples;
@@ -281,7 +291,7 @@ absl::Status TrainLoop::EndRound(bool flush) {
   if (inner_ != nullptr && schedule_.partial()) {
     // A fragment's push may be on its way there while the one before is on its way back; a shard's own is
     // awaited.
-    const int under_way = std::min(options_.depth, static_cast<int>(schedule_.fragments()));
+    const int under_way = flush ? 1 : std::min(options_.depth, static_cast<int>(schedule_.fragments()));
     RECON_ASSIGN_OR_RETURN(round.stall, AwaitPlace(under_way));
     if (round.split->dropped) {
       ForgetUnpushed();
@@ -292,14 +302,17 @@ absl::Status TrainLoop::EndRound(bool flush) {
   RECON_ASSIGN_OR_RETURN(const uint64_t step, TakeStep());
   std::vector<bool> due;  // All.
   if (!flush) due = schedule_.Due(step);
+  GradientSum::Taken taken;
   if (inner_ != nullptr) {
-    inner_->TakeMovement(due, absl::MakeSpan(scratch_));
+    taken.samples = inner_->TakeMovement(due, absl::MakeSpan(scratch_));
   } else {
-    sum_.Take(due, absl::MakeSpan(scratch_));
+    taken = sum_.Take(due, replica_epoch_, absl::MakeSpan(scratch_));
   }
   RECON_ASSIGN_OR_RETURN(CommPipeline::Push push,
                          NewPush(round.order_key, round.samples, flush, std::move(due)));
   push.step = step;
+  if (inner_ == nullptr) push.base_versions = std::move(taken.versions);
+  push.shard_samples = std::move(taken.samples);
   RECON_RETURN_IF_ERROR(backend_->Load(scratch_, push.gradient.get()));
   policy_->NoteStep(Now() - round.arrived, round.compute, round.stall);
   Submit(std::move(push), round.split, round.steps);
@@ -309,7 +322,7 @@ absl::Status TrainLoop::EndRound(bool flush) {
 absl::StatusOr<uint64_t> TrainLoop::TakeStep() {
   while (true) {
     if (const std::optional<uint64_t> step = session_->TakeStep()) return *step;
-    RECON_RETURN_IF_ERROR(WaitUntilBelow(1));
+    AwaitPushes();  // What they bring comes later: the gradient was computed from what there is.
     RECON_RETURN_IF_ERROR(session_->fatal());
   }
 }
@@ -354,13 +367,15 @@ absl::StatusOr<CommPipeline::Push> TrainLoop::NewPush(uint64_t order_key, uint64
 
 absl::Status TrainLoop::FlushResidual() {
   // Synchronous workers are given a last batch to send it with: a push of its own would be a step.
-  const bool held = sum_.holds();
+  const bool moved = inner_ != nullptr && inner_begun_ && schedule_.partial();
+  const bool held = sum_.holds() || moved;
   if (synchronous() || (session_->counters()->residual_norm == 0 && !held) || !replica_.complete()) {
     return absl::OkStatus();
   }
   RECON_ASSIGN_OR_RETURN(CommPipeline::Push push, NewPush(0, 1, /*flush=*/true));
   if (held) {
-    sum_.Take(/*due=*/{}, absl::MakeSpan(scratch_));
+    if (moved) (void)inner_->TakeMovement(/*due=*/{}, absl::MakeSpan(scratch_));
+    if (!moved) (void)sum_.Take(/*due=*/{}, replica_epoch_, absl::MakeSpan(scratch_));
     RECON_RETURN_IF_ERROR(backend_->Load(scratch_, push.gradient.get()));
   } else {
     RECON_RETURN_IF_ERROR(backend_->ZeroGradient(push.gradient.get()));
@@ -382,8 +397,6 @@ absl::Status TrainLoop::CompleteFinishedSplits() {
     }
     it = open_.erase(it);
     if (split->dropped || session_->lost(split->lease)) {
-      // Its batches are computed again, by whoever gets them.
-      if (!round_) ForgetUnpushed();
       session_->Abandon(split->lease);
       continue;
     }

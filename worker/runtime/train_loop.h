@@ -64,7 +64,9 @@ class TrainLoop {
   };
 
   bool synchronous() const { return job_->bound() == 0; }
-  bool in_rounds() const { return inner_ != nullptr || options_.accumulate > 1 || schedule_.partial(); }
+  bool in_rounds() const {
+    return inner_ != nullptr || options_.accumulate > 1 || schedule_.partial() || sum_.holds();
+  }
   // A worker must not run further ahead on its own than the bound lets it. (Fragments of local steps are not
   // ahead of each other.)
   int depth() const {

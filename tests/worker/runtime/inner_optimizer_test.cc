@@ -56,7 +56,7 @@ TEST_CASE("inner steps are the optimizer's, by group, and a round tells how far 
       expected = begin;
       for (int step = 0; step < 3; ++step) {
         const uint64_t update = static_cast<uint64_t>(3 * round + step);
-        inner.Step(update, Gradient(step, count));
+        inner.Step(update, Gradient(step, count), 1);
         for (const ShardPlacement& shard : layout.shards()) {
           const UpdateCoefficients c =
               CoefficientsFor(rules.optimizer, rules.PolicyOf(layout.groups()[shard.group]), update, 1);
@@ -87,7 +87,7 @@ TEST_CASE("the inner schedule goes by the job's batches, and gradients are clipp
   std::vector<float> moved(layout.params());
   for (const uint64_t update : {99, 100, 200}) {
     inner.Begin(zeros, {1, 1}, 1);
-    inner.Step(update, ones);
+    inner.Step(update, ones, 1);
     inner.TakeMovement(/*due=*/{}, absl::MakeSpan(moved));
     const double rate = update == 99 ? 0.1 : update == 100 ? 0.05 : 0.025;
     CHECK(moved[7] == Approx(rate * 0.1));
@@ -108,18 +108,18 @@ TEST_CASE("what moves while a push is under way is of the next one", "[local]") 
   const auto now = [&] { return std::vector<float>(inner.view().values.begin(), inner.view().values.end()); };
   std::vector<float> moved(layout.params());
   inner.Begin(values(8, 8), {1, 1}, 1);
-  inner.Step(0, values(1, 1));
-  inner.TakeMovement({true, false}, absl::MakeSpan(moved));
+  inner.Step(0, values(1, 1), 64);
+  CHECK(inner.TakeMovement({true, false}, absl::MakeSpan(moved)) == std::vector<uint32_t>{64, 0});
   CHECK(moved == values(1, 0));
-  inner.Step(1, values(2, 2));
+  inner.Step(1, values(2, 2), 32);
   CHECK(now() == values(5, 5));
   // The first shard's reply: with others' movement, 8 has become 4. What came after the push goes on from
   // there.
   inner.Follow(values(4, 100), {2, 1}, 1);
   CHECK(now() == values(2, 5));
-  inner.TakeMovement({false, true}, absl::MakeSpan(moved));
+  CHECK(inner.TakeMovement({false, true}, absl::MakeSpan(moved)) == std::vector<uint32_t>{0, 96});
   CHECK(moved == values(0, 3));
-  inner.Step(2, values(1, 1));
+  inner.Step(2, values(1, 1), 1);
   inner.TakeMovement({true, false}, absl::MakeSpan(moved));
   CHECK(moved == values(3, 0));
   // A server that was started anew counts versions anew: all of its values count.
