@@ -141,7 +141,8 @@ void CodecPolicy::NotePush(const Exchange& exchange, const EncodedPush& push) {
   work_.set_push_bytes(work_.push_bytes() + exchange.push_bytes);
   work_.set_pull_bytes(work_.pull_bytes() + exchange.pull_bytes);
   // What is kept back is that of all shards.
-  if (exchange.whole) work_.set_residual_ratio(push.norm > 0 ? push.residual_norm / push.norm : 0);
+  const double norm = push.norm / std::sqrt(exchange.share);
+  work_.set_residual_ratio(norm > 0 ? push.residual_norm / norm : 0);
 }
 
 StepWork CodecPolicy::work() const {

@@ -56,7 +56,7 @@ class CodecPolicy {
     absl::Duration exchange;  // From sending to the reply.
     uint64_t push_bytes = 0;  // Payloads.
     uint64_t pull_bytes = 0;
-    bool whole = true;  // It had all shards.
+    double share = 1;  // Of the parameters; above 0.
   };
   void NotePush(const Exchange& exchange, const EncodedPush& push);
   StepWork work() const;

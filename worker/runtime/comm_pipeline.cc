@@ -157,9 +157,9 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush e
   saturated_.Increment(static_cast<double>(encoded.stats.saturated));
   std::vector<EncodedShard> shards = std::move(encoded.shards);
   uint64_t bytes = 0;
-  bool whole = true;
+  uint64_t params = 0;
   for (size_t i = 0; i < shards.size(); ++i) {
-    whole &= !shards[i].left_out;
+    if (!shards[i].left_out) params += layout_->shards()[i].size;
     shards[i].version = push.base_versions[i];
     if (!push.shard_samples.empty()) shards[i].samples = push.shard_samples[i];
     bytes += shards[i].payload.size();
@@ -198,7 +198,7 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush e
     const absl::Status worst = Worst(results);
     if (worst.ok()) {
       CodecPolicy::Exchange exchange;
-      exchange.whole = whole;
+      exchange.share = static_cast<double>(params) / static_cast<double>(layout_->params());
       exchange.push_bytes = bytes;
       for (const auto& result : results) exchange.pull_bytes += result->header.payload_bytes;
       const absl::Time end = Now();

@@ -78,6 +78,10 @@ void InnerOptimizer::Step(uint64_t update, absl::Span<const float> gradient, uin
   revision_ = NextRevision();
 }
 
+bool InnerOptimizer::holds() const {
+  return std::any_of(samples_.begin(), samples_.end(), [](uint64_t samples) { return samples > 0; });
+}
+
 std::vector<uint32_t> InnerOptimizer::TakeMovement(const std::vector<bool>& due, absl::Span<float> moved) {
   std::vector<uint32_t> samples(layout_->shard_count());
   for (uint32_t i = 0; i < layout_->shard_count(); ++i) {

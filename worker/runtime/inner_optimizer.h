@@ -33,6 +33,8 @@ class InnerOptimizer {
   // One update, by the mean over so many samples. `update` counts the batches of the whole job: the schedule
   // goes by it, and so by what is computed, not by who computes it.
   void Step(uint64_t update, absl::Span<const float> gradient, uint64_t samples);
+  // Whether there were steps since some shard was taken.
+  bool holds() const;
   ParameterView view() const { return {parameters_, revision_}; }
   // What the server is to treat as a gradient, of the shards that are `due` (empty: all): where they were
   // when it was taken last, or the server's parameters came, less where they are now. Of others 0. Returns

@@ -183,7 +183,8 @@ absl::Status TrainLoop::TrainSplit(const Session::HeldLeasePtr& held) {
     if (last) break;
     order_key += batch.samples;
   }
-  if (session_->lost(held) || split->dropped) ForgetUnpushed();
+  // Its batches are computed again. Gradients that were not due are of other leases, too: they stay.
+  if ((session_->lost(held) || split->dropped) && (inner_ != nullptr || round_)) ForgetUnpushed();
   if (round_) RECON_RETURN_IF_ERROR(EndRound(/*flush=*/stop_.load()));
   split->submitted = true;
   if (stop_.load()) split->dropped = true;
@@ -248,6 +249,8 @@ absl::StatusOr<TrainLoop::Round> TrainLoop::BeginRound(uint64_t order_key,
   // It begins where all that was pushed has led; a fragment's push is waited for at the round's end.
   if (!schedule_.partial()) {
     RECON_ASSIGN_OR_RETURN(round.stall, AwaitPlace(1));
+  } else if (!inner_begun_) {
+    RECON_RETURN_IF_ERROR(AdoptReplies());
   }
   if (!schedule_.partial() || !inner_begun_) {
     inner_->Begin(replica_.view().values, replica_.versions(), replica_epoch_);
@@ -289,8 +292,7 @@ absl::Status TrainLoop::TrainInRound(const Batch& batch, uint64_t order_key,
 absl::Status TrainLoop::EndRound(bool flush) {
   Round round = *std::exchange(round_, std::nullopt);
   if (inner_ != nullptr && schedule_.partial()) {
-    // A fragment's push may be on its way there while the one before is on its way back; a shard's own is
-    // awaited.
+    // A fragment's push may be on its way there while the one before is on its way back.
     const int under_way = flush ? 1 : std::min(options_.depth, static_cast<int>(schedule_.fragments()));
     RECON_ASSIGN_OR_RETURN(round.stall, AwaitPlace(under_way));
     if (round.split->dropped) {
@@ -367,7 +369,7 @@ absl::StatusOr<CommPipeline::Push> TrainLoop::NewPush(uint64_t order_key, uint64
 
 absl::Status TrainLoop::FlushResidual() {
   // Synchronous workers are given a last batch to send it with: a push of its own would be a step.
-  const bool moved = inner_ != nullptr && inner_begun_ && schedule_.partial();
+  const bool moved = inner_ != nullptr && inner_begun_ && inner_->holds();
   const bool held = sum_.holds() || moved;
   if (synchronous() || (session_->counters()->residual_norm == 0 && !held) || !replica_.complete()) {
     return absl::OkStatus();
@@ -375,7 +377,7 @@ absl::Status TrainLoop::FlushResidual() {
   RECON_ASSIGN_OR_RETURN(CommPipeline::Push push, NewPush(0, 1, /*flush=*/true));
   if (held) {
     if (moved) (void)inner_->TakeMovement(/*due=*/{}, absl::MakeSpan(scratch_));
-    if (!moved) (void)sum_.Take(/*due=*/{}, replica_epoch_, absl::MakeSpan(scratch_));
+    if (!moved) push.base_versions = sum_.Take(/*due=*/{}, replica_epoch_, absl::MakeSpan(scratch_)).versions;
     RECON_RETURN_IF_ERROR(backend_->Load(scratch_, push.gradient.get()));
   } else {
     RECON_RETURN_IF_ERROR(backend_->ZeroGradient(push.gradient.get()));
