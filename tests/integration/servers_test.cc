@@ -54,7 +54,8 @@ TEST_CASE("each of several servers, and the head, killed and restarted: every sa
     std::vector<std::string> flags;  // Of pushes that have not all shards.
   };
   for (const Case& c : {Case{"asp", {}}, Case{"ssp:2", {}}, Case{"bsp", {}},
-                        Case{"bsp", {"--sync-period", "default=3"}}, Case{"local:4", {"--fragments", "2"}}}) {
+                        Case{"bsp", {"--sync-period", "default=3", "--group", "default:lr_scale=3"}},
+                        Case{"local:4", {"--fragments", "2"}}}) {
     INFO(c.sync << " " << absl::StrJoin(c.flags, " "));
     std::vector<std::string> flags = JobFlags(c.sync, 8);
     flags.insert(flags.end(), c.flags.begin(), c.flags.end());
