@@ -50,7 +50,7 @@ absl::StatusOr<Sync> ParseSync(const std::string& text) {
                    ", local:1 to local:", limits::kLocalStepsMax, ", diloco likewise, or auto"));
 }
 
-absl::Status CheckPeriods(const PolicySettings& settings) {
+absl::Status CheckPeriodValues(const PolicySettings& settings) {
   for (const auto& [group, period] : settings.sync_periods()) {
     if (group.empty() || group.size() > limits::kNameBytesMax || period < 1 || period > kSyncPeriodMax) {
       return absl::InvalidArgumentError(absl::StrCat("--sync-period ", group.substr(0, limits::kNameBytesMax),
@@ -213,7 +213,7 @@ absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const Polic
   }
   policy.job.set_bound(sync.bound);
   *policy.job.mutable_policy() = settings;
-  RECON_RETURN_IF_ERROR(CheckPeriods(settings));
+  RECON_RETURN_IF_ERROR(CheckPeriodValues(settings));
   if (settings.local_steps() > limits::kLocalStepsMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("--local-steps ", settings.local_steps(), ", allowed are ", limits::kLocalStepsMax));

@@ -21,6 +21,15 @@ struct Fixture : ParamServerHarness {
     Define(SampleModel(), std::vector<float>(kParams, 0));
     for (int i = 1; i <= workers; ++i) Join(static_cast<uint32_t>(i));
   }
+  // One shard's part of a push that has `parts` of the two.
+  Frame PartOf(uint32_t worker, uint64_t step, uint32_t shard, float value, uint32_t parts) {
+    Frame frame = PushFrame(worker, step, value);
+    frame.parts = {frame.parts[shard]};
+    frame.payloads = {frame.payloads[shard]};
+    frame.header.push_parts = parts;
+    if (parts == 1) frame.header.server_parts = 1;
+    return frame;
+  }
   // After everything the lanes were given.
   void Settle() { Values(1); }
 };
@@ -293,61 +302,45 @@ TEST_CASE("malformed pushes get the right code and change nothing", "[param_serv
 TEST_CASE("a push need not have all shards: it is complete when it has those that it says",
           "[param_server]") {
   Fixture f(/*bound=*/0);
-  const auto of_shard = [&](uint32_t worker, uint64_t step, uint32_t shard, float value, uint32_t parts) {
-    Frame frame = f.PushFrame(worker, step, value);
-    frame.parts = {frame.parts[shard]};
-    frame.payloads = {frame.payloads[shard]};
-    frame.header.push_parts = parts;
-    if (parts == 1) frame.header.server_parts = 1;
-    return frame;
-  };
   const size_t second = f.server().layout()->shards()[1].offset;
   // Both have the second shard only in step 0.
-  const auto one = f.Send(of_shard(1, 0, 1, 2, 1));
+  const auto one = f.Send(f.PartOf(1, 0, 1, 2, 1));
   f.Settle();
   CHECK_FALSE(Done(one));
-  const auto two = f.Send(of_shard(2, 0, 1, 4, 1));
+  const auto two = f.Send(f.PartOf(2, 0, 1, 4, 1));
   CHECK(Await(one).ok());
   CHECK(Await(two).ok());
   CHECK(f.Values(1)[0] == 0);
   CHECK(f.Values(1)[second] == -3);
   CHECK(f.server().GetStats().frontier_step == 1);
   // In step 1 one has both, in two frames, and the other the second: nobody waits for what is not to come.
-  const auto first_half = f.Send(of_shard(1, 1, 0, 2, 2));
-  const auto other = f.Send(of_shard(2, 1, 1, 8, 1));
+  const auto first_half = f.Send(f.PartOf(1, 1, 0, 2, 2));
+  const auto other = f.Send(f.PartOf(2, 1, 1, 8, 1));
   f.Settle();
   CHECK_FALSE(Done(first_half));
-  const auto second_half = f.Send(of_shard(1, 1, 1, 2, 2));
+  const auto second_half = f.Send(f.PartOf(1, 1, 1, 2, 2));
   CHECK(Await(first_half).ok());
   CHECK(Await(second_half).ok());
   CHECK(Await(other).ok());
   CHECK(f.Values(1)[0] == -2);
   CHECK(f.Values(1)[second] == -8);
   // Again: they count once.
-  CHECK(f.Call(of_shard(1, 1, 0, 2, 2)).ok());
+  CHECK(f.Call(f.PartOf(1, 1, 0, 2, 2)).ok());
   CHECK(f.Values(1)[0] == -2);
   CHECK(f.server().GetStats().pushes == 4);
 }
 
 TEST_CASE("steps of one worker under way at once close in their order", "[param_server]") {
   Fixture f(/*bound=*/0);
-  const auto of_first = [&](uint32_t worker, uint64_t step, float value, uint32_t parts) {
-    Frame frame = f.PushFrame(worker, step, value);
-    frame.parts.resize(1);
-    frame.payloads.resize(1);
-    frame.header.push_parts = parts;
-    if (parts == 1) frame.header.server_parts = 1;
-    return frame;
-  };
-  const auto one_before = f.Send(of_first(1, 0, 2, 1));
+  const auto one_before = f.Send(f.PartOf(1, 0, 0, 2, 1));
   const auto one = f.Send(f.PushFrame(1, 1, 1));
   // The other's second push overtakes its first; it has that shard, too, and is not complete.
-  const auto overtaking = f.Send(of_first(2, 1, 1, 2));
+  const auto overtaking = f.Send(f.PartOf(2, 1, 0, 1, 2));
   f.Settle();
   CHECK_FALSE(Done(one_before));
   CHECK_FALSE(Done(one));
   CHECK(f.Values(1)[0] == 0);
-  CHECK(f.Call(of_first(2, 0, 4, 1)).ok());
+  CHECK(f.Call(f.PartOf(2, 0, 0, 4, 1)).ok());
   CHECK(Await(one_before).ok());
   CHECK(f.Call(f.PushFrame(2, 1, 1)).ok());  // With what was missing.
   CHECK(Await(overtaking).ok());

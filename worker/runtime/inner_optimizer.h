@@ -22,7 +22,7 @@ namespace recon {
 // Threads: one at a time.
 class InnerOptimizer {
  public:
-  // Zero parameters; Begin() or Follow() first. `layout` must outlive this.
+  // Zero parameters; Begin() first. `layout` must outlive this.
   InnerOptimizer(ApplyRules rules, const ParamLayout* layout);
 
   // Begins at the server's parameters (layout->params() elements, as everywhere here) of these versions, one
