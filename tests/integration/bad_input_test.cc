@@ -226,7 +226,8 @@ TEST_CASE("a model larger than any machine is refused, and the server goes on", 
   ProcessJob job({});
   REQUIRE(job.StartServer());
   WriteWholeFile(job.directory() / "shapes", "w 65536 1048576\n");
-  auto worker = job.StartWorker("one", {"--model", "synthetic:" + (job.directory() / "shapes")});
+  auto worker =
+      job.StartWorker("one", {"--model", "synthetic:" + (job.directory() / "shapes"), "--step-ms", "50"});
   CHECK(worker->Wait(absl::Seconds(30)) == 1);
   CHECK(absl::StrContains(worker->output(), "bytes with its optimizer state, the server has"));
   CHECK(job.Status().ok());

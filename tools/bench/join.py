@@ -59,7 +59,7 @@ def join(star, job, state_bytes):
     before = star.counters(JOINER)[1]
     started = time.monotonic()
     # Long steps: what is measured is the pull before the first.
-    worker = job.start_worker(JOINER, "--insecure", "--model", MODEL, "--synthetic-step-ms", 60_000, "--pull-codec", "fp32")
+    worker = job.start_worker(JOINER, "--insecure", "--model", MODEL, "--step-ms", 60_000, "--pull-codec", "fp32")
     samples = [(started, 0)]
     deadline = started + 300
     while samples[-1][1] < state_bytes:
@@ -85,7 +85,7 @@ def main():
     with Star(JOINER + 1, options.mbit) as star, LocalJob(options.bin, star.prefix, f"{SERVER_ADDRESS}:7070") as job:
         plain = [plain_tcp(star, round_) for round_ in range(options.rounds)]
         job.start_server("--insecure", "--data-epochs", 100_000, "--optimizer", "sgd", "--snapshot-interval", "1h")
-        job.start_worker(0, "--insecure", "--model", MODEL, "--synthetic-step-ms", 60_000)
+        job.start_worker(0, "--insecure", "--model", MODEL, "--step-ms", 60_000)
         status = job.wait(lambda: (s := job.status()) and s["phase"] == "PHASE_RUNNING" and s, 120)
         state_bytes = 4 * int(status["parameters"])
         joins = [join(star, job, state_bytes) for _ in range(options.rounds)]

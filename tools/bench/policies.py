@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How policies compare: four workers in network namespaces with limited links and computers of different speed, an MLP
 on Fashion-MNIST trained for some data epochs, each policy in turn, with several seeds. Gradients are computed for real;
-that a worker is slower than another is simulated (--slow-factor), and stated. A single process has one fast worker, and its
+that a worker is slower than another is simulated (--slow-factor, --step-ms), and stated. A single process has one fast worker, and its
 link as good as none. Needs root. Prints a table; with --json,
 one JSON object as the last line. In `ratios`: throughput and time to accuracy against BSP with FP32. A synchronous step
 is one update for the batches of all, by their mean: it gets as many times the learning rate. Local steps get the rate
@@ -40,12 +40,15 @@ ROWS = {
 # Local steps all together and in fragments, where computing them and pushing them take about as long: simulated, so
 # that the workers do not take each other's cores.
 SIMULATED_STEP_MS = 60
-THROUGHPUT_ROWS = {"local:16 in fragments": (["--sync", "local:16", "--fragments", "4"], FP32)}
+THROUGHPUT_ROWS = {
+    "local:16 in fragments": (["--sync", "local:16", "--fragments", "4"], FP32),
+}
 # How many times slower than the machine the workers are.
 SPEEDS = [1, 1, 1.5, 2]
-# One four times slower than the others; all slow enough that few cores hold them and that computing, not the link, is what
-# takes the time.
-STRAGGLER = [32, 32, 32, 128]
+# One four times slower than the others. A step of theirs takes so long: few cores hold them all, and computing, not the
+# link, is what takes the time; and it is the same for all policies, whatever else the machine does.
+STRAGGLER = [1, 1, 1, 4]
+STRAGGLER_STEP_MS = 60
 STRAGGLER_ROWS = ["bsp", "ssp:2", "asp", "asp fp16", "asp topk", "auto"]
 # Throughputs are medians of so many runs, one policy after the other in each round.
 ROUNDS = 3
@@ -53,10 +56,10 @@ ROUNDS = 3
 AUTO_SETTLES = 120
 
 
-def run(options, row, seed, mbit, speeds, data_epochs, seconds=None, simulated=None):
+def run(options, row, seed, mbit, speeds, data_epochs, seconds=None, step_ms=0, simulated=None):
     """One job: samples a second, bytes a sample, and (time since the first lease was completed, accuracy) of each evaluation.
-    With `seconds` only throughput, over about so long. `simulated`: a file with the shapes of a model whose computing is
-    simulated."""
+    With `seconds` only throughput, over about so long. `step_ms`: what a step of the fastest takes at least. `simulated`: a
+    file with the shapes of a model whose computing is nothing but that."""
     policy, codec = {**ROWS, **THROUGHPUT_ROWS}[row]
     if row == "single process":
         speeds, mbit = speeds[:1], options.fast_mbit
@@ -70,10 +73,8 @@ def run(options, row, seed, mbit, speeds, data_epochs, seconds=None, simulated=N
                          "--split-samples", (128 if simulated else 16) * options.batch,
                          "--snapshot-interval", "1h")
         for index, slower in enumerate(speeds):
-            model = ["--model", options.model, "--slow-factor", slower]
-            if simulated:
-                model = ["--model", f"synthetic:{simulated}", "--synthetic-step-ms", SIMULATED_STEP_MS * slower]
-            job.start_worker(index, "--insecure", *model, *codec)
+            model = f"synthetic:{simulated}" if simulated else options.model
+            job.start_worker(index, "--insecure", "--model", model, "--step-ms", step_ms, "--slow-factor", slower, *codec)
         def completed():
             return int((job.status() or {}).get("samples_completed", 0))
 
@@ -163,17 +164,18 @@ def main():
               f"{statistics.mean(out['final_accuracy']):.2f} %", flush=True)
     shapes = tempfile.NamedTemporaryFile("w", suffix=".shapes")
     print("layers.weight 2048 1024", file=shapes, flush=True)
-    for where, simulated, mbit, speeds, compared in (
-            ("straggler", None, options.fast_mbit, STRAGGLER, STRAGGLER_ROWS),
-            ("slow_link", None, options.slow_mbit, SPEEDS, ["bsp", "local:16"]),
-            ("fragments", shapes.name, options.mbit, [1, 1, 1, 1], ["local:16", "local:16 in fragments"])):
-        print(f"{f'2 M parameters, steps of {SIMULATED_STEP_MS} ms (simulated)' if simulated else options.model}, "
-              f"links of {mbit} Mbit/s, computing slower by {speeds} (simulated)")
+    for where, simulated, step_ms, mbit, speeds, compared in (
+            ("straggler", None, STRAGGLER_STEP_MS, options.fast_mbit, STRAGGLER, STRAGGLER_ROWS),
+            ("slow_link", None, 0, options.slow_mbit, SPEEDS, ["bsp", "local:16"]),
+            ("fragments", shapes.name, SIMULATED_STEP_MS, options.mbit, [1, 1, 1, 1],
+             ["local:16", "local:16 in fragments"])):
+        print(f"{'2 M parameters, not computed' if simulated else options.model}, links of {mbit} Mbit/s, computing slower by "
+              f"{speeds}{f', a step of {step_ms} ms' if step_ms else ''} (simulated)")
         through = result["throughput"][where] = {}
         runs = {row: [] for row in compared}
         for unused in range(ROUNDS):
             for row in compared:
-                runs[row].append(run(options, row, seeds[0], mbit, speeds, 100000, options.seconds,
+                runs[row].append(run(options, row, seeds[0], mbit, speeds, 100000, options.seconds, step_ms,
                                      simulated)["samples_per_s"])
         for row in compared:
             through[row] = statistics.median(runs[row])

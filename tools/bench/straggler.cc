@@ -46,11 +46,10 @@ absl::StatusOr<double> MeasureOnce(const StragglerOptions& options, const std::s
   for (int i = 0; i < workers; ++i) {
     const bool slow = with_slow && i == options.workers;
     processes.push_back(std::make_unique<BenchProcess>(
-        std::vector<std::string>{"recon-worker", "--server", address, "--name", absl::StrCat("w", i),
-                                 "--data", "clusters:1000000,1,4,2", "--model",
-                                 "synthetic:" + directory.path() + "/shapes", "--synthetic-step-ms",
-                                 absl::StrCat(options.step_ms), "--slow-factor",
-                                 absl::StrCat(slow ? options.slow_factor : 1)},
+        std::vector<std::string>{
+            "recon-worker", "--server", address, "--name", absl::StrCat("w", i), "--data",
+            "clusters:1000000,1,4,2", "--model", "synthetic:" + directory.path() + "/shapes", "--step-ms",
+            absl::StrCat(options.step_ms), "--slow-factor", absl::StrCat(slow ? options.slow_factor : 1)},
         absl::StrCat(directory.path(), "/w", i, ".log")));
   }
   RECON_ASSIGN_OR_RETURN(const auto channel, ConnectTo(address, {}));

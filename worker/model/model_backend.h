@@ -84,8 +84,7 @@ struct ModelOptions {
   // Shape of the data, which the model must fit.
   uint32_t features = 0;
   uint32_t classes = 0;
-  int threads = 1;                // CPU threads of matrix products.
-  double synthetic_step_ms = 50;  // Stated compute time of a synthetic step.
+  int threads = 1;  // CPU threads of matrix products.
   uint64_t seed = 1;
 };
 

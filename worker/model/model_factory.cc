@@ -56,8 +56,7 @@ absl::StatusOr<std::unique_ptr<ModelBackend>> MakeBackend(const ModelOptions& op
   if (absl::ConsumePrefix(&name, "mlp:")) return MakeMlp(std::string(name), device, options);
   if (absl::ConsumePrefix(&name, "synthetic:") && !name.empty()) {
     RECON_ASSIGN_OR_RETURN(ModelSpec spec, ShapesOf(std::string(name)));
-    return std::make_unique<SyntheticBackend>(std::move(spec), absl::Milliseconds(options.synthetic_step_ms),
-                                              options.seed);
+    return std::make_unique<SyntheticBackend>(std::move(spec), options.seed);
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "--model ", options.model, ": expected mlp:SIZES or synthetic:resnet50|vgg16|bert-base|SHAPES_FILE"));

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/time/clock.h"
-#include "common/base/clock.h"
 #include "common/base/hash.h"
 
 namespace recon {
@@ -18,8 +16,8 @@ float SmallUniform(uint64_t* state) {
 
 }  // namespace
 
-SyntheticBackend::SyntheticBackend(ModelSpec spec, absl::Duration step_time, uint64_t seed)
-    : spec_(std::move(spec)), step_time_(step_time), noise_(kNoise), seed_(seed) {
+SyntheticBackend::SyntheticBackend(ModelSpec spec, uint64_t seed)
+    : spec_(std::move(spec)), noise_(kNoise), seed_(seed) {
   uint64_t state = seed;
   for (float& value : noise_) value = SmallUniform(&state);
 }
@@ -31,7 +29,6 @@ void SyntheticBackend::InitialValues(uint64_t seed, absl::Span<float> values) co
 
 absl::StatusOr<BatchResult> SyntheticBackend::Gradient(const Batch& batch, const ParameterView&,
                                                        absl::Span<float> gradient) {
-  const int64_t start = MonotonicNanos();
   // By what is in the batch: whoever computes it, and however often, gets the same gradient.
   uint64_t state = seed_ ^ Hash64(batch.features.data(), batch.features.size() * sizeof(float));
   size_t from = SplitMix64(&state) % noise_.size();
@@ -42,8 +39,6 @@ absl::StatusOr<BatchResult> SyntheticBackend::Gradient(const Batch& batch, const
     at += count;
     from = 0;
   }
-  const absl::Duration spent = absl::Nanoseconds(MonotonicNanos() - start);
-  if (spent < step_time_) absl::SleepFor(step_time_ - spent);
   BatchResult result;
   result.samples = batch.samples;
   return result;

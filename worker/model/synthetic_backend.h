@@ -8,11 +8,11 @@
 
 namespace recon {
 
-// A model of real shapes whose computing is simulated: a step waits for a stated time and gives
-// deterministic pseudo-random gradients. For load tests of everything but the computing.
+// A model of real shapes whose computing is simulated: a step gives deterministic pseudo-random gradients, at
+// once (--step-ms says how long it is to take). For load tests of everything but the computing.
 class SyntheticBackend : public ModelBackend {
  public:
-  SyntheticBackend(ModelSpec spec, absl::Duration step_time, uint64_t seed);
+  SyntheticBackend(ModelSpec spec, uint64_t seed);
 
   const ModelSpec& spec() const override { return spec_; }
   std::string device() const override { return "simulated"; }
@@ -25,7 +25,6 @@ class SyntheticBackend : public ModelBackend {
 
  private:
   ModelSpec spec_;
-  absl::Duration step_time_;
   std::vector<float> noise_;
   uint64_t seed_;
 };

@@ -205,7 +205,8 @@ template <typename Compute>
 absl::StatusOr<absl::Duration> TrainLoop::TimeBatch(const Compute& compute) {
   const absl::Time start = Now();
   RECON_ASSIGN_OR_RETURN(const BatchResult result, compute());
-  if (options_.slow_factor > 1) absl::SleepFor((Now() - start) * (options_.slow_factor - 1));
+  const absl::Duration spent = Now() - start;
+  absl::SleepFor(std::max(spent, options_.step_time) * options_.slow_factor - spent);
   const absl::Duration took = Now() - start;
   compute_seconds_.Observe(absl::ToDoubleSeconds(took));
   ++session_->counters()->batches;

@@ -36,6 +36,8 @@ class TrainLoop {
     uint32_t accumulate = 1;
     // Simulated slowness: each step takes so many times its computing time. 1 = off.
     double slow_factor = 1;
+    // And at least so long.
+    absl::Duration step_time;
     // A worker that joins takes the parameters from the newest snapshot, and from the server what has changed
     // since.
     bool from_snapshot = false;

@@ -82,7 +82,8 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
     spdlog::warn("the server is silent: its connections are cut");
     servers.Disconnect();
   };
-  session_options.simulated = backend->simulated() || flags.slow_factor > 1;
+  session_options.simulated =
+      backend->simulated() || flags.step_time > absl::ZeroDuration() || flags.slow_factor > 1;
   session_options.reconnect_for = flags.reconnect_for;
   ControlClient control(channel);
   RECON_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
@@ -96,6 +97,7 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   options.encoder = flags.encoder;
   options.accumulate = flags.accumulate;
   options.slow_factor = flags.slow_factor;
+  options.step_time = flags.step_time;
   options.from_snapshot = flags.from_snapshot;
   absl::Status status;
   {

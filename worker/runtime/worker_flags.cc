@@ -23,6 +23,7 @@ struct RawFlags {
   std::string residual_flush = "60s";
   std::string transport = "auto";
   std::string parameters_from = "server";
+  double step_ms = 0;
   std::string reconnect_for = "10m";
   std::vector<std::string> tensor_groups;
 };
@@ -98,10 +99,9 @@ void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
                       "auto (shared memory where the server is on this machine and offers it) or grpc")
           ->check(CLI::IsMember({"auto", "grpc"})),
       "RECON_TRANSPORT");
-  env(app->add_option("--synthetic-step-ms", flags->model.synthetic_step_ms,
-                      "simulated computing time of a synthetic step")
+  env(app->add_option("--step-ms", raw->step_ms, "simulated computing time: each step takes at least so long")
           ->check(CLI::Range(0.0, 3.6e6)),
-      "RECON_SYNTHETIC_STEP_MS");
+      "RECON_STEP_MS");
   env(app->add_option(
              "--parameters-from", raw->parameters_from,
              "where a worker that joins takes them: server, or store (the newest snapshot, read where the "
@@ -110,7 +110,7 @@ void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
           ->capture_default_str(),
       "RECON_PARAMETERS_FROM");
   env(app->add_option("--slow-factor", flags->slow_factor,
-                      "simulated slowness: each step takes so many times its computing time")
+                      "simulated slowness: each step takes so many times its computing time, or --step-ms")
           ->check(CLI::Range(1.0, 1e4)),
       "RECON_SLOW_FACTOR");
   env(app->add_option("--reconnect-for", raw->reconnect_for,
@@ -172,6 +172,7 @@ absl::Status Convert(const RawFlags& raw, WorkerFlags* flags) {
     }
     flags->tensor_groups.push_back(halves);
   }
+  flags->step_time = absl::Milliseconds(raw.step_ms);
   flags->shared_memory = raw.transport == "auto";
   flags->from_snapshot = raw.parameters_from == "store";
   if (flags->name.size() > limits::kNameBytesMax) {

@@ -28,6 +28,7 @@ struct WorkerFlags {
   bool from_snapshot = false;  // Joins from the newest snapshot.
   uint32_t accumulate = 1;
   double slow_factor = 1;
+  absl::Duration step_time;  // Simulated.
   absl::Duration reconnect_for;
   std::string metrics_address;
   TlsFlags tls;
