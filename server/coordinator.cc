@@ -9,6 +9,8 @@
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "server/scheduler/lease_size.h"
+#include "server/scheduler/local_steps.h"
 
 namespace recon {
 namespace {
@@ -283,10 +285,13 @@ void Coordinator::AdoptLeases(const RegisterRequest& request, WorkerId worker, a
   ReturnTasks(leases_.TakeAllOf(worker));
   int adopted = 0;
   for (const Lease& held : request.held()) {
-    const auto task = queue_->Find(held.kind(), held.data_epoch(), SplitId(held.split()));
-    if (!task.ok() || adopted == static_cast<int>(limits::kLeasesPerWorkerMax) || !queue_->TakeIfFree(*task))
-      continue;
-    *reply->add_adopted() = ToLease(*task, leases_.Grant(*task, worker, now));
+    if (adopted == static_cast<int>(limits::kLeasesPerWorkerMax)) break;
+    const auto task =
+        queue_->Find(held.kind(), held.data_epoch(), SplitId(held.split()), std::max(1u, held.splits()));
+    if (!task.ok()) continue;
+    const std::optional<Task> rest = queue_->TakeRest(*task);
+    if (!rest) continue;
+    *reply->add_adopted() = ToLease(*rest, leases_.Grant(*rest, worker, now));
     ++adopted;
   }
 }
@@ -297,9 +302,27 @@ Lease Coordinator::ToLease(const Task& task, LeaseId id) const {
   lease.set_kind(task.kind);
   lease.set_data_epoch(task.data_epoch);
   lease.set_split(task.split.value());
+  lease.set_splits(task.splits);
   lease.set_begin(task.begin);
   lease.set_end(task.end);
   return lease;
+}
+
+uint32_t Coordinator::LocalStepsOf(WorkerId worker) {
+  const uint32_t steps = job_.local().steps();
+  if (steps == 0 || !job_.policy().local_steps_by_speed()) return steps;
+  return LocalStepsBySpeed(steps, membership_.Find(worker)->progress.batch_seconds(), fastest_batch_seconds_);
+}
+
+void Coordinator::NoteFastest() {
+  fastest_batch_seconds_ = 0;
+  for (const auto& [worker, member] : membership_.members()) {
+    const double seconds = member.progress.batch_seconds();
+    const bool first = fastest_batch_seconds_ == 0;
+    if (!member.gone && seconds > 0 && (first || seconds < fastest_batch_seconds_)) {
+      fastest_batch_seconds_ = seconds;
+    }
+  }
 }
 
 absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& request, absl::Time now) {
@@ -325,6 +348,7 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
     RECON_RETURN_IF_ERROR(codec_tuner_.Report(worker, work));
   }
   *reply.mutable_codec_choice() = codec_tuner_.choice();
+  reply.set_local_steps(LocalStepsOf(worker));
   reply.set_phase(phase());
   for (const uint64_t lease : request.leases()) {
     leases_.Renew(LeaseId(lease), worker, now);
@@ -439,7 +463,12 @@ absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request,
     return absl::ResourceExhaustedError(
         absl::StrCat("the worker holds ", limits::kLeasesPerWorkerMax, " leases"));
   }
-  const std::optional<Task> task = queue_->Next();
+  // What a synchronous step is made of must not hang on how fast somebody was: two runs end in equal bits.
+  const absl::Duration target = job_.bound() == 0 ? absl::ZeroDuration() : options_.lease_target;
+  const uint32_t splits =
+      LeaseSplits(membership_.Find(worker)->progress.samples_per_second(), job_.split_samples(), target,
+                  queue_->free_splits(), membership_.alive());
+  const std::optional<Task> task = queue_->Next(splits);
   if (!task) {
     // Nothing to do until somebody fails: nobody shall wait for this worker's next step.
     params_->Deactivate(worker);
@@ -461,11 +490,21 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
     return absl::AbortedError(
         absl::StrCat("lease ", request.lease(), " is not held by this worker any more"));
   }
-  const Task task = *leases_.Take(lease, worker);
   if (request.abandon()) {
-    queue_->Return(task);
+    queue_->Return(*leases_.Take(lease, worker));
     return CompleteReply();
   }
+  const Task held = *leases_.Find(lease, worker);
+  const SplitId split(request.split());
+  if (split != held.split) {
+    // Said again: the reply was lost.
+    if (split.value() + 1 == held.split.value() && queue_->done(held.kind, held.data_epoch, split)) {
+      return CompleteReply();
+    }
+    return absl::AbortedError(
+        absl::StrCat("split ", split.value(), ": the next of the lease is ", held.split.value()));
+  }
+  RECON_ASSIGN_OR_RETURN(const Task task, queue_->Find(held.kind, held.data_epoch, split));
   Completion completion;
   completion.set_kind(task.kind);
   completion.set_data_epoch(task.data_epoch);
@@ -478,7 +517,6 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
   if (task.kind == LEASE_EVAL) {
     if (request.eval().samples() != task.end - task.begin ||
         request.eval().correct() > request.eval().samples()) {
-      queue_->Return(task);
       return absl::InvalidArgumentError(absl::StrCat("evaluation of ", request.eval().samples(), " samples, ",
                                                      request.eval().correct(), " correct; the lease has ",
                                                      task.end - task.begin));
@@ -489,13 +527,12 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
   const absl::Status saved = journal_->SaveCompletion(completion);
   if (absl::IsAlreadyExists(saved)) {
     spdlog::error("{}", saved.message());
+    leases_.TakeFirst(lease, worker, task);
     queue_->Complete(task, completion.eval());  // Or everybody would wait for it.
     return absl::AbortedError(saved.message());
   }
-  if (!saved.ok()) {
-    queue_->Return(task);
-    return saved;
-  }
+  if (!saved.ok()) return saved;  // It may try again.
+  leases_.TakeFirst(lease, worker, task);
   queue_->Complete(task, completion.eval());
   if (task.kind == LEASE_EVAL) NoteEvaluation(task.data_epoch, completion.unix_ms());
   FinishIfDone(now);
@@ -577,11 +614,12 @@ void Coordinator::Tick(absl::Time now) {
     Depart(worker, "evicted, no heartbeat");
   }
   for (const LeaseTable::Lease& lease : leases_.TakeExpired(now)) {
-    spdlog::warn("lease of split {} (data epoch {}) by worker {} expired", lease.task.split.value(),
-                 lease.task.data_epoch, lease.holder.value());
+    spdlog::warn("lease of {} splits from {} (data epoch {}) by worker {} expired", lease.task.splits,
+                 lease.task.split.value(), lease.task.data_epoch, lease.holder.value());
     queue_->Return(lease.task);
   }
   if (now >= watch_at_) WatchProgress(now);
+  NoteFastest();
   members_.Set(membership_.alive());
   if (queue_) samples_completed_.Set(static_cast<double>(queue_->samples_completed()));
   if (!evaluations_.empty()) accuracy_.Set(evaluations_.back().accuracy());
@@ -746,7 +784,12 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
     out->set_device(member.device);
     out->set_codec(member.codec);
     out->set_simulated(member.simulated);
-    out->set_leases(static_cast<uint32_t>(leases_.HeldBy(worker).size()));
+    const std::vector<LeaseId> leases = leases_.HeldBy(worker);
+    out->set_leases(static_cast<uint32_t>(leases.size()));
+    uint32_t splits = 0;
+    for (const LeaseId lease : leases) splits += leases_.Find(lease, worker)->splits;
+    out->set_splits(splits);
+    out->set_local_steps(LocalStepsOf(worker));
     out->set_heartbeat_age_ms(absl::ToDoubleMilliseconds(now - member.last_heard));
     *out->mutable_progress() = member.progress;
     bool active = false;

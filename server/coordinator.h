@@ -38,6 +38,8 @@ class Coordinator {
     std::string optimizer;
     uint64_t job_id = 0;
     std::string snapshot_dir;  // As workers can open it.
+    // A lease has as many splits as its worker computes in so long; 0: one.
+    absl::Duration lease_target;
     // What another policy is made from, and what the flags say.
     PolicyBase policy_base;
     PolicySettings policy_of_flags;
@@ -116,6 +118,9 @@ class Coordinator {
   void NoteEvaluation(uint32_t data_epochs, int64_t unix_ms);
   void FinishIfDone(absl::Time now);
   Lease ToLease(const Task& task, LeaseId id) const;
+  // Of this worker's rounds; 0 without them.
+  uint32_t LocalStepsOf(WorkerId worker);
+  void NoteFastest();
 
   std::string shared_memory_;
   const Options options_;
@@ -138,6 +143,7 @@ class Coordinator {
   LeaseTable leases_;
   ProgressWatch progress_;
   absl::Time watch_at_ = absl::InfinitePast();
+  double fastest_batch_seconds_ = 0;  // Of all workers' batches; 0 if none has computed one.
   CodecTuner codec_tuner_;
   // With --sync auto: the settings, and what chooses within them.
   PolicySettings auto_settings_;

@@ -141,6 +141,7 @@ PolicySettings Chosen(const PolicySettings& settings, const PolicyController::Ch
     chosen.clear_outer_learning_rate();
     chosen.clear_outer_momentum();
     chosen.clear_fragments();
+    chosen.clear_local_steps_by_speed();
   } else {
     chosen.clear_sync_periods();
   }
@@ -162,6 +163,10 @@ absl::StatusOr<Policy> ResolveAuto(const PolicySettings& settings, const PolicyB
     return absl::InvalidArgumentError(
         "--outer-optimizer and its companions: --sync auto takes local steps with --auto-local-steps-max "
         "only");
+  }
+  if (settings.auto_local_steps_max() == 0 && settings.local_steps_by_speed()) {
+    return absl::InvalidArgumentError(
+        "--local-steps-by-speed: --sync auto takes local steps with --auto-local-steps-max only");
   }
   RECON_RETURN_IF_ERROR(
       ParseCorrection(settings.staleness_correction().empty() ? "none" : settings.staleness_correction())
@@ -230,6 +235,9 @@ absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const Polic
     if (settings.fragments() > 1) {
       return absl::InvalidArgumentError(
           absl::StrCat("--fragments ", settings.fragments(), " is for local steps (--sync local:H)"));
+    }
+    if (settings.local_steps_by_speed()) {
+      return absl::InvalidArgumentError("--local-steps-by-speed is for local steps (--sync local:H)");
     }
     policy.job.set_clip_norm(base.optimizer.clip_norm);
     *policy.job.mutable_sync_periods() = settings.sync_periods();

@@ -213,6 +213,7 @@ absl::Status ReconServer::Parts::Open() {
   coordinator_options.optimizer = OptimizerName(policy.rules.optimizer.kind);
   coordinator_options.job_id = job_id;
   coordinator_options.snapshot_dir = snapshot_url.Absolute();
+  coordinator_options.lease_target = flags.lease_target;
   coordinator_options.policy_base = policy_base;
   coordinator_options.policy_of_flags = flags.policy;
   coordinator_options.policy = settings;

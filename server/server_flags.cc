@@ -38,6 +38,7 @@ struct RawFlags {
   int auto_bound_max = -1;
   uint32_t auto_local_steps_max = 0;
   uint32_t fragments = 0;
+  bool local_steps_by_speed = false;
   std::vector<std::string> sync_periods;
   std::vector<std::string> groups;
   std::string durability = "log";
@@ -48,6 +49,7 @@ struct RawFlags {
   std::string suspect_after = "1s";
   std::string evict_after = "3s";
   std::string lease_duration = "10s";
+  std::string lease_target = "1s";
   uint64_t seed = 1;
   uint32_t batch = 64, data_epochs = 10, split_samples = 0, eval_split_samples = 2500, workers_min = 1;
 };
@@ -198,6 +200,11 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
              "while training goes on; 0 or 1 = all together, and training waits")
           ->check(CLI::Range(uint32_t{0}, limits::kLocalStepsMax)),
       "RECON_FRAGMENTS");
+  env(app->add_flag(
+          "--local-steps-by-speed", raw->local_steps_by_speed,
+          "with local steps: slower workers take fewer of them than the fastest, so that all push at "
+          "about the same time"),
+      "RECON_LOCAL_STEPS_BY_SPEED");
   env(app->add_option(
           "--sync-period", raw->sync_periods,
           "GROUP=N: gradients of that tensor group are in each N-th push only, the mean of N; may "
@@ -227,8 +234,10 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
       "RECON_DATA_EPOCHS");
   env(app->add_option("--batch", raw->batch, "samples per step of a worker")->check(CLI::Range(1, 1 << 20)),
       "RECON_BATCH");
-  env(app->add_option("--split-samples", raw->split_samples,
-                      "samples per lease; 0 = 2000, or what a round of local steps takes if that is more")
+  env(app->add_option(
+             "--split-samples", raw->split_samples,
+             "samples of a split, of which a lease has one or more; 0 = 2000, or what a round of local "
+             "steps takes if that is more")
           ->check(CLI::Range(uint32_t{0}, kSplitSamplesMax)),
       "RECON_SPLIT_SAMPLES");
   env(app->add_option("--eval-split-samples", raw->eval_split_samples, "test samples per evaluation lease")
@@ -285,6 +294,11 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
           "--lease-duration", raw->lease_duration,
           "a lease not renewed for so long is taken back, and none of a worker that stands still is sooner"),
       "RECON_LEASE_DURATION");
+  env(app->add_option(
+          "--lease-target", raw->lease_target,
+          "a lease has as many splits as its worker computes in so long, fewer near the end of a data "
+          "epoch; 0s: one"),
+      "RECON_LEASE_TARGET");
   for (CLI::Option* option : app->get_options()) {
     const std::string name = option->get_name();
     // The outer optimizer's are those of the mode.
@@ -306,6 +320,7 @@ absl::Status ConvertPolicy(const RawFlags& raw, ServerFlags* flags) {
   if (raw.auto_bound_max >= 0) settings.set_auto_bound_max(static_cast<uint32_t>(raw.auto_bound_max));
   settings.set_auto_local_steps_max(raw.auto_local_steps_max);
   settings.set_fragments(raw.fragments);
+  settings.set_local_steps_by_speed(raw.local_steps_by_speed);
   RECON_RETURN_IF_ERROR(ParseSyncPeriods(raw.sync_periods, &settings));
   if (IsAuto(settings) && flags->servers > 1) {
     return absl::InvalidArgumentError(
@@ -360,6 +375,11 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
   RECON_ASSIGN_OR_RETURN(flags->suspect_after, ParseInterval("--suspect-after", raw.suspect_after));
   RECON_ASSIGN_OR_RETURN(flags->evict_after, ParseInterval("--evict-after", raw.evict_after));
   RECON_ASSIGN_OR_RETURN(const absl::Duration lease, ParseInterval("--lease-duration", raw.lease_duration));
+  const bool one_split = absl::ParseDuration(raw.lease_target, &flags->lease_target) &&
+                         flags->lease_target == absl::ZeroDuration();
+  if (!one_split) {
+    RECON_ASSIGN_OR_RETURN(flags->lease_target, ParseInterval("--lease-target", raw.lease_target));
+  }
   if (flags->evict_after < 2 * heartbeat || lease < 2 * heartbeat) {
     return absl::InvalidArgumentError(
         "--evict-after and --lease-duration must be at least twice --heartbeat-interval");

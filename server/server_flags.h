@@ -51,6 +51,7 @@ struct ServerFlags {
   int snapshot_memory_percent = 100;
   int zstd_level = 1;
   absl::Duration suspect_after;
+  absl::Duration lease_target;  // 0: leases of one split.
   absl::Duration evict_after;
 };
 

@@ -58,6 +58,8 @@ constexpr size_t kServerCommandsMax = 65'536;
 constexpr size_t kOpenSplitsMax = 16;
 // Those, and the leases of replies that were lost, until they expire.
 constexpr size_t kLeasesPerWorkerMax = 4 * kOpenSplitsMax;
+// Splits of one lease, however fast its worker is.
+constexpr uint32_t kLeaseSplitsMax = 1024;
 // The job's whole list of splits is kept in memory, one bit and a few words each.
 constexpr uint64_t kSplitsMax = 10'000'000;
 

@@ -13,6 +13,23 @@ bool LeaseTable::Holds(LeaseId lease, WorkerId holder) const {
   return found != leases_.end() && found->second.holder == holder;
 }
 
+const Task* LeaseTable::Find(LeaseId lease, WorkerId holder) const {
+  return Holds(lease, holder) ? &leases_.at(lease).task : nullptr;
+}
+
+bool LeaseTable::TakeFirst(LeaseId lease, WorkerId holder, const Task& first) {
+  if (!Holds(lease, holder)) return false;
+  Task& task = leases_[lease].task;
+  if (task.split != first.split) return false;
+  if (--task.splits == 0) {
+    leases_.erase(lease);
+    return true;
+  }
+  task.split = SplitId(task.split.value() + 1);
+  task.begin = first.end;
+  return true;
+}
+
 std::optional<Task> LeaseTable::Take(LeaseId lease, WorkerId holder) {
   if (!Holds(lease, holder)) return std::nullopt;
   const Task task = leases_[lease].task;

@@ -31,10 +31,15 @@ class LeaseTable {
   LeaseId Grant(const Task& task, WorkerId holder, absl::Time now);
   // Ends the lease and returns its task; nothing if the worker does not hold it.
   std::optional<Task> Take(LeaseId lease, WorkerId holder);
+  // Its first split is done: the lease is of the others, and ends with the last. False if the worker does not
+  // hold it, or `first` is not its first split.
+  bool TakeFirst(LeaseId lease, WorkerId holder, const Task& first);
   // Renews a lease that the worker holds; a grant whose reply was lost is never renewed, and so expires.
   void Renew(LeaseId lease, WorkerId holder, absl::Time now);
 
   bool Holds(LeaseId lease, WorkerId holder) const;
+  // What is left of its task; null if the worker does not hold it.
+  const Task* Find(LeaseId lease, WorkerId holder) const;
   std::vector<LeaseId> HeldBy(WorkerId holder) const;
   std::set<WorkerId> Holders() const;
 

@@ -33,42 +33,59 @@ absl::StatusOr<SplitQueue> SplitQueue::Create(const Config& config) {
 }
 
 SplitQueue::SplitQueue(const Config& config) : config_(config) {
-  Round round;
-  round.states.assign(Splits(config.train_samples, config.split_samples), kFree);
-  train_.assign(config.data_epochs, round);
+  train_.assign(config.data_epochs, Round(Splits(config.train_samples, config.split_samples)));
 }
 
-std::optional<uint32_t> SplitQueue::TakeFirstFree(Round* round) {
-  auto& first = round->first_free;
-  while (first < round->states.size() && round->states[first] != kFree) ++first;
-  if (first == round->states.size()) return std::nullopt;
-  round->states[first] = kTaken;
-  return first;
+void SplitQueue::Set(Round* round, uint32_t split, State state) {
+  uint8_t& now = round->states[split];
+  round->free += (state == kFree ? 1 : 0) - (now == kFree ? 1 : 0);
+  round->done += state == kDone ? 1 : 0;  // It stays done.
+  now = state;
 }
 
-Task SplitQueue::MakeTask(LeaseKind kind, uint32_t data_epoch, uint32_t split) const {
+uint32_t SplitQueue::TakeFirstFree(Round* round, uint32_t splits, uint32_t* first) {
+  auto& from = round->first_free;
+  while (from < round->states.size() && round->states[from] != kFree) ++from;
+  *first = from;
+  uint32_t taken = 0;
+  while (taken < splits && from < round->states.size() && round->states[from] == kFree) {
+    Set(round, from++, kTaken);
+    ++taken;
+  }
+  return taken;
+}
+
+Task SplitQueue::MakeTask(LeaseKind kind, uint32_t data_epoch, uint32_t split, uint32_t splits) const {
   const bool train = kind == LEASE_TRAIN;
   const uint64_t per_split = train ? config_.split_samples : config_.eval_split_samples;
   Task task;
   task.kind = kind;
   task.data_epoch = data_epoch;
   task.split = SplitId(split);
+  task.splits = splits;
   task.begin = split * per_split;
-  task.end = std::min(task.begin + per_split, train ? config_.train_samples : config_.test_samples);
+  task.end = std::min(task.begin + splits * per_split, train ? config_.train_samples : config_.test_samples);
   return task;
 }
 
-std::optional<Task> SplitQueue::Next() {
+std::optional<Task> SplitQueue::Next(uint32_t splits) {
+  uint32_t first = 0;
   for (auto& [data_epoch, round] : evals_) {
-    const std::optional<uint32_t> split = TakeFirstFree(&round);
-    if (split) return MakeTask(LEASE_EVAL, data_epoch, *split);
+    if (TakeFirstFree(&round, 1, &first) > 0) return MakeTask(LEASE_EVAL, data_epoch, first, 1);
   }
   for (uint32_t epoch = first_open_epoch_; epoch < train_.size(); ++epoch) {
-    const std::optional<uint32_t> split = TakeFirstFree(&train_[epoch]);
-    if (split) return MakeTask(LEASE_TRAIN, epoch, *split);
+    const uint32_t taken = TakeFirstFree(&train_[epoch], splits, &first);
+    if (taken > 0) return MakeTask(LEASE_TRAIN, epoch, first, taken);
     first_open_epoch_ = epoch + 1;
   }
   return std::nullopt;
+}
+
+uint32_t SplitQueue::free_splits() const {
+  for (uint32_t epoch = first_open_epoch_; epoch < train_.size(); ++epoch) {
+    if (train_[epoch].free > 0) return train_[epoch].free;
+  }
+  return 0;
 }
 
 SplitQueue::Round* SplitQueue::RoundOf(const Task& task) {
@@ -79,26 +96,33 @@ SplitQueue::Round* SplitQueue::RoundOf(const Task& task) {
 
 void SplitQueue::Return(const Task& task) {
   Round* round = RoundOf(task);
-  uint8_t& state = round->states[task.split.value()];
-  if (state != kTaken) return;
-  state = kFree;
-  round->first_free = std::min(round->first_free, task.split.value());
-  if (task.kind == LEASE_TRAIN) first_open_epoch_ = std::min(first_open_epoch_, task.data_epoch);
+  const uint32_t first = task.split.value();
+  for (uint32_t split = first; split < first + task.splits; ++split) {
+    if (round->states[split] != kTaken) continue;
+    Set(round, split, kFree);
+    round->first_free = std::min(round->first_free, split);
+    if (task.kind == LEASE_TRAIN) first_open_epoch_ = std::min(first_open_epoch_, task.data_epoch);
+  }
 }
 
-bool SplitQueue::TakeIfFree(const Task& task) {
-  uint8_t& state = RoundOf(task)->states[task.split.value()];
-  if (state != kFree) return false;
-  state = kTaken;
-  return true;
+std::optional<Task> SplitQueue::TakeRest(const Task& task) {
+  Round* round = RoundOf(task);
+  const uint32_t end = task.split.value() + task.splits;
+  uint32_t first = task.split.value();
+  while (first < end && round->states[first] == kDone) ++first;
+  if (first == end) return std::nullopt;
+  for (uint32_t split = first; split < end; ++split) {
+    if (round->states[split] != kFree) return std::nullopt;
+  }
+  for (uint32_t split = first; split < end; ++split) Set(round, split, kTaken);
+  return MakeTask(task.kind, task.data_epoch, first, end - first);
 }
 
 bool SplitQueue::Complete(const Task& task, const EvalResult& eval) {
   Round* round = RoundOf(task);
-  uint8_t& state = round->states[task.split.value()];
-  if (state == kDone) return false;
-  state = kDone;
-  ++round->done;
+  const auto first = round->states.begin() + task.split.value();
+  if (std::count(first, first + task.splits, kDone) > 0) return false;
+  for (uint32_t i = 0; i < task.splits; ++i) Set(round, task.split.value() + i, kDone);
   if (task.kind == LEASE_EVAL) {
     round->eval.set_samples(round->eval.samples() + eval.samples());
     round->eval.set_correct(round->eval.correct() + eval.correct());
@@ -107,24 +131,33 @@ bool SplitQueue::Complete(const Task& task, const EvalResult& eval) {
   }
   samples_completed_ += task.end - task.begin;
   if (round->complete() && config_.test_samples > 0) {
-    evals_[task.data_epoch + 1].states.assign(Splits(config_.test_samples, config_.eval_split_samples),
-                                              kFree);
+    evals_[task.data_epoch + 1] = Round(Splits(config_.test_samples, config_.eval_split_samples));
   }
   return true;
 }
 
-absl::StatusOr<Task> SplitQueue::Find(LeaseKind kind, uint32_t data_epoch, SplitId split) const {
+absl::StatusOr<Task> SplitQueue::Find(LeaseKind kind, uint32_t data_epoch, SplitId split,
+                                      uint32_t splits) const {
   Task task;
   task.kind = kind;
   task.data_epoch = data_epoch;
   // A proto3 enum may hold any number.
   const Round* round =
       kind != LEASE_TRAIN && kind != LEASE_EVAL ? nullptr : const_cast<SplitQueue*>(this)->RoundOf(task);
-  if (round == nullptr || split.value() >= round->states.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("no split ", split.value(), " in data epoch ", data_epoch, " (kind ", kind, ")"));
+  if (round == nullptr || splits == 0 || split.value() >= round->states.size() ||
+      splits > round->states.size() - split.value()) {
+    return absl::InvalidArgumentError(absl::StrCat("no ", splits, " splits from ", split.value(),
+                                                   " in data epoch ", data_epoch, " (kind ", kind, ")"));
   }
-  return MakeTask(kind, data_epoch, split.value());
+  return MakeTask(kind, data_epoch, split.value(), splits);
+}
+
+bool SplitQueue::done(LeaseKind kind, uint32_t data_epoch, SplitId split) const {
+  Task task;
+  task.kind = kind;
+  task.data_epoch = data_epoch;
+  const Round* round = const_cast<SplitQueue*>(this)->RoundOf(task);
+  return round != nullptr && split.value() < round->states.size() && round->states[split.value()] == kDone;
 }
 
 bool SplitQueue::finished() const {

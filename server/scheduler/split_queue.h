@@ -11,12 +11,13 @@
 
 namespace recon {
 
-// A piece of work: a split of one pass over the training data, or of one evaluation.
+// A piece of work: splits of one pass over the training data that follow each other, or one of an evaluation.
 struct Task {
   LeaseKind kind = LEASE_NONE;
   uint32_t data_epoch = 0;  // Evaluation: number of finished passes.
-  SplitId split;
-  uint64_t begin = 0;  // Samples [begin, end).
+  SplitId split;            // The first.
+  uint32_t splits = 1;
+  uint64_t begin = 0;  // Samples [begin, end) of all of them.
   uint64_t end = 0;
 };
 
@@ -38,17 +39,22 @@ class SplitQueue {
   // InvalidArgument if a size is 0 or there are more splits than limits::kSplitsMax.
   static absl::StatusOr<SplitQueue> Create(const Config& config);
 
-  // The next task, marked as taken; nothing if all are taken or done.
-  std::optional<Task> Next();
+  // The next task, marked as taken; nothing if all are taken or done. Of training, up to `splits` splits:
+  // fewer where others lie between.
+  std::optional<Task> Next(uint32_t splits = 1);
+  // Free splits of the pass that the next training task is of.
+  uint32_t free_splits() const;
   // A taken task that will not be completed by its holder goes to the front again.
   void Return(const Task& task);
-  // Takes this task if it is neither taken nor done.
-  bool TakeIfFree(const Task& task);
-  // Marks a task as done; false if it was done before. `eval` counts for evaluations.
+  // Takes what a worker says it still works on, without the splits at its front that are done: it has not
+  // heard of that. Nothing if that is all of it, or if one of the others is taken or done.
+  std::optional<Task> TakeRest(const Task& task);
+  // Marks a task as done; false if one of its splits was done before. `eval` counts for evaluations.
   bool Complete(const Task& task, const EvalResult& eval);
 
-  // A task by its numbers; InvalidArgument if there is none.
-  absl::StatusOr<Task> Find(LeaseKind kind, uint32_t data_epoch, SplitId split) const;
+  // `splits` splits from this on, as a task; InvalidArgument if they are not there.
+  absl::StatusOr<Task> Find(LeaseKind kind, uint32_t data_epoch, SplitId split, uint32_t splits = 1) const;
+  bool done(LeaseKind kind, uint32_t data_epoch, SplitId split) const;
 
   bool finished() const;
   uint64_t samples_completed() const { return samples_completed_; }
@@ -59,7 +65,9 @@ class SplitQueue {
   enum State : uint8_t { kFree, kTaken, kDone };
   // The splits of one pass (or evaluation), in order.
   struct Round {
+    explicit Round(uint64_t splits = 0) : states(splits, kFree), free(static_cast<uint32_t>(splits)) {}
     std::vector<uint8_t> states;
+    uint32_t free = 0;
     uint32_t done = 0;
     uint32_t first_free = 0;  // No split before it is free.
     EvalResult eval;
@@ -67,8 +75,11 @@ class SplitQueue {
   };
 
   explicit SplitQueue(const Config& config);
-  static std::optional<uint32_t> TakeFirstFree(Round* round);
-  Task MakeTask(LeaseKind kind, uint32_t data_epoch, uint32_t split) const;
+  static void Set(Round* round, uint32_t split, State state);
+  // The first free split and as many as are free behind it, at most `splits`; how many that are, 0 if none is
+  // free.
+  static uint32_t TakeFirstFree(Round* round, uint32_t splits, uint32_t* first);
+  Task MakeTask(LeaseKind kind, uint32_t data_epoch, uint32_t split, uint32_t splits) const;
   Round* RoundOf(const Task& task);
 
   Config config_;

@@ -39,6 +39,7 @@ class InProcessJob {
     flags.snapshot_interval = absl::Milliseconds(200);
     flags.suspect_after = absl::Seconds(1);
     flags.evict_after = absl::Seconds(5);
+    flags.lease_target = absl::Milliseconds(50);
   }
   ~InProcessJob() { StopServer(); }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <string>
 
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
@@ -170,6 +172,62 @@ TEST_CASE("sync auto gives up its bound when workers wait for a slow one", "[job
   CheckAllOk(statuses);
 }
 
+TEST_CASE("leases of many splits are kept over a restart of the server, each split is done once", "[job]") {
+  InProcessJob job(-1, 2);
+  constexpr uint32_t kEpochs = 20;
+  job.flags.job.set_data_epochs(kEpochs);
+  job.flags.job.set_split_samples(10);
+  job.StartServer();
+  std::vector<WorkerFlags> workers = {job.MakeWorker("a"), job.MakeWorker("b")};
+  for (WorkerFlags& worker : workers) worker.step_time = absl::Milliseconds(2);
+  std::vector<absl::Status> statuses;
+  std::thread training([&] { statuses = job.RunWorkers(workers); });
+  for (int restart = 0; restart < 2; ++restart) {
+    ControlClient control = job.Control();
+    CHECK(Eventually([&] {
+      const auto status = control.Status();
+      return status.ok() && status->members_size() == 2 &&
+             std::all_of(status->members().begin(), status->members().end(),
+                         [](const MemberStatus& member) { return member.splits() > 5; });
+    }));
+    job.StopServer();
+    job.StartServer();
+  }
+  training.join();
+  CheckAllOk(statuses);
+  CHECK(CompletedOnce(*job.Control().Completions(), kEpochs, kSamples));
+}
+
+TEST_CASE("local steps by speed: a slow worker takes fewer, and its share of the mean is smaller", "[job]") {
+  InProcessJob job(0, 2);
+  job.MakeLocal(8, 1);
+  job.flags.policy.set_local_steps_by_speed(true);
+  job.flags.job.set_split_samples(256);
+  job.flags.job.set_data_epochs(30);
+  job.StartServer();
+  std::vector<WorkerFlags> workers = {job.MakeWorker("fast"), job.MakeWorker("slow")};
+  workers[0].step_time = absl::Milliseconds(3);
+  workers[1].step_time = absl::Milliseconds(12);
+  ControlClient control = job.Control();
+  std::vector<absl::Status> statuses;
+  std::thread training([&] { statuses = job.RunWorkers(workers); });
+  CHECK(Eventually([&] {
+    const auto status = control.Status();
+    if (!status.ok() || status->members_size() != 2) return false;
+    const int fast = status->members(0).name() == "fast" ? 0 : 1;
+    const uint32_t steps = status->members(1 - fast).local_steps();
+    return status->members(fast).local_steps() == 8 && steps >= 1 && steps <= 3;
+  }));
+  training.join();
+  CheckAllOk(statuses);
+  const StatusReply status = *control.Status();
+  CHECK(CompletedOnce(*control.Completions(), 30, kSamples));
+  CHECK(status.evaluations(29).accuracy() > 0.9);
+  std::map<std::string, uint64_t> samples;
+  for (const MemberStatus& member : status.members()) samples[member.name()] = member.progress().samples();
+  CHECK(samples["fast"] > 2 * samples["slow"]);  // They have as many rounds.
+}
+
 TEST_CASE("a worker that is alive and stands still keeps neither its lease nor the others' step", "[job]") {
   for (const int bound : {-1, 0}) {
     INFO("bound " << bound);
@@ -279,6 +337,12 @@ TEST_CASE("a policy that the job cannot have is refused, and changes nothing", "
   PolicySettings settings;
   settings.set_sync("ssp:x");
   refused(settings, absl::StatusCode::kInvalidArgument, "--sync ssp:x");
+  settings.set_sync("asp");
+  settings.set_local_steps_by_speed(true);
+  refused(settings, absl::StatusCode::kInvalidArgument, "--local-steps-by-speed");
+  settings.set_sync("auto");
+  refused(settings, absl::StatusCode::kInvalidArgument, "--auto-local-steps-max");
+  settings.set_local_steps_by_speed(false);
   settings.set_sync("local:4");  // Of 32 samples; leases have 100.
   refused(settings, absl::StatusCode::kInvalidArgument, "4 local steps of 32 samples take 128");
   settings.set_sync("diloco:3");

@@ -23,6 +23,7 @@ SimulationOptions Trouble(uint64_t seed) {
   const int bounds[] = {-1, 0, 1, 3};
   std::mt19937_64 random(~seed);  // Another course than the simulation's own.
   options.bound = bounds[random() % 4];
+  options.lease_target = random() % 2 == 0 ? 0 : 4;
   options.lost_calls = random() % 3 == 0 ? 0.05 : 0;
   options.kills_per_second = random() % 5 == 0 ? 0 : 0.3;
   options.stops_per_second = random() % 2 == 0 ? 0.2 : 0;

@@ -42,6 +42,7 @@ ROWS = {
 SIMULATED_STEP_MS = 60
 THROUGHPUT_ROWS = {
     "local:16 in fragments": (["--sync", "local:16", "--fragments", "4"], FP32),
+    "local:16 by speed": (["--sync", "local:16", "--local-steps-by-speed"], FP32),
 }
 # How many times slower than the machine the workers are.
 SPEEDS = [1, 1, 1.5, 2]
@@ -166,6 +167,7 @@ def main():
     print("layers.weight 2048 1024", file=shapes, flush=True)
     for where, simulated, step_ms, mbit, speeds, compared in (
             ("straggler", None, STRAGGLER_STEP_MS, options.fast_mbit, STRAGGLER, STRAGGLER_ROWS),
+            ("by_speed", None, STRAGGLER_STEP_MS, options.fast_mbit, STRAGGLER, ["local:16", "local:16 by speed"]),
             ("slow_link", None, 0, options.slow_mbit, SPEEDS, ["bsp", "local:16"]),
             ("fragments", shapes.name, SIMULATED_STEP_MS, options.mbit, [1, 1, 1, 1],
              ["local:16", "local:16 in fragments"])):
@@ -184,6 +186,8 @@ def main():
     straggler = result["throughput"]["straggler"]
     ratios["asp_with_straggler"] = straggler["asp"] / straggler["bsp"]
     ratios["auto_of_best"] = straggler["auto"] / max(straggler.values())
+    by_speed = result["throughput"]["by_speed"]
+    ratios["local_steps_by_speed"] = by_speed["local:16 by speed"] / by_speed["local:16"]
     slow_link = result["throughput"]["slow_link"]
     ratios["local16_slow_link"] = slow_link["local:16"] / slow_link["bsp"]
     parts = result["throughput"]["fragments"]

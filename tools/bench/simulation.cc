@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/membership/membership.h"
+#include "server/scheduler/lease_size.h"
 #include "server/scheduler/lease_table.h"
 #include "server/scheduler/split_queue.h"
 #include "server/sync/staleness_gate.h"
@@ -32,6 +33,12 @@ constexpr double kRetry = 0.5;  // After a call that got no answer, or when ther
 absl::Time At(double seconds) { return absl::UnixEpoch() + absl::Seconds(seconds); }
 
 SplitKey KeyOf(const Task& task) { return {task.data_epoch, task.split.value()}; }
+
+std::vector<SplitKey> KeysOf(const Task& task) {
+  std::vector<SplitKey> keys;
+  for (uint32_t i = 0; i < task.splits; ++i) keys.emplace_back(task.data_epoch, task.split.value() + i);
+  return keys;
+}
 
 class Simulation {
  public:
@@ -59,9 +66,9 @@ class Simulation {
     StalenessGate::Ticket next_ticket = 0;
   };
   struct Held {
-    Task task;
+    Task task;  // What is left of it.
     uint64_t lease = 0;
-    uint32_t steps_done = 0;
+    uint32_t steps_done = 0;      // Of its first split.
     std::vector<uint64_t> steps;  // Whose pushes were acknowledged.
     bool lost = false;
   };
@@ -205,15 +212,16 @@ bool Simulation::Knows(size_t worker, uint64_t cluster_epoch, uint64_t life) {
 
 uint64_t Simulation::GrantTo(const Task& task, size_t worker) {
   const LeaseId lease = server_->leases.Grant(task, IdOf(worker), At(now_));
-  if (!server_->holders.emplace(KeyOf(task), lease).second) {
-    Violate(
-        absl::StrCat("split ", task.split.value(), " of data epoch ", task.data_epoch, " is leased twice"));
+  for (const SplitKey& key : KeysOf(task)) {
+    if (!server_->holders.emplace(key, lease).second) {
+      Violate(absl::StrCat("split ", key.second, " of data epoch ", key.first, " is leased twice"));
+    }
   }
   return lease.value();
 }
 
 void Simulation::TakeBack(const Task& task) {
-  server_->holders.erase(KeyOf(task));
+  for (const SplitKey& key : KeysOf(task)) server_->holders.erase(key);
   server_->queue.Return(task);
 }
 
@@ -249,8 +257,9 @@ void Simulation::Register(size_t worker) {
         for (const Task& task : server_->leases.TakeAllOf(id)) TakeBack(task);
         uint64_t lease = 0;
         uint64_t start_step = options_.bound < 0 ? next_step : server_->gate.frontier();
-        if (held && server_->queue.TakeIfFree(*held)) {
-          lease = GrantTo(*held, worker);
+        const std::optional<Task> rest = held ? server_->queue.TakeRest(*held) : std::nullopt;
+        if (rest) {
+          lease = GrantTo(*rest, worker);
           start_step = Join(worker, life, next_step);
         }
         reply([=, epoch = server_->cluster_epoch] {
@@ -294,7 +303,12 @@ void Simulation::Acquire(size_t worker) {
       worker,
       [=, life = mine.life, epoch = mine.cluster_epoch, next_step = mine.next_step](const Reply& reply) {
         if (!Knows(worker, epoch, life)) return reply([=] { Register(worker); });
-        const std::optional<Task> task = server_->queue.Next();
+        // As if heartbeats had said how fast it is.
+        const double splits_per_second =
+            1 / (options_.steps_per_split * options_.step_seconds * workers_[worker].slower);
+        const std::optional<Task> task = server_->queue.Next(
+            LeaseSplits(splits_per_second, /*split_samples=*/1, absl::Seconds(options_.lease_target),
+                        server_->queue.free_splits(), server_->membership.alive()));
         if (!task) {
           server_->gate.Leave(IdOf(worker));
           AnswerReleased();
@@ -407,6 +421,15 @@ void Simulation::Complete(size_t worker, bool abandon) {
     workers_[worker].held.reset();
     Acquire(worker);
   };
+  const auto next_split = [=] {
+    Held& now = *workers_[worker].held;
+    if (--now.task.splits == 0) return over();
+    now.task.split = SplitId(now.task.split.value() + 1);
+    now.task.begin += 1;
+    now.steps_done = 0;
+    now.steps.clear();
+    Compute(worker);
+  };
   Call(
       worker,
       [=, life = mine.life, epoch = mine.cluster_epoch](const Reply& reply) {
@@ -421,25 +444,28 @@ void Simulation::Complete(size_t worker, bool abandon) {
         const LeaseId lease(held.lease);
         const bool holds = server_->leases.Holds(lease, IdOf(worker));
         if (!holds && (abandon || options_.planted != Planted::kCompletesWithoutLease)) return reply(over);
-        server_->leases.Take(lease, IdOf(worker));
         if (abandon) {
-          TakeBack(held.task);
+          TakeBack(*server_->leases.Take(lease, IdOf(worker)));
           return reply(over);
         }
-        server_->holders.erase(KeyOf(held.task));
+        const Task first = *server_->queue.Find(held.task.kind, held.task.data_epoch, held.task.split);
+        if (holds && server_->leases.Find(lease, IdOf(worker))->split != first.split)
+          return reply(next_split);
+        server_->leases.TakeFirst(lease, IdOf(worker), first);
+        server_->holders.erase(KeyOf(first));
         for (const uint64_t step : held.steps) {
           if (applied_.count({worker, life, step}) == 0) {
             Violate(absl::StrCat("split ", held.task.split.value(), " is completed without its step ", step));
           }
         }
         if (held.steps.size() != options_.steps_per_split) Violate("a split is completed with too few steps");
-        if (!completions_.emplace(KeyOf(held.task), held.task).second) {
+        if (!completions_.emplace(KeyOf(first), first).second) {
           Violate(absl::StrCat("split ", held.task.split.value(), " of data epoch ", held.task.data_epoch,
                                " was completed twice"));
         }
-        server_->queue.Complete(held.task, EvalResult());
+        server_->queue.Complete(first, EvalResult());
         useful_seconds_ += options_.steps_per_split * options_.step_seconds * workers_[worker].slower;
-        reply(over);
+        reply(next_split);
       },
       [=] { Complete(worker, abandon); });
 }

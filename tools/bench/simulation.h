@@ -31,6 +31,7 @@ struct SimulationOptions {
   double heartbeat_seconds = 0.3;
   double evict_seconds = 3;
   double lease_seconds = 10;
+  double lease_target = 0;        // Seconds of computing that a lease has, at least a split's.
   double give_up_seconds = 3600;  // A job that is not finished by then hangs.
 
   // Mistakes to be found: the test of the test.

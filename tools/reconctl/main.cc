@@ -216,6 +216,8 @@ int main(int argc, char** argv) {
                          "with auto: batches between two pushes, at most; 0 = gradients are pushed");
   set_policy->add_option("--fragments", policy_target.fragments,
                          "with local steps: so many parts of the parameters are pushed in turn");
+  set_policy->add_flag("--local-steps-by-speed", policy_target.local_steps_by_speed,
+                       "with local steps: slower workers take fewer");
   set_policy->add_option("--sync-period", policy_target.sync_periods,
                          "GROUP=N: gradients of that group are in each N-th push only");
   set_policy->callback([&] {

@@ -272,6 +272,7 @@ absl::Status SetPolicy(const PolicyTarget& target) {
   if (target.auto_bound_max >= 0) settings.set_auto_bound_max(static_cast<uint32_t>(target.auto_bound_max));
   settings.set_auto_local_steps_max(target.auto_local_steps_max);
   settings.set_fragments(target.fragments);
+  settings.set_local_steps_by_speed(target.local_steps_by_speed);
   RECON_RETURN_IF_ERROR(ParseSyncPeriods(target.sync_periods, &settings));
   RECON_ASSIGN_OR_RETURN(const auto client, Connect(target.server));
   RECON_ASSIGN_OR_RETURN(const SetPolicyReply reply, client->SetPolicy(settings));

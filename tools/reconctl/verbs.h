@@ -36,6 +36,7 @@ struct PolicyTarget {
   int auto_bound_max = -1;
   uint32_t auto_local_steps_max = 0;
   uint32_t fragments = 0;
+  bool local_steps_by_speed = false;
   std::vector<std::string> sync_periods;
 };
 absl::Status SetPolicy(const PolicyTarget& target);

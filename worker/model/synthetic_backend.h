@@ -3,7 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/time.h"
 #include "worker/model/model_backend.h"
 
 namespace recon {

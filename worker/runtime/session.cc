@@ -88,7 +88,13 @@ RegisterRequest Session::MakeRequest() const {
   request.set_test_samples(options_.test_samples);
   request.set_next_step(FirstUnacknowledged());
   for (const HeldLeasePtr& held : held_) {
-    if (!held->lost) *request.add_held() = held->task;
+    if (held->lost) continue;
+    Lease* left = request.add_held();
+    *left = held->task;
+    left->set_split(held->task.split() + held->done);
+    left->set_splits(std::max(1u, held->task.splits()) - held->done);
+    // Its samples begin where the last completed split has ended.
+    if (held->done > 0) left->set_begin(held->task.begin() + uint64_t{held->done} * job_->split_samples());
   }
   request.set_device(options_.device);
   request.set_codec(options_.codec);
@@ -116,7 +122,7 @@ void Session::AdoptReply(const RegisterReply& reply) {
   for (const HeldLeasePtr& held : held_) {
     const auto same = std::find_if(reply.adopted().begin(), reply.adopted().end(), [&](const Lease& lease) {
       return lease.kind() == held->task.kind() && lease.data_epoch() == held->task.data_epoch() &&
-             lease.split() == held->task.split();
+             lease.end() == held->task.end();
     });
     held->lost = held->lost || same == reply.adopted().end();
     if (held->lost) {
@@ -216,6 +222,7 @@ void Session::HeartbeatOnce(double samples_per_second) {
   progress->set_residual_norm(counters_.residual_norm);
   progress->set_batches(counters_.batches);
   progress->set_waiting(counters_.waiting > 0);
+  progress->set_batch_seconds(counters_.batch_seconds);
   if (options_.describe) options_.describe(progress);
   {
     MutexLock lock(&mu_);
@@ -238,6 +245,7 @@ void Session::HeartbeatOnce(double samples_per_second) {
     return;
   }
   if (options_.adopt_codec) options_.adopt_codec(reply->codec_choice());
+  local_steps_.store(reply->local_steps(), std::memory_order_relaxed);
   MutexLock lock(&mu_);
   phase_ = reply->phase();
   unreachable_since_ = absl::InfiniteFuture();
@@ -291,6 +299,7 @@ absl::Status Session::FinishLease(const HeldLeasePtr& held, const EvalResult& ev
     {
       MutexLock lock(&mu_);
       request.set_lease(held->number);
+      request.set_split(held->task.split() + held->done);
       if (held->lost) status = absl::AbortedError("the lease was lost");
     }
     if (!status.ok()) break;
@@ -303,6 +312,8 @@ absl::Status Session::FinishLease(const HeldLeasePtr& held, const EvalResult& ev
     if (!recovered.ok()) break;
   }
   MutexLock lock(&mu_);
+  if (status.ok() && !abandon && ++held->done < std::max(1u, held->task.splits())) return status;
+  held->lost = held->lost || abandon || !status.ok();
   held_.erase(held);
   return status;
 }

@@ -57,13 +57,16 @@ class Session {
     std::atomic<double> last_loss{0};
     std::atomic<double> residual_norm{0};
     std::atomic<uint64_t> batches{0};
+    std::atomic<double> batch_seconds{0};
     std::atomic<int> waiting{0};  // How many calls of the training thread wait for a server.
   };
   // A lease this worker works on. The number changes when the server restarts.
   struct HeldLease {
-    Lease task;           // As it was granted; never changes.
-    uint64_t number = 0;  // Guarded by the session's lock.
-    bool lost = false;    // Likewise.
+    Lease task;  // As it was granted; never changes.
+    // Guarded by the session's lock, as what follows.
+    uint64_t number = 0;
+    uint32_t done = 0;  // How many of its splits are completed.
+    bool lost = false;  // Or given back.
   };
   using HeldLeasePtr = std::shared_ptr<HeldLease>;
 
@@ -102,10 +105,12 @@ class Session {
     bool initial_values_wanted = false;
   };
   absl::StatusOr<Acquired> Acquire();
-  // Reports a lease as done. Aborted if it was lost.
+  // Reports the lease's next split as done. Aborted if it was lost.
   absl::Status Complete(const HeldLeasePtr& held, const EvalResult& eval);
   void Abandon(const HeldLeasePtr& held);
   bool lost(const HeldLeasePtr& held) const;
+  // Batches of a round of local steps, as the server has last said; 0 if it has not.
+  uint32_t local_steps() const { return local_steps_.load(std::memory_order_relaxed); }
   void Leave(const std::string& reason);
 
   // Steps: the next one to push, and which are not acknowledged. While must_drain(), the next step would
@@ -140,6 +145,7 @@ class Session {
   SnapshotOffer snapshot_offer_;    // Likewise.
 
   Counters counters_;
+  std::atomic<uint32_t> local_steps_{0};
   Mutex registering_;  // Held by the one thread that registers.
 
   mutable Mutex mu_;

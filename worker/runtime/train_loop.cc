@@ -26,6 +26,9 @@ namespace {
 // Between two questions for work when there is none.
 constexpr absl::Duration kIdlePoll = absl::Milliseconds(50);
 
+// The usual computing time of a batch is the mean of about so many.
+constexpr double kUsualBatches = 8;
+
 // While it lives, heartbeats say that nothing is computed for a reason.
 class WaitingMark {
  public:
@@ -40,7 +43,7 @@ class WaitingMark {
 
 }  // namespace
 
-// A lease whose pushes are under way: done when all are acknowledged.
+// A split whose pushes are under way: done when all are acknowledged.
 struct TrainLoop::OpenSplit {
   Session::HeldLeasePtr lease;
   std::atomic<int> pushes_open{0};
@@ -142,7 +145,7 @@ absl::Status TrainLoop::Run() {
       const WaitingMark mark(session_);
       absl::SleepFor(kIdlePoll);
     } else if (acquired.lease->task.kind() == LEASE_TRAIN) {
-      RECON_RETURN_IF_ERROR(TrainSplit(acquired.lease));
+      RECON_RETURN_IF_ERROR(TrainLease(acquired.lease));
     } else {
       RECON_RETURN_IF_ERROR(EvaluateSplit(acquired.lease));
     }
@@ -163,18 +166,34 @@ void TrainLoop::AwaitPushes() {
   pipeline_.WaitUntilBelow(1);
 }
 
-absl::Status TrainLoop::TrainSplit(const Session::HeldLeasePtr& held) {
+absl::Status TrainLoop::TrainLease(const Session::HeldLeasePtr& held) {
+  const Lease& lease = held->task;
+  for (uint64_t begin = lease.begin(); begin < lease.end(); begin += job_->split_samples()) {
+    // What is computed does not depend on how many splits a lease has: no batch is of two.
+    const uint64_t end = std::min(begin + job_->split_samples(), lease.end());
+    RECON_RETURN_IF_ERROR(TrainSplit(held, begin, end));
+    if (stop_.load() || open_.back()->dropped) break;
+    RECON_RETURN_IF_ERROR(session_->fatal());
+    RECON_RETURN_IF_ERROR(AdoptJob());
+    if (open_.size() >= limits::kOpenSplitsMax) RECON_RETURN_IF_ERROR(WaitUntilBelow(1));
+    RECON_RETURN_IF_ERROR(CompleteFinishedSplits());
+    if (session_->lost(held)) break;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainLoop::TrainSplit(const Session::HeldLeasePtr& held, uint64_t begin, uint64_t end) {
   if (!replica_.complete()) RECON_RETURN_IF_ERROR(PullReplica());
   auto split = std::make_shared<OpenSplit>();
   split->lease = held;
   open_.push_back(split);
-  const Lease& lease = held->task;
-  const std::vector<uint32_t>& order = OrderOf(lease.data_epoch());
-  Prefetcher batches(data_->train.get(),
-                     {order.begin() + static_cast<ptrdiff_t>(lease.begin()),
-                      order.begin() + static_cast<ptrdiff_t>(lease.end())},
-                     job_->batch_samples(), &reading_);
-  uint64_t order_key = lease.data_epoch() * data_->train->size() + lease.begin();
+  const uint64_t data_epoch = held->task.data_epoch();
+  const std::vector<uint32_t>& order = OrderOf(held->task.data_epoch());
+  Prefetcher batches(
+      data_->train.get(),
+      {order.begin() + static_cast<ptrdiff_t>(begin), order.begin() + static_cast<ptrdiff_t>(end)},
+      job_->batch_samples(), &reading_);
+  uint64_t order_key = data_epoch * data_->train->size() + begin;
   Batch batch;
   while (batches.Next(&batch)) {
     if (session_->lost(held) || split->dropped) break;
@@ -210,6 +229,9 @@ absl::StatusOr<absl::Duration> TrainLoop::TimeBatch(const Compute& compute) {
   const absl::Duration took = Now() - start;
   compute_seconds_.Observe(absl::ToDoubleSeconds(took));
   ++session_->counters()->batches;
+  std::atomic<double>& usual = session_->counters()->batch_seconds;
+  const double seconds = absl::ToDoubleSeconds(took);
+  usual = usual == 0 ? seconds : usual + (seconds - usual) / kUsualBatches;
   const double loss = result.loss_sum / static_cast<double>(result.samples);
   if (!std::isfinite(loss)) {
     return absl::OutOfRangeError(absl::StrCat("the loss is ", loss, "; is the learning rate too high?"));
@@ -286,8 +308,14 @@ absl::Status TrainLoop::TrainInRound(const Batch& batch, uint64_t order_key,
   round_->compute += compute;
   round_->samples += batch.samples;
   ++round_->steps;
-  const uint64_t whole = inner_ != nullptr ? schedule_.steps() : options_.accumulate;
+  const uint64_t whole = inner_ != nullptr ? LocalSteps() : options_.accumulate;
   return flush || round_->steps == whole ? EndRound(flush) : absl::OkStatus();
+}
+
+uint32_t TrainLoop::LocalSteps() const {
+  const uint32_t told = session_->local_steps() / schedule_.fragments();
+  if (session_->local_steps() == 0) return schedule_.steps();
+  return std::clamp(told, 1u, schedule_.steps());
 }
 
 absl::Status TrainLoop::EndRound(bool flush) {
@@ -392,21 +420,18 @@ absl::Status TrainLoop::FlushResidual() {
 
 absl::Status TrainLoop::CompleteFinishedSplits() {
   const WaitingMark mark(session_);
-  for (auto it = open_.begin(); it != open_.end();) {
-    const std::shared_ptr<OpenSplit> split = *it;
-    if (!split->submitted || split->pushes_open > 0) {
-      ++it;
-      continue;
-    }
-    it = open_.erase(it);
+  // In their order: it is that of a lease's splits.
+  while (!open_.empty() && open_.front()->submitted && open_.front()->pushes_open == 0) {
+    const std::shared_ptr<OpenSplit> split = open_.front();
+    open_.pop_front();
     if (split->dropped || session_->lost(split->lease)) {
       session_->Abandon(split->lease);
       continue;
     }
     const absl::Status status = session_->Complete(split->lease, EvalResult());
     if (absl::IsAborted(status)) {
-      spdlog::warn("split {} of data epoch {} was lost: {}", split->lease->task.split(),
-                   split->lease->task.data_epoch(), status.message());
+      spdlog::warn("a split of data epoch {} was lost: {}", split->lease->task.data_epoch(),
+                   status.message());
     } else if (!status.ok()) {
       return status;
     }

@@ -1,6 +1,11 @@
 #include "server/scheduler/lease_table.h"
 
+#include <cmath>
+
 #include "catch2/catch.hpp"
+#include "common/base/limits.h"
+#include "server/scheduler/lease_size.h"
+#include "server/scheduler/local_steps.h"
 
 namespace recon {
 namespace {
@@ -44,6 +49,57 @@ TEST_CASE("only its holder renews a lease, and only the leases it knows of", "[s
   CHECK(expired[0].holder == kTwo);
   CHECK(leases.TakeAllOf(kOne).size() == 2);
   CHECK(leases.HeldBy(kOne).empty());
+}
+
+TEST_CASE("the splits of a lease are completed in their order, and it ends with the last", "[scheduler]") {
+  LeaseTable leases(absl::Seconds(10), 0);
+  Task three = Split(4);
+  three.splits = 3;
+  three.end = 30;
+  const LeaseId lease = leases.Grant(three, kOne, kStart);
+  Task first = Split(4);
+  first.end = 10;
+  CHECK_FALSE(leases.TakeFirst(lease, kTwo, first));
+  CHECK_FALSE(leases.TakeFirst(lease, kOne, Split(5)));
+  CHECK(leases.TakeFirst(lease, kOne, first));
+  CHECK_FALSE(leases.TakeFirst(lease, kOne, first));
+  REQUIRE(leases.Find(lease, kOne) != nullptr);
+  CHECK(leases.Find(lease, kOne)->split == SplitId(5));
+  CHECK(leases.Find(lease, kOne)->splits == 2);
+  CHECK(leases.Find(lease, kOne)->begin == 10);
+  CHECK(leases.Find(lease, kTwo) == nullptr);
+  CHECK(leases.TakeFirst(lease, kOne, Split(5)));
+  CHECK(leases.TakeFirst(lease, kOne, Split(6)));
+  CHECK_FALSE(leases.Holds(lease, kOne));
+}
+
+TEST_CASE("leases are as large as a worker is fast, and small at the end of a data epoch", "[scheduler]") {
+  const auto splits = [](double samples_per_second, uint32_t free = 100'000, int workers = 4) {
+    return LeaseSplits(samples_per_second, 100, absl::Seconds(2), free, workers);
+  };
+  CHECK(splits(1000) == 20);
+  CHECK(splits(5000) == 100);
+  CHECK(splits(40) == 1);
+  CHECK(splits(0) == 1);
+  CHECK(splits(std::nan("")) == 1);
+  CHECK(splits(-1) == 1);
+  CHECK(splits(1e30) == limits::kLeaseSplitsMax);
+  CHECK(splits(5000, 80) == 10);  // Half of 80, for four.
+  CHECK(splits(5000, 7) == 1);
+  CHECK(splits(5000, 0, 0) == 1);
+  CHECK(LeaseSplits(1e6, 100, absl::ZeroDuration(), 1000, 1) == 1);
+}
+
+TEST_CASE("slower workers take as many local steps as fit into the fastest's time", "[scheduler]") {
+  CHECK(LocalStepsBySpeed(16, 1, 1) == 16);
+  CHECK(LocalStepsBySpeed(16, 4, 1) == 4);
+  CHECK(LocalStepsBySpeed(16, 1.5, 1) == 11);
+  CHECK(LocalStepsBySpeed(16, 1000, 1) == 1);
+  CHECK(LocalStepsBySpeed(16, INFINITY, 1) == 1);
+  CHECK(LocalStepsBySpeed(16, std::nan(""), 1) == 16);
+  CHECK(LocalStepsBySpeed(16, 0, 1) == 16);  // It has not computed any.
+  CHECK(LocalStepsBySpeed(16, 1, 0) == 16);
+  CHECK(LocalStepsBySpeed(16, 1, 2) == 16);
 }
 
 TEST_CASE("lease numbers of two cluster epochs never meet", "[scheduler]") {

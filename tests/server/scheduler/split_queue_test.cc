@@ -54,16 +54,49 @@ TEST_CASE("splits tile each data epoch, the next follows at once, evaluation goe
 TEST_CASE("a split is taken once, completed once, and comes back when it is returned", "[scheduler]") {
   SplitQueue queue = *SplitQueue::Create(Config(30, 0, 1));
   const Task task = *queue.Next();
-  CHECK_FALSE(queue.TakeIfFree(task));
+  CHECK_FALSE(queue.TakeRest(task));
   queue.Return(task);
-  CHECK(queue.TakeIfFree(task));
+  CHECK(queue.TakeRest(task));
   queue.Return(task);
   CHECK(queue.Next()->split == task.split);
   CHECK(queue.Complete(task, {}));
   CHECK_FALSE(queue.Complete(task, {}));
   queue.Return(task);  // Too late: it is done.
-  CHECK_FALSE(queue.TakeIfFree(task));
+  CHECK_FALSE(queue.TakeRest(task));
   CHECK(queue.Next()->split != task.split);
+}
+
+TEST_CASE("a task of several splits: only what lies side by side, taken up again without what is done",
+          "[scheduler]") {
+  SplitQueue queue = *SplitQueue::Create(Config(75, 0, 2));  // 8 splits, the last of 5 samples.
+  CHECK(queue.free_splits() == 8);
+  const Task one = *queue.Next(3);
+  const Task two = *queue.Next(2);
+  CHECK(one.splits == 3);
+  CHECK(one.end == 30);
+  CHECK(two.begin == 30);
+  CHECK(queue.free_splits() == 3);
+  queue.Return(one);
+  const Task again = *queue.Next(10);
+  CHECK(again.split == one.split);
+  CHECK(again.splits == 3);  // Behind them are those of `two`.
+  const Task last = *queue.Next(10);
+  CHECK(last.splits == 3);
+  CHECK(last.end == 75);
+  CHECK(queue.free_splits() == 8);  // Those of the next epoch.
+  CHECK(queue.Next(1)->data_epoch == 1);
+
+  CHECK(queue.Complete(*queue.Find(LEASE_TRAIN, 0, one.split), {}));
+  queue.Return(one);  // What is done stays done.
+  CHECK(queue.done(LEASE_TRAIN, 0, one.split));
+  const Task rest = *queue.TakeRest(one);
+  CHECK(rest.splits == 2);
+  CHECK(rest.begin == 10);
+  CHECK_FALSE(queue.TakeRest(one));  // They are taken.
+  CHECK_FALSE(queue.Complete(one, {}));
+  CHECK(queue.Complete(rest, {}));
+  CHECK_FALSE(queue.TakeRest(one));  // And done.
+  CHECK(queue.samples_completed() == 30);
 }
 
 TEST_CASE("whatever fails in whatever order, every sample is completed exactly once", "[scheduler]") {
@@ -79,7 +112,7 @@ TEST_CASE("whatever fails in whatever order, every sample is completed exactly o
     while (!queue.finished()) {
       const uint32_t what = random() % 10;
       if (what < 5) {
-        if (const auto task = queue.Next()) held.push_back(*task);
+        if (const auto task = queue.Next(1 + random() % 5)) held.push_back(*task);
         continue;
       }
       if (held.empty()) continue;
@@ -120,6 +153,10 @@ TEST_CASE("a task that is not of the job is not found", "[scheduler]") {
   CHECK(queue.Find(LEASE_TRAIN, 1, SplitId(2))->begin == 20);
   CHECK_FALSE(queue.Find(LEASE_TRAIN, 2, SplitId(0)).ok());
   CHECK_FALSE(queue.Find(LEASE_TRAIN, 0, SplitId(3)).ok());
+  CHECK(queue.Find(LEASE_TRAIN, 0, SplitId(1), 2)->end == 30);
+  CHECK_FALSE(queue.Find(LEASE_TRAIN, 0, SplitId(1), 3).ok());
+  CHECK_FALSE(queue.Find(LEASE_TRAIN, 0, SplitId(1), UINT32_MAX).ok());
+  CHECK_FALSE(queue.Find(LEASE_TRAIN, 0, SplitId(1), 0).ok());
   CHECK_FALSE(queue.Find(LEASE_EVAL, 1, SplitId(0)).ok());  // Not before the pass is complete.
   CHECK_FALSE(queue.Find(LEASE_NONE, 0, SplitId(0)).ok());
 }
