@@ -184,6 +184,10 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
         absl::StrCat("worker name '", request.name(), "' of ", request.name().size(), " bytes (1 to ",
                      limits::kNameBytesMax, " allowed), incarnation ", request.incarnation(), " (0 is not)"));
   }
+  if (request.held_size() > static_cast<int>(limits::kLeasesPerWorkerMax)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(request.held_size(), " leases, allowed are ", limits::kLeasesPerWorkerMax));
+  }
   if (request.device().size() > limits::kNameBytesMax || request.codec().size() > limits::kNameBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat("device of ", request.device().size(), " and codec of ",
                                                    request.codec().size(), " bytes, allowed are ",
@@ -283,16 +287,15 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
 void Coordinator::AdoptLeases(const RegisterRequest& request, WorkerId worker, absl::Time now,
                               RegisterReply* reply) {
   ReturnTasks(leases_.TakeAllOf(worker));
-  int adopted = 0;
   for (const Lease& held : request.held()) {
-    if (adopted == static_cast<int>(limits::kLeasesPerWorkerMax)) break;
+    // No lease that was ever granted is larger.
+    if (held.splits() > limits::kLeaseSplitsMax) continue;
     const auto task =
         queue_->Find(held.kind(), held.data_epoch(), SplitId(held.split()), std::max(1u, held.splits()));
     if (!task.ok()) continue;
-    const std::optional<Task> rest = queue_->TakeRest(*task);
-    if (!rest) continue;
-    *reply->add_adopted() = ToLease(*rest, leases_.Grant(*rest, worker, now));
-    ++adopted;
+    if (const std::optional<Task> rest = queue_->TakeRest(*task)) {
+      *reply->add_adopted() = ToLease(*rest, leases_.Grant(*rest, worker, now));
+    }
   }
 }
 
@@ -310,7 +313,7 @@ Lease Coordinator::ToLease(const Task& task, LeaseId id) const {
 
 uint32_t Coordinator::LocalStepsOf(WorkerId worker) {
   const uint32_t steps = job_.local().steps();
-  if (steps == 0 || !job_.policy().local_steps_by_speed()) return steps;
+  if (!job_.policy().local_steps_by_speed()) return steps;
   return LocalStepsBySpeed(steps, membership_.Find(worker)->progress.batch_seconds(), fastest_batch_seconds_);
 }
 
@@ -529,6 +532,7 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
     spdlog::error("{}", saved.message());
     leases_.TakeFirst(lease, worker, task);
     queue_->Complete(task, completion.eval());  // Or everybody would wait for it.
+    if (const auto rest = leases_.Take(lease, worker)) queue_->Return(*rest);
     return absl::AbortedError(saved.message());
   }
   if (!saved.ok()) return saved;  // It may try again.

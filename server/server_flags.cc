@@ -296,8 +296,8 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
       "RECON_LEASE_DURATION");
   env(app->add_option(
           "--lease-target", raw->lease_target,
-          "a lease has as many splits as its worker computes in so long, fewer near the end of a data "
-          "epoch; 0s: one"),
+          "a lease has as many splits as its worker computes in so long, fewer near the end of a data epoch; "
+          "0s, and with bsp, local:H and diloco:H: one"),
       "RECON_LEASE_TARGET");
   for (CLI::Option* option : app->get_options()) {
     const std::string name = option->get_name();

@@ -172,7 +172,7 @@ TEST_CASE("sync auto gives up its bound when workers wait for a slow one", "[job
   CheckAllOk(statuses);
 }
 
-TEST_CASE("leases of many splits are kept over a restart of the server, each split is done once", "[job]") {
+TEST_CASE("leases of many splits: whatever restarts, each is done once", "[job]") {
   InProcessJob job(-1, 2);
   constexpr uint32_t kEpochs = 20;
   job.flags.job.set_data_epochs(kEpochs);
@@ -198,11 +198,97 @@ TEST_CASE("leases of many splits are kept over a restart of the server, each spl
   CHECK(CompletedOnce(*job.Control().Completions(), kEpochs, kSamples));
 }
 
+TEST_CASE("a lease's splits are completed in order, again where a reply was lost, and the rest is adopted",
+          "[job]") {
+  InProcessJob job(-1);
+  job.flags.job.set_data_epochs(1000);
+  job.flags.job.set_split_samples(10);
+  job.flags.lease_target = absl::Seconds(10);
+  job.flags.evict_after = absl::Seconds(60);
+  job.StartServer();
+  WorkerFlags real = job.MakeWorker("a");
+  real.step_time = absl::Milliseconds(20);
+  std::vector<absl::Status> statuses;
+  std::thread training([&] { statuses = job.RunWorkers({real}); });
+  ControlClient control = job.Control();
+  REQUIRE(Eventually([&] {
+    const auto status = control.Status();
+    return status.ok() && status->samples_completed() > 0;
+  }));
+  RegisterRequest request;
+  request.set_name("fake");
+  request.set_incarnation(77);
+  *request.mutable_model() = ParseMlp("16-24-4")->spec;
+  request.set_train_samples(kSamples);
+  request.set_test_samples(150);
+  WorkerIdentity identity;
+  const auto enroll = [&] {
+    const RegisterReply reply = *control.Register(request);
+    identity.set_worker(reply.worker());
+    identity.set_incarnation(77);
+    identity.set_cluster_epoch(reply.cluster_epoch());
+    return reply;
+  };
+  enroll();
+  HeartbeatRequest heartbeat;
+  *heartbeat.mutable_identity() = identity;
+  heartbeat.mutable_progress()->set_samples_per_second(40);  // 40 splits in 10 s.
+  REQUIRE(control.Heartbeat(heartbeat).ok());
+  AcquireRequest acquire;
+  *acquire.mutable_identity() = identity;
+  Lease lease;
+  REQUIRE(Eventually([&] {
+    lease = control.Acquire(acquire)->lease();  // At the end of a data epoch they are smaller.
+    if (lease.kind() != LEASE_TRAIN || lease.splits() >= 5) return lease.kind() == LEASE_TRAIN;
+    CompleteRequest give_back;
+    *give_back.mutable_identity() = identity;
+    give_back.set_lease(lease.lease());
+    give_back.set_abandon(true);
+    return !control.Complete(give_back).ok();
+  }));
+  CHECK(lease.splits() <= 40);
+  CHECK(lease.end() - lease.begin() == 10 * lease.splits());
+  const auto complete = [&](uint32_t split) {
+    CompleteRequest done;
+    *done.mutable_identity() = identity;
+    done.set_lease(lease.lease());
+    done.set_split(lease.split() + split);
+    return control.Complete(done).status();
+  };
+  CHECK(absl::IsAborted(complete(1)));
+  CHECK(complete(0).ok());
+  CHECK(complete(0).ok());  // As if the reply had been lost.
+  CHECK(complete(1).ok());
+  CHECK(absl::IsAborted(complete(0)));
+  CHECK(absl::IsAborted(complete(3)));
+
+  job.StopServer();
+  job.StartServer();
+  *request.add_held() = lease;
+  request.mutable_held(0)->set_splits(limits::kLeaseSplitsMax + 1);
+  CHECK(enroll().adopted_size() == 0);
+  request.mutable_held(0)->set_splits(lease.splits());
+  const RegisterReply reply = enroll();
+  REQUIRE(reply.adopted_size() == 1);
+  CHECK(reply.adopted(0).split() == lease.split() + 2);
+  CHECK(reply.adopted(0).splits() == lease.splits() - 2);
+  CHECK(reply.adopted(0).begin() == lease.begin() + 20);
+  CHECK(reply.adopted(0).end() == lease.end());
+  lease.set_lease(reply.adopted(0).lease());
+  CHECK(complete(1).ok());  // The reply to that was lost with the server.
+  CHECK(complete(2).ok());
+  for (size_t i = 0; i < limits::kLeasesPerWorkerMax; ++i) *request.add_held() = lease;
+  CHECK(absl::IsInvalidArgument(control.Register(request).status()));
+  job.stop = true;
+  training.join();
+  CheckAllOk(statuses);
+}
+
 TEST_CASE("local steps by speed: a slow worker takes fewer, and its share of the mean is smaller", "[job]") {
   InProcessJob job(0, 2);
   job.MakeLocal(8, 1);
   job.flags.policy.set_local_steps_by_speed(true);
-  job.flags.job.set_split_samples(256);
+  job.flags.job.set_split_samples(600);  // Two rounds of the fast one, and a part.
   job.flags.job.set_data_epochs(30);
   job.StartServer();
   std::vector<WorkerFlags> workers = {job.MakeWorker("fast"), job.MakeWorker("slow")};

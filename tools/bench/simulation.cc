@@ -265,6 +265,13 @@ void Simulation::Register(size_t worker) {
         reply([=, epoch = server_->cluster_epoch] {
           Worker& now = workers_[worker];
           now.registering = false;
+          if (now.held && rest && rest->split != now.held->task.split) {
+            // Others have done its first splits meanwhile; a push of one of them is not of the next.
+            now.held->lost = now.held->lost || now.pushing;
+            now.held->task = *rest;
+            now.held->steps_done = 0;
+            now.held->steps.clear();
+          }
           now.cluster_epoch = epoch;
           if (!now.pushing) now.next_step = std::max(now.next_step, start_step);
           if (now.held) {
@@ -449,8 +456,15 @@ void Simulation::Complete(size_t worker, bool abandon) {
           return reply(over);
         }
         const Task first = *server_->queue.Find(held.task.kind, held.task.data_epoch, held.task.split);
-        if (holds && server_->leases.Find(lease, IdOf(worker))->split != first.split)
+        if (holds && server_->leases.Find(lease, IdOf(worker))->split != first.split) {
+          // Said again: the reply was lost.
+          const uint32_t expected = server_->leases.Find(lease, IdOf(worker))->split.value();
+          const bool again = first.split.value() + 1 == expected &&
+                             server_->queue.done(first.kind, first.data_epoch, first.split);
+          if (!again)
+            Violate(absl::StrCat("split ", first.split.value(), " is completed, next is ", expected));
           return reply(next_split);
+        }
         server_->leases.TakeFirst(lease, IdOf(worker), first);
         server_->holders.erase(KeyOf(first));
         for (const uint64_t step : held.steps) {

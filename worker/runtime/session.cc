@@ -116,6 +116,7 @@ void Session::AdoptReply(const RegisterReply& reply) {
   }
   if (job_ == nullptr || !google::protobuf::util::MessageDifferencer::Equals(*job_, reply.job())) {
     job_ = std::make_shared<const JobConfig>(reply.job());
+    local_steps_ = 0;  // They were of another policy.
   }
   first_allowed_step_ = std::max(first_allowed_step_, reply.start_step());
   int lost = 0;
@@ -129,6 +130,9 @@ void Session::AdoptReply(const RegisterReply& reply) {
       ++lost;
     } else {
       held->number = same->lease();
+      if (same->split() > held->task.split()) {
+        held->done = std::max(held->done, same->split() - held->task.split());
+      }
     }
   }
   spdlog::info("{} as worker {} of cluster epoch {}: first step {}, {} leases kept, {} lost",
@@ -287,19 +291,23 @@ absl::StatusOr<Session::Acquired> Session::Acquire() {
   }
 }
 
-absl::Status Session::FinishLease(const HeldLeasePtr& held, const EvalResult& eval, bool abandon) {
+absl::Status Session::FinishLease(const HeldLeasePtr& held, std::optional<uint32_t> split,
+                                  const EvalResult& eval) {
   absl::Status status;
   Backoff backoff;
   while (true) {
     CompleteRequest request;
     *request.mutable_eval() = eval;
-    request.set_abandon(abandon);
+    request.set_abandon(!split);
     const Standing used = standing();
     *request.mutable_identity() = used.identity;
     {
       MutexLock lock(&mu_);
       request.set_lease(held->number);
-      request.set_split(held->task.split() + held->done);
+      if (split) {
+        if (*split < held->done) return absl::OkStatus();
+        request.set_split(held->task.split() + *split);
+      }
       if (held->lost) status = absl::AbortedError("the lease was lost");
     }
     if (!status.ok()) break;
@@ -312,18 +320,26 @@ absl::Status Session::FinishLease(const HeldLeasePtr& held, const EvalResult& ev
     if (!recovered.ok()) break;
   }
   MutexLock lock(&mu_);
-  if (status.ok() && !abandon && ++held->done < std::max(1u, held->task.splits())) return status;
-  held->lost = held->lost || abandon || !status.ok();
+  if (status.ok() && split) {
+    held->done = std::max(held->done, *split + 1);
+    if (held->done < std::max(1u, held->task.splits())) return status;
+  }
+  held->lost = held->lost || !split || !status.ok();
   held_.erase(held);
   return status;
 }
 
-absl::Status Session::Complete(const HeldLeasePtr& held, const EvalResult& eval) {
-  return FinishLease(held, eval, /*abandon=*/false);
+absl::Status Session::Complete(const HeldLeasePtr& held, uint32_t split, const EvalResult& eval) {
+  return FinishLease(held, split, eval);
+}
+
+uint32_t Session::done(const HeldLeasePtr& held) const {
+  MutexLock lock(&mu_);
+  return held->done;
 }
 
 void Session::Abandon(const HeldLeasePtr& held) {
-  const absl::Status status = FinishLease(held, EvalResult(), /*abandon=*/true);
+  const absl::Status status = FinishLease(held, std::nullopt, EvalResult());
   if (!status.ok()) spdlog::debug("lease given up: {}", status.message());
 }
 

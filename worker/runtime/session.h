@@ -105,8 +105,11 @@ class Session {
     bool initial_values_wanted = false;
   };
   absl::StatusOr<Acquired> Acquire();
-  // Reports the lease's next split as done. Aborted if it was lost.
-  absl::Status Complete(const HeldLeasePtr& held, const EvalResult& eval);
+  // Reports the lease's so-manieth split, from 0, as done; in their order. Aborted if it was lost.
+  absl::Status Complete(const HeldLeasePtr& held, uint32_t split, const EvalResult& eval);
+  // How many of its splits are completed; those at its front, by others perhaps, after it had been lost for a
+  // while.
+  uint32_t done(const HeldLeasePtr& held) const;
   void Abandon(const HeldLeasePtr& held);
   bool lost(const HeldLeasePtr& held) const;
   // Batches of a round of local steps, as the server has last said; 0 if it has not.
@@ -132,7 +135,8 @@ class Session {
   uint64_t FirstUnacknowledged() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void HeartbeatLoop();
   void HeartbeatOnce(double samples_per_second);
-  absl::Status FinishLease(const HeldLeasePtr& held, const EvalResult& eval, bool abandon);
+  // Without a split: all that is left of it is given back.
+  absl::Status FinishLease(const HeldLeasePtr& held, std::optional<uint32_t> split, const EvalResult& eval);
   // Sleeps, but not beyond Stop(); false if stopped.
   bool Pause(absl::Duration duration);
 

@@ -26,8 +26,10 @@ namespace {
 // Between two questions for work when there is none.
 constexpr absl::Duration kIdlePoll = absl::Milliseconds(50);
 
-// The usual computing time of a batch is the mean of about so many.
+// The usual computing time of a batch is the mean of about so many, in which none counts for more than so
+// many times it: a hiccup is none of the machine's speed. Nor is a process' first batch.
 constexpr double kUsualBatches = 8;
+constexpr double kUsualAtMost = 3;
 
 // While it lives, heartbeats say that nothing is computed for a reason.
 class WaitingMark {
@@ -46,6 +48,7 @@ class WaitingMark {
 // A split whose pushes are under way: done when all are acknowledged.
 struct TrainLoop::OpenSplit {
   Session::HeldLeasePtr lease;
+  uint32_t number = 0;  // Of the lease's splits, from 0.
   std::atomic<int> pushes_open{0};
   std::atomic<bool> dropped{false};
   bool submitted = false;  // All of its batches.
@@ -168,10 +171,12 @@ void TrainLoop::AwaitPushes() {
 
 absl::Status TrainLoop::TrainLease(const Session::HeldLeasePtr& held) {
   const Lease& lease = held->task;
-  for (uint64_t begin = lease.begin(); begin < lease.end(); begin += job_->split_samples()) {
+  uint64_t begin = lease.begin();
+  for (uint32_t number = 0; begin < lease.end(); ++number, begin += job_->split_samples()) {
+    if (number < session_->done(held)) continue;
     // What is computed does not depend on how many splits a lease has: no batch is of two.
     const uint64_t end = std::min(begin + job_->split_samples(), lease.end());
-    RECON_RETURN_IF_ERROR(TrainSplit(held, begin, end));
+    RECON_RETURN_IF_ERROR(TrainSplit(held, number, begin, end));
     if (stop_.load() || open_.back()->dropped) break;
     RECON_RETURN_IF_ERROR(session_->fatal());
     RECON_RETURN_IF_ERROR(AdoptJob());
@@ -182,10 +187,12 @@ absl::Status TrainLoop::TrainLease(const Session::HeldLeasePtr& held) {
   return absl::OkStatus();
 }
 
-absl::Status TrainLoop::TrainSplit(const Session::HeldLeasePtr& held, uint64_t begin, uint64_t end) {
+absl::Status TrainLoop::TrainSplit(const Session::HeldLeasePtr& held, uint32_t number, uint64_t begin,
+                                   uint64_t end) {
   if (!replica_.complete()) RECON_RETURN_IF_ERROR(PullReplica());
   auto split = std::make_shared<OpenSplit>();
   split->lease = held;
+  split->number = number;
   open_.push_back(split);
   const uint64_t data_epoch = held->task.data_epoch();
   const std::vector<uint32_t>& order = OrderOf(held->task.data_epoch());
@@ -228,10 +235,14 @@ absl::StatusOr<absl::Duration> TrainLoop::TimeBatch(const Compute& compute) {
   absl::SleepFor(std::max(spent, options_.step_time) * options_.slow_factor - spent);
   const absl::Duration took = Now() - start;
   compute_seconds_.Observe(absl::ToDoubleSeconds(took));
-  ++session_->counters()->batches;
+  const bool first = session_->counters()->batches++ == 0;
   std::atomic<double>& usual = session_->counters()->batch_seconds;
   const double seconds = absl::ToDoubleSeconds(took);
-  usual = usual == 0 ? seconds : usual + (seconds - usual) / kUsualBatches;
+  if (usual > 0) {
+    usual = usual + (std::min(seconds, kUsualAtMost * usual) - usual) / kUsualBatches;
+  } else if (!first) {
+    usual = seconds;
+  }
   const double loss = result.loss_sum / static_cast<double>(result.samples);
   if (!std::isfinite(loss)) {
     return absl::OutOfRangeError(absl::StrCat("the loss is ", loss, "; is the learning rate too high?"));
@@ -262,6 +273,7 @@ absl::StatusOr<TrainLoop::Round> TrainLoop::BeginRound(uint64_t order_key,
                                                        const std::shared_ptr<OpenSplit>& split) {
   Round round;
   round.order_key = order_key;
+  round.steps_max = RoundSteps();
   round.arrived = Now();
   round.split = split;
   scratch_.resize(layout_->params());
@@ -308,14 +320,15 @@ absl::Status TrainLoop::TrainInRound(const Batch& batch, uint64_t order_key,
   round_->compute += compute;
   round_->samples += batch.samples;
   ++round_->steps;
-  const uint64_t whole = inner_ != nullptr ? LocalSteps() : options_.accumulate;
-  return flush || round_->steps == whole ? EndRound(flush) : absl::OkStatus();
+  return flush || round_->steps == round_->steps_max ? EndRound(flush) : absl::OkStatus();
 }
 
-uint32_t TrainLoop::LocalSteps() const {
-  const uint32_t told = session_->local_steps() / schedule_.fragments();
-  if (session_->local_steps() == 0) return schedule_.steps();
-  return std::clamp(told, 1u, schedule_.steps());
+uint32_t TrainLoop::RoundSteps() const {
+  if (inner_ == nullptr) return options_.accumulate;
+  const uint32_t told = job_->policy().local_steps_by_speed() ? session_->local_steps() : 0;
+  if (told == 0) return schedule_.steps();
+  const uint32_t of_fragment = (told + schedule_.fragments() / 2) / schedule_.fragments();
+  return std::clamp(of_fragment, 1u, schedule_.steps());
 }
 
 absl::Status TrainLoop::EndRound(bool flush) {
@@ -428,7 +441,7 @@ absl::Status TrainLoop::CompleteFinishedSplits() {
       session_->Abandon(split->lease);
       continue;
     }
-    const absl::Status status = session_->Complete(split->lease, EvalResult());
+    const absl::Status status = session_->Complete(split->lease, split->number, EvalResult());
     if (absl::IsAborted(status)) {
       spdlog::warn("a split of data epoch {} was lost: {}", split->lease->task.data_epoch(),
                    status.message());
@@ -460,7 +473,7 @@ absl::Status TrainLoop::EvaluateSplit(const Session::HeldLeasePtr& held) {
     total.set_correct(total.correct() + result.correct);
     total.set_loss_sum(total.loss_sum() + result.loss_sum);
   }
-  const absl::Status status = session_->Complete(held, total);
+  const absl::Status status = session_->Complete(held, 0, total);
   return absl::IsAborted(status) ? absl::OkStatus() : status;
 }
 

@@ -59,6 +59,7 @@ class TrainLoop {
     uint64_t order_key = 0;
     uint64_t samples = 0;
     uint64_t steps = 0;
+    uint64_t steps_max = 1;
     absl::Time arrived;
     absl::Duration compute;
     absl::Duration stall;
@@ -80,8 +81,8 @@ class TrainLoop {
   // Until none is under way; what they bring stays where it is.
   void AwaitPushes();
   absl::Status TrainLease(const Session::HeldLeasePtr& lease);
-  // Samples [begin, end) of it, one split.
-  absl::Status TrainSplit(const Session::HeldLeasePtr& lease, uint64_t begin, uint64_t end);
+  // Its so-manieth split: samples [begin, end).
+  absl::Status TrainSplit(const Session::HeldLeasePtr& lease, uint32_t number, uint64_t begin, uint64_t end);
   // One batch: pushed, or one step of the round. `flush`: it is the last this worker does.
   absl::Status TrainBatch(const Batch& batch, uint64_t order_key, const std::shared_ptr<OpenSplit>& split,
                           bool flush);
@@ -91,8 +92,8 @@ class TrainLoop {
   absl::StatusOr<Round> BeginRound(uint64_t order_key, const std::shared_ptr<OpenSplit>& split);
   // Pushes how far local steps have come, or the mean of the gradients.
   absl::Status EndRound(bool flush);
-  // Of a round.
-  uint32_t LocalSteps() const;
+  // Batches of a round that begins now.
+  uint32_t RoundSteps() const;
   // Drops the round, and what else was computed and is not pushed.
   void ForgetUnpushed();
   // Waits for a place in the pipeline and adopts what has come; how long it waited.
