@@ -475,6 +475,7 @@ std::vector<ServerAddress> Cluster::Addresses() const {
     ServerAddress& address = addresses.emplace_back();
     address.set_address(it->hello.address());
     address.set_shared_memory(it->hello.shared_memory());
+    address.set_ucx_address(it->hello.ucx_address());
   }
   return addresses;
 }

@@ -55,8 +55,11 @@ class Coordinator {
   // Before servers come.
   void RequireSnapshot() { must_snapshot_ = true; }
 
-  // What RegisterReply says of it; before workers come.
-  void OfferSharedMemory(const std::string& name) { shared_memory_ = name; }
+  // What RegisterReply says of them; before workers come.
+  void OfferFrames(const std::string& shared_memory, const std::string& ucx_address) {
+    shared_memory_ = shared_memory;
+    ucx_address_ = ucx_address;
+  }
 
   // Takes up the job a data directory holds. FailedPrecondition, naming the flag, if the job's settings
   // differ from what it was started with. `restored` is the snapshot it continues from, if any.
@@ -122,7 +125,7 @@ class Coordinator {
   uint32_t LocalStepsOf(WorkerId worker);
   void NoteFastest();
 
-  std::string shared_memory_;
+  std::string shared_memory_, ucx_address_;
   const Options options_;
   ParamServer* const params_;
   ControlJournal* const journal_;

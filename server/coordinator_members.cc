@@ -142,6 +142,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   *reply.mutable_job() = job_;
   *reply.mutable_codec_choice() = codec_tuner_.choice();
   reply.set_shared_memory(shared_memory_);
+  reply.set_ucx_address(ucx_address_);
   reply.set_snapshot_dir(options_.snapshot_dir);
   const SnapshotStatus snapshot = snapshots_->status();
   reply.set_snapshot_generation(snapshot.generation());

@@ -19,7 +19,6 @@
 #include "common/base/status_macros.h"
 #include "common/optim/update_rules.h"
 #include "common/rpc/client_channel.h"
-#include "common/shm/shm_listener.h"
 #include "common/snapshot/manifest.h"
 #include "common/storage/store_url.h"
 #include "common/transport/transport.h"
@@ -30,6 +29,7 @@
 #include "server/durability/control_db.h"
 #include "server/durability/push_log.h"
 #include "server/durability/recovery.h"
+#include "server/frame_listeners.h"
 #include "server/log_replay.h"
 #include "server/param_server.h"
 #include "server/rpc/cluster_service.h"
@@ -74,7 +74,7 @@ struct ReconServer::Parts {
   // Open() stopped half way: the push log has another policy than all was made for.
   bool policy_was_lost = false;
   std::atomic<bool> drain_requested{false};
-  std::unique_ptr<ShmListener> shared_memory;
+  FrameListeners frames;
   std::unique_ptr<ParamService> param_service;
   std::unique_ptr<ControlService> control_service;
   std::unique_ptr<ClusterService> cluster_service;
@@ -252,16 +252,9 @@ absl::Status ReconServer::Parts::Open() {
                                                          Transport::Done done) {
     params->Handle(request, Now(), std::move(taken), std::move(done));
   };
-  if (flags.shared_memory && tls.cert.empty()) {
-    const std::string name = absl::StrCat("recon-", absl::Hex(job_id, absl::kZeroPad16));
-    absl::StatusOr<std::unique_ptr<ShmListener>> listener = ShmListener::Start(name, handler);
-    if (listener.ok()) {
-      shared_memory = *std::move(listener);
-      coordinator->lane()->RunAndWait([&] { coordinator->OfferSharedMemory(name); });
-    } else {
-      spdlog::warn("workers on this machine use the network: {}", listener.status().message());
-    }
-  }
+  RECON_RETURN_IF_ERROR(frames.Start(flags, tls, job_id, handler));
+  coordinator->lane()->RunAndWait(
+      [&] { coordinator->OfferFrames(frames.shared_memory(), frames.ucx_address()); });
   param_service = std::make_unique<ParamService>(handler);
   control_service = std::make_unique<ControlService>(coordinator.get(), snapshots.get(), &drain_requested);
   std::vector<grpc::Service*> services = {param_service.get(), control_service.get()};
@@ -533,7 +526,7 @@ void ReconServer::Parts::CountCopies() {
 }
 
 void ReconServer::Parts::StopServing(absl::Duration timeout) {
-  shared_memory = nullptr;
+  frames.Stop();
   param_service->Close();
   if (cluster_service != nullptr) cluster_service->Close();
   rpc->Shutdown(timeout);

@@ -115,6 +115,11 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
                       "workers on this machine, of this user and in this network namespace, push and pull "
                       "through shared memory; never with TLS"),
       "RECON_SHARED_MEMORY");
+  env(app->add_option(
+          "--ucx-listen", flags->ucx_listen,
+          "HOST:PORT where workers with --transport ucx push and pull over UCX (InfiniBand, RoCE; also "
+          "TCP): plain text, never with TLS; port 0 is any; off by default"),
+      "RECON_UCX_LISTEN");
   env(app->add_option("--servers", flags->servers,
                       "servers that share the model, this one among them; the others --join it")
           ->check(CLI::Range(1u, limits::kServersMax)),

@@ -23,6 +23,7 @@ struct ServerFlags {
   std::string tls_cert, tls_key, tls_ca;
   bool insecure = false;
   bool shared_memory = true;
+  std::string ucx_listen;  // HOST:PORT; empty: no UCX.
   bool exit_when_done = false;
   // Of a job with several servers: how many, the head among them;
   uint32_t servers = 1;

@@ -18,7 +18,6 @@
 #include "common/base/status_macros.h"
 #include "common/optim/update_rules.h"
 #include "common/rpc/client_channel.h"
-#include "common/shm/shm_listener.h"
 #include "common/snapshot/manifest.h"
 #include "common/storage/store_url.h"
 #include "common/tensor/shard_assignment.h"
@@ -29,6 +28,7 @@
 #include "server/durability/push_log.h"
 #include "server/durability/recovery.h"
 #include "server/durability/snapshot_writer.h"
+#include "server/frame_listeners.h"
 #include "server/log_replay.h"
 #include "server/param_server.h"
 #include "server/rpc/head_link.h"
@@ -80,7 +80,6 @@ class ShardServer::Parts {
   Metrics metrics_;
   std::unique_ptr<ControlDb> db_;
   std::shared_ptr<grpc::Channel> head_;
-  std::string shared_memory_name_;
   std::atomic<bool> stop_{false};
 
   // Set by the thread that follows, once.
@@ -107,7 +106,7 @@ class ShardServer::Parts {
 
   std::unique_ptr<ParamService> param_service_;
   std::unique_ptr<RpcServer> rpc_;
-  std::unique_ptr<ShmListener> shared_memory_;
+  FrameListeners frames_;
   Lane snapshots_{"snapshot"};
   std::thread follower_;
 };
@@ -146,16 +145,7 @@ absl::Status ShardServer::Parts::Open(const ServerFlags& flags) {
     if (params == nullptr) return done(absl::UnavailableError("the server has no place in the job yet"));
     params->Handle(request, Now(), std::move(taken), std::move(done));
   };
-  if (flags.shared_memory && tls_.cert.empty()) {
-    const std::string name = absl::StrCat("recon-", absl::Hex(place_.server_id(), absl::kZeroPad16));
-    absl::StatusOr<std::unique_ptr<ShmListener>> listener = ShmListener::Start(name, handler);
-    if (listener.ok()) {
-      shared_memory_ = *std::move(listener);
-      shared_memory_name_ = name;
-    } else {
-      spdlog::warn("workers on this machine use the network: {}", listener.status().message());
-    }
-  }
+  RECON_RETURN_IF_ERROR(frames_.Start(flags, tls_, place_.server_id(), handler));
   param_service_ = std::make_unique<ParamService>(handler);
   RECON_ASSIGN_OR_RETURN(rpc_, RpcServer::Start(flags.listen, tls_, {param_service_.get()}));
   std::ofstream(flags.data + "/ADDRESS") << rpc_->address() << "\n";
@@ -173,7 +163,7 @@ ShardServer::Parts::~Parts() {
   if (follower_.joinable()) follower_.join();
   if (params_ != nullptr) params_->BeginDrain();
   // Whoever calls the handlers, then what they call.
-  shared_memory_ = nullptr;
+  frames_.Stop();
   if (param_service_ != nullptr) param_service_->Close();
   if (rpc_ != nullptr) rpc_->Shutdown(absl::ZeroDuration());
   if (params_ == nullptr) return;
@@ -214,7 +204,8 @@ absl::Status ShardServer::Parts::FollowOnce() {
   ServerHello* hello = report.mutable_hello();
   hello->set_server_id(place_.server_id());
   hello->set_address(flags_.advertise.empty() ? rpc_->address() : flags_.advertise);
-  hello->set_shared_memory(shared_memory_name_);
+  hello->set_shared_memory(frames_.shared_memory());
+  hello->set_ucx_address(frames_.ucx_address());
   hello->set_job_id(place_.job_id());
   hello->set_server(place_.server());
   hello->set_servers(place_.servers());

@@ -11,7 +11,7 @@ packages=(
   python3-venv ca-certificates
   # Libraries
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev librocksdb-dev libzstd-dev
-  libxxhash-dev libhwy-dev libopenblas-pthread-dev zlib1g-dev libzip-dev libcli11-dev libspdlog-dev libfmt-dev
+  libxxhash-dev libucx-dev libhwy-dev libopenblas-pthread-dev zlib1g-dev libzip-dev libcli11-dev libspdlog-dev libfmt-dev
   libcurl4-openssl-dev libssl-dev libpugixml-dev nlohmann-json3-dev prometheus-cpp-dev libcivetweb-dev catch2
   # The demo's data; certificates and a full disk for the tests
   dataset-fashion-mnist openssl mount util-linux procps

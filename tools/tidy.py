@@ -22,6 +22,7 @@ ALLOWED = {
     "common/snapshot": ["common/base", "common/tensor", "common/storage"],
     "common/transport": ["common/base"],
     "common/shm": ["common/base", "common/transport"],
+    "common/ucx": ["common/base", "common/transport"],
     "common/rpc": ["common/base", "common/tensor", "common/codec", "common/transport"],
     "server/store": ["common/base", "common/tensor", "common/codec", "common/optim"],
     "server/sync": ["common/base"],

@@ -19,6 +19,8 @@ const char* CopyReasonName(CopyReason reason) {
       return "header";
     case CopyReason::kSharedMemory:
       return "shared_memory";
+    case CopyReason::kUcx:
+      return "ucx";
   }
   return "unknown";
 }

@@ -10,9 +10,10 @@ enum class CopyReason {
   kStraddling,    // A reader needed them side by side, and they lay in two buffers.
   kHeader,        // Headers and tables: a buffer of their own would cost more.
   kSharedMemory,  // Into a peer's memory: what a network's stack would do otherwise.
+  kUcx,           // Out of UCX's: a small message.
 };
 inline constexpr CopyReason kCopyReasons[] = {CopyReason::kStraddling, CopyReason::kHeader,
-                                              CopyReason::kSharedMemory};
+                                              CopyReason::kSharedMemory, CopyReason::kUcx};
 const char* CopyReasonName(CopyReason reason);
 
 // Thread-safe; of the whole process, since it started.

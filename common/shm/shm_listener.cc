@@ -8,7 +8,6 @@
 
 #include "absl/time/clock.h"
 #include "common/base/clock.h"
-#include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/shm/shm_socket.h"
@@ -85,13 +84,7 @@ void ShmListener::OnRequest(Connection* connection, const ByteChain& message) {
   const ShmSender sender = connection->peer->sender();
   handler_(
       unwrapped->second, [sender, call] { sender.Send(WrapTaken(call)); },
-      [sender, call](const absl::StatusOr<ByteChain>& reply) {
-        if (reply.ok() && reply->size() > limits::kFrameBytesMax) {
-          sender.Send(WrapReply(call, absl::InternalError("the reply is larger than a frame may be")));
-        } else {
-          sender.Send(WrapReply(call, reply));
-        }
-      });
+      [sender, call](const absl::StatusOr<ByteChain>& reply) { sender.Send(WrapReply(call, reply)); });
 }
 
 void ShmListener::Reap() {

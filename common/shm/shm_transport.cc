@@ -1,11 +1,13 @@
 #include "common/shm/shm_transport.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/shm/shm_socket.h"
+#include "common/transport/call_window.h"
 #include "common/transport/envelope.h"
 
 namespace recon {
@@ -24,8 +26,7 @@ constexpr uint64_t kOtherwise = 1;
 struct ShmTransport::Connection {
   uint64_t number = 0;
   // Guarded by the transport's lock.
-  RequestsInFlight in_flight{limits::kRequestBytesInFlight};
-  std::deque<std::pair<uint64_t, ByteChain>> waiting;
+  CallWindow window;
   std::unique_ptr<ShmPeer> peer;  // Last: its thread uses the rest.
 };
 
@@ -82,7 +83,7 @@ uint64_t ShmTransport::Call(const ByteChain& request, Done done) {
     MutexLock lock(&mu_);
     if (request.size() <= limits::kFrameBytesMax && ConnectedLocked()) {
       const uint64_t call = pending_.Add(connection_->number, std::move(done));
-      connection_->waiting.emplace_back(call, WrapRequest(call, request));
+      connection_->window.Add(call, WrapRequest(call, request));
       SendWhatMay();
       return 2 * call;
     }
@@ -94,11 +95,7 @@ void ShmTransport::Abandon(uint64_t call, const absl::Status& why) {
   if (call % 2 == kOtherwise) return otherwise_->Abandon(call / 2, why);
   {
     MutexLock lock(&mu_);
-    if (connection_ != nullptr) {
-      auto& waiting = connection_->waiting;
-      const auto is_call = [call](const auto& message) { return message.first == call / 2; };
-      waiting.erase(std::remove_if(waiting.begin(), waiting.end(), is_call), waiting.end());
-    }
+    if (connection_ != nullptr) connection_->window.Abandon(call / 2);
   }
   pending_.Finish(call / 2, why);
 }
@@ -112,14 +109,8 @@ void ShmTransport::Disconnect() {
 }
 
 void ShmTransport::SendWhatMay() {
-  Connection* connection = connection_.get();
-  while (!connection->waiting.empty()) {
-    auto& [call, message] = connection->waiting.front();
-    const size_t charge = RequestCharge(message.size());
-    if (!connection->in_flight.MayAdd(charge)) return;
-    connection->in_flight.Add(call, charge);
-    connection->peer->sender().Send(message);  // If it is closed, OnClosed() ends the call.
-    connection->waiting.pop_front();
+  while (const std::optional<ByteChain> message = connection_->window.Next()) {
+    connection_->peer->sender().Send(*message);  // If it is closed, OnClosed() ends the call.
   }
 }
 
@@ -129,7 +120,7 @@ void ShmTransport::OnMessage(Connection* connection, const ByteChain& message) {
   const auto& [envelope, body] = *unwrapped;
   {
     MutexLock lock(&mu_);
-    connection->in_flight.Remove(envelope.call);
+    connection->window.Remove(envelope.call);
     if (connection_.get() == connection) SendWhatMay();
   }
   if (envelope.code != kTaken) pending_.Finish(envelope.call, ReplyOf(envelope, body));

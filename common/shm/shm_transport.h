@@ -1,9 +1,7 @@
 #pragma once
 
-#include <deque>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -11,7 +9,6 @@
 #include "common/base/mutex.h"
 #include "common/shm/shm_peer.h"
 #include "common/transport/pending_calls.h"
-#include "common/transport/requests_in_flight.h"
 #include "common/transport/transport.h"
 
 namespace recon {

@@ -32,6 +32,9 @@ size_t RequestCharge(size_t bytes) {
 ByteChain WrapRequest(uint64_t call, const ByteChain& frame) { return Wrap({call, 0, 0}, frame); }
 
 ByteChain WrapReply(uint64_t call, const absl::StatusOr<ByteChain>& reply) {
+  if (reply.ok() && reply->size() > limits::kFrameBytesMax) {
+    return WrapReply(call, absl::InternalError("the reply is larger than a frame may be"));
+  }
   if (reply.ok()) return Wrap({call, 0, 0}, *reply);
   Envelope envelope;
   envelope.call = call;

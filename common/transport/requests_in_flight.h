@@ -27,7 +27,7 @@ class RequestsInFlight {
   }
 
  private:
-  const size_t bytes_max_;
+  size_t bytes_max_;
   absl::flat_hash_map<uint64_t, size_t> calls_;
   size_t bytes_ = 0;
 };

@@ -10,6 +10,7 @@
 #include "catch2/catch.hpp"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/storage/local_store.h"
+#include "common/ucx/ucx_transport.h"
 #include "tests/support/process.h"
 #include "worker/model/mlp_model.h"
 
@@ -652,6 +653,46 @@ TEST_CASE("a drained server starts again where it was, and the workers go on by 
     CHECK(status.evaluations_size() == 4);
     CHECK(CompletedOnce(*job.Control().Completions(), 4, kSamples));
   }
+}
+
+TEST_CASE("frames go over UCX, also after the server has moved, and only where it is offered", "[job]") {
+  if (!HaveUcx()) {
+    WARN("SKIP: built without UCX");
+    return;
+  }
+  InProcessJob job(-1, 2);
+  constexpr uint32_t kEpochs = 10;
+  job.flags.job.set_data_epochs(kEpochs);
+  job.flags.ucx_listen = "127.0.0.1:0";  // After a restart at another port.
+  job.StartServer();
+  std::vector<WorkerFlags> workers = {job.MakeWorker("a"), job.MakeWorker("b")};
+  for (WorkerFlags& worker : workers) {
+    worker.ucx = true;
+    worker.step_time = absl::Milliseconds(2);
+  }
+  std::vector<absl::Status> statuses;
+  std::thread training([&] { statuses = job.RunWorkers(workers); });
+  CHECK(Eventually([&] { return job.Control().Status()->samples_completed() > kSamples; }));
+  job.StopServer();
+  job.StartServer();
+  training.join();
+  CheckAllOk(statuses);
+  const StatusReply status = *job.Control().Status();
+  CHECK(CompletedOnce(*job.Control().Completions(), kEpochs, kSamples));
+  CHECK(status.evaluations(kEpochs - 1).accuracy() > 0.9);
+  const auto ucx = std::find_if(status.copied_bytes().begin(), status.copied_bytes().end(),
+                                [](const CopiedBytesStatus& copied) { return copied.why() == "ucx"; });
+  REQUIRE(ucx != status.copied_bytes().end());
+  CHECK(ucx->bytes() > 0);  // The frames of so small a model are copied out of UCX's memory.
+
+  InProcessJob without(-1);
+  without.StartServer();
+  WorkerFlags worker = without.MakeWorker("c");
+  worker.ucx = true;
+  const absl::Status refused = without.RunWorkers({worker})[0];
+  INFO(refused);
+  CHECK(absl::IsFailedPrecondition(refused));
+  CHECK(absl::StrContains(refused.message(), "--ucx-listen"));
 }
 
 TEST_CASE("settings that would change what splits mean are refused at restart", "[job]") {

@@ -20,6 +20,7 @@
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
 #include "common/tensor/page.h"
+#include "common/ucx/ucx_transport.h"
 #include "server/store/gradient.h"
 #include "tools/bench/bench_process.h"
 #include "tools/bench/median.h"
@@ -178,14 +179,27 @@ class Job {
  public:
   explicit Job(const std::string& shapes) : shapes_(shapes) {}
 
-  // `transport` is "grpc" or "shm".
+  // `transport` is "grpc", "shm" or "ucx".
   absl::Status Start(int workers, const std::string& transport) {
-    server_ = std::make_unique<BenchProcess>(
-        std::vector<std::string>{"recon-server", "--data", directory_.path() + "/data", "--listen",
-                                 "127.0.0.1:0", "--optimizer", "momentum", "--learning-rate", "0.001",
-                                 "--durability", "snapshot", "--snapshot-interval", "10h", "--evict-after",
-                                 "5h", "--suspect-after", "4h"},
-        directory_.path() + "/server.log");
+    std::vector<std::string> server = {"recon-server",
+                                       "--data",
+                                       directory_.path() + "/data",
+                                       "--listen",
+                                       "127.0.0.1:0",
+                                       "--optimizer",
+                                       "momentum",
+                                       "--learning-rate",
+                                       "0.001",
+                                       "--durability",
+                                       "snapshot",
+                                       "--snapshot-interval",
+                                       "10h",
+                                       "--evict-after",
+                                       "5h",
+                                       "--suspect-after",
+                                       "4h"};
+    if (transport == "ucx") server.insert(server.end(), {"--ucx-listen", "127.0.0.1:0"});
+    server_ = std::make_unique<BenchProcess>(server, directory_.path() + "/server.log");
     const absl::Time give_up = Now() + kStartTimeout;
     while (!(std::ifstream(directory_.path() + "/data/ADDRESS") >> address_)) {
       if (Now() > give_up) return absl::DeadlineExceededError("recon-server did not start");
@@ -349,11 +363,18 @@ class Bench {
   }
 
   absl::StatusOr<Json> RunShape(const std::string& name, int workers, Figures* ratios) {
-    Job job(name), shared(name);
+    Job job(name);
     RECON_RETURN_IF_ERROR(job.Start(workers, "grpc"));
-    RECON_RETURN_IF_ERROR(shared.Start(workers, "shm"));
+    // The same work another way.
+    std::map<std::string, std::unique_ptr<Job>> others;
+    for (const char* transport : {"shm", "ucx"}) {
+      if (transport == std::string("ucx") && !HaveUcx()) continue;
+      others[transport] = std::make_unique<Job>(name);
+      RECON_RETURN_IF_ERROR(others[transport]->Start(workers, transport));
+    }
     const auto all = static_cast<size_t>(workers);
-    Figures figures, shm;
+    Figures figures;
+    std::map<std::string, Figures> other_figures;
     std::vector<double> idle, loaded, control;
     for (int round = -1; round < options_.rounds; ++round) {  // The first one warms up.
       std::cerr << name << ", " << workers << " workers, round " << round << "\n";
@@ -364,26 +385,31 @@ class Bench {
       RECON_ASSIGN_OR_RETURN(const Job::Result both, job.Run("pushpull", options_.seconds, kDepth, 0, all));
       const std::vector<double> answered = probe_control.Stop();
       RECON_ASSIGN_OR_RETURN(const Job::Result probe, job.Run("push", options_.seconds / 2, 1, 20, 1));
-      RECON_ASSIGN_OR_RETURN(const Job::Result shm_push,
-                             shared.Run("push", options_.seconds, kDepth, 0, all));
-      RECON_ASSIGN_OR_RETURN(const Job::Result shm_both,
-                             shared.Run("pushpull", options_.seconds, kDepth, 0, all));
+      for (const auto& [transport, other] : others) {
+        RECON_ASSIGN_OR_RETURN(const Job::Result other_push,
+                               other->Run("push", options_.seconds, kDepth, 0, all));
+        RECON_ASSIGN_OR_RETURN(const Job::Result other_both,
+                               other->Run("pushpull", options_.seconds, kDepth, 0, all));
+        if (round < 0) continue;
+        Figures& its = other_figures[transport];
+        its.Add("push_GBps", 2e-9 * other_push.params_per_second);
+        its.Add("pushpull_params_per_s", other_both.params_per_second);
+        its.Add("pushpull_cpu_seconds_per_GB", other_both.cpu_seconds / (4e-9 * other_both.params));
+        figures.Add(transport + "_vs_grpc_pushpull", other_both.params_per_second / both.params_per_second);
+      }
       if (round < 0) continue;
       AddRates(push, pull, both, &figures);
       figures.Add("push_of_parts_bound",
                   push.params_per_second * (2 * parts.grpc_per_byte + parts.apply_per_param) / cores_);
       figures.Add("pushpull_of_parts_bound",
                   both.params_per_second * (4 * parts.grpc_per_byte + parts.apply_per_param) / cores_);
-      shm.Add("push_GBps", 2e-9 * shm_push.params_per_second);
-      shm.Add("pushpull_params_per_s", shm_both.params_per_second);
-      shm.Add("pushpull_cpu_seconds_per_GB", shm_both.cpu_seconds / (4e-9 * shm_both.params));
-      figures.Add("shm_vs_grpc_pushpull", shm_both.params_per_second / both.params_per_second);
       idle.insert(idle.end(), probe.milliseconds.begin(), probe.milliseconds.end());
       loaded.insert(loaded.end(), both.milliseconds.begin(), both.milliseconds.end());
       control.insert(control.end(), answered.begin(), answered.end());
     }
     Json json = figures.All();
-    json["shared_memory"] = shm.All();
+    json["shared_memory"] = other_figures["shm"].All();
+    if (HaveUcx()) json["ucx"] = other_figures["ucx"].All();
     json["push_ms"] = {{"idle", {{"p50", Percentile(idle, 0.5)}, {"p99", Percentile(idle, 0.99)}}},
                        {"under_load", {{"p50", Percentile(loaded, 0.5)}, {"p99", Percentile(loaded, 0.99)}}}};
     json["control_ms_under_load"] = {{"p50", Percentile(control, 0.5)}, {"p99", Percentile(control, 0.99)}};

@@ -26,6 +26,7 @@
 #include "common/rpc/grpc_transport.h"
 #include "common/shm/shm_transport.h"
 #include "common/tensor/param_layout.h"
+#include "common/ucx/ucx_transport.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -132,6 +133,8 @@ class PushWorker {
       auto shared = std::make_unique<ShmTransport>(registered.shared_memory(), std::move(transport_));
       if (!shared->Connected()) return absl::UnavailableError("the server shares no memory");
       transport_ = std::move(shared);
+    } else if (options_.transport == "ucx") {
+      RECON_ASSIGN_OR_RETURN(transport_, ConnectOverUcx(registered.ucx_address()));
     }
     client_ = std::make_unique<ParamClient>(transport_.get());
     if (!registered.has_values()) RECON_RETURN_IF_ERROR(BringValues(&control));

@@ -22,7 +22,7 @@ absl::Status RunGrpcSource(int port);
 
 // A worker without a model: it registers with a server and pushes gradients it has encoded before. Answers
 // "push|pull|pushpull SECONDS DEPTH PAUSE_MS" with an object: parameters moved, seconds, and the
-// milliseconds each push took. `transport` is "grpc" or "shm".
+// milliseconds each push took. `transport` is "grpc", "shm" or "ucx".
 struct PushWorkerOptions {
   std::string server;
   std::string shapes;

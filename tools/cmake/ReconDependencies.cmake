@@ -29,6 +29,13 @@ pkg_check_modules(recon_openblas REQUIRED IMPORTED_TARGET openblas)
 pkg_check_modules(recon_zip REQUIRED IMPORTED_TARGET libzip)
 find_package(CLI11 CONFIG QUIET)
 
+set(RECON_HAVE_UCX OFF)
+if(RECON_UCX)
+  pkg_check_modules(recon_ucp QUIET IMPORTED_TARGET ucx)
+  set(RECON_HAVE_UCX ${recon_ucp_FOUND})
+endif()
+message(STATUS "recon: UCX: ${RECON_HAVE_UCX}")
+
 set(RECON_HAVE_CUDA OFF)
 if(RECON_CUDA)
   include(CheckLanguage)

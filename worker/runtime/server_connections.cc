@@ -9,11 +9,31 @@
 #include "common/rpc/grpc_transport.h"
 #include "common/shm/shm_transport.h"
 #include "common/tensor/shard_assignment.h"
+#include "common/ucx/ucx_transport.h"
 
 namespace recon {
 
+namespace {
+
+absl::StatusOr<std::string> UcxAddressOf(const ServerAddress& server) {
+  const std::string& offered = server.ucx_address();
+  if (offered.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat("--transport ucx: the server at ", server.address(),
+                                                      " does not offer it (--ucx-listen)"));
+  }
+  if (offered.front() != ':') return offered;
+  return absl::StrCat(server.address().substr(0, server.address().rfind(':')), offered);
+}
+
+}  // namespace
+
 absl::StatusOr<std::shared_ptr<Transport>> ServerConnections::ConnectToServer(
     const ServerAddress& server) const {
+  if (options_.ucx) {
+    RECON_ASSIGN_OR_RETURN(const std::string address, UcxAddressOf(server));
+    RECON_ASSIGN_OR_RETURN(std::unique_ptr<Transport> ucx, ConnectOverUcx(address));
+    return std::shared_ptr<Transport>(std::move(ucx));
+  }
   RECON_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
                          ConnectForFrames(server.address(), options_.tls, options_.connections));
   if (options_.shared_memory && !server.shared_memory().empty()) {
@@ -26,6 +46,7 @@ absl::Status ServerConnections::Adopt(const RegisterReply& reply) {
   std::vector<ServerAddress> servers(1);
   servers[0].set_address(options_.head);
   servers[0].set_shared_memory(reply.shared_memory());
+  servers[0].set_ucx_address(reply.ucx_address());
   servers.insert(servers.end(), reply.servers().begin(), reply.servers().end());
   std::vector<std::shared_ptr<Transport>> replaced;  // Destroyed without the lock.
   MutexLock lock(&mu_);
@@ -40,7 +61,8 @@ absl::Status ServerConnections::Adopt(const RegisterReply& reply) {
   }
   for (size_t i = 0; i < servers.size(); ++i) {
     const bool same = transports_[i] != nullptr && servers[i].address() == servers_[i].address() &&
-                      servers[i].shared_memory() == servers_[i].shared_memory();
+                      servers[i].shared_memory() == servers_[i].shared_memory() &&
+                      servers[i].ucx_address() == servers_[i].ucx_address();
     if (same) continue;
     RECON_ASSIGN_OR_RETURN(std::shared_ptr<Transport> transport, ConnectToServer(servers[i]));
     if (transports_[i] != nullptr) spdlog::info("server {} is at {} now", i, servers[i].address());

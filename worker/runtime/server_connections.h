@@ -29,6 +29,7 @@ class ServerConnections {
     TlsFlags tls;
     int connections = 1;  // To each server.
     bool shared_memory = true;
+    bool ucx = false;  // And nothing else.
   };
 
   // `layout` must outlive the connections.

@@ -57,6 +57,7 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   connection_options.tls = flags.tls;
   connection_options.connections = flags.connections;
   connection_options.shared_memory = flags.shared_memory;
+  connection_options.ucx = flags.ucx;
   ServerConnections servers(connection_options, &layout);
   session_options.adopt_servers = [&](const RegisterReply& reply) { return servers.Adopt(reply); };
   WireByteCounter wire_counter;

@@ -10,6 +10,7 @@
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
+#include "common/ucx/ucx_transport.h"
 
 namespace recon {
 namespace {
@@ -96,8 +97,9 @@ void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
           ->check(CLI::Range(1, limits::kDataConnectionsMax)),
       "RECON_CONNECTIONS");
   env(app->add_option("--transport", raw->transport,
-                      "auto (shared memory where the server is on this machine and offers it) or grpc")
-          ->check(CLI::IsMember({"auto", "grpc"})),
+                      "auto (shared memory where the server is on this machine and offers it), grpc, or ucx "
+                      "(InfiniBand, RoCE; where the server has --ucx-listen)")
+          ->check(CLI::IsMember({"auto", "grpc", "ucx"})),
       "RECON_TRANSPORT");
   env(app->add_option("--step-ms", raw->step_ms, "simulated computing time: each step takes at least so long")
           ->check(CLI::Range(0.0, 3.6e6)),
@@ -174,6 +176,14 @@ absl::Status Convert(const RawFlags& raw, WorkerFlags* flags) {
   }
   flags->step_time = absl::Milliseconds(raw.step_ms);
   flags->shared_memory = raw.transport == "auto";
+  flags->ucx = raw.transport == "ucx";
+  if (flags->ucx && !HaveUcx()) {
+    return absl::InvalidArgumentError("--transport ucx: this program has been built without UCX");
+  }
+  if (flags->ucx && !flags->tls.cert.empty()) {
+    return absl::InvalidArgumentError(
+        "--transport ucx: UCX neither encrypts nor checks who connects: not with TLS");
+  }
   flags->from_snapshot = raw.parameters_from == "store";
   if (flags->name.size() > limits::kNameBytesMax) {
     return absl::InvalidArgumentError(

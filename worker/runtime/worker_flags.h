@@ -25,6 +25,7 @@ struct WorkerFlags {
   int depth = 2;
   int connections = limits::kDataConnections;
   bool shared_memory = true;   // Where the server offers it.
+  bool ucx = false;            // Frames go over UCX only.
   bool from_snapshot = false;  // Joins from the newest snapshot.
   uint32_t accumulate = 1;
   double slow_factor = 1;

@@ -1,5 +1,5 @@
-// Both ends of every transport: over gRPC on loopback, by one and by several connections, and through shared
-// memory.
+// Both ends of every transport: over gRPC on loopback, by one and by several connections, through shared
+// memory, and over UCX, if it is built.
 
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -26,6 +26,8 @@
 #include "common/shm/shm_listener.h"
 #include "common/shm/shm_socket.h"
 #include "common/shm/shm_transport.h"
+#include "common/ucx/ucx_listener.h"
+#include "common/ucx/ucx_transport.h"
 #include "server/rpc/param_service.h"
 #include "server/rpc/rpc_server.h"
 #include "tests/support/process.h"
@@ -44,19 +46,30 @@ class HoldingServer {
     Transport::Done done;
   };
 
-  explicit HoldingServer(const std::string& address = "127.0.0.1:0", const std::string& shm_name = "")
+  explicit HoldingServer(const std::string& address = "127.0.0.1:0", const std::string& shm_name = "",
+                         const std::string& ucx_address = "127.0.0.1:0")
       : shm_name_(shm_name.empty() ? absl::StrCat("recon-test-", getpid(), "-", ++servers_made) : shm_name),
         service_(Handler()),
         rpc_(*RpcServer::Start(address, {}, {&service_})),
-        shared_memory_(*ShmListener::Start(shm_name_, Handler())) {}
+        shared_memory_(*ShmListener::Start(shm_name_, Handler())) {
+    if (!HaveUcx()) return;
+    // After a server on the same port it may be taken for a moment.
+    REQUIRE(Eventually([&] {
+      auto started = UcxListener::Start(ucx_address, Handler());
+      if (started.ok()) ucx_ = *std::move(started);
+      return started.ok();
+    }));
+  }
   ~HoldingServer() {
     shared_memory_ = nullptr;
+    ucx_ = nullptr;
     service_.Close();
     rpc_->Shutdown(absl::ZeroDuration());
   }
 
   const std::string& address() const { return rpc_->address(); }
   const std::string& shm_name() const { return shm_name_; }
+  std::string ucx_address() const { return HaveUcx() ? absl::StrCat("127.0.0.1:", ucx_->port()) : ""; }
   int shm_connections() const { return shared_memory_->connections(); }
 
   Held Take() {
@@ -90,11 +103,17 @@ class HoldingServer {
   ParamService service_;
   std::unique_ptr<RpcServer> rpc_;
   std::unique_ptr<ShmListener> shared_memory_;
+  std::unique_ptr<UcxListener> ucx_;
 };
 
-constexpr const char* kTransports[] = {"one connection", "two connections", "shared memory"};
+std::vector<std::string> Transports() {
+  std::vector<std::string> kinds = {"one connection", "two connections", "shared memory"};
+  if (HaveUcx()) kinds.push_back("UCX");
+  return kinds;
+}
 
 std::unique_ptr<Transport> Connect(const HoldingServer& server, const std::string& kind) {
+  if (kind == "UCX") return *ConnectOverUcx(server.ucx_address());
   auto grpc = *ConnectForFrames(server.address(), {}, kind == "two connections" ? 2 : 1);
   if (kind != "shared memory") return grpc;
   auto shared = std::make_unique<ShmTransport>(server.shm_name(), std::move(grpc));
@@ -128,7 +147,7 @@ constexpr size_t kMiB = size_t{1} << 20;
 
 TEST_CASE("replies find their calls, in whatever order they come", "[exchange]") {
   HoldingServer server;
-  for (const std::string kind : kTransports) {
+  for (const std::string& kind : Transports()) {
     INFO(kind);
     const auto transport = Connect(server, kind);
     std::vector<std::shared_ptr<Answer>> answers;
@@ -146,7 +165,7 @@ TEST_CASE("replies find their calls, in whatever order they come", "[exchange]")
 }
 
 TEST_CASE("errors arrive with their code, their text and when to ask again", "[exchange]") {
-  for (const std::string kind : kTransports) {
+  for (const std::string& kind : Transports()) {
     INFO(kind);
     HoldingServer server;
     const auto transport = Connect(server, kind);
@@ -161,7 +180,7 @@ TEST_CASE("errors arrive with their code, their text and when to ask again", "[e
 
 TEST_CASE("what is neither taken nor answered is bounded, and waits with its sender", "[exchange]") {
   HoldingServer server;
-  for (const std::string kind : kTransports) {
+  for (const std::string& kind : Transports()) {
     INFO(kind);
     const auto transport = Connect(server, kind);
     std::vector<std::shared_ptr<Answer>> answers;
@@ -180,7 +199,7 @@ TEST_CASE("what is neither taken nor answered is bounded, and waits with its sen
 }
 
 TEST_CASE("small requests are bounded, too: their replies may be large", "[exchange]") {
-  for (const std::string kind : kTransports) {
+  for (const std::string& kind : Transports()) {
     INFO(kind);
     HoldingServer server;
     const auto transport = Connect(server, kind);
@@ -193,11 +212,12 @@ TEST_CASE("small requests are bounded, too: their replies may be large", "[excha
 }
 
 TEST_CASE("calls end when the server goes, and go on when another one comes", "[exchange]") {
-  for (const std::string kind : kTransports) {
+  for (const std::string& kind : Transports()) {
     INFO(kind);
     auto server = std::make_unique<HoldingServer>();
     const std::string address = server->address();
     const std::string shm_name = server->shm_name();
+    const std::string ucx_address = server->ucx_address();
     const auto transport = Connect(*server, kind);
     std::vector<std::shared_ptr<Answer>> answers;
     for (int i = 0; i < 30; ++i) answers.push_back(Send(transport.get(), std::string(kMiB, 'x')));
@@ -205,7 +225,7 @@ TEST_CASE("calls end when the server goes, and go on when another one comes", "[
     server = nullptr;
     for (const auto& answer : answers) CHECK(absl::IsUnavailable(Await(answer).status()));
     orphan.done(ByteChain());  // Too late: nobody is told.
-    HoldingServer next(address, shm_name);
+    HoldingServer next(address, shm_name, ucx_address);
     // The channel notices within half a second.
     REQUIRE(Eventually([&] {
       const auto answer = Send(transport.get(), "again");
@@ -218,7 +238,7 @@ TEST_CASE("calls end when the server goes, and go on when another one comes", "[
 }
 
 TEST_CASE("a call that is abandoned ends at once, and its reply is dropped", "[exchange]") {
-  for (const std::string kind : kTransports) {
+  for (const std::string& kind : Transports()) {
     INFO(kind);
     HoldingServer server;
     const auto transport = Connect(server, kind);
@@ -337,7 +357,7 @@ TEST_CASE("rings that make no sense end the connection", "[exchange]") {
 
 TEST_CASE("what is abandoned before it is sent is not sent", "[exchange]") {
   HoldingServer server;
-  for (const std::string kind : kTransports) {
+  for (const std::string& kind : Transports()) {
     INFO(kind);
     const auto transport = Connect(server, kind);
     std::vector<std::shared_ptr<Answer>> answers;
@@ -352,7 +372,7 @@ TEST_CASE("what is abandoned before it is sent is not sent", "[exchange]") {
 
 TEST_CASE("a connection that is cut ends its calls, and the next call makes another", "[exchange]") {
   HoldingServer server;
-  for (const std::string kind : kTransports) {
+  for (const std::string& kind : Transports()) {
     INFO(kind);
     const auto transport = Connect(server, kind);
     const auto answer = Send(transport.get(), "slow");
@@ -367,7 +387,7 @@ TEST_CASE("a connection that is cut ends its calls, and the next call makes anot
 }
 
 TEST_CASE("a transport can go while calls are under way", "[exchange]") {
-  for (const std::string kind : kTransports) {
+  for (const std::string& kind : Transports()) {
     INFO(kind);
     HoldingServer server;
     auto transport = Connect(server, kind);

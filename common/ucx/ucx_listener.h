@@ -1,0 +1,26 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/transport/transport.h"
+
+namespace recon {
+
+// The server's end of UCX: connections whose requests go to a handler, on UCX's thread.
+//
+// Threads: any.
+// Shutdown: the destructor ends all connections; replies that come later are dropped.
+class UcxListener {
+ public:
+  // Port 0 is any that is free. Errors are ConnectOverUcx()'s, and Unavailable if it cannot be listened on.
+  static absl::StatusOr<std::unique_ptr<UcxListener>> Start(const std::string& address,
+                                                            RequestHandler handler);
+  virtual ~UcxListener() = default;
+
+  virtual int port() const = 0;
+  virtual int connections() const = 0;
+};
+
+}  // namespace recon
