@@ -16,18 +16,12 @@ absl::Status CheckUcx(const std::string& listen, const TlsFlags& tls) {
     return absl::InvalidArgumentError(
         "--ucx-listen: UCX neither encrypts nor checks who connects: not with TLS");
   }
-  if (!IsLoopback(listen) && !tls.insecure) {
+  // Whatever address is given, UCX listens on all networks that it uses.
+  if (!tls.insecure) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--ucx-listen ", listen, " is not loopback: UCX is plain text, give --insecure"));
+        "--ucx-listen: UCX is plain text and lets everybody in: give --insecure");
   }
   return absl::OkStatus();
-}
-
-// Workers of other machines do not reach "any": they take the host under which they know the server.
-std::string AddressToDial(const std::string& listen, int port) {
-  const std::string host = listen.substr(0, listen.rfind(':'));
-  const bool any = host == "0.0.0.0" || host == "[::]";
-  return absl::StrCat(any ? "" : host, ":", port);
 }
 
 }  // namespace
@@ -47,7 +41,9 @@ absl::Status FrameListeners::Start(const ServerFlags& flags, const TlsFlags& tls
   if (flags.ucx_listen.empty()) return absl::OkStatus();
   RECON_RETURN_IF_ERROR(CheckUcx(flags.ucx_listen, tls));
   RECON_ASSIGN_OR_RETURN(ucx_, UcxListener::Start(flags.ucx_listen, handler));
-  ucx_address_ = AddressToDial(flags.ucx_listen, ucx_->port());
+  // Workers of other machines do not reach "any": they take the host under which they know the server.
+  const std::string host = flags.ucx_listen.substr(0, flags.ucx_listen.rfind(':'));
+  ucx_address_ = absl::StrCat(ucx_->any_host() ? "" : host, ":", ucx_->port());
   spdlog::info("UCX listens on port {}", ucx_->port());
   return absl::OkStatus();
 }

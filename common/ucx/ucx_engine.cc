@@ -4,12 +4,13 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
-#include <ucp/api/ucp.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <map>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -18,13 +19,16 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
+#include "absl/time/time.h"
+#include "common/base/clock.h"
 #include "common/base/copied_bytes.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "common/transport/envelope.h"
+#include "common/ucx/ucx_buffers.h"
+#include "common/ucx/ucx_library.h"
 
 namespace recon {
 namespace {
@@ -35,67 +39,84 @@ constexpr size_t kMessageBytesMax = limits::kFrameBytesMax + kEnvelopeBytes;
 // From here on a message is fetched by its receiver (UCX's rendezvous); smaller ones are copied out of UCX's
 // memory.
 constexpr size_t kFetchedBytes = size_t{16} << 10;
-// Buffers that are kept for the next messages, so that each is registered once.
-constexpr size_t kBufferBytes = 2 * limits::kFrameTargetBytes;
-constexpr size_t kBuffersKept = 64;
-constexpr size_t kAlignment = 4096;
+// Of a connection, what UCX has to send at a time: the rest waits where it lies. A receiver is never asked to
+// fetch more than that and one message.
+constexpr size_t kSendingBytesMax = limits::kRequestBytesInFlight;
+constexpr size_t kFetchingBytesMax = kSendingBytesMax + kMessageBytesMax;
+// Between two tries where events cannot be waited for.
+constexpr absl::Duration kPoll = absl::Milliseconds(1);
+// For messages under way when all is ended.
+constexpr absl::Duration kFarewell = absl::Milliseconds(200);
 
-absl::Status FromUcx(ucs_status_t status, const char* what) {
+absl::Status FromUcx(const UcxLibrary& ucx, ucs_status_t status, const char* what) {
   if (status == UCS_OK) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("UCX: ", what, ": ", ucs_status_string(status)));
+  return absl::FailedPreconditionError(absl::StrCat("UCX: ", what, ": ", ucx.ucs_status_string(status)));
 }
 
-// Memory for messages that come. Thread-safe; buffers may outlive it.
-class Buffers : public std::enable_shared_from_this<Buffers> {
- public:
-  ~Buffers() {
-    for (uint8_t* buffer : free_) std::free(buffer);
-  }
+// Where a listener listens, or whom somebody connects to.
+struct Address {
+  sockaddr_storage address = {};
+  socklen_t bytes = 0;
 
-  std::shared_ptr<uint8_t> Take(size_t bytes) {
-    if (bytes > kBufferBytes) {
-      auto* large = static_cast<uint8_t*>(
-          std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment));
-      return std::shared_ptr<uint8_t>(large, [](uint8_t* at) { std::free(at); });
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
+  bool any() const {
+    if (address.ss_family == AF_INET) {
+      return reinterpret_cast<const sockaddr_in*>(&address)->sin_addr.s_addr == htonl(INADDR_ANY);
     }
-    uint8_t* buffer = nullptr;
-    {
-      MutexLock lock(&mu_);
-      if (!free_.empty()) {
-        buffer = free_.back();
-        free_.pop_back();
-      }
-    }
-    if (buffer == nullptr) buffer = static_cast<uint8_t*>(std::aligned_alloc(kAlignment, kBufferBytes));
-    return std::shared_ptr<uint8_t>(buffer, [pool = shared_from_this()](uint8_t* at) { pool->Give(at); });
+    return address.ss_family == AF_INET6 &&
+           IN6_IS_ADDR_UNSPECIFIED(&reinterpret_cast<const sockaddr_in6*>(&address)->sin6_addr);
   }
-
- private:
-  void Give(uint8_t* buffer) {
-    {
-      MutexLock lock(&mu_);
-      if (free_.size() < kBuffersKept) {
-        free_.push_back(buffer);
-        return;
-      }
-    }
-    std::free(buffer);
-  }
-
-  Mutex mu_;
-  std::vector<uint8_t*> free_ ABSL_GUARDED_BY(mu_);
 };
 
-// A message on its way out: UCX reads it where it lies.
+// HOST:PORT, an IPv6 address in brackets.
+absl::Status SplitHostPort(const std::string& host_port, std::string* host, int* port) {
+  const size_t colon = host_port.rfind(':');
+  const bool has_port = colon != std::string::npos && colon > 0 &&
+                        absl::SimpleAtoi(host_port.substr(colon + 1), port) && *port >= 0 && *port <= 65535;
+  *host = has_port ? host_port.substr(0, colon) : "";
+  const bool brackets = has_port && host->size() > 2 && host->front() == '[' && host->back() == ']';
+  if (brackets) *host = host->substr(1, host->size() - 2);
+  if (!has_port || (!brackets && host->find_first_of(":[]") != std::string::npos)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("UCX: ", host_port, ": expected HOST:PORT, an IPv6 address in brackets"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Address> Resolve(const std::string& host_port) {
+  std::string host;
+  int port = 0;
+  RECON_RETURN_IF_ERROR(SplitHostPort(host_port, &host, &port));
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int failure = getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &found);
+  if (failure != 0) {
+    return absl::UnavailableError(absl::StrCat("UCX: ", host_port, ": ", gai_strerror(failure)));
+  }
+  Address address;
+  address.bytes = found->ai_addrlen;
+  std::memcpy(&address.address, found->ai_addr, found->ai_addrlen);
+  freeaddrinfo(found);
+  return address;
+}
+
+// A message on its way out. UCX reads a small one where it lies; a large one lies side by side in a buffer of
+// the pool: a fabric's adapter takes it from there by itself.
 struct Sending {
+  UcxCore* core = nullptr;
+  uint64_t connection = 0;
+  size_t bytes = 0;
   ByteChain message;
   std::vector<ucp_dt_iov_t> pieces;
+  std::shared_ptr<uint8_t> buffer;
 };
 
 // A message on its way in.
 struct Receiving {
   UcxCore* core = nullptr;
   uint64_t connection = 0;
+  size_t bytes = 0;
   std::shared_ptr<uint8_t> buffer;
 };
 
@@ -103,10 +124,11 @@ struct Receiving {
 
 class UcxCore : public std::enable_shared_from_this<UcxCore> {
  public:
-  explicit UcxCore(UcxEngine::Callbacks callbacks) : callbacks_(std::move(callbacks)) {}
+  UcxCore(const UcxLibrary* ucx, UcxEngine::Callbacks callbacks)
+      : ucx_(*ucx), callbacks_(std::move(callbacks)) {}
   ~UcxCore() { CloseUcx(); }
 
-  absl::Status Open(const UcxAddress* listen);
+  absl::Status Open(const std::string& listen);
   void Start() {
     thread_ = std::thread([this] {
       pthread_setname_np(pthread_self(), "ucx");
@@ -118,15 +140,15 @@ class UcxCore : public std::enable_shared_from_this<UcxCore> {
       MutexLock lock(&mu_);
       stopping_ = true;
     }
-    ucp_worker_signal(worker_);
+    ucx_.ucp_worker_signal(worker_);
     thread_.join();
-    MutexLock lock(&mu_);
-    CloseUcx();
+    CloseUcx();  // Nobody else uses it any more: ended_.
   }
 
   int port() const { return port_; }
+  bool any_host() const { return any_host_; }
 
-  uint64_t Connect(const UcxAddress& address) {
+  uint64_t Connect(const std::string& address) {
     Command command;
     command.kind = Command::kConnect;
     command.connection = next_connection_.fetch_add(1);
@@ -155,8 +177,15 @@ class UcxCore : public std::enable_shared_from_this<UcxCore> {
   struct Command {
     enum Kind { kConnect, kSend, kClose } kind = kSend;
     uint64_t connection = 0;
-    UcxAddress address;
+    std::string address;
     ByteChain message;
+  };
+
+  struct Endpoint {
+    ucp_ep_h endpoint = nullptr;
+    std::deque<ByteChain> waiting;  // To be sent.
+    size_t sending = 0;             // Bytes.
+    size_t fetching = 0;
   };
 
   // For UCX's thread to do.
@@ -164,41 +193,48 @@ class UcxCore : public std::enable_shared_from_this<UcxCore> {
     MutexLock lock(&mu_);
     if (ended_) return;
     commands_.push_back(std::move(command));
-    if (commands_.size() == 1) ucp_worker_signal(worker_);  // Otherwise it has been woken.
+    if (commands_.size() == 1) ucx_.ucp_worker_signal(worker_);  // Otherwise it has been woken.
   }
 
   void CloseUcx() {
-    if (worker_ != nullptr) ucp_worker_destroy(std::exchange(worker_, nullptr));
-    if (context_ != nullptr) ucp_cleanup(std::exchange(context_, nullptr));
+    if (worker_ != nullptr) ucx_.ucp_worker_destroy(std::exchange(worker_, nullptr));
+    if (context_ != nullptr) ucx_.ucp_cleanup(std::exchange(context_, nullptr));
   }
   void Run();
-  bool Sleep();
+  void Sleep();
   void Execute(Command command);
   void OnConnect(uint64_t connection, const ucp_ep_params_t& how);
-  void OnSend(uint64_t connection, ucp_ep_h endpoint, ByteChain message);
+  void SendWhatMay(uint64_t connection);
+  void StartSend(uint64_t connection, Endpoint* to, ByteChain message);
+  void OnSent(std::unique_ptr<Sending> sent);
   void EndFailed();
   void End(uint64_t connection, const absl::Status& why);
   ucs_status_t OnMessage(void* data, size_t bytes, const ucp_am_recv_param_t* param);
   ucs_status_t Fetch(uint64_t connection, void* description, size_t bytes);
-  void OnFetched(const Receiving& into, ucs_status_t status, size_t bytes);
+  void OnFetched(const Receiving& into, ucs_status_t status);
+  void Fail(uint64_t connection, const absl::Status& why) { failed_.emplace_back(connection, why); }
+  absl::Status Checked(ucs_status_t status, const char* what) const { return FromUcx(ucx_, status, what); }
   void Deliver(uint64_t connection, const ByteChain& message);
 
+  const UcxLibrary& ucx_;
   const UcxEngine::Callbacks callbacks_;
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   ucp_listener_h listener_ = nullptr;
   int wake_up_ = -1;
   int port_ = 0;
-  const std::shared_ptr<Buffers> buffers_ = std::make_shared<Buffers>();
+  bool any_host_ = false;
+  const std::shared_ptr<UcxBuffers> buffers_ = std::make_shared<UcxBuffers>();
   std::atomic<uint64_t> next_connection_{1};
   std::thread thread_;
 
   // Its thread's. UCX calls back in the middle of things: what that asks for is done afterwards.
-  std::map<uint64_t, ucp_ep_h> endpoints_;
+  std::map<uint64_t, Endpoint> endpoints_;
   std::map<ucp_ep_h, uint64_t> connections_;
   std::vector<std::pair<uint64_t, absl::Status>> failed_;
   std::vector<ucp_conn_request_h> accepted_;
-  int closing_ = 0;
+  std::set<uint64_t> may_send_;  // Something of theirs was sent.
+  int under_way_ = 0;            // Messages and closings whose callbacks are still to come.
 
   Mutex mu_;
   std::vector<Command> commands_ ABSL_GUARDED_BY(mu_);
@@ -206,23 +242,24 @@ class UcxCore : public std::enable_shared_from_this<UcxCore> {
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-absl::Status UcxCore::Open(const UcxAddress* listen) {
-  // A server that starts again listens on its port at once.
-  setenv("UCX_TCP_CM_REUSEADDR", "y", /*overwrite=*/0);
+absl::Status UcxCore::Open(const std::string& listen) {
+  // A server that starts again listens on its port at once. It does so before others read the environment.
+  if (!listen.empty()) setenv("UCX_TCP_CM_REUSEADDR", "y", /*overwrite=*/0);
   ucp_params_t params = {};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
   ucp_config_t* config = nullptr;
-  RECON_RETURN_IF_ERROR(FromUcx(ucp_config_read(nullptr, nullptr, &config), "its settings"));
-  const ucs_status_t made = ucp_init(&params, config, &context_);
-  ucp_config_release(config);
+  RECON_RETURN_IF_ERROR(Checked(ucx_.ucp_config_read(nullptr, nullptr, &config), "its settings"));
+  const ucs_status_t made = ucx_.ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
+  ucx_.ucp_config_release(config);
   if (made != UCS_OK) context_ = nullptr;
-  RECON_RETURN_IF_ERROR(FromUcx(made, "start"));
+  RECON_RETURN_IF_ERROR(Checked(made, "start"));
   ucp_worker_params_t worker_params = {};
   worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   worker_params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-  RECON_RETURN_IF_ERROR(FromUcx(ucp_worker_create(context_, &worker_params, &worker_), "create a worker"));
-  RECON_RETURN_IF_ERROR(FromUcx(ucp_worker_get_efd(worker_, &wake_up_), "wake up"));
+  RECON_RETURN_IF_ERROR(
+      Checked(ucx_.ucp_worker_create(context_, &worker_params, &worker_), "create a worker"));
+  RECON_RETURN_IF_ERROR(Checked(ucx_.ucp_worker_get_efd(worker_, &wake_up_), "wake up"));
   ucp_am_handler_param_t handler = {};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
                        UCP_AM_HANDLER_PARAM_FIELD_ARG | UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
@@ -233,23 +270,26 @@ absl::Status UcxCore::Open(const UcxAddress* listen) {
                   const ucp_am_recv_param_t* param) {
     return static_cast<UcxCore*>(core)->OnMessage(data, bytes, param);
   };
-  RECON_RETURN_IF_ERROR(FromUcx(ucp_worker_set_am_recv_handler(worker_, &handler), "receive"));
-  if (listen == nullptr) return absl::OkStatus();
+  RECON_RETURN_IF_ERROR(Checked(ucx_.ucp_worker_set_am_recv_handler(worker_, &handler), "receive"));
+  if (listen.empty()) return absl::OkStatus();
+  RECON_ASSIGN_OR_RETURN(const Address address, Resolve(listen));
   ucp_listener_params_t listening = {};
   listening.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
-  listening.sockaddr.addr = reinterpret_cast<const sockaddr*>(&listen->address);
-  listening.sockaddr.addrlen = listen->bytes;
+  listening.sockaddr.addr = address.get();
+  listening.sockaddr.addrlen = address.bytes;
   listening.conn_handler.arg = this;
   listening.conn_handler.cb = [](ucp_conn_request_h request, void* core) {
     static_cast<UcxCore*>(core)->accepted_.push_back(request);
   };
-  RECON_RETURN_IF_ERROR(FromUcx(ucp_listener_create(worker_, &listening, &listener_), "listen"));
+  RECON_RETURN_IF_ERROR(Checked(ucx_.ucp_listener_create(worker_, &listening, &listener_),
+                                absl::StrCat("listen on ", listen).c_str()));
   ucp_listener_attr_t attributes = {};
   attributes.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR;
-  RECON_RETURN_IF_ERROR(FromUcx(ucp_listener_query(listener_, &attributes), "listen"));
+  RECON_RETURN_IF_ERROR(Checked(ucx_.ucp_listener_query(listener_, &attributes), "listen"));
   const auto* bound = &attributes.sockaddr;
   port_ = ntohs(bound->ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6*>(bound)->sin6_port
                                              : reinterpret_cast<const sockaddr_in*>(bound)->sin_port);
+  any_host_ = address.any();
   return absl::OkStatus();
 }
 
@@ -262,11 +302,12 @@ void UcxCore::Run() {
       commands.swap(commands_);
     }
     for (Command& command : commands) Execute(std::move(command));
-    const bool idle =
-        ucp_worker_progress(worker_) == 0 && commands.empty() && accepted_.empty() && failed_.empty();
+    const bool idle = ucx_.ucp_worker_progress(worker_) == 0 && commands.empty() && accepted_.empty() &&
+                      failed_.empty() && may_send_.empty();
+    for (const uint64_t connection : std::exchange(may_send_, {})) SendWhatMay(connection);
     for (ucp_conn_request_h request : std::exchange(accepted_, {})) {
-      if (connections_.size() >= limits::kMembersMax) {
-        ucp_listener_reject(listener_, request);
+      if (endpoints_.size() >= limits::kMembersMax) {
+        ucx_.ucp_listener_reject(listener_, request);
         continue;
       }
       ucp_ep_params_t how = {};
@@ -277,12 +318,16 @@ void UcxCore::Run() {
       OnConnect(connection, how);
     }
     EndFailed();
-    if (idle && !Sleep()) break;
+    if (idle) Sleep();
   }
+  for (ucp_conn_request_h request : std::exchange(accepted_, {}))
+    ucx_.ucp_listener_reject(listener_, request);
   while (!endpoints_.empty())
     End(endpoints_.begin()->first, absl::UnavailableError("the connection was closed"));
-  if (listener_ != nullptr) ucp_listener_destroy(listener_);
-  while (closing_ > 0) ucp_worker_progress(worker_);
+  if (listener_ != nullptr) ucx_.ucp_listener_destroy(listener_);
+  // What UCX does not give back by then goes with its worker.
+  const absl::Time give_up = Now() + kFarewell;
+  while (under_way_ > 0 && Now() < give_up) ucx_.ucp_worker_progress(worker_);
   std::vector<Command> left;
   {
     MutexLock lock(&mu_);
@@ -296,32 +341,31 @@ void UcxCore::Run() {
   }
 }
 
-// Until there is something to do. False if UCX is broken.
-bool UcxCore::Sleep() {
-  const ucs_status_t armed = ucp_worker_arm(worker_);
-  if (armed == UCS_ERR_BUSY) return true;
-  if (armed != UCS_OK) {
-    spdlog::error("UCX cannot wait for events: {}", ucs_status_string(armed));
-    return false;
-  }
+// Until there is something to do.
+void UcxCore::Sleep() {
+  const ucs_status_t armed = ucx_.ucp_worker_arm(worker_);
+  if (armed == UCS_ERR_BUSY) return;
   pollfd event = {wake_up_, POLLIN, 0};
-  poll(&event, 1, -1);
-  return true;
+  // If UCX cannot tell, it is asked again and again.
+  poll(&event, 1, armed == UCS_OK ? -1 : static_cast<int>(absl::ToInt64Milliseconds(kPoll)));
 }
 
 void UcxCore::Execute(Command command) {
   if (command.kind == Command::kConnect) {
+    const absl::StatusOr<Address> address = Resolve(command.address);
+    if (!address.ok()) return callbacks_.on_closed(command.connection, address.status());
     ucp_ep_params_t how = {};
     how.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
     how.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
-    how.sockaddr.addr = reinterpret_cast<const sockaddr*>(&command.address.address);
-    how.sockaddr.addrlen = command.address.bytes;
+    how.sockaddr.addr = address->get();
+    how.sockaddr.addrlen = address->bytes;
     return OnConnect(command.connection, how);
   }
   const auto found = endpoints_.find(command.connection);
   if (found == endpoints_.end()) return;
   if (command.kind == Command::kSend) {
-    return OnSend(command.connection, found->second, std::move(command.message));
+    found->second.waiting.push_back(std::move(command.message));
+    return SendWhatMay(command.connection);
   }
   End(command.connection, absl::UnavailableError("the connection was closed"));
 }
@@ -334,38 +378,83 @@ void UcxCore::OnConnect(uint64_t connection, const ucp_ep_params_t& how) {
   params.err_handler.cb = [](void* arg, ucp_ep_h failed, ucs_status_t status) {
     auto* core = static_cast<UcxCore*>(arg);
     const auto found = core->connections_.find(failed);
-    if (found == core->connections_.end()) return;
-    core->failed_.emplace_back(found->second, FromUcx(status, "connection"));
+    if (found != core->connections_.end()) core->Fail(found->second, core->Checked(status, "connection"));
   };
   ucp_ep_h endpoint = nullptr;
-  const ucs_status_t created = ucp_ep_create(worker_, &params, &endpoint);
-  if (created != UCS_OK) return callbacks_.on_closed(connection, FromUcx(created, "connect"));
-  endpoints_[connection] = endpoint;
+  const ucs_status_t created = ucx_.ucp_ep_create(worker_, &params, &endpoint);
+  if (created != UCS_OK) return callbacks_.on_closed(connection, Checked(created, "connect"));
+  endpoints_[connection].endpoint = endpoint;
   connections_[endpoint] = connection;
 }
 
-void UcxCore::OnSend(uint64_t connection, ucp_ep_h endpoint, ByteChain message) {
-  auto* sending = new Sending{std::move(message), {}};
-  for (const ByteChain::Piece& piece : sending->message.pieces()) {
-    sending->pieces.push_back({const_cast<uint8_t*>(piece.data), piece.size});
+void UcxCore::SendWhatMay(uint64_t connection) {
+  const auto found = endpoints_.find(connection);
+  if (found == endpoints_.end()) return;
+  Endpoint& to = found->second;
+  while (!to.waiting.empty() &&
+         (to.sending == 0 || to.sending + to.waiting.front().size() <= kSendingBytesMax)) {
+    ByteChain message = std::move(to.waiting.front());
+    to.waiting.pop_front();
+    StartSend(connection, &to, std::move(message));
   }
+}
+
+void UcxCore::StartSend(uint64_t connection, Endpoint* to, ByteChain message) {
+  auto sending = std::make_unique<Sending>();
+  sending->core = this;
+  sending->connection = connection;
+  sending->bytes = message.size();
+  to->sending += message.size();
   ucp_request_param_t how = {};
   how.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_DATATYPE |
                      UCP_OP_ATTR_FIELD_FLAGS;
   how.flags = UCP_AM_SEND_FLAG_REPLY;  // Tells the receiver on which connection.
-  // It is fetched to where it is used. Small ones are not worth a round trip.
-  if (sending->message.size() >= kFetchedBytes) how.flags |= UCP_AM_SEND_FLAG_RNDV;
-  how.datatype = ucp_dt_make_iov();
-  how.user_data = sending;
-  how.cb.send = [](void* request, ucs_status_t, void* sent) {  // An error ends the connection, too.
-    delete static_cast<Sending*>(sent);
-    ucp_request_free(request);
+  how.user_data = sending.get();
+  how.cb.send = [](void* request, ucs_status_t, void* user_data) {  // An error ends the connection, too.
+    std::unique_ptr<Sending> sent(static_cast<Sending*>(user_data));
+    sent->core->ucx_.ucp_request_free(request);
+    --sent->core->under_way_;
+    sent->core->OnSent(std::move(sent));
   };
+  const void* data = nullptr;
+  size_t count = 0;
+  if (message.size() >= kFetchedBytes) {
+    how.flags |= UCP_AM_SEND_FLAG_RNDV;
+    how.datatype = ucp_dt_make_contig(1);
+    sending->buffer = buffers_->Take(message.size());
+    uint8_t* end = sending->buffer.get();
+    for (const ByteChain::Piece& piece : message.pieces()) {
+      std::memcpy(end, piece.data, piece.size);
+      end += piece.size;
+    }
+    CountCopy(CopyReason::kUcx, message.size());
+    data = sending->buffer.get();
+    count = message.size();
+  } else {
+    how.datatype = ucp_dt_make_iov();
+    for (const ByteChain::Piece& piece : message.pieces()) {
+      sending->pieces.push_back({const_cast<uint8_t*>(piece.data), piece.size});
+    }
+    data = sending->pieces.data();
+    count = sending->pieces.size();
+    sending->message = std::move(message);
+  }
   const ucs_status_ptr_t request =
-      ucp_am_send_nbx(endpoint, kMessages, nullptr, 0, sending->pieces.data(), sending->pieces.size(), &how);
-  if (request != nullptr && !UCS_PTR_IS_ERR(request)) return;
-  delete sending;
-  if (UCS_PTR_IS_ERR(request)) failed_.emplace_back(connection, FromUcx(UCS_PTR_STATUS(request), "send"));
+      ucx_.ucp_am_send_nbx(to->endpoint, kMessages, nullptr, 0, data, count, &how);
+  if (request != nullptr && !UCS_PTR_IS_ERR(request)) {
+    static_cast<void>(sending.release());  // Its callback's.
+    ++under_way_;
+    return;
+  }
+  if (UCS_PTR_IS_ERR(request)) Fail(connection, Checked(UCS_PTR_STATUS(request), "send"));
+  OnSent(std::move(sending));
+}
+
+void UcxCore::OnSent(std::unique_ptr<Sending> sent) {
+  const auto found = endpoints_.find(sent->connection);
+  if (found == endpoints_.end()) return;
+  found->second.sending -= sent->bytes;
+  may_send_.insert(sent->connection);
 }
 
 void UcxCore::EndFailed() {
@@ -375,20 +464,21 @@ void UcxCore::EndFailed() {
 void UcxCore::End(uint64_t connection, const absl::Status& why) {
   const auto found = endpoints_.find(connection);
   if (found == endpoints_.end()) return;  // It has ended for another reason.
-  ucp_ep_h endpoint = found->second;
-  endpoints_.erase(found);
+  ucp_ep_h endpoint = found->second.endpoint;
+  endpoints_.erase(found);  // And what waits.
   connections_.erase(endpoint);
   ucp_request_param_t how = {};
   how.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   how.flags = UCP_EP_CLOSE_FLAG_FORCE;
   how.user_data = this;
-  how.cb.send = [](void* request, ucs_status_t, void* core) {
-    --static_cast<UcxCore*>(core)->closing_;
-    ucp_request_free(request);
+  how.cb.send = [](void* request, ucs_status_t, void* arg) {
+    auto* core = static_cast<UcxCore*>(arg);
+    --core->under_way_;
+    core->ucx_.ucp_request_free(request);
   };
-  ++closing_;
-  const ucs_status_ptr_t request = ucp_ep_close_nbx(endpoint, &how);
-  if (request == nullptr || UCS_PTR_IS_ERR(request)) --closing_;
+  ++under_way_;
+  const ucs_status_ptr_t request = ucx_.ucp_ep_close_nbx(endpoint, &how);
+  if (request == nullptr || UCS_PTR_IS_ERR(request)) --under_way_;
   callbacks_.on_closed(connection, why);
 }
 
@@ -398,8 +488,7 @@ ucs_status_t UcxCore::OnMessage(void* data, size_t bytes, const ucp_am_recv_para
   if (found == connections_.end()) return UCS_OK;
   const uint64_t connection = found->second;
   if (bytes > kMessageBytesMax) {
-    failed_.emplace_back(connection,
-                         absl::DataLossError(absl::StrCat("UCX: a message of ", bytes, " bytes")));
+    Fail(connection, absl::DataLossError(absl::StrCat("UCX: a message of ", bytes, " bytes")));
     return UCS_OK;
   }
   if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return Fetch(connection, data, bytes);
@@ -410,45 +499,54 @@ ucs_status_t UcxCore::OnMessage(void* data, size_t bytes, const ucp_am_recv_para
 
 // A message that its sender has in its memory still.
 ucs_status_t UcxCore::Fetch(uint64_t connection, void* description, size_t bytes) {
-  auto receiving = std::make_unique<Receiving>(Receiving{this, connection, buffers_->Take(bytes)});
+  Endpoint& from = endpoints_[connection];
+  if (from.fetching + bytes > kFetchingBytesMax) {
+    Fail(connection, absl::ResourceExhaustedError("the other end sends more than its credit"));
+    return UCS_OK;
+  }
+  from.fetching += bytes;
+  auto receiving = std::make_unique<Receiving>(Receiving{this, connection, bytes, buffers_->Take(bytes)});
   ucp_request_param_t how = {};
   how.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   how.user_data = receiving.get();
-  how.cb.recv_am = [](void* request, ucs_status_t status, size_t received, void* user_data) {
+  how.cb.recv_am = [](void* request, ucs_status_t status, size_t, void* user_data) {
     const std::unique_ptr<Receiving> into(static_cast<Receiving*>(user_data));
-    ucp_request_free(request);
-    into->core->OnFetched(*into, status, received);
+    into->core->ucx_.ucp_request_free(request);
+    --into->core->under_way_;
+    into->core->OnFetched(*into, status);
   };
   const ucs_status_ptr_t request =
-      ucp_am_recv_data_nbx(worker_, description, receiving->buffer.get(), bytes, &how);
+      ucx_.ucp_am_recv_data_nbx(worker_, description, receiving->buffer.get(), bytes, &how);
   if (request != nullptr && !UCS_PTR_IS_ERR(request)) {
     static_cast<void>(receiving.release());  // Its callback's.
+    ++under_way_;
     return UCS_INPROGRESS;
   }
-  OnFetched(*receiving, UCS_PTR_STATUS(request), bytes);
+  OnFetched(*receiving, UCS_PTR_STATUS(request));
   return request == nullptr ? UCS_INPROGRESS : UCS_PTR_STATUS(request);
 }
 
-void UcxCore::OnFetched(const Receiving& into, ucs_status_t status, size_t bytes) {
-  if (status != UCS_OK) {
-    failed_.emplace_back(into.connection, FromUcx(status, "receive"));
-    return;
-  }
+void UcxCore::OnFetched(const Receiving& into, ucs_status_t status) {
+  const auto found = endpoints_.find(into.connection);
+  if (found == endpoints_.end()) return;
+  found->second.fetching -= into.bytes;
+  if (status != UCS_OK) return Fail(into.connection, Checked(status, "receive"));
   ByteChain message;
-  message.Append(into.buffer.get(), bytes, into.buffer);
+  message.Append(into.buffer.get(), into.bytes, into.buffer);
   Deliver(into.connection, message);
 }
 
 void UcxCore::Deliver(uint64_t connection, const ByteChain& message) {
-  if (endpoints_.count(connection) > 0) callbacks_.on_message({shared_from_this(), connection}, message);
+  callbacks_.on_message({shared_from_this(), connection}, message);
 }
 
 void UcxSender::Send(const ByteChain& message) const { core_->Send(connection_, message); }
 
 void UcxSender::Close() const { core_->Close(connection_); }
 
-absl::StatusOr<std::unique_ptr<UcxEngine>> UcxEngine::Start(const UcxAddress* listen, Callbacks callbacks) {
-  auto core = std::make_shared<UcxCore>(std::move(callbacks));
+absl::StatusOr<std::unique_ptr<UcxEngine>> UcxEngine::Start(const std::string& listen, Callbacks callbacks) {
+  RECON_ASSIGN_OR_RETURN(const UcxLibrary* ucx, LoadUcx());
+  auto core = std::make_shared<UcxCore>(ucx, std::move(callbacks));
   RECON_RETURN_IF_ERROR(core->Open(listen));
   core->Start();
   return std::unique_ptr<UcxEngine>(new UcxEngine(std::move(core)));
@@ -458,28 +556,14 @@ UcxEngine::~UcxEngine() { core_->Stop(); }
 
 int UcxEngine::port() const { return core_->port(); }
 
-uint64_t UcxEngine::Connect(const UcxAddress& address) { return core_->Connect(address); }
+bool UcxEngine::any_host() const { return core_->any_host(); }
 
-absl::StatusOr<UcxAddress> ResolveUcx(const std::string& host_port) {
-  const size_t colon = host_port.rfind(':');
+uint64_t UcxEngine::Connect(const std::string& address) { return core_->Connect(address); }
+
+absl::Status CheckUcxAddress(const std::string& host_port) {
+  std::string host;
   int port = 0;
-  if (colon == std::string::npos || colon == 0 || !absl::SimpleAtoi(host_port.substr(colon + 1), &port) ||
-      port < 0 || port > 65535) {
-    return absl::InvalidArgumentError(absl::StrCat("UCX: ", host_port, ": expected HOST:PORT"));
-  }
-  absl::string_view host(host_port.data(), colon);
-  if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int failure = getaddrinfo(std::string(host).c_str(), absl::StrCat(port).c_str(), &hints, &found);
-  if (failure != 0)
-    return absl::UnavailableError(absl::StrCat("UCX: ", host_port, ": ", gai_strerror(failure)));
-  UcxAddress address;
-  address.bytes = found->ai_addrlen;
-  std::memcpy(&address.address, found->ai_addr, found->ai_addrlen);
-  freeaddrinfo(found);
-  return address;
+  return SplitHostPort(host_port, &host, &port);
 }
 
 }  // namespace recon

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sys/socket.h>
-
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -12,13 +10,8 @@
 
 namespace recon {
 
-// Where a UcxEngine listens.
-struct UcxAddress {
-  sockaddr_storage address = {};
-  socklen_t bytes = 0;
-};
-// Looks host:port up. InvalidArgument if it is none, Unavailable if the name is not known.
-absl::StatusOr<UcxAddress> ResolveUcx(const std::string& host_port);
+// InvalidArgument if it is not HOST:PORT; an IPv6 address is in brackets.
+absl::Status CheckUcxAddress(const std::string& host_port);
 
 class UcxCore;
 
@@ -40,7 +33,9 @@ class UcxSender {
 
 // Messages over UCX (https://openucx.org): InfiniBand and RoCE where there are any, else TCP and memory
 // shared with processes of this machine; UCX chooses, and its own variables (UCX_TLS, UCX_NET_DEVICES) have a
-// say. Large messages go from the memory they lie in, registered once, to memory of the receiver's pool.
+// say. A large message is gathered in a buffer and fetched to one of the receiver's, both registered once; a
+// small one is copied out of UCX's memory. What is to be sent waits where it lies while 8 MiB are under way;
+// a peer that does not keep to that is cut off.
 //
 // Threads: Connect() and senders on any. A thread of its own drives UCX and calls back; it sleeps while there
 // is nothing to do. The bytes of a message stay until the last reference to them goes, anywhere, even after
@@ -56,17 +51,19 @@ class UcxEngine {
     std::function<void(uint64_t connection)> on_accepted;
   };
 
-  // `listen`: null if nobody connects here. Unavailable if UCX cannot be used, or the address not be listened
-  // on.
-  static absl::StatusOr<std::unique_ptr<UcxEngine>> Start(const UcxAddress* listen, Callbacks callbacks);
+  // `listen`: HOST:PORT, or empty if nobody connects here. FailedPrecondition if UCX cannot be used, or the
+  // address not be listened on.
+  static absl::StatusOr<std::unique_ptr<UcxEngine>> Start(const std::string& listen, Callbacks callbacks);
   ~UcxEngine();
   UcxEngine(const UcxEngine&) = delete;
   UcxEngine& operator=(const UcxEngine&) = delete;
 
-  // The port that is listened on.
+  // The port that is listened on, and whether on all addresses of the machine.
   int port() const;
+  bool any_host() const;
   // A new connection, which may turn out to be none: then it is closed.
-  uint64_t Connect(const UcxAddress& address);
+  // Its name is looked up anew, by UCX's thread.
+  uint64_t Connect(const std::string& address);
   UcxSender sender(uint64_t connection) const { return UcxSender(core_, connection); }
 
  private:

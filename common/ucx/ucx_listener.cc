@@ -15,7 +15,7 @@ class Listener final : public UcxListener {
  public:
   explicit Listener(RequestHandler handler) : handler_(std::move(handler)) {}
 
-  absl::Status Start(const UcxAddress& address) {
+  absl::Status Start(const std::string& address) {
     UcxEngine::Callbacks callbacks;
     callbacks.on_accepted = [this](uint64_t) { open_.fetch_add(1); };
     callbacks.on_closed = [this](uint64_t, const absl::Status& why) {
@@ -25,11 +25,12 @@ class Listener final : public UcxListener {
     callbacks.on_message = [this](const UcxSender& from, const ByteChain& message) {
       OnRequest(from, message);
     };
-    RECON_ASSIGN_OR_RETURN(engine_, UcxEngine::Start(&address, std::move(callbacks)));
+    RECON_ASSIGN_OR_RETURN(engine_, UcxEngine::Start(address, std::move(callbacks)));
     return absl::OkStatus();
   }
 
   int port() const override { return engine_->port(); }
+  bool any_host() const override { return engine_->any_host(); }
   int connections() const override { return open_.load(); }
 
  private:
@@ -51,9 +52,9 @@ class Listener final : public UcxListener {
 
 absl::StatusOr<std::unique_ptr<UcxListener>> UcxListener::Start(const std::string& address,
                                                                 RequestHandler handler) {
-  RECON_ASSIGN_OR_RETURN(const UcxAddress resolved, ResolveUcx(address));
+  RECON_RETURN_IF_ERROR(CheckUcxAddress(address));
   auto listener = std::make_unique<Listener>(std::move(handler));
-  RECON_RETURN_IF_ERROR(listener->Start(resolved));
+  RECON_RETURN_IF_ERROR(listener->Start(address));
   return std::unique_ptr<UcxListener>(std::move(listener));
 }
 

@@ -14,12 +14,15 @@ namespace recon {
 // Shutdown: the destructor ends all connections; replies that come later are dropped.
 class UcxListener {
  public:
-  // Port 0 is any that is free. Errors are ConnectOverUcx()'s, and Unavailable if it cannot be listened on.
+  // Port 0 is any that is free. InvalidArgument for an address that is none, FailedPrecondition if it cannot
+  // be listened on, or without UCX.
   static absl::StatusOr<std::unique_ptr<UcxListener>> Start(const std::string& address,
                                                             RequestHandler handler);
   virtual ~UcxListener() = default;
 
   virtual int port() const = 0;
+  // It listens on all addresses of the machine.
+  virtual bool any_host() const = 0;
   virtual int connections() const = 0;
 };
 

@@ -18,7 +18,7 @@ namespace {
 
 class UcxTransport final : public Transport {
  public:
-  explicit UcxTransport(const UcxAddress& address) : address_(address) {}
+  explicit UcxTransport(std::string address) : address_(std::move(address)) {}
 
   absl::Status Start() {
     UcxEngine::Callbacks callbacks;
@@ -26,15 +26,18 @@ class UcxTransport final : public Transport {
       OnMessage(from, message);
     };
     callbacks.on_closed = [this](uint64_t connection, const absl::Status& why) { OnClosed(connection, why); };
-    RECON_ASSIGN_OR_RETURN(engine_, UcxEngine::Start(nullptr, std::move(callbacks)));
+    RECON_ASSIGN_OR_RETURN(engine_, UcxEngine::Start(/*listen=*/"", std::move(callbacks)));
     return absl::OkStatus();
   }
 
   uint64_t Call(const ByteChain& request, Done done) override {
+    if (request.size() > limits::kFrameBytesMax) {
+      done(absl::ResourceExhaustedError("the request is larger than a frame may be"));
+      return 0;  // No call has that number.
+    }
     MutexLock lock(&mu_);
     if (!server_) {
       server_ = engine_->sender(engine_->Connect(address_));
-      window_ = CallWindow();
     }
     const uint64_t call = pending_.Add(server_->connection(), std::move(done));
     window_.Add(call, WrapRequest(call, request));
@@ -77,14 +80,18 @@ class UcxTransport final : public Transport {
   }
 
   void OnClosed(uint64_t connection, const absl::Status& why) {
+    CallWindow unsent;  // Destroyed without the lock.
     {
       MutexLock lock(&mu_);  // No call is added to it afterwards.
-      if (server_ && server_->connection() == connection) server_.reset();
+      if (server_ && server_->connection() == connection) {
+        server_.reset();
+        std::swap(unsent, window_);
+      }
     }
     pending_.FailAll(connection, absl::UnavailableError(why.message()));
   }
 
-  const UcxAddress address_;
+  const std::string address_;
   PendingCalls pending_;
 
   Mutex mu_;
@@ -98,8 +105,8 @@ class UcxTransport final : public Transport {
 bool HaveUcx() { return true; }
 
 absl::StatusOr<std::unique_ptr<Transport>> ConnectOverUcx(const std::string& address) {
-  RECON_ASSIGN_OR_RETURN(const UcxAddress resolved, ResolveUcx(address));
-  auto transport = std::make_unique<UcxTransport>(resolved);
+  RECON_RETURN_IF_ERROR(CheckUcxAddress(address));
+  auto transport = std::make_unique<UcxTransport>(address);
   RECON_RETURN_IF_ERROR(transport->Start());
   return std::unique_ptr<Transport>(std::move(transport));
 }

@@ -664,6 +664,10 @@ TEST_CASE("frames go over UCX, also after the server has moved, and only where i
   constexpr uint32_t kEpochs = 10;
   job.flags.job.set_data_epochs(kEpochs);
   job.flags.ucx_listen = "127.0.0.1:0";  // After a restart at another port.
+  const auto refused_flags = ReconServer::Start(job.flags);
+  CHECK(absl::IsInvalidArgument(refused_flags.status()));
+  CHECK(absl::StrContains(refused_flags.status().message(), "give --insecure"));
+  job.flags.insecure = true;
   job.StartServer();
   std::vector<WorkerFlags> workers = {job.MakeWorker("a"), job.MakeWorker("b")};
   for (WorkerFlags& worker : workers) {

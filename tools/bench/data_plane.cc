@@ -198,7 +198,7 @@ class Job {
                                        "5h",
                                        "--suspect-after",
                                        "4h"};
-    if (transport == "ucx") server.insert(server.end(), {"--ucx-listen", "127.0.0.1:0"});
+    if (transport == "ucx") server.insert(server.end(), {"--ucx-listen", "127.0.0.1:0", "--insecure"});
     server_ = std::make_unique<BenchProcess>(server, directory_.path() + "/server.log");
     const absl::Time give_up = Now() + kStartTimeout;
     while (!(std::ifstream(directory_.path() + "/data/ADDRESS") >> address_)) {

@@ -180,6 +180,10 @@ absl::Status Convert(const RawFlags& raw, WorkerFlags* flags) {
   if (flags->ucx && !HaveUcx()) {
     return absl::InvalidArgumentError("--transport ucx: this program has been built without UCX");
   }
+  if (flags->ucx && !flags->tls.insecure) {
+    return absl::InvalidArgumentError(
+        "--transport ucx: UCX is plain text and lets everybody in: give --insecure");
+  }
   if (flags->ucx && !flags->tls.cert.empty()) {
     return absl::InvalidArgumentError(
         "--transport ucx: UCX neither encrypts nor checks who connects: not with TLS");
