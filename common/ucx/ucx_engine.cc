@@ -1,6 +1,5 @@
 #include "common/ucx/ucx_engine.h"
 
-#include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -17,7 +16,6 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "common/base/clock.h"
@@ -27,6 +25,7 @@
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "common/transport/envelope.h"
+#include "common/ucx/ucx_address.h"
 #include "common/ucx/ucx_buffers.h"
 #include "common/ucx/ucx_library.h"
 
@@ -51,54 +50,6 @@ constexpr absl::Duration kFarewell = absl::Milliseconds(200);
 absl::Status FromUcx(const UcxLibrary& ucx, ucs_status_t status, const char* what) {
   if (status == UCS_OK) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("UCX: ", what, ": ", ucx.ucs_status_string(status)));
-}
-
-// Where a listener listens, or whom somebody connects to.
-struct Address {
-  sockaddr_storage address = {};
-  socklen_t bytes = 0;
-
-  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
-  bool any() const {
-    if (address.ss_family == AF_INET) {
-      return reinterpret_cast<const sockaddr_in*>(&address)->sin_addr.s_addr == htonl(INADDR_ANY);
-    }
-    return address.ss_family == AF_INET6 &&
-           IN6_IS_ADDR_UNSPECIFIED(&reinterpret_cast<const sockaddr_in6*>(&address)->sin6_addr);
-  }
-};
-
-// HOST:PORT, an IPv6 address in brackets.
-absl::Status SplitHostPort(const std::string& host_port, std::string* host, int* port) {
-  const size_t colon = host_port.rfind(':');
-  const bool has_port = colon != std::string::npos && colon > 0 &&
-                        absl::SimpleAtoi(host_port.substr(colon + 1), port) && *port >= 0 && *port <= 65535;
-  *host = has_port ? host_port.substr(0, colon) : "";
-  const bool brackets = has_port && host->size() > 2 && host->front() == '[' && host->back() == ']';
-  if (brackets) *host = host->substr(1, host->size() - 2);
-  if (!has_port || (!brackets && host->find_first_of(":[]") != std::string::npos)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("UCX: ", host_port, ": expected HOST:PORT, an IPv6 address in brackets"));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<Address> Resolve(const std::string& host_port) {
-  std::string host;
-  int port = 0;
-  RECON_RETURN_IF_ERROR(SplitHostPort(host_port, &host, &port));
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int failure = getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &found);
-  if (failure != 0) {
-    return absl::UnavailableError(absl::StrCat("UCX: ", host_port, ": ", gai_strerror(failure)));
-  }
-  Address address;
-  address.bytes = found->ai_addrlen;
-  std::memcpy(&address.address, found->ai_addr, found->ai_addrlen);
-  freeaddrinfo(found);
-  return address;
 }
 
 // A message on its way out. UCX reads a small one where it lies; a large one lies side by side in a buffer of
@@ -272,7 +223,7 @@ absl::Status UcxCore::Open(const std::string& listen) {
   };
   RECON_RETURN_IF_ERROR(Checked(ucx_.ucp_worker_set_am_recv_handler(worker_, &handler), "receive"));
   if (listen.empty()) return absl::OkStatus();
-  RECON_ASSIGN_OR_RETURN(const Address address, Resolve(listen));
+  RECON_ASSIGN_OR_RETURN(const UcxAddress address, UcxAddress::Resolve(listen));
   ucp_listener_params_t listening = {};
   listening.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
   listening.sockaddr.addr = address.get();
@@ -352,7 +303,7 @@ void UcxCore::Sleep() {
 
 void UcxCore::Execute(Command command) {
   if (command.kind == Command::kConnect) {
-    const absl::StatusOr<Address> address = Resolve(command.address);
+    const absl::StatusOr<UcxAddress> address = UcxAddress::Resolve(command.address);
     if (!address.ok()) return callbacks_.on_closed(command.connection, address.status());
     ucp_ep_params_t how = {};
     how.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
@@ -559,11 +510,5 @@ int UcxEngine::port() const { return core_->port(); }
 bool UcxEngine::any_host() const { return core_->any_host(); }
 
 uint64_t UcxEngine::Connect(const std::string& address) { return core_->Connect(address); }
-
-absl::Status CheckUcxAddress(const std::string& host_port) {
-  std::string host;
-  int port = 0;
-  return SplitHostPort(host_port, &host, &port);
-}
 
 }  // namespace recon

@@ -10,9 +10,6 @@
 
 namespace recon {
 
-// InvalidArgument if it is not HOST:PORT; an IPv6 address is in brackets.
-absl::Status CheckUcxAddress(const std::string& host_port);
-
 class UcxCore;
 
 // Sends over a connection of a UcxEngine, and may outlive both. Thread-safe; copies are the same.

@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/transport/envelope.h"
+#include "common/ucx/ucx_address.h"
 #include "common/ucx/ucx_engine.h"
 
 namespace recon {

@@ -11,6 +11,7 @@
 #include "common/transport/call_window.h"
 #include "common/transport/envelope.h"
 #include "common/transport/pending_calls.h"
+#include "common/ucx/ucx_address.h"
 #include "common/ucx/ucx_engine.h"
 
 namespace recon {

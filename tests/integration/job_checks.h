@@ -1,0 +1,63 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "catch2/catch.hpp"
+#include "common/snapshot/snapshot_reader.h"
+#include "common/storage/local_store.h"
+#include "tests/integration/in_process_job.h"
+#include "worker/model/mlp_model.h"
+
+namespace recon {
+
+// What tests of whole jobs look at; of the data set that InProcessJob's workers have.
+inline constexpr uint64_t kSamples = 1050;
+
+inline void CheckAllOk(const std::vector<absl::Status>& statuses) {
+  for (const absl::Status& status : statuses) {
+    INFO(status);
+    CHECK(status.ok());
+  }
+}
+
+inline Manifest FinalManifest(const SnapshotReader& reader) {
+  const std::vector<Generation> generations = *reader.List();
+  for (const Generation generation : generations) {
+    Manifest manifest = *reader.ReadManifest(generation);
+    if (manifest.reason() == "final") return manifest;
+  }
+  return Manifest();
+}
+
+inline std::string FinalStateRoot(InProcessJob* job) {
+  const auto store = *LocalStore::Open(job->flags.snapshot_dir, /*writer=*/false);
+  return FinalManifest(SnapshotReader(store.get())).state_root();
+}
+
+inline std::vector<float> FinalParameters(InProcessJob* job) {
+  const auto store = *LocalStore::Open(job->flags.snapshot_dir, /*writer=*/false);
+  const SnapshotReader reader(store.get());
+  const Manifest manifest = FinalManifest(reader);
+  std::vector<float> values;
+  for (int i = 0; i < manifest.chunks_size(); ++i) {
+    if (manifest.chunks(i).role() != 0) continue;
+    const std::vector<PageRef> pages = *reader.ReadChunk(manifest, i);  // Each shard here is one page.
+    values.insert(values.end(), pages[0].data(),
+                  pages[0].data() + manifest.chunks(i).raw_bytes() / sizeof(float));
+  }
+  return values;
+}
+
+// What a worker would register with that only the test plays.
+inline RegisterRequest RequestOf(const std::string& name) {
+  RegisterRequest request;
+  request.set_name(name);
+  request.set_incarnation(77);
+  *request.mutable_model() = ParseMlp("16-24-4")->spec;
+  request.set_train_samples(kSamples);
+  request.set_test_samples(150);
+  return request;
+}
+
+}  // namespace recon
