@@ -23,13 +23,14 @@ absl::Status NotDamage(const absl::Status& status) {
   return absl::IsDataLoss(status) ? absl::InternalError(status.message()) : status;
 }
 
-// Pages from `first` on that lie side by side in a pack are read at once: the last of them, and their bytes.
-int SideBySide(const ChunkEntry& entry, int first, uint64_t* bytes) {
+// Pages from `first` on that lie side by side in a pack are read at once, up to `most` bytes: the last of
+// them, and their bytes.
+int SideBySide(const ChunkEntry& entry, int first, uint64_t most, uint64_t* bytes) {
   int last = first;
   *bytes = entry.stored_bytes(first);
   while (last + 1 < entry.page_hash_size() && entry.pack(last + 1) == entry.pack(first) &&
          entry.offset(last + 1) == entry.offset(first) + *bytes &&
-         *bytes + entry.stored_bytes(last + 1) <= limits::kPackReadBytes) {
+         *bytes + entry.stored_bytes(last + 1) <= most) {
     *bytes += entry.stored_bytes(++last);
   }
   return last;
@@ -87,7 +88,7 @@ absl::StatusOr<std::vector<PageRef>> SnapshotReader::ReadChunk(const Manifest& m
   uint64_t values_left = entry.raw_bytes() / sizeof(float);
   for (int first = 0; first < entry.page_hash_size();) {
     uint64_t bytes = 0;
-    const int last = SideBySide(entry, first, &bytes);
+    const int last = SideBySide(entry, first, store_->read_bytes(), &bytes);
     const PackEntry& pack_entry = manifest.packs(static_cast<int>(entry.pack(first)));
     const std::string& pack = pack_entry.name();
     RECON_ASSIGN_OR_RETURN(const Generation generation, GenerationOfName(pack));

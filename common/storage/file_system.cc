@@ -22,10 +22,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Reads past the page cache: from this size on, and in pieces of that. Of 64 KiB to 4 MiB, with a dozen
-// threads that read and decode, those of 512 KiB were the quickest.
-constexpr uint64_t kDirectBytes = uint64_t{512} << 10;
-constexpr uint64_t kDirectPiece = uint64_t{512} << 10;
+// From this size on reads go past the page cache; in pieces of that, should somebody want more at once.
+constexpr uint64_t kDirectBytes = uint64_t{128} << 10;
+constexpr uint64_t kDirectPiece = uint64_t{1} << 20;
 
 absl::Status Errno(int error, const std::string& what) {
   const std::string text =

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "common/base/limits.h"
 
 namespace recon {
 
@@ -39,6 +40,8 @@ class ObjectStore {
   virtual absl::Status ReadInto(const std::string& name, uint64_t offset, uint64_t size, char* out) = 0;
   // The same, in a string.
   absl::StatusOr<std::string> Read(const std::string& name, uint64_t offset, uint64_t size);
+  // Whoever reads much does so quickest in pieces of about so many bytes.
+  virtual uint64_t read_bytes() const { return limits::kStoreReadBytes; }
 
   // Names that start with `prefix`, sorted.
   virtual absl::StatusOr<std::vector<std::string>> List(const std::string& prefix) = 0;
