@@ -83,10 +83,10 @@ constexpr uint64_t kSamplesMax = uint64_t{1} << 32;
 constexpr uint64_t kManifestBytesMax = uint64_t{256} << 20;
 // A page that does not compress, and its header.
 constexpr uint64_t kEncodedPageBytesMax = (uint64_t{256} << 10) + 64;
-// Pages that lie side by side in a pack are read together, up to so many bytes. From a disk, into memory that
-// stays in a core's cache until it is decoded: of pieces of 256 KiB to 4 MiB, these were the quickest by a
-// tenth. From other machines, so that a request's latency is small beside it.
-constexpr uint64_t kDiskReadBytes = uint64_t{512} << 10;
+// Pages that lie side by side in a pack are read together, up to so many bytes. From a disk two of them,
+// whether they compress or not: each reader's memory stays small (common/DESIGN.md). From other machines
+// more, so that a request's latency is small beside it.
+constexpr uint64_t kDiskReadBytes = 2 * kEncodedPageBytesMax;
 constexpr uint64_t kStoreReadBytes = uint64_t{4} << 20;
 constexpr uint64_t kPackBytesTarget = uint64_t{256} << 20;
 

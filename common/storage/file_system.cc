@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// From this size on reads go past the page cache; in pieces of that, should somebody want more at once.
+// Reads of this size and more go past the page cache, in pieces of kDirectPiece at most.
 constexpr uint64_t kDirectBytes = uint64_t{128} << 10;
 constexpr uint64_t kDirectPiece = uint64_t{1} << 20;
 
