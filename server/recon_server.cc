@@ -19,6 +19,8 @@
 #include "common/base/status_macros.h"
 #include "common/optim/update_rules.h"
 #include "common/rpc/client_channel.h"
+#include "common/rpc/param_service.h"
+#include "common/rpc/rpc_server.h"
 #include "common/snapshot/manifest.h"
 #include "common/storage/store_url.h"
 #include "common/transport/transport.h"
@@ -34,8 +36,6 @@
 #include "server/param_server.h"
 #include "server/rpc/cluster_service.h"
 #include "server/rpc/control_service.h"
-#include "server/rpc/param_service.h"
-#include "server/rpc/rpc_server.h"
 #include "server/snapshot_service.h"
 #include "server/state_recovery.h"
 
@@ -262,7 +262,7 @@ absl::Status ReconServer::Parts::Open() {
     cluster_service = std::make_unique<ClusterService>(cluster.get());
     services.push_back(cluster_service.get());
   }
-  RECON_ASSIGN_OR_RETURN(rpc, RpcServer::Start(flags.listen, tls, services));
+  RECON_ASSIGN_OR_RETURN(rpc, RpcServer::Start("--listen", flags.listen, tls, services));
   std::ofstream(flags.data + "/ADDRESS") << rpc->address() << "\n";
   spdlog::info("listening on {}, cluster epoch {}, policy {}, optimizer {}", rpc->address(), cluster_epoch,
                settings.ShortDebugString(), OptimizerName(policy.rules.optimizer.kind));

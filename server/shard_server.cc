@@ -18,6 +18,8 @@
 #include "common/base/status_macros.h"
 #include "common/optim/update_rules.h"
 #include "common/rpc/client_channel.h"
+#include "common/rpc/param_service.h"
+#include "common/rpc/rpc_server.h"
 #include "common/snapshot/manifest.h"
 #include "common/storage/store_url.h"
 #include "common/tensor/shard_assignment.h"
@@ -32,8 +34,6 @@
 #include "server/log_replay.h"
 #include "server/param_server.h"
 #include "server/rpc/head_link.h"
-#include "server/rpc/param_service.h"
-#include "server/rpc/rpc_server.h"
 #include "server/snapshot_memory.h"
 #include "server/state_recovery.h"
 
@@ -147,7 +147,7 @@ absl::Status ShardServer::Parts::Open(const ServerFlags& flags) {
   };
   RECON_RETURN_IF_ERROR(frames_.Start(flags, tls_, place_.server_id(), handler));
   param_service_ = std::make_unique<ParamService>(handler);
-  RECON_ASSIGN_OR_RETURN(rpc_, RpcServer::Start(flags.listen, tls_, {param_service_.get()}));
+  RECON_ASSIGN_OR_RETURN(rpc_, RpcServer::Start("--listen", flags.listen, tls_, {param_service_.get()}));
   std::ofstream(flags.data + "/ADDRESS") << rpc_->address() << "\n";
   spdlog::info("listening on {}, looking for the head at {}", rpc_->address(), flags.join);
   follower_ = std::thread([this] { Follow(); });

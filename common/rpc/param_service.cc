@@ -1,6 +1,6 @@
-#include "server/rpc/param_service.h"
+#include "common/rpc/param_service.h"
 
-#include "server/rpc/exchange_stream.h"
+#include "common/rpc/exchange_stream.h"
 
 namespace recon {
 

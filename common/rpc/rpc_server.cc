@@ -1,4 +1,4 @@
-#include "server/rpc/rpc_server.h"
+#include "common/rpc/rpc_server.h"
 
 #include <utility>
 
@@ -11,9 +11,10 @@
 
 namespace recon {
 
-absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& address, const TlsFlags& tls,
+absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& flag,
+                                                            const std::string& address, const TlsFlags& tls,
                                                             const std::vector<grpc::Service*>& services) {
-  RECON_RETURN_IF_ERROR(CheckAddress("--listen", address));
+  RECON_RETURN_IF_ERROR(CheckAddress(flag, address));
   RECON_ASSIGN_OR_RETURN(const auto credentials, ServerCredentialsFor(address, tls));
   grpc::ServerBuilder builder;
   int port = 0;
@@ -31,7 +32,7 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& a
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat(
-        "--listen ", address, ": cannot listen: the port is taken or the address is not of this host"));
+        flag, " ", address, ": cannot listen: the port is taken or the address is not of this host"));
   }
   const std::string bound = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
   return std::unique_ptr<RpcServer>(new RpcServer(std::move(server), bound));

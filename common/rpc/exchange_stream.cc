@@ -1,4 +1,4 @@
-#include "server/rpc/exchange_stream.h"
+#include "common/rpc/exchange_stream.h"
 
 #include <utility>
 

@@ -23,13 +23,13 @@
 #include "common/base/mutex.h"
 #include "common/base/retry_hint.h"
 #include "common/rpc/grpc_transport.h"
+#include "common/rpc/param_service.h"
+#include "common/rpc/rpc_server.h"
 #include "common/shm/shm_listener.h"
 #include "common/shm/shm_socket.h"
 #include "common/shm/shm_transport.h"
 #include "common/ucx/ucx_listener.h"
 #include "common/ucx/ucx_transport.h"
-#include "server/rpc/param_service.h"
-#include "server/rpc/rpc_server.h"
 #include "tests/support/process.h"
 
 namespace recon {
@@ -50,7 +50,7 @@ class HoldingServer {
                          const std::string& ucx_address = "127.0.0.1:0")
       : shm_name_(shm_name.empty() ? absl::StrCat("recon-test-", getpid(), "-", ++servers_made) : shm_name),
         service_(Handler()),
-        rpc_(*RpcServer::Start(address, {}, {&service_})),
+        rpc_(*RpcServer::Start("--listen", address, {}, {&service_})),
         shared_memory_(*ShmListener::Start(shm_name_, Handler())) {
     if (!HaveUcx()) return;
     ucx_ = *UcxListener::Start(ucx_address, Handler());

@@ -9,9 +9,9 @@
 #include "absl/status/statusor.h"
 #include "common/base/byte_chain.h"
 #include "common/base/mutex.h"
+#include "common/rpc/param_service.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
-#include "server/rpc/param_service.h"
 
 namespace recon {
 

@@ -18,9 +18,11 @@ namespace recon {
 // The gRPC server of one process.
 class RpcServer {
  public:
-  // Listens on `address` (host:port, port 0 takes a free one). The services must outlive the server.
-  // InvalidArgument for a malformed address or bad TLS flags, Unavailable if the port is taken.
-  static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const std::string& address, const TlsFlags& tls,
+  // Listens on `address` (host:port, port 0 takes a free one), which `flag` has said. The services must
+  // outlive the server. InvalidArgument for a malformed address or bad TLS flags, Unavailable if the port is
+  // taken.
+  static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const std::string& flag, const std::string& address,
+                                                          const TlsFlags& tls,
                                                           const std::vector<grpc::Service*>& services);
   ~RpcServer();
 
