@@ -259,10 +259,9 @@ absl::Status ParamServer::CheckParts(const Operation& op) const {
           absl::StrCat("part ", i, ": ", part.count, " values, shard ", part.shard, " has ", size));
     }
     reply_bytes += EncodedBytes(static_cast<CodecId>(op.frame.header.reply_codec), size);
-    if ((part.payload_bytes != 0) != (op.kind != FrameKind::kPull)) {
-      return absl::InvalidArgumentError(absl::StrCat("part ", i, ": ", part.payload_bytes,
-                                                     " bytes of payload in a frame of kind ",
-                                                     op.frame.header.kind));
+    if (part.payload_bytes == 0 && op.kind != FrameKind::kPull) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("part ", i, ": 0 bytes of payload in a frame of kind ", op.frame.header.kind));
     }
   }
   const bool has_reply = op.kind == FrameKind::kPull || op.kind == FrameKind::kPushPull;
@@ -393,7 +392,7 @@ bool ParamServer::AnswersAtOnce(const Operation& op) const {
 
 void ParamServer::DeliverPart(const OperationPtr& op, size_t index) {
   const PartHeader& part = op->frame.parts[index];
-  ApplyPart(op, index);
+  if (op->kind != FrameKind::kPull) ApplyPart(op, index);
   op->reply_parts[index].shard = part.shard;
   op->reply_parts[index].count = part.count;
   op->reply_parts[index].codec = op->frame.header.reply_codec;
@@ -478,17 +477,26 @@ void ParamServer::Answer(const OperationPtr& op) {
   // Behind the closing of the step in every lane's queue: the reply has its update.
   for (size_t i = 0; i < op->frame.parts.size(); ++i) {
     lanes_.Post(op->frame.parts[i].shard, [this, op, i] {
-      Shard& shard = *shards_[op->frame.parts[i].shard];
-      op->reply_parts[i].version = shard.version();
-      if (shard.version() != op->frame.parts[i].version) {
-        Shard::Update update = shard.EncodedSince(static_cast<CodecId>(op->frame.header.reply_codec),
-                                                  op->frame.parts[i].version);
-        op->reply_parts[i].codec = static_cast<uint8_t>(update.codec);
-        op->reply_payloads[i] = std::move(update.payload);
-      }
+      EncodeReply(op, i);
       if (op->parts_left.fetch_sub(1, std::memory_order_acq_rel) == 1) Finish(op, absl::OkStatus());
     });
   }
+}
+
+// Lane of the part.
+void ParamServer::EncodeReply(const OperationPtr& op, size_t index) {
+  const PartHeader& part = op->frame.parts[index];
+  Shard& shard = *shards_[part.shard];
+  op->reply_parts[index].version = shard.version();
+  const auto codec = static_cast<CodecId>(op->frame.header.reply_codec);
+  Shard::Update update{codec, ByteChain()};
+  if (op->frame.header.kind == static_cast<uint8_t>(FrameKind::kPull) && part.payload_bytes > 0) {
+    update = shard.EncodedUnlike(codec, static_cast<CodecId>(part.codec), op->frame.payloads[index]);
+  } else if (shard.version() != part.version) {
+    update = shard.EncodedSince(codec, part.version);
+  }
+  op->reply_parts[index].codec = static_cast<uint8_t>(update.codec);
+  op->reply_payloads[index] = std::move(update.payload);
 }
 
 void ParamServer::Gather(const OperationPtr& op) {

@@ -286,6 +286,7 @@ class ParamServer {
   void Answer(const OperationPtr& op);
   void AnswerReleased(std::vector<OperationPtr> ops);
   void AnswerDropped(std::vector<OperationPtr> ops);
+  void EncodeReply(const OperationPtr& op, size_t part);
   void Gather(const OperationPtr& op);
   void Finish(const OperationPtr& op, const absl::Status& status);
 

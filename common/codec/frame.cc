@@ -10,6 +10,7 @@
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
+#include "common/codec/page_hash.h"
 
 namespace recon {
 namespace {
@@ -55,14 +56,22 @@ absl::Status CheckHeader(const FrameHeader& header, size_t frame_bytes) {
   return absl::OkStatus();
 }
 
-absl::Status CheckPart(const PartHeader& part, uint32_t index) {
+absl::Status CheckPart(FrameKind kind, const PartHeader& part, uint32_t index) {
   const std::string name = absl::StrCat("part ", index, " (shard ", part.shard, ") ");
   if (!KnownCodec(part.codec))
     return Malformed(name + "codec", part.codec, absl::StrCat("0 to ", kCodecIdMax));
   if (part.reserved[0] != 0 || part.reserved[1] != 0 || part.reserved[2] != 0) {
     return Malformed(name + "reserved byte", part.reserved[0], "0");
   }
-  if (part.payload_bytes != 0) {
+  if (part.payload_bytes != 0 && kind == FrameKind::kPull) {
+    if (!IsValueCodec(static_cast<CodecId>(part.codec))) {
+      return Malformed(name + "codec of hashes", part.codec, "0 to 2");
+    }
+    if (part.payload_bytes != PageHashesBytes(part.count)) {
+      return Malformed(name + "payload bytes", part.payload_bytes,
+                       absl::StrCat(PageHashesBytes(part.count), " of hashes, or 0"));
+    }
+  } else if (part.payload_bytes != 0) {
     const absl::Status bytes =
         CheckPayloadBytes(static_cast<CodecId>(part.codec), part.count, part.payload_bytes);
     if (!bytes.ok()) {
@@ -116,7 +125,7 @@ absl::StatusOr<Frame> DecodeFrame(const ByteChain& bytes) {
   std::memcpy(frame.parts.data(), head.data() + kFrameHeaderBytes, table_bytes);
   uint64_t payload_bytes = 0;
   for (uint32_t i = 0; i < frame.header.part_count; ++i) {
-    RECON_RETURN_IF_ERROR(CheckPart(frame.parts[i], i));
+    RECON_RETURN_IF_ERROR(CheckPart(static_cast<FrameKind>(frame.header.kind), frame.parts[i], i));
     payload_bytes += frame.parts[i].payload_bytes;
   }
   if (payload_bytes != frame.header.payload_bytes) {

@@ -81,8 +81,10 @@ struct PartHeader {
   uint32_t shard = 0;
   uint8_t codec = 0;  // CodecId.
   uint8_t reserved[3] = {0, 0, 0};
-  uint32_t count = 0;          // Parameters of the shard.
-  uint32_t payload_bytes = 0;  // 0 in a Pull, and in a reply if the asker has this version already.
+  uint32_t count = 0;  // Parameters of the shard.
+  // Of a Pull: 0, or hashes of what its sender has (common/codec/page_hash.h). 0 in a reply if the asker has
+  // this version already, or values of these hashes.
+  uint32_t payload_bytes = 0;
   // Requests: the version of the shard that the worker has, kNoVersion for none (the gradient was
   // computed from it). Replies: the shard's version.
   uint64_t version = kNoVersion;

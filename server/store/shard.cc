@@ -4,9 +4,12 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "common/codec/codec.h"
+#include "common/codec/page_hash.h"
 #include "common/optim/optimizer_kernels.h"
 
 namespace recon {
@@ -324,6 +327,28 @@ Shard::Update Shard::EncodedSince(CodecId codec, uint64_t base) {
   update_base_ = base;
   update_version_ = version_;
   return update;
+}
+
+Shard::Update Shard::EncodedUnlike(CodecId codec, CodecId hashed, const ByteChain& hashes) {
+  ByteReader reader(hashes);
+  uint8_t scratch[kPageHashBytes];
+  std::set<uint32_t> unlike;
+  for (uint32_t page = 0; page < placement_.pages(); ++page) {
+    const std::string hash = PageHash(hashed, pages_[0][page].data(), placement_.PageSize(page));
+    const uint8_t* known = reader.Read(kPageHashBytes, scratch);
+    if (std::memcmp(hash.data(), known, kPageHashBytes) != 0) unlike.insert(page);
+  }
+  if (unlike.empty()) return {codec, ByteChain()};
+  if (unlike.size() == placement_.pages()) return {codec, Encoded(codec)};
+  SparseWriter writer(SparseCodec(codec));
+  for (uint32_t page = 0; page < placement_.pages(); ++page) {
+    if (unlike.count(page) > 0) {
+      writer.AddWholePage(placement_.PageSize(page), pages_[0][page].data());
+    } else {
+      writer.AddPage(placement_.PageSize(page), {}, nullptr);
+    }
+  }
+  return {SparseCodec(codec), ByteChain::FromString(writer.Finish())};
 }
 
 void Shard::SetRules(const ApplyRules* rules, const GroupPolicy& policy) {

@@ -94,6 +94,9 @@ class Shard {
     ByteChain payload;
   };
   Update EncodedSince(CodecId codec, uint64_t base);
+  // What a reader needs that has pages of these hashes (PageHash() with the codec `hashed`): the pages of
+  // which the hash is another, whole. Without payload if there is none.
+  Update EncodedUnlike(CodecId codec, CodecId hashed, const ByteChain& hashes);
 
   // What later updates go by. `rules` must outlive the shard, or its next rules. Versions that were kept are
   // forgotten when the cluster epoch is another one.

@@ -7,6 +7,7 @@
 #include "common/base/hash.h"
 #include "common/codec/codec.h"
 #include "common/codec/frame.h"
+#include "common/codec/page_hash.h"
 #include "common/transport/envelope.h"
 
 // Any bytes, and the same bytes under a right checksum (else the fuzzer never passes it). What decodes must
@@ -16,11 +17,13 @@ namespace {
 void Check(const std::string& bytes) {
   const absl::StatusOr<recon::Frame> frame = recon::DecodeFrame(recon::ByteChain::FromString(bytes));
   if (!frame.ok()) return;
+  const bool hashes = frame->header.kind == static_cast<uint8_t>(recon::FrameKind::kPull);
   for (size_t i = 0; i < frame->parts.size(); ++i) {
     const recon::PartHeader& part = frame->parts[i];
     const std::string payload = frame->payloads[i].ToString();
     const auto codec = static_cast<recon::CodecId>(part.codec);
-    if (payload.empty() || !recon::IsValueCodec(codec)) continue;  // The others have fuzzers of their own.
+    if (hashes && !payload.empty() && payload.size() != recon::PageHashesBytes(part.count)) std::abort();
+    if (hashes || payload.empty() || !recon::IsValueCodec(codec)) continue;  // Others have their own fuzzers.
     std::string values(size_t{part.count} * sizeof(float), '\0');
     recon::Decode(static_cast<recon::CodecId>(part.codec), reinterpret_cast<const uint8_t*>(payload.data()),
                   part.count, reinterpret_cast<float*>(values.data()));

@@ -1,5 +1,6 @@
 #include "worker/client/param_client.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -20,7 +21,11 @@ struct Window {
 
 absl::StatusOr<Frame> DecodeReply(const absl::StatusOr<ByteChain>& reply) {
   if (!reply.ok()) return reply.status();
-  return DecodeFrame(*reply);
+  absl::StatusOr<Frame> frame = DecodeFrame(*reply);
+  if (frame.ok() && frame->header.kind != static_cast<uint8_t>(FrameKind::kReply)) {
+    return absl::InvalidArgumentError(absl::StrCat("frame: kind is ", frame->header.kind, ", not a reply"));
+  }
+  return frame;
 }
 
 }  // namespace
@@ -50,7 +55,8 @@ Transport* ParamClient::TransportFor(const Transports& transports, const Frame& 
 
 std::vector<absl::StatusOr<Frame>> ParamClient::CallAll(FrameKind kind, std::vector<Frame> frames,
                                                         absl::Duration deadline,
-                                                        const std::function<void(Frame)>& on_reply) {
+                                                        const std::function<void(Frame)>& on_reply,
+                                                        absl::Duration silence) {
   std::vector<absl::StatusOr<Frame>> replies(frames.size());
   Transports transports;
   {
@@ -84,7 +90,8 @@ std::vector<absl::StatusOr<Frame>> ParamClient::CallAll(FrameKind kind, std::vec
     size_t answered;
     {
       MutexLock lock(&window->mu);
-      if (!window->mu.AwaitFor(end - Now(), [&] { return window->answered.size() > seen; })) break;
+      const absl::Duration left = std::min(end - Now(), silence);
+      if (!window->mu.AwaitFor(left, [&] { return window->answered.size() > seen; })) break;
       answered = window->answered[seen++];
     }
     absl::StatusOr<Frame>& reply = replies[answered];
@@ -94,8 +101,8 @@ std::vector<absl::StatusOr<Frame>> ParamClient::CallAll(FrameKind kind, std::vec
     on_reply(std::exchange(*reply, std::move(header)));
   }
   if (seen == replies.size()) return replies;
-  const absl::Status late =
-      absl::DeadlineExceededError(absl::StrCat("no reply within ", absl::FormatDuration(deadline)));
+  const absl::Status late = absl::DeadlineExceededError(
+      absl::StrCat("no reply within ", absl::FormatDuration(std::min(deadline, silence))));
   for (const Call& call : calls) call.transport->Abandon(call.number, late);
   MutexLock lock(&window->mu);
   // A reply may be on its way to its callback.

@@ -32,12 +32,13 @@ class ParamClient {
 
   // Sends the frames, each with shards of one server, all together and in this order, and waits for all
   // replies: element i of the result answers frame i. Payloads of replies refer to the network's buffers.
-  // `deadline` is for // all of them. Errors are the server's; Unavailable or DeadlineExceeded when it cannot
-  // be reached. `on_reply` (may be empty) takes each reply as it comes, on the caller's thread; the result
-  // has its header alone then.
+  // `deadline` is for all of them, `silence` for the next. Errors are the server's; Unavailable or
+  // DeadlineExceeded when it cannot be reached. `on_reply` (may be empty) takes each reply as it comes, on
+  // the caller's thread; the result has its header alone then.
   std::vector<absl::StatusOr<Frame>> CallAll(FrameKind kind, std::vector<Frame> frames,
                                              absl::Duration deadline,
-                                             const std::function<void(Frame)>& on_reply = nullptr);
+                                             const std::function<void(Frame)>& on_reply = nullptr,
+                                             absl::Duration silence = absl::InfiniteDuration());
 
  private:
   using Transports = std::vector<std::shared_ptr<Transport>>;

@@ -1,12 +1,15 @@
 #include "common/codec/frame.h"
 
+#include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "catch2/catch.hpp"
 #include "common/base/hash.h"
 #include "common/base/limits.h"
 #include "common/codec/codec.h"
+#include "common/codec/page_hash.h"
 #include "tests/support/temp_dir.h"
 
 namespace recon {
@@ -132,6 +135,43 @@ TEST_CASE("fields out of range are refused by name, even under a right checksum"
   expect(With<uint8_t>(part + offsetof(PartHeader, reserved), 1), "reserved");
   expect(With<uint32_t>(part + offsetof(PartHeader, count), 4), "payload bytes is 6, expected 8");
   expect(With<uint32_t>(part + offsetof(PartHeader, payload_bytes), 0), "payload bytes");
+}
+
+TEST_CASE("a pull has hashes of a shard's pages, or none", "[frame]") {
+  Frame pull = SampleFrame();
+  pull.header.kind = static_cast<uint8_t>(FrameKind::kPull);
+  pull.parts[0].count = 65'537;
+  const std::string hashes(2 * kPageHashBytes, 'x');
+  pull.payloads = {ByteChain::FromString(hashes), ByteChain()};
+  const absl::StatusOr<Frame> decoded = DecodeFrame(EncodeFrame(pull));
+  REQUIRE(decoded.ok());
+  CHECK(decoded->payloads[0].ToString() == hashes);
+  CHECK(decoded->payloads[1].size() == 0);
+  const auto refusal = [&](const auto& change) {
+    Frame frame = pull;
+    change(&frame);
+    return std::string(DecodeFrame(EncodeFrame(frame)).status().message());
+  };
+  CHECK_THAT(refusal([](Frame* x) { x->parts[0].count = 65'536; }),
+             Catch::Contains("payload bytes is 32, expected 16 of hashes"));
+  CHECK_THAT(refusal([](Frame* x) { x->payloads[1] = ByteChain::FromString("12345678"); }),
+             Catch::Contains("payload bytes is 8"));
+  CHECK_THAT(refusal([](Frame* x) { x->parts[0].codec = static_cast<uint8_t>(CodecId::kInt8); }),
+             Catch::Contains("codec of hashes is 3"));
+}
+
+TEST_CASE("values that were rounded have the hash of those they were rounded from", "[frame]") {
+  std::vector<float> values(1000);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = std::ldexp(1.1f, static_cast<int>(i) - 500);
+  for (const CodecId codec : {CodecId::kFp32, CodecId::kFp16, CodecId::kBf16}) {
+    std::vector<uint8_t> bytes(EncodedBytes(codec, values.size()));
+    std::vector<float> rounded(values.size());
+    Encode(codec, values.data(), values.size(), bytes.data());
+    Decode(codec, bytes.data(), values.size(), rounded.data());
+    CHECK(PageHash(codec, rounded.data(), rounded.size()) == PageHash(codec, values.data(), values.size()));
+    rounded[0] = 1;
+    CHECK(PageHash(codec, rounded.data(), rounded.size()) != PageHash(codec, values.data(), values.size()));
+  }
 }
 
 }  // namespace recon
