@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/host_port.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/client_channel.h"
 
 namespace recon {
 namespace {

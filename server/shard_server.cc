@@ -11,6 +11,7 @@
 #include "common/base/clock.h"
 #include "common/base/data_lock.h"
 #include "common/base/hash.h"
+#include "common/base/host_port.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/mutex.h"

@@ -67,6 +67,9 @@ constexpr uint64_t kSplitsMax = 10'000'000;
 // long as the keepalive of gRPC takes to notice.
 constexpr absl::Duration kServerSilenceMax = absl::Seconds(15);
 
+// Workers that one which joins takes parameters from: their links together are more than its own.
+constexpr size_t kPeersMax = 8;
+
 // Pushes a worker may have in flight; also bounds the memory of its slots.
 constexpr int kPipelineDepthMax = 16;
 // A frame's deadline leaves time for links of this rate; a slower one would send a push again and again.

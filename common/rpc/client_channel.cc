@@ -1,7 +1,6 @@
 #include "common/rpc/client_channel.h"
 
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
+#include "common/base/host_port.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
 #include "grpcpp/create_channel.h"
@@ -9,32 +8,16 @@
 
 namespace recon {
 
-absl::Status CheckAddress(const std::string& flag, const std::string& address) {
-  const size_t colon = address.rfind(':');
-  int port = -1;
-  if (colon == std::string::npos || colon == 0 || !absl::SimpleAtoi(address.substr(colon + 1), &port) ||
-      port < 0 || port > 65535) {
-    return absl::InvalidArgumentError(absl::StrCat(flag, " ", address, ": expected HOST:PORT"));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<uint16_t> PortOf(const std::string& address) {
-  RECON_RETURN_IF_ERROR(CheckAddress("address", address));
-  int port = 0;
-  (void)absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port);
-  return static_cast<uint16_t>(port);
-}
-
 absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectTo(const std::string& address, const TlsFlags& tls,
                                                          int connection) {
-  RECON_RETURN_IF_ERROR(CheckAddress("--server", address));
+  RECON_RETURN_IF_ERROR(CheckAddress("address", address));
   RECON_ASSIGN_OR_RETURN(const auto credentials, ChannelCredentialsFor(address, tls));
   grpc::ChannelArguments args;
   args.SetInt("recon.connection", connection);  // Channels of equal arguments share one.
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  // A connection attempt, too, has so long: what TLS needs over a link of half a second and back.
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2'000);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
   args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
   args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5'000);

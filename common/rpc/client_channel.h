@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -18,11 +17,5 @@ namespace recon {
 // for a malformed address or bad TLS flags.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectTo(const std::string& address, const TlsFlags& tls,
                                                          int connection = 0);
-
-// Whether `address` reads host:port with a port from 0 to 65535; InvalidArgument, naming `flag`.
-absl::Status CheckAddress(const std::string& flag, const std::string& address);
-
-// The port of host:port; InvalidArgument if there is none.
-absl::StatusOr<uint16_t> PortOf(const std::string& address);
 
 }  // namespace recon

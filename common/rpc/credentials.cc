@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/host_port.h"
 #include "common/base/status_macros.h"
 
 namespace recon {
@@ -49,11 +50,6 @@ absl::StatusOr<Pem> ReadPem(const std::string& address, const TlsFlags& flags) {
 }
 
 }  // namespace
-
-bool IsLoopback(const std::string& address) {
-  const std::string host = address.substr(0, address.rfind(':'));
-  return host == "localhost" || host == "[::1]" || absl::StartsWith(host, "127.");
-}
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ServerCredentialsFor(const std::string& address,
                                                                               const TlsFlags& flags) {

@@ -19,9 +19,6 @@ struct TlsFlags {
   bool insecure = false;
 };
 
-// Whether the host of "host:port" is this machine only.
-bool IsLoopback(const std::string& address);
-
 // Mutual TLS if the files are given: each side must show a certificate of the CA. Plain text on loopback
 // or with `insecure`. InvalidArgument, naming the flag, in every other case and for unreadable files.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ServerCredentialsFor(const std::string& address,

@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/host_port.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/client_channel.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
 

@@ -19,7 +19,7 @@
 #include "absl/strings/numbers.h"
 #include "catch2/catch.hpp"
 #include "common/base/clock.h"
-#include "common/rpc/client_channel.h"
+#include "common/base/host_port.h"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/storage/local_store.h"
 #include "common/tensor/param_layout.h"

@@ -59,11 +59,6 @@ TEST_CASE("with mutual TLS a job runs, and strangers are kept out", "[tls]") {
 }
 
 TEST_CASE("an address that is not loopback needs TLS or --insecure", "[tls]") {
-  CHECK(IsLoopback("127.0.0.1:7070"));
-  CHECK(IsLoopback("localhost:7070"));
-  CHECK(IsLoopback("[::1]:7070"));
-  CHECK_FALSE(IsLoopback("0.0.0.0:7070"));
-  CHECK_FALSE(IsLoopback("[::]:7070"));
   CHECK(absl::IsInvalidArgument(ServerCredentialsFor("0.0.0.0:1", {}).status()));
   TlsFlags insecure;
   insecure.insecure = true;

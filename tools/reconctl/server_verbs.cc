@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "common/base/clock.h"
+#include "common/base/host_port.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
@@ -20,6 +21,7 @@ namespace recon {
 namespace {
 
 absl::StatusOr<std::unique_ptr<ControlClient>> Connect(const ServerTarget& target) {
+  RECON_RETURN_IF_ERROR(CheckAddress("--server", target.address));
   RECON_ASSIGN_OR_RETURN(const auto channel, ConnectTo(target.address, target.tls));
   return std::make_unique<ControlClient>(channel, absl::Seconds(3));
 }

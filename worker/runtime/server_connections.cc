@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/host_port.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/client_channel.h"
 #include "common/rpc/grpc_transport.h"
 #include "common/shm/shm_transport.h"
 #include "common/tensor/shard_assignment.h"

@@ -7,9 +7,9 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/base/host_port.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/client_channel.h"
 #include "common/ucx/ucx_transport.h"
 
 namespace recon {

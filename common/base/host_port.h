@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace recon {
+
+// Addresses as flags and messages have them: HOST:PORT, where HOST is a name, an IPv4 address or an IPv6
+// address in brackets.
+
+// Whether `address` reads so, with a port from 0 to 65535; InvalidArgument, naming `flag`.
+absl::Status CheckAddress(const std::string& flag, const std::string& address);
+
+// InvalidArgument if there is none.
+absl::StatusOr<uint16_t> PortOf(const std::string& address);
+
+// Whether the host is this machine only: localhost, or a number that says so.
+bool IsLoopback(const std::string& address);
+
+// Whether the host stands for all addresses of a machine: a listener's, where nobody can connect.
+bool IsWildcard(const std::string& address);
+
+}  // namespace recon
