@@ -104,6 +104,8 @@ class Coordinator {
   // On every server.
   bool HasValues() const;
   void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step);
+  // Where `worker` may find parameters besides here.
+  std::vector<std::string> PeersFor(WorkerId worker, absl::Time now) const;
   void Expel(WorkerId worker);
   absl::Status CheckDataset(const RegisterRequest& request) const;
   absl::Status StartQueue(const JobRecord& record);

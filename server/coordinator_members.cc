@@ -1,10 +1,12 @@
 // Of Coordinator: who is a member, from registration to departure.
 
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "common/base/host_port.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
@@ -68,6 +70,9 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
                                                    request.codec().size(), " bytes, allowed are ",
                                                    limits::kNameBytesMax));
   }
+  if (!request.serves_parameters().empty()) {
+    RECON_RETURN_IF_ERROR(CheckAddress("--serve-parameters", request.serves_parameters()));
+  }
   if (request.next_step() > limits::kStepMax || request.train_samples() > limits::kSamplesMax ||
       request.test_samples() > limits::kSamplesMax) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -112,6 +117,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   member.device = request.device();
   member.codec = request.codec();
   member.simulated = request.simulated();
+  member.serves_parameters = request.serves_parameters();
   const Membership::Member* before = membership_.Find(worker);
   const WorkerProgress progress_before = before == nullptr ? WorkerProgress() : before->progress;
   const bool replaces = before != nullptr && !before->gone && before->incarnation != member.incarnation;
@@ -150,6 +156,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   if (cluster_ != nullptr) {
     for (ServerAddress& server : cluster_->Addresses()) *reply.add_servers() = std::move(server);
   }
+  for (std::string& peer : PeersFor(worker, now)) reply.add_peers(std::move(peer));
   AdoptLeases(request, worker, now, &reply);
   // Asynchronous workers count steps of their own: a jump to where others are would look like an error.
   reply.set_start_step(job_.bound() < 0 ? request.next_step() : params_->GetStats().frontier_step);
@@ -158,6 +165,25 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   if (trains) reply.set_start_step(params_->Activate(worker, request.next_step(), /*resumes=*/true));
   StartIfReady();
   return reply;
+}
+
+std::vector<std::string> Coordinator::PeersFor(WorkerId worker, absl::Time now) const {
+  std::vector<std::string> peers;
+  for (const auto& [id, member] : membership_.members()) {
+    // Who has computed a step has parameters.
+    if (id == worker || member.gone || membership_.suspect(member, now) || member.serves_parameters.empty() ||
+        member.progress.steps() == 0) {
+      continue;
+    }
+    peers.push_back(member.serves_parameters);
+  }
+  // Those who join one after the other ask different ones.
+  if (!peers.empty()) {
+    const auto first = static_cast<std::ptrdiff_t>(worker.value() % peers.size());
+    std::rotate(peers.begin(), peers.begin() + first, peers.end());
+  }
+  if (peers.size() > limits::kPeersMax) peers.resize(limits::kPeersMax);
+  return peers;
 }
 
 absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& request, absl::Time now) {

@@ -30,6 +30,7 @@ class Membership {
     WorkerProgress progress;
     std::string device;
     std::string codec;
+    std::string serves_parameters;  // As it registered.
     bool simulated = false;
   };
 

@@ -341,6 +341,35 @@ TEST_CASE("a worker that joins takes parameters from the snapshot and what has c
       Eventually([&] { return absl::StrContains(three->output(), "all parameters come from the server"); }));
 }
 
+TEST_CASE("a worker that joins takes parameters from other workers while these wait, or are dead", "[kill]") {
+  std::vector<std::string> flags = JobFlags("bsp", 1000);
+  *std::find(flags.begin(), flags.end(), "1500ms") = "5s";  // Of --evict-after.
+  flags.insert(flags.end(), {"--suspect-after", "4s"});
+  ProcessJob job(flags);
+  REQUIRE(job.StartServer());
+  auto zero = job.StartWorker("zero");
+  auto one = job.StartWorker("one", {"--serve-parameters", "127.0.0.1:0"});
+  REQUIRE(job.SamplesReach(kSamples));
+  // The other one waits for it, until it is given up: nothing changes meanwhile.
+  zero->Kill();
+  uint64_t pushes = 0;
+  REQUIRE(Eventually([&] {
+    const uint64_t before = std::exchange(pushes, job.Status()->pushes());
+    absl::SleepFor(absl::Milliseconds(100));
+    return job.Status()->pushes() == before;
+  }));
+  auto two = job.StartWorker("two", {"--parameters-from", "workers"});
+  REQUIRE(Eventually([&] { return absl::StrContains(two->output(), "that differ from the server"); }));
+  INFO(two->output());
+  CHECK(absl::StrContains(two->output(), " bytes from 1 other workers, 0 bytes that differ"));
+  REQUIRE(job.SamplesReach(2 * kSamples));
+  one->Kill();
+  auto three = job.StartWorker("three", {"--parameters-from", "workers"});
+  CHECK(
+      Eventually([&] { return absl::StrContains(three->output(), "all parameters come from the server"); }));
+  REQUIRE(job.SamplesReach(3 * kSamples));
+}
+
 #if defined(RECON_FAULT_POINTS)
 TEST_CASE("dying between any two steps of a snapshot loses none that was published", "[kill]") {
   for (const char* point : {"store.append", "store.before_sync", "store.before_rename",

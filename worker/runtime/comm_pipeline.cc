@@ -14,12 +14,6 @@
 namespace recon {
 namespace {
 
-// For frames that go out together and carry so many bytes, there and back: longer than the server lets a
-// reply wait, and than a slow link takes.
-absl::Duration FrameDeadline(uint64_t bytes, absl::Duration wait = limits::kReplyWaitMax) {
-  return wait + absl::Seconds(5 + static_cast<double>(bytes) / limits::kLinkBytesPerSecondMin);
-}
-
 // OK if all are; else the error that decides what to do, the gravest first.
 absl::Status Worst(const std::vector<absl::StatusOr<Frame>>& replies) {
   absl::Status worst;
@@ -218,16 +212,19 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush e
   }
 }
 
-absl::StatusOr<std::vector<Frame>> CommPipeline::PullAll(const std::vector<uint64_t>& known,
-                                                         uint64_t cluster_epoch) {
+absl::StatusOr<std::vector<Frame>> CommPipeline::PullAll(const Known& known) {
   FrameHeader header;
   header.reply_codec = static_cast<uint8_t>(CodecId::kFp32);
   Backoff backoff;
   while (true) {
     const Session::Standing standing = session_->standing();
     std::vector<EncodedShard> shards(layout_->shard_count());
-    if (standing.identity.cluster_epoch() == cluster_epoch) {
-      for (size_t i = 0; i < known.size(); ++i) shards[i].version = known[i];
+    if (standing.identity.cluster_epoch() == known.cluster_epoch) {
+      for (size_t i = 0; i < known.versions.size(); ++i) shards[i].version = known.versions[i];
+    }
+    for (size_t i = 0; i < known.hashes.size(); ++i) {
+      shards[i].codec = known.hashes[i].codec;
+      shards[i].payload = known.hashes[i].payload;
     }
     std::vector<absl::StatusOr<Frame>> results = client_->CallAll(
         FrameKind::kPull, FramesFor(*layout_, header, standing.identity, shards, client_->server_of_shard()),

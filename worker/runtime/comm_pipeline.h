@@ -17,6 +17,7 @@
 #include "worker/encode/codec_policy.h"
 #include "worker/encode/gradient_encoder.h"
 #include "worker/model/model_backend.h"
+#include "worker/runtime/replica.h"
 #include "worker/runtime/session.h"
 
 namespace recon {
@@ -68,11 +69,17 @@ class CommPipeline {
   // Replies that came since the last call, oldest first.
   std::vector<Frame> TakeReplies();
 
-  // Pulls all shards, trying until it succeeds or the session fails. Blocks. `known`, if not empty, are the
-  // versions of the shards that the caller has of a server of that cluster epoch: while it is the same, only
-  // what has changed since is sent.
-  absl::StatusOr<std::vector<Frame>> PullAll(const std::vector<uint64_t>& known = {},
-                                             uint64_t cluster_epoch = 0);
+  // What a puller has already, by one of both, or by none.
+  struct Known {
+    // Of each shard the version, of a server of that cluster epoch: while it is the same, only what has
+    // changed since is sent.
+    std::vector<uint64_t> versions;
+    uint64_t cluster_epoch = 0;
+    // Of each shard its pages' hashes (Replica::HashShard()): only pages that differ are sent.
+    std::vector<Replica::Values> hashes;
+  };
+  // Pulls all shards, trying until it succeeds or the session fails. Blocks.
+  absl::StatusOr<std::vector<Frame>> PullAll(const Known& known);
   // Sends initial values. Blocks. FailedPrecondition if another worker was asked meanwhile.
   absl::Status SendInitialValues(std::vector<float> values);
 

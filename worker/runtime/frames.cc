@@ -4,7 +4,6 @@
 #include <map>
 #include <utility>
 
-#include "common/base/limits.h"
 #include "common/tensor/shard_assignment.h"
 
 namespace recon {
@@ -64,6 +63,10 @@ std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& heade
 std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& header,
                              const WorkerIdentity& identity, const std::vector<EncodedShard>& shards) {
   return FramesFor(layout, header, identity, shards, AssignShards(layout, 1));
+}
+
+absl::Duration FrameDeadline(uint64_t bytes, absl::Duration wait) {
+  return wait + absl::Seconds(5 + static_cast<double>(bytes) / limits::kLinkBytesPerSecondMin);
 }
 
 std::vector<EncodedShard> PlainShards(const ParamLayout& layout, std::vector<float> values) {

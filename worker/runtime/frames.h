@@ -4,6 +4,8 @@
 #include <memory>
 #include <vector>
 
+#include "absl/time/time.h"
+#include "common/base/limits.h"
 #include "common/codec/codec.h"
 #include "common/codec/frame.h"
 #include "common/tensor/param_layout.h"
@@ -25,6 +27,10 @@ std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& heade
 // All on one server.
 std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& header,
                              const WorkerIdentity& identity, const std::vector<EncodedShard>& shards);
+
+// For frames that go out together and carry so many bytes, there and back: longer than the answerer lets a
+// reply wait, and than a slow link takes.
+absl::Duration FrameDeadline(uint64_t bytes, absl::Duration wait = limits::kReplyWaitMax);
 
 // Flat values in FP32, shard by shard; the shards share them.
 std::vector<EncodedShard> PlainShards(const ParamLayout& layout, std::vector<float> values);

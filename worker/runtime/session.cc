@@ -99,6 +99,7 @@ RegisterRequest Session::MakeRequest() const {
   request.set_device(options_.device);
   request.set_codec(options_.codec);
   request.set_simulated(options_.simulated);
+  request.set_serves_parameters(options_.serves);
   return request;
 }
 
@@ -109,6 +110,7 @@ void Session::AdoptReply(const RegisterReply& reply) {
   identity_.set_cluster_epoch(reply.cluster_epoch());
   if (!again) {
     server_has_values_ = reply.has_values();
+    peers_.assign(reply.peers().begin(), reply.peers().end());
     if (reply.snapshot_generation() != 0) {
       snapshot_offer_ = {reply.snapshot_dir(), Generation(reply.snapshot_generation()), reply.snapshot_root(),
                          reply.cluster_epoch()};

@@ -44,6 +44,8 @@ class Session {
     // Takes what --codec auto stands for. Any thread; must not call the session.
     std::function<void(const CodecChoice&)> adopt_codec;
     std::string codec;
+    // host:port where other workers find this one's parameters; empty if it does not hand them out.
+    std::string serves;
     bool simulated = false;
     // How long to keep trying when the server cannot be reached.
     absl::Duration reconnect_for = absl::Minutes(10);
@@ -86,7 +88,9 @@ class Session {
   // As the last registration said: another object when the server has changed anything of it.
   std::shared_ptr<const JobConfig> job() const;
   bool server_has_values() const { return server_has_values_; }
-  const SnapshotOffer& snapshot_offer() const { return snapshot_offer_; }  // By the first registration.
+  // By the first registration: the newest snapshot, and where workers are that hand out their parameters.
+  const SnapshotOffer& snapshot_offer() const { return snapshot_offer_; }
+  const std::vector<std::string>& peers() const { return peers_; }
   Counters* counters() { return &counters_; }
   JobPhase phase() const;
   // Why the worker cannot go on; OK while it can.
@@ -147,6 +151,7 @@ class Session {
   const Incarnation incarnation_;
   bool server_has_values_ = false;  // By the first registration.
   SnapshotOffer snapshot_offer_;    // Likewise.
+  std::vector<std::string> peers_;  // Likewise.
 
   Counters counters_;
   std::atomic<uint32_t> local_steps_{0};

@@ -76,7 +76,7 @@ absl::StatusOr<uint64_t> ReadSnapshot(const SnapshotOffer& offer, const ParamLay
   for (std::thread& thread : threads) thread.join();
   RECON_RETURN_IF_ERROR(failure);
   for (const ShardEntry& entry : manifest.shards()) {
-    replica->TakeShard(entry.shard(), entry.version(), shards[entry.shard()]);
+    replica->TakeShard(entry.shard(), entry.version(), offer.cluster_epoch, shards[entry.shard()]);
   }
   return bytes.load();
 }

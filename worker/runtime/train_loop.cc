@@ -56,19 +56,19 @@ struct TrainLoop::OpenSplit {
 
 TrainLoop::TrainLoop(const Options& options, const ParamLayout* layout, ModelBackend* backend,
                      CodecPolicy* policy, const TrainAndTest* data, ParamClient* client, Session* session,
-                     Metrics* metrics)
+                     Replica* replica, Metrics* metrics)
     : options_(options),
       layout_(layout),
       backend_(backend),
       policy_(policy),
       data_(data),
       session_(session),
+      replica_(replica),
       steps_(metrics->Counter("recon_worker_steps_total", "Steps computed")),
       samples_(metrics->Counter("recon_worker_samples_total", "Samples computed")),
       loss_(metrics->Gauge("recon_worker_loss", "Mean loss of the last batch")),
       compute_seconds_(metrics->Histogram("recon_worker_compute_seconds", "Computing time of a step",
                                           {.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5})),
-      replica_(layout),
       sum_(layout),
       reading_("reading"),
       pipeline_(options.depth, layout, backend, policy, client, session, metrics) {}
@@ -128,7 +128,12 @@ absl::Status TrainLoop::AdoptJob() {
 absl::Status TrainLoop::Run() {
   RECON_RETURN_IF_ERROR(AdoptJob());
   // Before the first lease: a replacement has its state by the time it has work.
-  if (session_->server_has_values()) RECON_RETURN_IF_ERROR(Reconstruct());
+  if (session_->server_has_values()) {
+    const WaitingMark mark(session_);
+    const auto stopped = [this] { return stop_.load() || !session_->fatal().ok(); };
+    RECON_RETURN_IF_ERROR(Reconstruct(options_.parameters_from, options_.tls, *layout_, *session_, stopped,
+                                      &pipeline_, replica_));
+  }
   while (!stop_.load()) {
     RECON_RETURN_IF_ERROR(session_->fatal());
     RECON_RETURN_IF_ERROR(AdoptJob());
@@ -189,7 +194,7 @@ absl::Status TrainLoop::TrainLease(const Session::HeldLeasePtr& held) {
 
 absl::Status TrainLoop::TrainSplit(const Session::HeldLeasePtr& held, uint32_t number, uint64_t begin,
                                    uint64_t end) {
-  if (!replica_.complete()) RECON_RETURN_IF_ERROR(PullReplica());
+  if (!replica_->complete()) RECON_RETURN_IF_ERROR(PullReplica());
   auto split = std::make_shared<OpenSplit>();
   split->lease = held;
   split->number = number;
@@ -261,7 +266,7 @@ absl::Status TrainLoop::TrainBatch(const Batch& batch, uint64_t order_key,
   RECON_ASSIGN_OR_RETURN(const absl::Duration stall, AwaitPlace(depth()));
   RECON_ASSIGN_OR_RETURN(CommPipeline::Push push, NewPush(order_key, batch.samples, flush));
   RECON_ASSIGN_OR_RETURN(const absl::Duration compute, TimeBatch([&] {
-                           return backend_->GradientInto(batch, replica_.view(), push.gradient.get());
+                           return backend_->GradientInto(batch, replica_->view(), push.gradient.get());
                          }));
   policy_->NoteStep(Now() - arrived, compute, stall);
   RECON_ASSIGN_OR_RETURN(push.step, TakeStep());
@@ -288,10 +293,10 @@ absl::StatusOr<TrainLoop::Round> TrainLoop::BeginRound(uint64_t order_key,
     RECON_RETURN_IF_ERROR(AdoptReplies());
   }
   if (!schedule_.partial() || !inner_begun_) {
-    inner_->Begin(replica_.view().values, replica_.versions(), replica_epoch_);
+    inner_->Begin(replica_->view().values, replica_->versions(), replica_->cluster_epoch());
     inner_begun_ = true;
   } else {
-    inner_->Follow(replica_.view().values, replica_.versions(), replica_epoch_);
+    inner_->Follow(replica_->view().values, replica_->versions(), replica_->cluster_epoch());
   }
   return round;
 }
@@ -308,14 +313,14 @@ absl::Status TrainLoop::TrainInRound(const Batch& batch, uint64_t order_key,
     RECON_ASSIGN_OR_RETURN(round_, BeginRound(order_key, split));
   }
   // No reply is adopted before the round's end: all of it is computed from the versions that its push names.
-  const ParameterView parameters = inner_ != nullptr ? inner_->view() : replica_.view();
+  const ParameterView parameters = inner_ != nullptr ? inner_->view() : replica_->view();
   RECON_ASSIGN_OR_RETURN(const absl::Duration compute, TimeBatch([&] {
                            return backend_->Gradient(batch, parameters, absl::MakeSpan(scratch_));
                          }));
   if (inner_ != nullptr) {
     inner_->Step(order_key / job_->batch_samples(), scratch_, batch.samples);
   } else {
-    sum_.Add(scratch_, batch.samples, replica_.versions(), replica_epoch_);
+    sum_.Add(scratch_, batch.samples, replica_->versions(), replica_->cluster_epoch());
   }
   round_->compute += compute;
   round_->samples += batch.samples;
@@ -341,7 +346,7 @@ absl::Status TrainLoop::EndRound(bool flush) {
       ForgetUnpushed();
       return absl::OkStatus();
     }
-    inner_->Follow(replica_.view().values, replica_.versions(), replica_epoch_);
+    inner_->Follow(replica_->view().values, replica_->versions(), replica_->cluster_epoch());
   }
   RECON_ASSIGN_OR_RETURN(const uint64_t step, TakeStep());
   std::vector<bool> due;  // All.
@@ -350,7 +355,7 @@ absl::Status TrainLoop::EndRound(bool flush) {
   if (inner_ != nullptr) {
     taken.samples = inner_->TakeMovement(due, absl::MakeSpan(scratch_));
   } else {
-    taken = sum_.Take(due, replica_epoch_, absl::MakeSpan(scratch_));
+    taken = sum_.Take(due, replica_->cluster_epoch(), absl::MakeSpan(scratch_));
   }
   RECON_ASSIGN_OR_RETURN(CommPipeline::Push push,
                          NewPush(round.order_key, round.samples, flush, std::move(due)));
@@ -398,8 +403,8 @@ absl::StatusOr<CommPipeline::Push> TrainLoop::NewPush(uint64_t order_key, uint64
   RECON_ASSIGN_OR_RETURN(push.gradient, pipeline_.TakeBuffer());
   push.order_key = order_key;
   push.samples = static_cast<uint32_t>(samples);
-  push.base_versions = replica_.versions();
-  push.base_epoch = replica_epoch_;
+  push.base_versions = replica_->versions();
+  push.base_epoch = replica_->cluster_epoch();
   push.local = inner_ != nullptr;
   const double data_epochs = static_cast<double>(order_key) / static_cast<double>(data_->train->size());
   push.plan = policy_->PlanFor(data_epochs, flush, std::move(due), Now());
@@ -413,13 +418,15 @@ absl::Status TrainLoop::FlushResidual() {
   // Synchronous workers are given a last batch to send it with: a push of its own would be a step.
   const bool moved = inner_ != nullptr && inner_begun_ && inner_->holds();
   const bool held = sum_.holds() || moved;
-  if (synchronous() || (session_->counters()->residual_norm == 0 && !held) || !replica_.complete()) {
+  if (synchronous() || (session_->counters()->residual_norm == 0 && !held) || !replica_->complete()) {
     return absl::OkStatus();
   }
   RECON_ASSIGN_OR_RETURN(CommPipeline::Push push, NewPush(0, 1, /*flush=*/true));
   if (held) {
     if (moved) (void)inner_->TakeMovement(/*due=*/{}, absl::MakeSpan(scratch_));
-    if (!moved) push.base_versions = sum_.Take(/*due=*/{}, replica_epoch_, absl::MakeSpan(scratch_)).versions;
+    if (!moved)
+      push.base_versions =
+          sum_.Take(/*due=*/{}, replica_->cluster_epoch(), absl::MakeSpan(scratch_)).versions;
     RECON_RETURN_IF_ERROR(backend_->Load(scratch_, push.gradient.get()));
   } else {
     RECON_RETURN_IF_ERROR(backend_->ZeroGradient(push.gradient.get()));
@@ -467,7 +474,7 @@ absl::Status TrainLoop::EvaluateSplit(const Session::HeldLeasePtr& held) {
       session_->Abandon(held);
       return absl::OkStatus();
     }
-    RECON_ASSIGN_OR_RETURN(const BatchResult result, backend_->Evaluate(batch, replica_.view()));
+    RECON_ASSIGN_OR_RETURN(const BatchResult result, backend_->Evaluate(batch, replica_->view()));
     ++session_->counters()->batches;
     total.set_samples(total.samples() + result.samples);
     total.set_correct(total.correct() + result.correct);
@@ -478,8 +485,9 @@ absl::Status TrainLoop::EvaluateSplit(const Session::HeldLeasePtr& held) {
 }
 
 absl::Status TrainLoop::SendInitialValues() {
-  backend_->InitialValues(job_->seed(), replica_.values());
-  std::vector<float> values(replica_.values().begin(), replica_.values().end());
+  const absl::Span<float> initial = replica_->TakeInitialValues();
+  backend_->InitialValues(job_->seed(), initial);
+  std::vector<float> values(initial.begin(), initial.end());
   const Session::Standing standing = session_->standing();
   const absl::Status status = pipeline_.SendInitialValues(std::move(values));
   // Whatever happened, the next question for work tells whether the server still wants them.
@@ -487,29 +495,9 @@ absl::Status TrainLoop::SendInitialValues() {
   return status.ok() ? status : session_->Recover(status, standing, &backoff);
 }
 
-absl::Status TrainLoop::Reconstruct() {
-  const SnapshotOffer& offer = session_->snapshot_offer();
-  if (!options_.from_snapshot || offer.store.empty()) return PullReplica();
-  const absl::Time start = Now();
-  const absl::StatusOr<uint64_t> read = ReadSnapshot(offer, *layout_, &replica_);
-  if (!read.ok()) {
-    spdlog::warn("all parameters come from the server: {}", read.status().message());
-    return PullReplica();
-  }
-  replica_epoch_ = offer.cluster_epoch;
-  RECON_ASSIGN_OR_RETURN(const std::vector<Frame> replies,
-                         pipeline_.PullAll(replica_.versions(), offer.cluster_epoch));
-  uint64_t changed = 0;
-  for (const Frame& reply : replies) changed += reply.header.payload_bytes;
-  spdlog::info(
-      "parameters: {} bytes from snapshot {} of {}, {} bytes that changed since from the server, in {:.2f} s",
-      *read, offer.generation.value(), offer.store, changed, absl::ToDoubleSeconds(Now() - start));
-  return Adopt(replies);
-}
-
 absl::Status TrainLoop::PullReplica() {
   const WaitingMark mark(session_);
-  RECON_ASSIGN_OR_RETURN(const std::vector<Frame> replies, pipeline_.PullAll());
+  RECON_ASSIGN_OR_RETURN(const std::vector<Frame> replies, pipeline_.PullAll({}));
   return Adopt(replies);
 }
 
@@ -521,17 +509,11 @@ absl::Status TrainLoop::WaitUntilBelow(int pushes) {
 
 absl::Status TrainLoop::AdoptReplies() {
   RECON_RETURN_IF_ERROR(Adopt(pipeline_.TakeReplies()));
-  return replica_.complete() ? absl::OkStatus() : PullReplica();
+  return replica_->complete() ? absl::OkStatus() : PullReplica();
 }
 
 absl::Status TrainLoop::Adopt(const std::vector<Frame>& replies) {
-  for (const Frame& reply : replies) {
-    // A restarted server counts versions from its snapshot: lower numbers are the newer ones.
-    if (reply.header.cluster_epoch > replica_epoch_) replica_.Forget();
-    if (reply.header.cluster_epoch < replica_epoch_) continue;
-    replica_epoch_ = reply.header.cluster_epoch;
-    RECON_RETURN_IF_ERROR(replica_.Adopt(reply));
-  }
+  for (const Frame& reply : replies) RECON_RETURN_IF_ERROR(replica_->Adopt(reply));
   return absl::OkStatus();
 }
 

@@ -11,12 +11,14 @@
 #include "absl/status/status.h"
 #include "common/base/lane.h"
 #include "common/metrics/metrics.h"
+#include "common/rpc/credentials.h"
 #include "worker/data/dataset.h"
 #include "worker/model/model_backend.h"
 #include "worker/runtime/comm_pipeline.h"
 #include "worker/runtime/gradient_sum.h"
 #include "worker/runtime/inner_optimizer.h"
 #include "worker/runtime/push_schedule.h"
+#include "worker/runtime/reconstruct.h"
 #include "worker/runtime/replica.h"
 #include "worker/runtime/session.h"
 
@@ -38,13 +40,13 @@ class TrainLoop {
     double slow_factor = 1;
     // And at least so long.
     absl::Duration step_time;
-    // A worker that joins takes the parameters from the newest snapshot, and from the server what has changed
-    // since.
-    bool from_snapshot = false;
+    ParameterSource parameters_from = ParameterSource::kServer;
+    TlsFlags tls;  // For other workers.
   };
 
   TrainLoop(const Options& options, const ParamLayout* layout, ModelBackend* backend, CodecPolicy* policy,
-            const TrainAndTest* data, ParamClient* client, Session* session, Metrics* metrics);
+            const TrainAndTest* data, ParamClient* client, Session* session, Replica* replica,
+            Metrics* metrics);
   ~TrainLoop();
 
   // OK when the job is finished or a stop was asked for.
@@ -111,7 +113,6 @@ class TrainLoop {
   absl::Status EvaluateSplit(const Session::HeldLeasePtr& lease);
   absl::Status SendInitialValues();
   // The first parameters.
-  absl::Status Reconstruct();
   absl::Status PullReplica();
   absl::Status AdoptReplies();
   // Until fewer pushes are under way; takes parameters meanwhile as they come.
@@ -127,13 +128,13 @@ class TrainLoop {
   CodecPolicy* const policy_;
   const TrainAndTest* const data_;
   Session* const session_;
+  Replica* const replica_;
   prometheus::Counter& steps_;
   prometheus::Counter& samples_;
   prometheus::Gauge& loss_;
   prometheus::Histogram& compute_seconds_;
 
   // Run() only.
-  Replica replica_;
   std::shared_ptr<const JobConfig> job_;
   // With local steps. There is a round while some of its steps are done and not pushed.
   std::unique_ptr<InnerOptimizer> inner_;
@@ -142,7 +143,6 @@ class TrainLoop {
   std::optional<Round> round_;
   std::vector<float> scratch_;  // A batch's gradient, or how far a round has moved.
   GradientSum sum_;
-  uint64_t replica_epoch_ = 0;  // Cluster epoch the replica's versions belong to.
   std::list<std::shared_ptr<OpenSplit>> open_;
   std::vector<uint32_t> order_;
   uint32_t order_epoch_ = ~0u;

@@ -13,6 +13,8 @@
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
 #include "common/rpc/wire_bytes.h"
+#include "worker/runtime/replica.h"
+#include "worker/runtime/replica_server.h"
 #include "worker/runtime/server_connections.h"
 #include "worker/runtime/session.h"
 #include "worker/runtime/train_loop.h"
@@ -37,10 +39,18 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   RECON_RETURN_IF_ERROR(AssignGroups(flags.tensor_groups, &spec));
   RECON_ASSIGN_OR_RETURN(const ParamLayout layout, ParamLayout::Create(spec));
   backend->Bind(&layout);
+  Replica replica(&layout);
   Metrics metrics;
   if (!flags.metrics_address.empty()) RECON_RETURN_IF_ERROR(metrics.Serve(flags.metrics_address));
 
+  std::unique_ptr<ReplicaServer> replica_server;
+  if (!flags.serve_parameters.empty()) {
+    RECON_ASSIGN_OR_RETURN(
+        replica_server, ReplicaServer::Start(flags.serve_parameters, flags.tls, &layout, &replica, &metrics));
+  }
+
   Session::Options session_options;
+  if (replica_server != nullptr) session_options.serves = replica_server->address();
   session_options.name = flags.name;
   session_options.model = spec;
   session_options.train_samples = data.train->size();
@@ -99,10 +109,11 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   options.accumulate = flags.accumulate;
   options.slow_factor = flags.slow_factor;
   options.step_time = flags.step_time;
-  options.from_snapshot = flags.from_snapshot;
+  options.parameters_from = flags.parameters_from;
+  options.tls = flags.tls;
   absl::Status status;
   {
-    TrainLoop loop(options, &layout, backend.get(), &policy, &data, servers.client(), session.get(),
+    TrainLoop loop(options, &layout, backend.get(), &policy, &data, servers.client(), session.get(), &replica,
                    &metrics);
     std::atomic<bool> ended{false};
     std::thread watcher([&] {

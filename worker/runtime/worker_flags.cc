@@ -106,11 +106,16 @@ void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
       "RECON_STEP_MS");
   env(app->add_option(
              "--parameters-from", raw->parameters_from,
-             "where a worker that joins takes them: server, or store (the newest snapshot, read where the "
-             "server writes it; what has changed since comes from the server)")
-          ->check(CLI::IsMember({"server", "store"}))
+             "where a worker that joins takes them: server, store (the newest snapshot, read where the "
+             "server writes it), or workers (those with --serve-parameters); what of it is not the server's "
+             "comes from the server")
+          ->check(CLI::IsMember({"server", "store", "workers"}))
           ->capture_default_str(),
       "RECON_PARAMETERS_FROM");
+  env(app->add_option("--serve-parameters", flags->serve_parameters,
+                      "HOST:PORT where this worker hands its parameters to workers that join, HOST as they "
+                      "reach it; off by default"),
+      "RECON_SERVE_PARAMETERS");
   env(app->add_option("--slow-factor", flags->slow_factor,
                       "simulated slowness: each step takes so many times its computing time, or --step-ms")
           ->check(CLI::Range(1.0, 1e4)),
@@ -188,7 +193,16 @@ absl::Status Convert(const RawFlags& raw, WorkerFlags* flags) {
     return absl::InvalidArgumentError(
         "--transport ucx: UCX neither encrypts nor checks who connects: not with TLS");
   }
-  flags->from_snapshot = raw.parameters_from == "store";
+  if (raw.parameters_from == "store") flags->parameters_from = ParameterSource::kStore;
+  if (raw.parameters_from == "workers") flags->parameters_from = ParameterSource::kWorkers;
+  if (!flags->serve_parameters.empty()) {
+    RECON_RETURN_IF_ERROR(CheckAddress("--serve-parameters", flags->serve_parameters));
+    if (IsWildcard(flags->serve_parameters)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--serve-parameters ", flags->serve_parameters,
+                       ": name the address at which other workers reach this one"));
+    }
+  }
   if (flags->name.size() > limits::kNameBytesMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("--name has ", flags->name.size(), " bytes, allowed are ", limits::kNameBytesMax));

@@ -10,6 +10,7 @@
 #include "worker/data/dataset.h"
 #include "worker/encode/codec_policy.h"
 #include "worker/model/model_backend.h"
+#include "worker/runtime/reconstruct.h"
 
 namespace recon {
 
@@ -24,9 +25,10 @@ struct WorkerFlags {
   EncoderOptions encoder;
   int depth = 2;
   int connections = limits::kDataConnections;
-  bool shared_memory = true;   // Where the server offers it.
-  bool ucx = false;            // Frames go over UCX only.
-  bool from_snapshot = false;  // Joins from the newest snapshot.
+  bool shared_memory = true;  // Where the server offers it.
+  bool ucx = false;           // Frames go over UCX only.
+  ParameterSource parameters_from = ParameterSource::kServer;
+  std::string serve_parameters;  // host:port; empty: it does not.
   uint32_t accumulate = 1;
   double slow_factor = 1;
   absl::Duration step_time;  // Simulated.

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <functional>
+
+#include "absl/status/status.h"
+#include "common/rpc/credentials.h"
+#include "common/tensor/param_layout.h"
+#include "worker/runtime/comm_pipeline.h"
+#include "worker/runtime/replica.h"
+#include "worker/runtime/session.h"
+
+namespace recon {
+
+// Where a worker that joins takes the parameters from.
+enum class ParameterSource {
+  kServer,
+  kStore,    // The newest snapshot; the server says what has changed since, by versions.
+  kWorkers,  // Those that hand out theirs; the server says which pages are not right, by their hashes.
+};
+
+// Fills `replica`, from the servers alone where the source has nothing, or fails. Errors are those of
+// CommPipeline::PullAll(). Other workers are not waited for any more once `stopped` says so.
+absl::Status Reconstruct(ParameterSource source, const TlsFlags& tls, const ParamLayout& layout,
+                         const Session& session, const std::function<bool()>& stopped, CommPipeline* pipeline,
+                         Replica* replica);
+
+}  // namespace recon
