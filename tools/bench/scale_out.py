@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """What more servers bring: four workers and 1, 2 and 4 servers, each in a network namespace of its own whose link is
 limited, synchronous steps (BSP) with gradients in FP32 and nothing to compute. Beside it, on the same links, the
-all-reduce of gloo among the workers (PyTorch's CPU back end), and what the links allow. Prints a table; with --json,
-one JSON object as the last line. In `ratios`: step time over gloo's at each number of servers."""
+all-reduce of gloo among the workers (PyTorch's CPU back end), the same bytes over plain TCP connections both ways at
+once (tcp_exchange.py), and what the links allow. Prints a table; with --json, one JSON object as the last line. In
+`ratios`: step time over gloo's, and plain TCP's over step time, at each number of servers."""
 
 import argparse
 import json
@@ -57,6 +58,25 @@ def ours(options, servers):
                 process.kill()
 
 
+def plain_tcp(options, servers):
+    with Star(options.workers, options.mbit, servers, offloads=True) as star:
+        addresses = [star.listen(index).split(":")[0] for index in range(servers)]
+        script = [options.python, pathlib.Path(__file__).with_name("tcp_exchange.py"), "--bytes",
+                  4 * options.parameters // servers, "--steps", options.steps + WARM_UP]
+        listening = [subprocess.Popen([str(part) for part in [*star.prefix("server", index), *script, "--listen", address,
+                                                              "--workers", options.workers]])
+                     for index, address in enumerate(addresses)]
+        workers = [subprocess.Popen([str(part) for part in [*star.prefix("worker", index), *script, "--servers",
+                                                            ",".join(addresses)]], stdout=subprocess.PIPE, text=True)
+                   for index in range(options.workers)]
+        try:
+            return collect(workers, options.timeout)
+        finally:
+            for process in listening + workers:
+                process.kill()
+                process.wait()
+
+
 def gloo(options):
     with Star(options.workers, options.mbit, offloads=True) as star:
         processes = []
@@ -100,12 +120,15 @@ def main():
     for servers in [int(number) for number in options.servers.split(",")]:
         steps = ours(options, servers)
         median = statistics.median(steps)
+        tcp = statistics.median(plain_tcp(options, servers))
         limit = bound(options, servers)
-        result["servers"][str(servers)] = {"step_seconds": median, "bound_seconds": limit, "worst_seconds": max(steps)}
+        result["servers"][str(servers)] = {"step_seconds": median, "tcp_seconds": tcp, "bound_seconds": limit,
+                                           "worst_seconds": max(steps)}
         result["ratios"][f"bound_of_step_{servers}"] = limit / median
+        result["ratios"][f"tcp_of_step_{servers}"] = tcp / median
         if reference is not None:
             result["ratios"][f"step_of_gloo_{servers}"] = median / reference
-        print(f"recon, {servers} servers: {median:.3f} s, the links allow {limit:.3f} s")
+        print(f"recon, {servers} servers: {median:.3f} s, plain TCP {tcp:.3f} s, the links allow {limit:.3f} s")
     if options.json:
         print(json.dumps(result))
 
