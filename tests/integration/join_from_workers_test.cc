@@ -16,6 +16,7 @@
 #include "common/tensor/page.h"
 #include "common/tensor/shard_assignment.h"
 #include "tests/server/push_frames.h"
+#include "tests/support/certificates.h"
 #include "worker/client/param_client.h"
 #include "worker/runtime/frames.h"
 #include "worker/runtime/peer_source.h"
@@ -88,8 +89,8 @@ class Job {
     REQUIRE(replica->complete());
     return replica;
   }
-  std::unique_ptr<ReplicaServer> Serve(const Replica& replica) {
-    return *ReplicaServer::Start("127.0.0.1:0", {}, layout_.get(), &replica, &metrics_);
+  std::unique_ptr<ReplicaServer> Serve(const Replica& replica, const TlsFlags& tls = {}) {
+    return *ReplicaServer::Start("127.0.0.1:0", tls, layout_.get(), &replica, &metrics_);
   }
 
  private:
@@ -229,6 +230,21 @@ TEST_CASE("what another worker sends is checked before it is taken", "[join]") {
   CHECK(absl::IsUnavailable(ReadPeers({echoes->address()}, {}, job.layout(), NeverStopped, &joins).status()));
   service.Close();
   echoes->Shutdown(absl::ZeroDuration());
+}
+
+TEST_CASE("with TLS, workers show each other certificates of the job's CA", "[join]") {
+  Job job;
+  const Certificates ours("ours");
+  const Certificates theirs("theirs");
+  const auto has = job.WorkerThatPulled(CodecId::kFp16);
+  const auto serves = job.Serve(*has, ours.Client());
+  const auto read = [&](const TlsFlags& tls) {
+    Replica joins(&job.layout());
+    return ReadPeers({serves->address()}, tls, job.layout(), NeverStopped, &joins).status();
+  };
+  CHECK(read(ours.Client()).ok());
+  CHECK(absl::IsUnavailable(read(theirs.Client())));
+  CHECK(absl::IsUnavailable(read({})));
 }
 
 TEST_CASE("a worker is asked for parameters only, and of its own model", "[join]") {
