@@ -87,8 +87,9 @@ std::string SecondsLeft(const StatusReply& status) {
 
 void PrintMembers(const StatusReply& status) {
   std::vector<std::vector<std::string>> rows = {{"WORKER", "STATE", "STEP", "PUSHES", "STALENESS",
-                                                 "SAMPLES/S", "SAMPLES", "LOSS", "DEVICE", "CODEC",
+                                                 "SAMPLES/S", "SAMPLES", "SPLITS", "LOSS", "DEVICE", "CODEC",
                                                  "RECONSTRUCTED", "HEARD"}};
+  if (status.job().has_local()) rows[0].push_back("LOCAL STEPS");
   for (const MemberStatus& member : status.members()) {
     const WorkerProgress& progress = member.progress();
     const bool gone = member.state() == MEMBER_GONE;
@@ -99,10 +100,12 @@ void PrintMembers(const StatusReply& status) {
          gone ? "-"
               : absl::StrCat(HumanCount(progress.samples_per_second()),
                              member.simulated() ? " simulated" : ""),
-         HumanCount(static_cast<double>(progress.samples())), absl::StrFormat("%.4f", progress.last_loss()),
-         member.device(), progress.codec().empty() ? member.codec() : progress.codec(),
+         HumanCount(static_cast<double>(progress.samples())), absl::StrCat(member.splits()),
+         absl::StrFormat("%.4f", progress.last_loss()), member.device(),
+         progress.codec().empty() ? member.codec() : progress.codec(),
          progress.reconstruct_ms() > 0 ? absl::StrFormat("%.0f ms", progress.reconstruct_ms()) : "-",
          absl::StrFormat("%.1f s ago", member.heartbeat_age_ms() / 1000)});
+    if (status.job().has_local()) rows.back().push_back(absl::StrCat(member.local_steps()));
   }
   std::cout << Table(rows);
   for (const MemberStatus& member : status.members()) {
