@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
 #include "catch2/catch.hpp"
+#include "common/base/clock.h"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/storage/local_store.h"
 #include "tests/integration/completed_once.h"
@@ -20,6 +21,17 @@ namespace recon {
 namespace {
 
 constexpr uint64_t kSamples = 4000;
+
+// Waits until the server has counted no push for so long.
+bool NoPushFor(absl::Duration time, const ProcessJob& job) {
+  uint64_t pushes = 0;
+  absl::Time since = Now();
+  return Eventually([&] {
+    const uint64_t before = std::exchange(pushes, job.Status()->pushes());
+    if (pushes != before) since = Now();
+    return Now() - since >= time;
+  });
+}
 
 std::vector<std::string> JobFlags(const std::string& sync, int epochs, int split_samples = 200) {
   return {"--sync",
@@ -318,12 +330,7 @@ TEST_CASE("a worker that joins takes parameters from the snapshot and what has c
   zero->Kill();
   one->Kill();
   // What they had sent may still be on its way to the lanes.
-  uint64_t pushes = 0;
-  REQUIRE(Eventually([&] {
-    const uint64_t before = std::exchange(pushes, job.Status()->pushes());
-    absl::SleepFor(absl::Milliseconds(300));
-    return job.Status()->pushes() == before;
-  }));
+  REQUIRE(NoPushFor(absl::Milliseconds(300), job));
   REQUIRE(ControlClient(*ConnectTo(job.address(), {})).Snapshot().ok());
   auto two = job.StartWorker("two", {"--parameters-from", "store"});
   REQUIRE(Eventually([&] { return absl::StrContains(two->output(), "that changed since from the server"); }));
@@ -352,12 +359,7 @@ TEST_CASE("a worker that joins takes parameters from other workers while these w
   REQUIRE(job.SamplesReach(kSamples));
   // The other one waits for it, until it is given up: nothing changes meanwhile.
   zero->Kill();
-  uint64_t pushes = 0;
-  REQUIRE(Eventually([&] {
-    const uint64_t before = std::exchange(pushes, job.Status()->pushes());
-    absl::SleepFor(absl::Milliseconds(100));
-    return job.Status()->pushes() == before;
-  }));
+  REQUIRE(NoPushFor(absl::Milliseconds(200), job));
   auto two = job.StartWorker("two", {"--parameters-from", "workers"});
   REQUIRE(Eventually([&] { return absl::StrContains(two->output(), "that differ from the server"); }));
   INFO(two->output());

@@ -20,7 +20,7 @@ struct PeersRead {
 
 // Fills `replica` with the parameters that other workers have (ReplicaServer), unchecked: some shards from
 // each of `peers` (host:port), all at once. What one of them does not give, or not soon, is not filled in,
-// and the log says so. Unavailable if nothing came; Cancelled soon after `stopped` says so.
+// and the log says so. Blocks. Unavailable if nothing came; Cancelled soon after `stopped` says so.
 absl::StatusOr<PeersRead> ReadPeers(const std::vector<std::string>& peers, const TlsFlags& tls,
                                     const ParamLayout& layout, const std::function<bool()>& stopped,
                                     Replica* replica);

@@ -18,19 +18,13 @@ uint64_t PayloadBytes(const std::vector<Frame>& replies) {
   return bytes;
 }
 
-absl::Status FromServer(CommPipeline* pipeline, Replica* replica) {
-  RECON_ASSIGN_OR_RETURN(const std::vector<Frame> replies, pipeline->PullAll({}));
-  for (const Frame& reply : replies) RECON_RETURN_IF_ERROR(replica->Adopt(reply));
-  return absl::OkStatus();
-}
-
 absl::Status FromStore(const SnapshotOffer& offer, const ParamLayout& layout, CommPipeline* pipeline,
                        Replica* replica) {
   const absl::Time start = Now();
   const absl::StatusOr<uint64_t> read = ReadSnapshot(offer, layout, replica);
   if (!read.ok()) {
     spdlog::warn("all parameters come from the server: {}", read.status().message());
-    return FromServer(pipeline, replica);
+    return PullParameters(pipeline, replica);
   }
   CommPipeline::Known known;
   known.versions = replica->versions();
@@ -52,7 +46,7 @@ absl::Status FromWorkers(const std::vector<std::string>& peers, const TlsFlags& 
   if (absl::IsCancelled(read.status())) return read.status();
   if (!read.ok()) {
     spdlog::warn("all parameters come from the server: {}", read.status().message());
-    return FromServer(pipeline, replica);
+    return PullParameters(pipeline, replica);
   }
   CommPipeline::Known known;
   for (uint32_t shard = 0; shard < layout.shard_count(); ++shard) {
@@ -67,6 +61,12 @@ absl::Status FromWorkers(const std::vector<std::string>& peers, const TlsFlags& 
 }
 
 }  // namespace
+
+absl::Status PullParameters(CommPipeline* pipeline, Replica* replica) {
+  RECON_ASSIGN_OR_RETURN(const std::vector<Frame> replies, pipeline->PullAll({}));
+  for (const Frame& reply : replies) RECON_RETURN_IF_ERROR(replica->Adopt(reply));
+  return absl::OkStatus();
+}
 
 absl::Status Reconstruct(ParameterSource source, const TlsFlags& tls, const ParamLayout& layout,
                          const Session& session, const std::function<bool()>& stopped, CommPipeline* pipeline,
@@ -87,7 +87,7 @@ absl::Status Reconstruct(ParameterSource source, const TlsFlags& tls, const Para
     case ParameterSource::kServer:
       break;
   }
-  return FromServer(pipeline, replica);
+  return PullParameters(pipeline, replica);
 }
 
 }  // namespace recon

@@ -18,8 +18,12 @@ enum class ParameterSource {
   kWorkers,  // Those that hand out theirs; the server says which pages are not right, by their hashes.
 };
 
-// Fills `replica`, from the servers alone where the source has nothing, or fails. Errors are those of
-// CommPipeline::PullAll(). Other workers are not waited for any more once `stopped` says so.
+// Pulls all parameters from the servers. Blocks; the replica's thread. Errors are CommPipeline::PullAll()'s,
+// or Replica::Adopt()'s.
+absl::Status PullParameters(CommPipeline* pipeline, Replica* replica);
+
+// Fills `replica`, from the servers alone where the source has nothing, or fails. Blocks; the replica's
+// thread. Errors are PullParameters()'. Other workers are not waited for any more once `stopped` says so.
 absl::Status Reconstruct(ParameterSource source, const TlsFlags& tls, const ParamLayout& layout,
                          const Session& session, const std::function<bool()>& stopped, CommPipeline* pipeline,
                          Replica* replica);

@@ -144,16 +144,13 @@ absl::Status Replica::TakeCorrections(const Frame& reply) {
 
 std::optional<Replica::Values> Replica::EncodeShard(uint32_t shard) const {
   const ShardPlacement& placement = layout_->shards()[shard];
-  const std::shared_ptr<uint8_t[]> bytes(new uint8_t[EncodedBytes(CodecId::kFp32, placement.size)]);
-  Values values;
-  {
-    MutexLock lock(&mu_);
-    values.version = versions_[shard];
-    if (values.version == kNoVersion) return std::nullopt;
-    values.codec = codecs_[shard];
-    Encode(values.codec, values_.data() + placement.offset, placement.size, bytes.get());
-  }
-  values.payload.Append(bytes.get(), EncodedBytes(values.codec, placement.size), bytes);
+  MutexLock lock(&mu_);
+  if (versions_[shard] == kNoVersion) return std::nullopt;
+  Values values{codecs_[shard], versions_[shard], {}};
+  const uint64_t size = EncodedBytes(values.codec, placement.size);
+  const std::shared_ptr<uint8_t[]> bytes(new uint8_t[size]);
+  Encode(values.codec, values_.data() + placement.offset, placement.size, bytes.get());
+  values.payload.Append(bytes.get(), size, bytes);
   return values;
 }
 

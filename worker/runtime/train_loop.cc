@@ -497,8 +497,7 @@ absl::Status TrainLoop::SendInitialValues() {
 
 absl::Status TrainLoop::PullReplica() {
   const WaitingMark mark(session_);
-  RECON_ASSIGN_OR_RETURN(const std::vector<Frame> replies, pipeline_.PullAll({}));
-  return Adopt(replies);
+  return PullParameters(&pipeline_, replica_);
 }
 
 absl::Status TrainLoop::WaitUntilBelow(int pushes) {
