@@ -14,7 +14,10 @@ void ParamServer::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_
   {
     MutexLock lock(&mu_);
     Session& session = sessions_[worker];
-    if (session.incarnation != incarnation) session.delivered.clear();
+    if (session.incarnation != incarnation) {
+      session.delivered.clear();
+      session.next_begun = 0;
+    }
     session.incarnation = incarnation;
     gate_.Know(worker, next_step);
     closed_to_ = kLookAtAll;

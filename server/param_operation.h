@@ -26,6 +26,8 @@ struct ParamServer::Operation {
   absl::Time arrived;
   Taken taken;
   Done done;
+  // Workers push this step side by side: it is taken only when it is answered, or has waited for long.
+  bool in_step = false;
 
   std::atomic<int> parts_left{0};
   std::atomic<uint32_t> parts_taken{0};
@@ -54,6 +56,8 @@ struct ParamServer::Delivery {
 // A worker that the coordinator has admitted.
 struct ParamServer::Session {
   Incarnation incarnation;
+  // First step of which nothing has come here.
+  uint64_t next_begun = 0;
   // Pushes that are not complete, by step.
   std::map<uint64_t, Delivery> delivered;
 

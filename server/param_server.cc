@@ -332,7 +332,10 @@ void ParamServer::SequenceFrame(const OperationPtr& op) {
 void ParamServer::DeliverFrame(const OperationPtr& op) {
   if (CarriesGradient(op->kind)) {
     ++sequence_;
-    if (op->rules->bound == 0) open_steps_.try_emplace(op->frame.header.step, sequence_);
+    if (op->rules->bound == 0) {
+      open_steps_.try_emplace(op->frame.header.step, sequence_);
+      op->in_step = NoteBegun(op->worker, op->frame.header.step);
+    }
   }
   op->parts_left = static_cast<int>(op->frame.parts.size());
   for (size_t i = 0; i < op->frame.parts.size(); ++i) {
@@ -402,7 +405,7 @@ void ParamServer::DeliverPart(const OperationPtr& op, size_t index) {
 
 void ParamServer::Delivered(const OperationPtr& op) {
   if (op->kind == FrameKind::kPull) return Gather(op);
-  if (CarriesGradient(op->kind) && op->rules->bound >= 0) op->taken();
+  if (CarriesGradient(op->kind) && op->rules->bound >= 0 && !op->in_step) op->taken();
   std::vector<OperationPtr> released;
   std::function<void()> initialized;
   absl::Status status;
@@ -558,6 +561,11 @@ void ParamServer::Tick(absl::Time now) {
     for (const StalenessGate::Ticket ticket : gate_.TakeExpired(now)) {
       expired.push_back(std::move(waiting_[ticket]));
       waiting_.erase(ticket);
+    }
+    for (const auto& [ticket, op] : waiting_) {
+      if (!op->in_step || now - op->waiting_since < limits::kInStepPatience) continue;
+      op->in_step = false;
+      op->taken();  // Under the lock: its reply may go out as soon as it is released.
     }
   }
   for (const OperationPtr& op : expired) {

@@ -240,6 +240,8 @@ class ParamServer {
   void DeliverFrame(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A synchronous step: the head has closed it for this shard, or will never.
   bool Closed(uint64_t step, uint32_t shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // A frame of the step has come; whether all workers push that step, or have.
+  bool NoteBegun(WorkerId worker, uint64_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // These shards have the worker's parts of the step; true if all `expected` have now that are counted here.
   bool NoteShards(Session* session, WorkerId worker, uint64_t step, const std::vector<uint32_t>& shards,
                   size_t expected) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

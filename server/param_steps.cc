@@ -75,6 +75,14 @@ void ParamServer::RecordDelivery(const OperationPtr& op) {
   RecordPush(op->staleness_max);
 }
 
+bool ParamServer::NoteBegun(WorkerId worker, uint64_t step) {
+  const auto session = sessions_.find(worker);
+  if (session == sessions_.end()) return false;  // Expelled meanwhile.
+  session->second.next_begun = std::max(session->second.next_begun, step + 1);
+  return std::all_of(sessions_.begin(), sessions_.end(),
+                     [step](const auto& other) { return other.second.next_begun > step; });
+}
+
 bool ParamServer::NoteShards(Session* session, WorkerId worker, uint64_t step,
                              const std::vector<uint32_t>& shards, size_t expected) {
   if (head() && gate_.bound() == 0) {

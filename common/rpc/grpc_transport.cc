@@ -5,7 +5,6 @@
 #include <optional>
 #include <utility>
 
-#include "common/base/limits.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/payload.h"
@@ -37,7 +36,10 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
                                     public std::enable_shared_from_this<Stream> {
  public:
   Stream(GrpcTransport* transport, uint64_t number, size_t bytes_in_flight)
-      : transport_(transport), number_(number), in_flight_(bytes_in_flight) {}
+      : transport_(transport),
+        number_(number),
+        frame_bytes_(transport->window_.frame_bytes),
+        in_flight_(bytes_in_flight) {}
 
   uint64_t number() const { return number_; }
 
@@ -113,7 +115,7 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
 
   void SendWhatMay() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (writing_ || ended_ || waiting_.empty()) return;
-    const size_t charge = RequestCharge(waiting_.front().bytes.Length());
+    const size_t charge = RequestCharge(waiting_.front().bytes.Length(), frame_bytes_);
     if (!in_flight_.MayAdd(charge)) return;
     in_flight_.Add(waiting_.front().call, charge);
     outgoing_ = std::move(waiting_.front().bytes);
@@ -132,6 +134,7 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
 
   GrpcTransport* const transport_;
   const uint64_t number_;
+  const size_t frame_bytes_;
   grpc::ClientContext context_;
   grpc::ByteBuffer incoming_;
   std::shared_ptr<Stream> self_;
@@ -144,7 +147,9 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-GrpcTransport::GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& channels) {
+GrpcTransport::GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& channels,
+                             const RequestWindow& window)
+    : window_(window) {
   for (const auto& channel : channels) {
     lines_.push_back({grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>(channel), nullptr});
   }
@@ -162,8 +167,7 @@ uint64_t GrpcTransport::Call(const ByteChain& request, Done done) {
   while (true) {
     if (line.stream == nullptr) {
       line.stream = std::make_shared<Stream>(
-          this, ++connections_,
-          std::max(limits::kRequestBytesInFlight / lines_.size(), 2 * limits::kFrameTargetBytes));
+          this, ++connections_, std::max(window_.bytes / lines_.size(), 2 * window_.frame_bytes));
       ++open_streams_;
       line.stream->Start(&line.stub);
     }
@@ -214,12 +218,12 @@ void GrpcTransport::Ended(uint64_t connection, const absl::Status& why) {
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> ConnectForFrames(const std::string& address, const TlsFlags& tls,
-                                                            int connections) {
+                                                            int connections, size_t servers) {
   std::vector<std::shared_ptr<grpc::Channel>> channels(static_cast<size_t>(connections));
   for (int i = 0; i < connections; ++i) {
     RECON_ASSIGN_OR_RETURN(channels[static_cast<size_t>(i)], ConnectTo(address, tls, i + 1));
   }
-  return std::make_unique<GrpcTransport>(channels);
+  return std::make_unique<GrpcTransport>(channels, RequestWindow(servers));
 }
 
 }  // namespace recon

@@ -9,6 +9,7 @@
 #include "common/base/mutex.h"
 #include "common/rpc/credentials.h"
 #include "common/transport/pending_calls.h"
+#include "common/transport/request_window.h"
 #include "common/transport/transport.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -19,8 +20,9 @@ namespace recon {
 // sent from where they are.
 class GrpcTransport final : public Transport {
  public:
-  // At least one channel.
-  explicit GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& channels);
+  // At least one channel; the window is that of all together.
+  explicit GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& channels,
+                         const RequestWindow& window = RequestWindow(1));
   ~GrpcTransport() override;
 
   uint64_t Call(const ByteChain& request, Done done) override;
@@ -40,6 +42,7 @@ class GrpcTransport final : public Transport {
     std::shared_ptr<Stream> stream;
   };
 
+  const RequestWindow window_;
   PendingCalls pending_;
 
   Mutex mu_;
@@ -49,8 +52,9 @@ class GrpcTransport final : public Transport {
   int open_streams_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-// So many connections to a recon-server. Errors are ConnectTo()'s.
+// So many connections to a recon-server, which is one of `servers` that the caller sends to. Errors are
+// ConnectTo()'s.
 absl::StatusOr<std::unique_ptr<Transport>> ConnectForFrames(const std::string& address, const TlsFlags& tls,
-                                                            int connections);
+                                                            int connections, size_t servers = 1);
 
 }  // namespace recon

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "common/base/limits.h"
 #include "common/base/retry_hint.h"
 
 namespace recon {
@@ -25,8 +24,8 @@ ByteChain Wrap(const Envelope& envelope, const ByteChain& body) {
 
 }  // namespace
 
-size_t RequestCharge(size_t bytes) {
-  return std::max(bytes / kHeadersMax * kHeadersMax, limits::kFrameTargetBytes);
+size_t RequestCharge(size_t bytes, size_t frame_bytes) {
+  return std::max(bytes / kHeadersMax * kHeadersMax, frame_bytes);
 }
 
 ByteChain WrapRequest(uint64_t call, const ByteChain& frame) { return Wrap({call, 0, 0}, frame); }

@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/base/byte_chain.h"
+#include "common/base/limits.h"
 
 namespace recon {
 
@@ -23,8 +24,8 @@ static_assert(sizeof(Envelope) == kEnvelopeBytes);
 inline constexpr uint32_t kTaken = uint32_t{1} << 16;
 
 // What a request counts of limits::kRequestBytesInFlight until it is taken or answered: a small one may have
-// a large reply, and its sender has cut it for that.
-size_t RequestCharge(size_t bytes);
+// a large reply, and its sender has cut it for that, to about `frame_bytes`.
+size_t RequestCharge(size_t bytes, size_t frame_bytes = limits::kFrameTargetBytes);
 
 // The message of a request; `frame` is not copied.
 ByteChain WrapRequest(uint64_t call, const ByteChain& frame);

@@ -158,6 +158,39 @@ TEST_CASE("BSP: the reply of a frame comes when all have sent its shards, not al
   CHECK(f.Values(1) == std::vector<float>(kParams, -4));
 }
 
+TEST_CASE("BSP: what a worker sends before the others begin is taken; side by side it waits for their part",
+          "[param_server]") {
+  Fixture f(0);
+  const auto first = f.Send(f.PartOf(1, 0, 0, 3, /*parts=*/2));
+  f.Settle();
+  CHECK(first->taken);
+  const auto theirs = f.Send(f.PartOf(2, 0, 1, 5, 2));
+  const auto second = f.Send(f.PartOf(1, 0, 1, 3, 2));
+  CHECK(Await(theirs).ok());
+  CHECK(Await(second).ok());
+  CHECK_FALSE(theirs->taken);
+  CHECK_FALSE(second->taken);
+  CHECK(Await(f.Send(f.PartOf(2, 0, 0, 5, 2))).ok());
+  CHECK(Await(first).ok());
+  // Of the next step the first to come is before the others; then one who waits for long has fallen behind.
+  const auto early = f.Push(1, 1, 3);
+  f.Settle();
+  CHECK(early->taken);
+  const auto late = f.Send(f.PartOf(2, 1, 0, 5, 2));
+  CHECK(Await(f.Send(f.PartOf(2, 1, 1, 5, 2))).ok());
+  CHECK(Await(late).ok());
+  CHECK(Await(early).ok());
+  const auto ahead = f.Send(f.PartOf(1, 2, 0, 3, 2));
+  const auto aside = f.Send(f.PartOf(2, 2, 1, 5, 2));
+  f.Settle();
+  f.server().Tick(Now());
+  CHECK_FALSE(aside->taken);
+  f.server().Tick(Now() + limits::kInStepPatience);
+  CHECK(aside->taken);
+  CHECK_FALSE(Done(aside));
+  CHECK(f.Values(1).back() == -8);
+}
+
 TEST_CASE("BSP: a worker that is expelled while its reply waits is told so, and its push does not count",
           "[param_server]") {
   Fixture f(0);
@@ -374,7 +407,7 @@ TEST_CASE("a reply that would be larger than a frame may be is refused", "[param
   model.set_name("large");
   TensorSpec* tensor = model.add_tensors();
   tensor->set_name("w");
-  tensor->add_shape(10 * kShardParamsMax);
+  tensor->add_shape(limits::kFrameBytesMax / sizeof(float) + kShardParamsMax);
   ParamServerHarness harness(kAsp);
   REQUIRE(harness.server().DefineModel(model).ok());
   harness.Join(1);

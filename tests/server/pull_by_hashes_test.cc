@@ -13,9 +13,9 @@ namespace recon {
 
 TEST_CASE("a pull says the hashes of what it has, and only pages that differ are sent", "[param_server]") {
   ParamServerHarness f(/*bound=*/-1);
-  constexpr size_t kSize = 2 * kPageParams + 100;
+  constexpr size_t kSize = kPageParams + 100;
   ModelSpec model;
-  model.set_name("three pages");
+  model.set_name("two pages");
   TensorSpec* tensor = model.add_tensors();
   tensor->set_name("w");
   tensor->add_shape(kSize);

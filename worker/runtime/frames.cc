@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/tensor/shard_assignment.h"
+#include "common/transport/request_window.h"
 
 namespace recon {
 
@@ -23,6 +24,9 @@ std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& heade
     ++parts;
     ++parts_of[server_of_shard[i]];
   }
+  const auto last_server = std::max_element(server_of_shard.begin(), server_of_shard.end());
+  const uint64_t frame_bytes =
+      RequestWindow(last_server == server_of_shard.end() ? 1 : *last_server + 1).frame_bytes;
   std::vector<Frame> frames;
   for (uint32_t i = 0; i < shards.size(); ++i) {
     if (shards[i].left_out) continue;
@@ -33,7 +37,7 @@ std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& heade
     Filling& to = filling[server_of_shard[i]];
     const uint32_t samples = shards[i].samples != 0 ? shards[i].samples : header.samples;
     if (!to.frame.parts.empty() &&
-        (to.bytes + size > limits::kFrameTargetBytes || to.frame.parts.size() == limits::kFramePartsMax ||
+        (to.bytes + size > frame_bytes || to.frame.parts.size() == limits::kFramePartsMax ||
          samples != to.frame.header.samples)) {
       frames.push_back(std::move(to.frame));
       to = Filling();

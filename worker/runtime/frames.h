@@ -14,8 +14,8 @@
 
 namespace recon {
 
-// Building frames that cover all shards of a model, each frame of about limits::kFrameTargetBytes, for one of
-// the job's servers.
+// Building frames that cover all shards of a model, each frame of about RequestWindow::frame_bytes, for
+// one of the job's servers.
 
 // `header` is copied into each frame; who is speaking is filled in from `identity`. `shards` has one element
 // for each shard of the layout, as has `server_of_shard` (AssignShards()); those that are left out have no

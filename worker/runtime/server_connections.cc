@@ -27,15 +27,15 @@ absl::StatusOr<std::string> UcxAddressOf(const ServerAddress& server) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Transport>> ServerConnections::ConnectToServer(
-    const ServerAddress& server) const {
+absl::StatusOr<std::shared_ptr<Transport>> ServerConnections::ConnectToServer(const ServerAddress& server,
+                                                                              size_t servers) const {
   if (options_.ucx) {
     RECON_ASSIGN_OR_RETURN(const std::string address, UcxAddressOf(server));
     RECON_ASSIGN_OR_RETURN(std::unique_ptr<Transport> ucx, ConnectOverUcx(address));
     return std::shared_ptr<Transport>(std::move(ucx));
   }
   RECON_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
-                         ConnectForFrames(server.address(), options_.tls, options_.connections));
+                         ConnectForFrames(server.address(), options_.tls, options_.connections, servers));
   if (options_.shared_memory && !server.shared_memory().empty()) {
     transport = std::make_unique<ShmTransport>(server.shared_memory(), std::move(transport));
   }
@@ -64,7 +64,7 @@ absl::Status ServerConnections::Adopt(const RegisterReply& reply) {
                       servers[i].shared_memory() == servers_[i].shared_memory() &&
                       servers[i].ucx_address() == servers_[i].ucx_address();
     if (same) continue;
-    RECON_ASSIGN_OR_RETURN(std::shared_ptr<Transport> transport, ConnectToServer(servers[i]));
+    RECON_ASSIGN_OR_RETURN(std::shared_ptr<Transport> transport, ConnectToServer(servers[i], servers.size()));
     if (transports_[i] != nullptr) spdlog::info("server {} is at {} now", i, servers[i].address());
     replaced.push_back(std::exchange(transports_[i], std::move(transport)));
     servers_[i] = servers[i];

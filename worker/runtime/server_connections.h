@@ -46,7 +46,8 @@ class ServerConnections {
   std::set<uint16_t> ports() const;
 
  private:
-  absl::StatusOr<std::shared_ptr<Transport>> ConnectToServer(const ServerAddress& server) const;
+  absl::StatusOr<std::shared_ptr<Transport>> ConnectToServer(const ServerAddress& server,
+                                                             size_t servers) const;
 
   const Options options_;
   const ParamLayout* const layout_;
