@@ -33,7 +33,7 @@ class StrongId {
 
 // A worker's number in the job; the same for every process that registers under one name.
 using WorkerId = StrongId<struct WorkerIdTag, uint32_t>;
-// A contiguous range of at most 2 pages of the flat parameter space.
+// A contiguous range of at most one page of the flat parameter space.
 using ShardId = StrongId<struct ShardIdTag, uint32_t>;
 // A range of training samples within one pass over the data.
 using SplitId = StrongId<struct SplitIdTag, uint32_t>;

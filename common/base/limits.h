@@ -11,8 +11,8 @@ namespace recon::limits {
 // gRPC: messages of about 1 MiB are the fastest on loopback; a frame holds whole shards, so that the
 // largest has one FP32 shard (1 MiB) beyond the target, its header and its table.
 constexpr size_t kFrameTargetBytes = size_t{1} << 20;
-// With more servers a frame is smaller, but holds a shard of FP32: see RequestWindow.
-constexpr size_t kFrameTargetBytesMin = size_t{512} << 10;
+// With more servers a frame is smaller, but holds a shard of FP32: see FrameBytesFor().
+constexpr size_t kFrameTargetBytesMin = size_t{256} << 10;
 constexpr size_t kFrameBytesMax = size_t{8} << 20;
 // A frame of the smallest shards stays far below this; it bounds what a decoder allocates.
 constexpr uint32_t kFramePartsMax = 4096;
@@ -27,12 +27,14 @@ constexpr size_t kNameBytesMax = 256;
 // What a worker says of its codec with each heartbeat.
 constexpr size_t kProgressTextBytesMax = 2048;
 
-// What a worker may have sent that is neither taken nor answered, to all its servers; what is over waits with
-// the worker. Enough to keep connection, check and lanes busy at once: 16 MiB gave no more on loopback, and a
-// server holds as much of every worker. A link of 10 Gbit/s is kept full up to a round trip of 7 ms.
+// What a worker may have sent that is neither taken nor answered; what is over waits with the worker. Enough
+// to keep connection, check and lanes busy at once: 16 MiB gave no more on loopback, and a server holds as
+// much of every worker. A link of 10 Gbit/s is kept full up to a round trip of 7 ms.
 constexpr size_t kRequestBytesInFlight = size_t{8} << 20;
-// But so many frames to each server.
-constexpr size_t kRequestFramesInFlightMin = 4;
+// With more servers less, all of them together: what is under way for longer than the links need keeps a
+// synchronous step open. But this, and so many frames for each server.
+constexpr size_t kRequestBytesInFlightMin = size_t{4} << 20;
+constexpr size_t kRequestFramesInFlightMin = 2;
 // Workers that push the same synchronous step side by side send no more than that window before the others
 // have sent theirs: who is ahead leaves the servers' links to the others. One that waits longer than this is
 // not side by side with them: what it sends is taken.

@@ -1,16 +1,15 @@
 #include "common/rpc/grpc_transport.h"
 
-#include <algorithm>
 #include <deque>
 #include <optional>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/payload.h"
 #include "common/rpc/status_codes.h"
 #include "common/transport/envelope.h"
-#include "common/transport/requests_in_flight.h"
 
 namespace recon {
 namespace {
@@ -35,11 +34,8 @@ absl::Status WhyEnded(const grpc::Status& status) {
 class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                                     public std::enable_shared_from_this<Stream> {
  public:
-  Stream(GrpcTransport* transport, uint64_t number, size_t bytes_in_flight)
-      : transport_(transport),
-        number_(number),
-        frame_bytes_(transport->window_.frame_bytes),
-        in_flight_(bytes_in_flight) {}
+  Stream(GrpcTransport* transport, uint64_t number)
+      : transport_(transport), window_(transport->window_), number_(number) {}
 
   uint64_t number() const { return number_; }
 
@@ -53,18 +49,34 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
 
   // False if the stream has ended.
   bool Send(uint64_t call, grpc::ByteBuffer message) {
-    MutexLock lock(&mu_);
-    if (ended_) return false;
-    waiting_.push_back({call, std::move(message)});
-    SendWhatMay();
+    const size_t charge = RequestCharge(message.Length(), window_->frame_bytes());
+    const uint64_t place = window_->NewPlace();
+    {
+      MutexLock lock(&mu_);
+      if (ended_) return false;
+      requests_[call] = {place, std::move(message)};
+    }
+    window_->Enter(place, charge, [stream = shared_from_this(), call] { stream->Admit(call); });
+    bool ended;
+    {
+      MutexLock lock(&mu_);
+      ended = ended_;
+    }
+    if (ended) window_->Leave(place);  // End() may have come before it entered.
     return true;
   }
 
   // A call that has not been sent is not sent any more.
   void Drop(uint64_t call) {
-    MutexLock lock(&mu_);
-    const auto is_call = [call](const Message& message) { return message.call == call; };
-    waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_call), waiting_.end());
+    uint64_t place;
+    {
+      MutexLock lock(&mu_);
+      const auto found = requests_.find(call);
+      if (found == requests_.end() || !found->second.unsent.Valid()) return;
+      place = found->second.place;
+      requests_.erase(found);
+    }
+    window_->Leave(place);
   }
 
   void Cancel() {
@@ -81,11 +93,7 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
     const auto unwrapped = bytes.ok() ? Unwrap(*bytes) : bytes.status();
     if (!unwrapped.ok()) return Cancel();
     const auto& [envelope, body] = *unwrapped;
-    {
-      MutexLock lock(&mu_);
-      in_flight_.Remove(envelope.call);
-      SendWhatMay();
-    }
+    Release(envelope.call);
     if (envelope.code != kTaken) transport_->pending_.Finish(envelope.call, ReplyOf(envelope, body));
   }
 
@@ -94,7 +102,7 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
     MutexLock lock(&mu_);
     writing_ = false;
     outgoing_.Clear();  // Its owners may be waiting for it.
-    SendWhatMay();
+    WriteNext();
   }
 
   void OnDone(const grpc::Status& status) override {
@@ -108,48 +116,71 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
   }
 
  private:
-  struct Message {
-    uint64_t call = 0;
-    grpc::ByteBuffer bytes;
+  struct Request {
+    uint64_t place = 0;
+    grpc::ByteBuffer unsent;
   };
 
-  void SendWhatMay() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    if (writing_ || ended_ || waiting_.empty()) return;
-    const size_t charge = RequestCharge(waiting_.front().bytes.Length(), frame_bytes_);
-    if (!in_flight_.MayAdd(charge)) return;
-    in_flight_.Add(waiting_.front().call, charge);
-    outgoing_ = std::move(waiting_.front().bytes);
-    waiting_.pop_front();
-    writing_ = true;
-    StartWrite(&outgoing_);
+  void Admit(uint64_t call) {
+    MutexLock lock(&mu_);
+    admitted_.push_back(call);
+    WriteNext();
+  }
+
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    while (!writing_ && !ended_ && !admitted_.empty()) {
+      const auto found = requests_.find(admitted_.front());
+      admitted_.pop_front();
+      if (found == requests_.end()) continue;  // It was dropped.
+      outgoing_.Swap(&found->second.unsent);
+      writing_ = true;
+      StartWrite(&outgoing_);
+    }
+  }
+
+  // It was taken or answered.
+  void Release(uint64_t call) {
+    uint64_t place;
+    {
+      MutexLock lock(&mu_);
+      const auto found = requests_.find(call);
+      if (found == requests_.end()) return;
+      place = found->second.place;
+      requests_.erase(found);
+    }
+    window_->Leave(place);
   }
 
   void End() {
+    absl::flat_hash_map<uint64_t, Request> requests;
     {
       MutexLock lock(&mu_);
       if (std::exchange(ended_, true)) return;
+      requests.swap(requests_);
     }
+    for (const auto& [call, request] : requests) window_->Leave(request.place);
     RemoveHold();
   }
 
   GrpcTransport* const transport_;
+  const std::shared_ptr<SendWindow> window_;
   const uint64_t number_;
-  const size_t frame_bytes_;
   grpc::ClientContext context_;
   grpc::ByteBuffer incoming_;
   std::shared_ptr<Stream> self_;
 
   Mutex mu_;
-  std::deque<Message> waiting_ ABSL_GUARDED_BY(mu_);
+  // Neither taken nor answered.
+  absl::flat_hash_map<uint64_t, Request> requests_ ABSL_GUARDED_BY(mu_);
+  std::deque<uint64_t> admitted_ ABSL_GUARDED_BY(mu_);  // To be written.
   grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mu_);
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
-  RequestsInFlight in_flight_ ABSL_GUARDED_BY(mu_);
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 GrpcTransport::GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& channels,
-                             const RequestWindow& window)
-    : window_(window) {
+                             std::shared_ptr<SendWindow> window)
+    : window_(std::move(window)) {
   for (const auto& channel : channels) {
     lines_.push_back({grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>(channel), nullptr});
   }
@@ -166,8 +197,7 @@ uint64_t GrpcTransport::Call(const ByteChain& request, Done done) {
   Line& line = lines_[next_line_++ % lines_.size()];
   while (true) {
     if (line.stream == nullptr) {
-      line.stream = std::make_shared<Stream>(
-          this, ++connections_, std::max(window_.bytes / lines_.size(), 2 * window_.frame_bytes));
+      line.stream = std::make_shared<Stream>(this, ++connections_);
       ++open_streams_;
       line.stream->Start(&line.stub);
     }
@@ -218,12 +248,13 @@ void GrpcTransport::Ended(uint64_t connection, const absl::Status& why) {
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> ConnectForFrames(const std::string& address, const TlsFlags& tls,
-                                                            int connections, size_t servers) {
+                                                            int connections,
+                                                            std::shared_ptr<SendWindow> window) {
   std::vector<std::shared_ptr<grpc::Channel>> channels(static_cast<size_t>(connections));
   for (int i = 0; i < connections; ++i) {
     RECON_ASSIGN_OR_RETURN(channels[static_cast<size_t>(i)], ConnectTo(address, tls, i + 1));
   }
-  return std::make_unique<GrpcTransport>(channels, RequestWindow(servers));
+  return std::make_unique<GrpcTransport>(channels, std::move(window));
 }
 
 }  // namespace recon

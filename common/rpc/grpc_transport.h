@@ -9,7 +9,7 @@
 #include "common/base/mutex.h"
 #include "common/rpc/credentials.h"
 #include "common/transport/pending_calls.h"
-#include "common/transport/request_window.h"
+#include "common/transport/send_window.h"
 #include "common/transport/transport.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -20,9 +20,9 @@ namespace recon {
 // sent from where they are.
 class GrpcTransport final : public Transport {
  public:
-  // At least one channel; the window is that of all together.
+  // At least one channel. `window` is shared with the worker's transports to other servers, if it has some.
   explicit GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& channels,
-                         const RequestWindow& window = RequestWindow(1));
+                         std::shared_ptr<SendWindow> window = std::make_shared<SendWindow>(1));
   ~GrpcTransport() override;
 
   uint64_t Call(const ByteChain& request, Done done) override;
@@ -42,7 +42,7 @@ class GrpcTransport final : public Transport {
     std::shared_ptr<Stream> stream;
   };
 
-  const RequestWindow window_;
+  const std::shared_ptr<SendWindow> window_;
   PendingCalls pending_;
 
   Mutex mu_;
@@ -52,9 +52,9 @@ class GrpcTransport final : public Transport {
   int open_streams_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-// So many connections to a recon-server, which is one of `servers` that the caller sends to. Errors are
-// ConnectTo()'s.
-absl::StatusOr<std::unique_ptr<Transport>> ConnectForFrames(const std::string& address, const TlsFlags& tls,
-                                                            int connections, size_t servers = 1);
+// So many connections to a recon-server; `window` as GrpcTransport's. Errors are ConnectTo()'s.
+absl::StatusOr<std::unique_ptr<Transport>> ConnectForFrames(
+    const std::string& address, const TlsFlags& tls, int connections,
+    std::shared_ptr<SendWindow> window = std::make_shared<SendWindow>(1));
 
 }  // namespace recon

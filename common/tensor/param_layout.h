@@ -11,9 +11,9 @@
 
 namespace recon {
 
-// A shard has at most 2 pages, 512 KiB of FP32. It is what a synchronous step closes at a time: the smaller,
-// the sooner parameters flow back. Shards of one page cost a server 4 % of its pushes.
-inline constexpr uint32_t kShardPagesMax = 2;
+// A shard has one page at most, 256 KiB of FP32. It is what a synchronous step closes at a time: the smaller,
+// the sooner parameters flow back.
+inline constexpr uint32_t kShardPagesMax = 1;
 inline constexpr uint32_t kShardParamsMax = kShardPagesMax * kPageParams;
 
 struct TensorPlacement {

@@ -16,7 +16,7 @@ namespace recon {
 namespace {
 
 constexpr int kAsp = StalenessGate::kUnlimited;
-constexpr size_t kParams = 300 * 300 + 30;
+constexpr size_t kParams = 250 * 250 + 30;
 
 struct Fixture : ParamServerHarness {
   explicit Fixture(int bound, int workers = 2) : ParamServerHarness(bound) {
@@ -53,7 +53,7 @@ TEST_CASE("an asynchronous push is applied at once and answered with the paramet
   REQUIRE(Await(push).ok());
   const Frame reply = *DecodeFrame(*push->reply);
   CHECK(reply.parts[0].version == 1);
-  CHECK(reply.payloads[0].size() == 300 * 300 * 4);
+  CHECK(reply.payloads[0].size() == 250 * 250 * 4);
   CHECK(f.Values(2) == std::vector<float>(kParams, -0.5f));
 }
 
@@ -485,7 +485,7 @@ TEST_CASE("a cut has all or nothing of every frame, while pushes go on", "[param
     taken.WaitForNotification();
     // Every push adds -1 to every parameter of both shards: twin counters.
     const float first = cut.shards[0].pages[0][0].data()[0];
-    CHECK(cut.shards[0].pages[0][1].data()[300 * 300 - kPageParams - 1] == first);
+    CHECK(cut.shards[0].pages[0][0].data()[250 * 250 - 1] == first);
     CHECK(cut.shards[1].pages[0][0].data()[29] == first);
     CHECK(cut.shards[0].version == cut.shards[1].version);
     CHECK(static_cast<float>(cut.shards[0].version) == -first);

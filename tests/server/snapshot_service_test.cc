@@ -31,7 +31,7 @@ TEST_CASE("a restored server goes on with equal bits, ledger included", "[snapsh
   Metrics metrics;
   SnapshotService::Options options;
   options.optimizer = "adam";
-  const std::vector<float> initial(300 * 300 + 30, 0.25f);
+  const std::vector<float> initial(250 * 250 + 30, 0.25f);
 
   ParamServerHarness first(StalenessGate::kUnlimited, OptimizerKind::kAdam, 0.01);
   first.Define(SampleModel(), initial);
@@ -65,7 +65,7 @@ TEST_CASE("a snapshot of another optimizer is refused; its parameters alone are 
   const auto store = *LocalStore::Open(directory.path(), /*writer=*/true);
   Metrics metrics;
   ParamServerHarness adam(StalenessGate::kUnlimited, OptimizerKind::kAdam, 0.01);
-  adam.Define(SampleModel(), std::vector<float>(300 * 300 + 30, 0.25f));
+  adam.Define(SampleModel(), std::vector<float>(250 * 250 + 30, 0.25f));
   SnapshotService service({}, &adam.server(), store.get(), &metrics);
   REQUIRE(TakeOne(&service).ok());
   const SnapshotReader reader(store.get());
@@ -87,7 +87,7 @@ TEST_CASE("of two servers of a job that cannot see each other, the newer has it"
   ParamServerHarness before(options);
   ++options.rules.cluster_epoch;
   ParamServerHarness after(options);
-  const std::vector<float> initial(300 * 300 + 30, 0.25f);
+  const std::vector<float> initial(250 * 250 + 30, 0.25f);
   before.Define(SampleModel(), initial);
   after.Define(SampleModel(), initial);
   SnapshotService::Options ours;
@@ -119,7 +119,7 @@ TEST_CASE("periodic snapshots are taken when due and only if something changed",
   ParamServerHarness harness(StalenessGate::kUnlimited);
   SnapshotService service(options, &harness.server(), store.get(), &metrics);
   CHECK(absl::IsFailedPrecondition(TakeOne(&service).status()));  // No parameters yet.
-  harness.Define(SampleModel(), std::vector<float>(300 * 300 + 30, 0));
+  harness.Define(SampleModel(), std::vector<float>(250 * 250 + 30, 0));
   harness.Join(1);
   const absl::Time start = Now();
   service.Tick(start + absl::Seconds(10));

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "common/tensor/shard_assignment.h"
-#include "common/transport/request_window.h"
+#include "common/transport/send_window.h"
 
 namespace recon {
 
@@ -25,8 +25,7 @@ std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& heade
     ++parts_of[server_of_shard[i]];
   }
   const auto last_server = std::max_element(server_of_shard.begin(), server_of_shard.end());
-  const uint64_t frame_bytes =
-      RequestWindow(last_server == server_of_shard.end() ? 1 : *last_server + 1).frame_bytes;
+  const uint64_t frame_bytes = FrameBytesFor(last_server == server_of_shard.end() ? 1 : *last_server + 1);
   std::vector<Frame> frames;
   for (uint32_t i = 0; i < shards.size(); ++i) {
     if (shards[i].left_out) continue;

@@ -14,7 +14,7 @@
 
 namespace recon {
 
-// Building frames that cover all shards of a model, each frame of about RequestWindow::frame_bytes, for
+// Building frames that cover all shards of a model, each frame of about FrameBytesFor(), for
 // one of the job's servers.
 
 // `header` is copied into each frame; who is speaking is filled in from `identity`. `shards` has one element

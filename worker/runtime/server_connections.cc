@@ -27,15 +27,15 @@ absl::StatusOr<std::string> UcxAddressOf(const ServerAddress& server) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Transport>> ServerConnections::ConnectToServer(const ServerAddress& server,
-                                                                              size_t servers) const {
+absl::StatusOr<std::shared_ptr<Transport>> ServerConnections::ConnectToServer(
+    const ServerAddress& server) const {
   if (options_.ucx) {
     RECON_ASSIGN_OR_RETURN(const std::string address, UcxAddressOf(server));
     RECON_ASSIGN_OR_RETURN(std::unique_ptr<Transport> ucx, ConnectOverUcx(address));
     return std::shared_ptr<Transport>(std::move(ucx));
   }
   RECON_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
-                         ConnectForFrames(server.address(), options_.tls, options_.connections, servers));
+                         ConnectForFrames(server.address(), options_.tls, options_.connections, window_));
   if (options_.shared_memory && !server.shared_memory().empty()) {
     transport = std::make_unique<ShmTransport>(server.shared_memory(), std::move(transport));
   }
@@ -55,6 +55,7 @@ absl::Status ServerConnections::Adopt(const RegisterReply& reply) {
                                                       servers_.size(), ": start the worker again"));
   }
   if (servers_.empty()) {
+    window_ = std::make_shared<SendWindow>(servers.size());
     client_.emplace(AssignShards(*layout_, static_cast<uint32_t>(servers.size())));
     transports_.resize(servers.size());
     servers_.resize(servers.size());
@@ -64,7 +65,7 @@ absl::Status ServerConnections::Adopt(const RegisterReply& reply) {
                       servers[i].shared_memory() == servers_[i].shared_memory() &&
                       servers[i].ucx_address() == servers_[i].ucx_address();
     if (same) continue;
-    RECON_ASSIGN_OR_RETURN(std::shared_ptr<Transport> transport, ConnectToServer(servers[i], servers.size()));
+    RECON_ASSIGN_OR_RETURN(std::shared_ptr<Transport> transport, ConnectToServer(servers[i]));
     if (transports_[i] != nullptr) spdlog::info("server {} is at {} now", i, servers[i].address());
     replaced.push_back(std::exchange(transports_[i], std::move(transport)));
     servers_[i] = servers[i];

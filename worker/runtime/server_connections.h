@@ -12,6 +12,7 @@
 #include "common/base/mutex.h"
 #include "common/rpc/credentials.h"
 #include "common/tensor/param_layout.h"
+#include "common/transport/send_window.h"
 #include "common/transport/transport.h"
 #include "proto/control.pb.h"
 #include "worker/client/param_client.h"
@@ -46,14 +47,15 @@ class ServerConnections {
   std::set<uint16_t> ports() const;
 
  private:
-  absl::StatusOr<std::shared_ptr<Transport>> ConnectToServer(const ServerAddress& server,
-                                                             size_t servers) const;
+  absl::StatusOr<std::shared_ptr<Transport>> ConnectToServer(const ServerAddress& server) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Options options_;
   const ParamLayout* const layout_;
 
   mutable Mutex mu_;
   std::vector<ServerAddress> servers_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<SendWindow> window_ ABSL_GUARDED_BY(mu_);  // Of those over gRPC, together.
   std::vector<std::shared_ptr<Transport>> transports_ ABSL_GUARDED_BY(mu_);
   std::optional<ParamClient> client_;  // Set by the first Adopt().
 };

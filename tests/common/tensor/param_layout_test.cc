@@ -19,7 +19,7 @@ void AddTensor(ModelSpec* model, const std::string& name, const std::vector<uint
 ModelSpec SampleModel() {
   ModelSpec model;
   model.set_name("m");
-  AddTensor(&model, "a", {500, 1000});
+  AddTensor(&model, "a", {250, 1000});
   AddTensor(&model, "a.bias", {10}, "no_decay");
   AddTensor(&model, "b", {100});
   AddTensor(&model, "scalar", {}, "no_decay");
@@ -39,12 +39,12 @@ TEST_CASE("shards are spread over servers by size, neighbours apart", "[param_la
 TEST_CASE("groups are contiguous, shards tile them and never cross one", "[param_layout]") {
   const auto layout = ParamLayout::Create(SampleModel());
   REQUIRE(layout.ok());
-  CHECK(layout->params() == 500'111);
+  CHECK(layout->params() == 250'111);
   CHECK(layout->groups() == std::vector<std::string>{"default", "no_decay"});
   CHECK(layout->tensors()[0].offset == 0);
-  CHECK(layout->tensors()[2].offset == 500'000);
-  CHECK(layout->tensors()[1].offset == 500'100);
-  CHECK(layout->tensors()[3].offset == 500'110);
+  CHECK(layout->tensors()[2].offset == 250'000);
+  CHECK(layout->tensors()[1].offset == 250'100);
+  CHECK(layout->tensors()[3].offset == 250'110);
   CHECK(layout->tensors()[3].size == 1);
   REQUIRE(layout->shard_count() == 5);
   uint64_t at = 0;
@@ -98,7 +98,7 @@ TEST_CASE("two models differ by the first thing that does", "[param_layout]") {
   CHECK(ModelDifference(SampleModel(), SampleModel()).empty());
   ModelSpec other = SampleModel();
   other.mutable_tensors(0)->set_shape(1, 7);
-  CHECK(ModelDifference(SampleModel(), other) == "tensor a has shape [500,7] instead of [500,1000]");
+  CHECK(ModelDifference(SampleModel(), other) == "tensor a has shape [250,7] instead of [250,1000]");
   other = SampleModel();
   other.mutable_tensors(2)->set_name("c");
   CHECK(ModelDifference(SampleModel(), other) == "tensor 2 is c instead of b");

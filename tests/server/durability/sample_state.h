@@ -8,8 +8,9 @@
 
 namespace recon {
 
-// A model of two shards in two groups; the larger has `side` x `side` values, two pages of them by default.
-inline ModelSpec SampleModel(uint64_t side = 300) {
+// A model of two shards in two groups; the larger has `side` x `side` values, one page, not all of it, by
+// default.
+inline ModelSpec SampleModel(uint64_t side = 250) {
   ModelSpec model;
   model.set_name("sample");
   TensorSpec* weight = model.add_tensors();

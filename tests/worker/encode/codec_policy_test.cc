@@ -14,7 +14,7 @@ ParamLayout Layout() {
     TensorSpec* tensor = model.add_tensors();
     tensor->set_name(name);
     tensor->set_group(name);
-    tensor->add_shape(tensor->name() == "bias" ? 10 : 500'000);
+    tensor->add_shape(tensor->name() == "bias" ? 10 : 250'000);
   }
   return *ParamLayout::Create(model);
 }

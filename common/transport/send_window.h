@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "common/base/mutex.h"
+
+namespace recon {
+
+// Payload of a frame, about, that goes to one of `servers` servers. A worker's link is theirs together: with
+// S of them a frame of the same size takes S times as long there and back, and so a synchronous step longer
+// to get going and to end.
+size_t FrameBytesFor(size_t servers);
+
+// What a worker has sent, to all its servers, and they have neither taken nor answered: so many bytes at
+// most. Requests enter in the order in which they asked, whatever their servers: where one server is slower,
+// the others get no more than it does, and all are done at about the same time. The callers are transports.
+//
+// Threads: thread-safe. Callbacks run one after the other, on any thread that enters or leaves, perhaps
+// before Enter() returns, without the window's lock.
+class SendWindow {
+ public:
+  explicit SendWindow(size_t servers);
+  SendWindow(const SendWindow&) = delete;
+  SendWindow& operator=(const SendWindow&) = delete;
+
+  size_t frame_bytes() const { return frame_bytes_; }
+
+  // A name for what enters next, so that its callback can be told from others.
+  uint64_t NewPlace();
+  // Calls `admitted` when the request may be sent; `charge` is its RequestCharge().
+  void Enter(uint64_t place, size_t charge, absl::AnyInvocable<void()> admitted);
+  // The request was taken, answered or given up, or waits no longer. Nothing if it is not here.
+  void Leave(uint64_t place);
+
+ private:
+  struct Waiting {
+    uint64_t place;
+    size_t charge;
+    absl::AnyInvocable<void()> admitted;
+  };
+
+  void AdmitNext();
+
+  const size_t frame_bytes_;
+  const size_t bytes_max_;
+
+  Mutex mu_;
+  uint64_t next_place_ ABSL_GUARDED_BY(mu_) = 1;
+  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, size_t> under_way_ ABSL_GUARDED_BY(mu_);
+  size_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  bool admitting_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace recon
