@@ -35,7 +35,7 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
                                     public std::enable_shared_from_this<Stream> {
  public:
   Stream(GrpcTransport* transport, uint64_t number)
-      : transport_(transport), window_(transport->window_), number_(number) {}
+      : presence_(transport), transport_(transport), window_(transport->window_), number_(number) {}
 
   uint64_t number() const { return number_; }
 
@@ -106,19 +106,29 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
   }
 
   void OnDone(const grpc::Status& status) override {
-    GrpcTransport* const transport = transport_;
-    const uint64_t number = number_;
-    transport->Forget(number);
-    // Before the transport may go: whoever drops the last reference to a channel ends gRPC's threads, and
-    // must not be one of them.
-    self_.reset();
-    transport->Ended(number, WhyEnded(status));
+    const std::shared_ptr<Stream> self = std::move(self_);
+    transport_->Forget(number_);
+    transport_->pending_.FailAll(number_, WhyEnded(status));
   }
 
  private:
   struct Request {
     uint64_t place = 0;
     grpc::ByteBuffer unsent;
+  };
+
+  // The transport waits for it. Whoever drops the last reference to a channel ends gRPC's threads and must
+  // not be one of them; the context has such a reference, and the window's threads may be the last to let go.
+  struct Presence {
+    explicit Presence(GrpcTransport* in) : transport(in) {
+      MutexLock lock(&transport->streams_mu_);
+      ++transport->streams_;
+    }
+    ~Presence() {
+      MutexLock lock(&transport->streams_mu_);
+      --transport->streams_;
+    }
+    GrpcTransport* const transport;
   };
 
   void Admit(uint64_t call) {
@@ -162,6 +172,7 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
     RemoveHold();
   }
 
+  const Presence presence_;  // The first, so that it ends last.
   GrpcTransport* const transport_;
   const std::shared_ptr<SendWindow> window_;
   const uint64_t number_;
@@ -188,8 +199,8 @@ GrpcTransport::GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& 
 
 GrpcTransport::~GrpcTransport() {
   Disconnect();
-  MutexLock lock(&mu_);
-  mu_.Await([this] { return open_streams_ == 0; });
+  MutexLock lock(&streams_mu_);
+  streams_mu_.Await([this] { return streams_ == 0; });
 }
 
 uint64_t GrpcTransport::Call(const ByteChain& request, Done done) {
@@ -198,7 +209,6 @@ uint64_t GrpcTransport::Call(const ByteChain& request, Done done) {
   while (true) {
     if (line.stream == nullptr) {
       line.stream = std::make_shared<Stream>(this, ++connections_);
-      ++open_streams_;
       line.stream->Start(&line.stub);
     }
     // The call is known before its reply can come.
@@ -239,12 +249,6 @@ void GrpcTransport::Forget(uint64_t connection) {
   for (Line& line : lines_) {
     if (line.stream != nullptr && line.stream->number() == connection) stream = std::move(line.stream);
   }
-}
-
-void GrpcTransport::Ended(uint64_t connection, const absl::Status& why) {
-  pending_.FailAll(connection, why);
-  MutexLock lock(&mu_);
-  --open_streams_;
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> ConnectForFrames(const std::string& address, const TlsFlags& tls,

@@ -32,9 +32,8 @@ class GrpcTransport final : public Transport {
  private:
   class Stream;
 
-  // gRPC's thread: a stream takes no more calls; it has ended for good.
+  // gRPC's thread: a stream takes no more calls.
   void Forget(uint64_t connection);
-  void Ended(uint64_t connection, const absl::Status& why);
 
   // A channel and its newest stream; others are ending.
   struct Line {
@@ -49,7 +48,9 @@ class GrpcTransport final : public Transport {
   std::vector<Line> lines_ ABSL_GUARDED_BY(mu_);
   size_t next_line_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t connections_ ABSL_GUARDED_BY(mu_) = 0;
-  int open_streams_ ABSL_GUARDED_BY(mu_) = 0;
+
+  Mutex streams_mu_;  // Taken when a stream is destroyed, whatever other lock is held.
+  int streams_ ABSL_GUARDED_BY(streams_mu_) = 0;
 };
 
 // So many connections to a recon-server; `window` as GrpcTransport's. Errors are ConnectTo()'s.
