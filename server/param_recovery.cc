@@ -46,10 +46,10 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
   size_t left = owned_.size();
   const auto restore_shard = [&](uint32_t shard) -> absl::Status {
     ShardCut cut = shards_[shard]->Cut();
-    for (int role = 0; role <= (parameters_only ? 0 : planes); ++role) {
-      RECON_ASSIGN_OR_RETURN(cut.pages[role],
-                             reader.ReadChunk(manifest, static_cast<int>(shard) * (planes + 1) + role));
-    }
+    const int roles = parameters_only ? 1 : planes + 1;
+    RECON_ASSIGN_OR_RETURN(std::vector<std::vector<PageRef>> chunks,
+                           reader.ReadChunks(manifest, static_cast<int>(shard) * (planes + 1), roles));
+    std::move(chunks.begin(), chunks.end(), cut.pages.begin());
     if (!parameters_only) {
       const ShardEntry& entry = manifest.shards(static_cast<int>(shard));
       cut.version = entry.version();
@@ -60,8 +60,8 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
     return absl::OkStatus();
   };
   LanePool readers("restore", kReadersALane * options_.lanes);
-  for (const uint32_t i : owned_) {
-    readers.Post(i, [&, i] {
+  for (uint32_t at = 0; at < owned_.size(); ++at) {
+    readers.Post(at, [&, i = owned_[at]] {
       statuses[i] = restore_shard(i);
       MutexLock lock(&mu);
       --left;
@@ -119,7 +119,7 @@ void ParamServer::Cut(absl::AnyInvocable<void(StateCut)> done, std::function<voi
       lanes_.Post(0, [collector] { collector->done(std::move(collector->cut)); });
     }
     for (const uint32_t i : owned_) {
-      lanes_.Post(i, [this, i, collector] {
+      lanes_.Post(LaneKey(i), [this, i, collector] {
         if (log_ != nullptr) shards_[i]->HideVersions();
         collector->cut.shards[i] = shards_[i]->Cut();
         if (collector->left.fetch_sub(1, std::memory_order_acq_rel) == 1)
@@ -212,7 +212,7 @@ void ParamServer::BeginReplay(const ApplyRules& rules) {
 void ParamServer::SetShardRules(const ParamLayout& layout, const ApplyRules* rules) {
   for (const uint32_t i : owned_) {
     const GroupPolicy policy = rules->PolicyOf(layout.groups()[layout.shards()[i].group]);
-    lanes_.Post(i, [this, i, rules, policy] { shards_[i]->SetRules(rules, policy); });
+    lanes_.Post(LaneKey(i), [this, i, rules, policy] { shards_[i]->SetRules(rules, policy); });
   }
 }
 
@@ -258,7 +258,7 @@ absl::Status ParamServer::ReplayFrame(uint64_t sequence, const ByteChain& payloa
   bytes_in_flight_ += op->bytes;
   op->parts_left = static_cast<int>(op->frame.parts.size());
   for (size_t i = 0; i < op->frame.parts.size(); ++i) {
-    lanes_.Post(op->frame.parts[i].shard, [this, op, i] {
+    lanes_.Post(LaneKey(op->frame.parts[i].shard), [this, op, i] {
       ApplyPart(op, i);
       if (op->parts_left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
       MutexLock done(&mu_);
@@ -289,7 +289,7 @@ void ParamServer::ReplayFreeze(uint64_t sequence) {
   MutexLock lock(&mu_);
   if (sequence <= sequence_) return;
   sequence_ = sequence;
-  for (const uint32_t i : owned_) lanes_.Post(i, [this, i] { shards_[i]->HideVersions(); });
+  for (const uint32_t i : owned_) lanes_.Post(LaneKey(i), [this, i] { shards_[i]->HideVersions(); });
 }
 
 void ParamServer::ReplayControl(uint64_t sequence) {
@@ -303,7 +303,7 @@ void ParamServer::EndReplay() {
   // Contributions to steps that are not closed stay: their workers send them again, and the closing of a step
   // may be on its way from the head.
   if (rules_->bound != 0) {
-    for (const uint32_t i : owned_) lanes_.Post(i, [this, i] { shards_[i]->DropContributions(); });
+    for (const uint32_t i : owned_) lanes_.Post(LaneKey(i), [this, i] { shards_[i]->DropContributions(); });
   }
   mu_.Await([this] { return operations_ == 0; });
   // The head's is of all shards, another's of its own.

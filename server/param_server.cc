@@ -334,12 +334,12 @@ void ParamServer::DeliverFrame(const OperationPtr& op) {
     ++sequence_;
     if (op->rules->bound == 0) {
       open_steps_.try_emplace(op->frame.header.step, sequence_);
-      op->in_step = NoteBegun(op->worker, op->frame.header.step);
+      op->in_step = NoteBegun(*op);
     }
   }
   op->parts_left = static_cast<int>(op->frame.parts.size());
   for (size_t i = 0; i < op->frame.parts.size(); ++i) {
-    lanes_.Post(op->frame.parts[i].shard, [this, op, i] { DeliverPart(op, i); });
+    lanes_.Post(LaneKey(op->frame.parts[i].shard), [this, op, i] { DeliverPart(op, i); });
   }
 }
 
@@ -479,7 +479,7 @@ void ParamServer::Answer(const OperationPtr& op) {
   op->parts_left = static_cast<int>(op->frame.parts.size());
   // Behind the closing of the step in every lane's queue: the reply has its update.
   for (size_t i = 0; i < op->frame.parts.size(); ++i) {
-    lanes_.Post(op->frame.parts[i].shard, [this, op, i] {
+    lanes_.Post(LaneKey(op->frame.parts[i].shard), [this, op, i] {
       EncodeReply(op, i);
       if (op->parts_left.fetch_sub(1, std::memory_order_acq_rel) == 1) Finish(op, absl::OkStatus());
     });

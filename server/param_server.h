@@ -57,7 +57,8 @@ class Followers {
 // the staleness bound lets the worker go on.
 //
 // Threads: every method is thread-safe. `done` callbacks run on a lane, on the caller's thread (errors),
-// or on the thread that calls Tick() or changes membership; they must not block.
+// or on the thread that calls Tick() or changes membership; they must not block. `taken` callbacks run there,
+// too, some of them under the lock: they must not call back.
 // Order: a frame and a step closing get their sequence number and their place in all lanes' queues at
 // once, under one lock; so does a cut. That makes a cut consistent without stopping anyone. With a push log
 // they go through it first, in its order: what is not in the log is not applied, and not acknowledged.
@@ -148,8 +149,9 @@ class ParamServer {
   // It has values, and takes no push for that reason.
   bool awaits_snapshot() const;
 
-  // Handles one frame: a pull, a push, or initial values. `taken` runs before `done` if a push is delivered
-  // to the lanes and its reply may have to wait for other workers.
+  // Handles one frame: a pull, a push, or initial values. `taken` may run before `done` if a push is
+  // delivered to the lanes and its reply has to wait for other workers: at once if some have not begun its
+  // step, else when it has waited for limits::kInStepPatience.
   void Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done);
 
   // Membership, as the coordinator decides it. A worker must be admitted before its frames are taken.
@@ -241,7 +243,7 @@ class ParamServer {
   // A synchronous step: the head has closed it for this shard, or will never.
   bool Closed(uint64_t step, uint32_t shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A frame of the step has come; whether all workers push that step, or have.
-  bool NoteBegun(WorkerId worker, uint64_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool NoteBegun(const Operation& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // These shards have the worker's parts of the step; true if all `expected` have now that are counted here.
   bool NoteShards(Session* session, WorkerId worker, uint64_t step, const std::vector<uint32_t>& shards,
                   size_t expected) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -262,6 +264,8 @@ class ParamServer {
   std::vector<OperationPtr> TakeWaiting(const std::function<bool(const Operation&)>& wanted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool head() const { return options_.server == 0; }
+  // AssignShards() gives equal shards to the servers in turn: those of one server are not all on one lane.
+  uint32_t LaneKey(uint32_t shard) const { return shard / options_.servers; }
   uint64_t FrontierInLog() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The log has failed: no step is closed any more.
   void GiveUpWaiting(const absl::Status& log_status);

@@ -75,9 +75,11 @@ void ParamServer::RecordDelivery(const OperationPtr& op) {
   RecordPush(op->staleness_max);
 }
 
-bool ParamServer::NoteBegun(WorkerId worker, uint64_t step) {
-  const auto session = sessions_.find(worker);
-  if (session == sessions_.end()) return false;  // Expelled meanwhile.
+bool ParamServer::NoteBegun(const Operation& op) {
+  const uint64_t step = op.frame.header.step;
+  const auto session = sessions_.find(op.worker);
+  // Expelled or started anew meanwhile.
+  if (session == sessions_.end() || session->second.incarnation != op.incarnation) return false;
   session->second.next_begun = std::max(session->second.next_begun, step + 1);
   return std::all_of(sessions_.begin(), sessions_.end(),
                      [step](const auto& other) { return other.second.next_begun > step; });
@@ -258,7 +260,7 @@ void ParamServer::PostClosing(const StepClosing& closing) {
                                                                                  closing.contributors.end());
   for (const uint32_t i : closing.shards) {
     if (shards_[i] == nullptr) continue;  // Another server's.
-    lanes_.Post(i, [this, i, step = closing.step, contributors] {
+    lanes_.Post(LaneKey(i), [this, i, step = closing.step, contributors] {
       const double cpu_before = ThreadCpuSeconds();
       shards_[i]->CloseStep(step, *contributors);
       apply_nanos_.fetch_add(static_cast<uint64_t>((ThreadCpuSeconds() - cpu_before) * 1e9),

@@ -9,7 +9,7 @@
 namespace recon::limits {
 
 // gRPC: messages of about 1 MiB are the fastest on loopback; a frame holds whole shards, so that the
-// largest has one FP32 shard (1 MiB) beyond the target, its header and its table.
+// largest has one FP32 shard (256 KiB) beyond the target, its header and its table.
 constexpr size_t kFrameTargetBytes = size_t{1} << 20;
 // With more servers a frame is smaller, but holds a shard of FP32: see FrameBytesFor().
 constexpr size_t kFrameTargetBytesMin = size_t{256} << 10;
@@ -32,7 +32,7 @@ constexpr size_t kProgressTextBytesMax = 2048;
 // much of every worker. A link of 10 Gbit/s is kept full up to a round trip of 7 ms.
 constexpr size_t kRequestBytesInFlight = size_t{8} << 20;
 // With more servers less, all of them together: what is under way for longer than the links need keeps a
-// synchronous step open. But this, and so many frames for each server.
+// synchronous step open. But this, and so many frames for each connection.
 constexpr size_t kRequestBytesInFlightMin = size_t{4} << 20;
 constexpr size_t kRequestFramesInFlightMin = 2;
 // Workers that push the same synchronous step side by side send no more than that window before the others
@@ -96,7 +96,7 @@ constexpr uint64_t kSamplesMax = uint64_t{1} << 32;
 constexpr uint64_t kManifestBytesMax = uint64_t{256} << 20;
 // A page that does not compress, and its header.
 constexpr uint64_t kEncodedPageBytesMax = (uint64_t{256} << 10) + 64;
-// Pages that lie side by side in a pack are read together, up to so many bytes. From a disk two of them,
+// Pages that lie side by side in a pack are read together, up to so many bytes. From a disk two,
 // whether they compress or not: each reader's memory stays small (common/DESIGN.md). From other machines
 // more, so that a request's latency is small beside it.
 constexpr uint64_t kDiskReadBytes = 2 * kEncodedPageBytesMax;

@@ -17,7 +17,7 @@ namespace recon {
 
 // One worker's stream. It reads no further while more than limits::kStreamBytesInFlightMax of what it has
 // read is neither taken nor answered, or of its replies is not written yet; the network's flow control tells
-// the worker. A reply that waits for other workers does not count: it would wait for itself.
+// the worker. A reply that waits for other workers does not count once its request is taken.
 //
 // Threads: reactions on gRPC's threads, callbacks of requests on any; they may come after the stream's end.
 // Lifetime: gRPC and the callbacks of its requests keep it.

@@ -191,7 +191,7 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
 
 GrpcTransport::GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& channels,
                              std::shared_ptr<SendWindow> window)
-    : window_(std::move(window)) {
+    : window_(window != nullptr ? std::move(window) : std::make_shared<SendWindow>(1, channels.size())) {
   for (const auto& channel : channels) {
     lines_.push_back({grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>(channel), nullptr});
   }

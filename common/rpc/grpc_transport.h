@@ -16,13 +16,14 @@
 
 namespace recon {
 
-// Frames over streams of the Param service, one a channel, in turn: raw messages of about 1 MiB, the payloads
-// sent from where they are.
+// Frames over streams of the Param service, one a channel, in turn: raw messages of up to about 1 MiB, the
+// payloads sent from where they are.
 class GrpcTransport final : public Transport {
  public:
-  // At least one channel. `window` is shared with the worker's transports to other servers, if it has some.
+  // At least one channel. `window` is shared with the worker's transports to other servers;
+  // null: it has none.
   explicit GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& channels,
-                         std::shared_ptr<SendWindow> window = std::make_shared<SendWindow>(1));
+                         std::shared_ptr<SendWindow> window = nullptr);
   ~GrpcTransport() override;
 
   uint64_t Call(const ByteChain& request, Done done) override;
@@ -54,8 +55,8 @@ class GrpcTransport final : public Transport {
 };
 
 // So many connections to a recon-server; `window` as GrpcTransport's. Errors are ConnectTo()'s.
-absl::StatusOr<std::unique_ptr<Transport>> ConnectForFrames(
-    const std::string& address, const TlsFlags& tls, int connections,
-    std::shared_ptr<SendWindow> window = std::make_shared<SendWindow>(1));
+absl::StatusOr<std::unique_ptr<Transport>> ConnectForFrames(const std::string& address, const TlsFlags& tls,
+                                                            int connections,
+                                                            std::shared_ptr<SendWindow> window = nullptr);
 
 }  // namespace recon

@@ -19,7 +19,7 @@ namespace {
 
 constexpr char kMagic[] = "RCNMANIF";
 constexpr size_t kMagicBytes = 8;
-constexpr uint32_t kVersion = 3;
+constexpr uint32_t kVersion = 4;
 constexpr size_t kHeaderBytes = kMagicBytes + 4 + 8;
 constexpr size_t kChecksumBytes = 8;
 constexpr uint32_t kStatePlanesMax = 8;

@@ -23,17 +23,31 @@ absl::Status NotDamage(const absl::Status& status) {
   return absl::IsDataLoss(status) ? absl::InternalError(status.message()) : status;
 }
 
-// Pages from `first` on that lie side by side in a pack are read at once, up to `most` bytes: the last of
-// them, and their bytes.
-int SideBySide(const ChunkEntry& entry, int first, uint64_t most, uint64_t* bytes) {
-  int last = first;
-  *bytes = entry.stored_bytes(first);
-  while (last + 1 < entry.page_hash_size() && entry.pack(last + 1) == entry.pack(first) &&
-         entry.offset(last + 1) == entry.offset(first) + *bytes &&
-         *bytes + entry.stored_bytes(last + 1) <= most) {
-    *bytes += entry.stored_bytes(++last);
+// A page of a snapshot.
+struct Place {
+  int chunk = 0;  // Of those that are read.
+  int page = 0;
+  const ChunkEntry* entry = nullptr;
+
+  uint32_t pack() const { return entry->pack(page); }
+  uint64_t offset() const { return entry->offset(page); }
+  uint64_t bytes() const { return entry->stored_bytes(page); }
+  size_t values() const {
+    const uint64_t before = static_cast<uint64_t>(page) * kPageParams;
+    return static_cast<size_t>(std::min<uint64_t>(entry->raw_bytes() / sizeof(float) - before, kPageParams));
   }
-  return last;
+};
+
+// Pages from `first` on that lie side by side in a pack are read at once, up to `most` bytes: where they end,
+// and their bytes.
+size_t SideBySide(const std::vector<Place>& places, size_t first, uint64_t most, uint64_t* bytes) {
+  size_t end = first + 1;
+  *bytes = places[first].bytes();
+  while (end < places.size() && places[end].pack() == places[first].pack() &&
+         places[end].offset() == places[first].offset() + *bytes && *bytes + places[end].bytes() <= most) {
+    *bytes += places[end++].bytes();
+  }
+  return end;
 }
 
 }  // namespace
@@ -80,21 +94,32 @@ absl::StatusOr<Manifest> SnapshotReader::ReadManifest(Generation generation) con
 
 absl::StatusOr<std::vector<PageRef>> SnapshotReader::ReadChunk(const Manifest& manifest, int index,
                                                                PlaneStats* stats) const {
-  const ChunkEntry& entry = manifest.chunks(index);
+  RECON_ASSIGN_OR_RETURN(std::vector<std::vector<PageRef>> chunks, ReadChunks(manifest, index, 1, stats));
+  return std::move(chunks.front());
+}
+
+absl::StatusOr<std::vector<std::vector<PageRef>>> SnapshotReader::ReadChunks(const Manifest& manifest,
+                                                                             int first_chunk, int count,
+                                                                             PlaneStats* stats) const {
   static thread_local PageCodec codec;
   static thread_local AlignedBuffer buffer;
   codec.ClearStats();
-  std::vector<PageRef> pages;
-  uint64_t values_left = entry.raw_bytes() / sizeof(float);
-  for (int first = 0; first < entry.page_hash_size();) {
+  std::vector<std::vector<PageRef>> chunks(static_cast<size_t>(count));
+  std::vector<Place> places;
+  for (int chunk = 0; chunk < count; ++chunk) {
+    const ChunkEntry& entry = manifest.chunks(first_chunk + chunk);
+    for (int page = 0; page < entry.page_hash_size(); ++page) places.push_back({chunk, page, &entry});
+  }
+  for (size_t first = 0; first < places.size();) {
     uint64_t bytes = 0;
-    const int last = SideBySide(entry, first, store_->read_bytes(), &bytes);
-    const PackEntry& pack_entry = manifest.packs(static_cast<int>(entry.pack(first)));
+    const size_t end = SideBySide(places, first, store_->read_bytes(), &bytes);
+    const Place& begins = places[first];
+    const PackEntry& pack_entry = manifest.packs(static_cast<int>(begins.pack()));
     const std::string& pack = pack_entry.name();
     RECON_ASSIGN_OR_RETURN(const Generation generation, GenerationOfName(pack));
     // From where a disk can be read without a copy.
-    const uint64_t begin = AlignedBuffer::Down(entry.offset(first));
-    const uint64_t before = entry.offset(first) - begin;
+    const uint64_t begin = AlignedBuffer::Down(begins.offset());
+    const uint64_t before = begins.offset() - begin;
     // And to where it ends without a second read.
     const uint64_t size = std::min(AlignedBuffer::Up(before + bytes), pack_entry.bytes() - begin);
     char* const data = buffer.Reserve(size);
@@ -105,21 +130,22 @@ absl::StatusOr<std::vector<PageRef>> SnapshotReader::ReadChunk(const Manifest& m
       // The manifest promises the pack: that it is absent is damage, not an answer.
       const bool damage = absl::IsNotFound(read) || absl::IsDataLoss(read);
       return absl::Status(damage ? absl::StatusCode::kDataLoss : read.code(),
-                          absl::StrCat("shard ", entry.shard(), ": ", read.message()));
+                          absl::StrCat("shard ", begins.entry->shard(), ": ", read.message()));
     }
-    for (const char* at = data + before; first <= last; at += entry.stored_bytes(first), ++first) {
-      const auto values = static_cast<size_t>(std::min<uint64_t>(values_left, kPageParams));
-      values_left -= values;
-      pages.push_back(values == kPageParams ? PageRef::New() : PageRef::Zeroed());
+    for (const char* at = data + before; first < end; at += places[first].bytes(), ++first) {
+      const Place& place = places[first];
+      std::vector<PageRef>& pages = chunks[static_cast<size_t>(place.chunk)];
+      pages.push_back(place.values() == kPageParams ? PageRef::New() : PageRef::Zeroed());
       bool cloned;
-      const PageId id{entry.shard(), entry.role(), static_cast<uint32_t>(first), generation.value()};
-      const absl::Status decoded = codec.Decode({at, entry.stored_bytes(first)}, id, entry.page_hash(first),
-                                                {pages.back().Writable(&cloned), values});
-      if (!decoded.ok()) return In(absl::StrCat(pack, " at byte ", entry.offset(first)), decoded);
+      const PageId id{place.entry->shard(), place.entry->role(), static_cast<uint32_t>(place.page),
+                      generation.value()};
+      const absl::Status decoded = codec.Decode({at, place.bytes()}, id, place.entry->page_hash(place.page),
+                                                {pages.back().Writable(&cloned), place.values()});
+      if (!decoded.ok()) return In(absl::StrCat(pack, " at byte ", place.offset()), decoded);
     }
   }
   if (stats != nullptr) codec.AddStatsTo(stats);
-  return pages;
+  return chunks;
 }
 
 absl::Status SnapshotReader::Verify(Generation generation,

@@ -33,6 +33,9 @@ class SnapshotReader {
   // their planes add to it.
   absl::StatusOr<std::vector<PageRef>> ReadChunk(const Manifest& manifest, int index,
                                                  PlaneStats* stats = nullptr) const;
+  // The same of `count` chunks that follow each other; what lies side by side in a pack is read together.
+  absl::StatusOr<std::vector<std::vector<PageRef>>> ReadChunks(const Manifest& manifest, int first_chunk,
+                                                               int count, PlaneStats* stats = nullptr) const;
 
   // Reads everything back. `progress` (may be empty) is called with chunks done and their number.
   absl::Status Verify(Generation generation, const std::function<void(int, int)>& progress) const;

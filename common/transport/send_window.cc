@@ -11,10 +11,10 @@ size_t FrameBytesFor(size_t servers) {
   return std::max(limits::kFrameTargetBytes / servers, limits::kFrameTargetBytesMin);
 }
 
-SendWindow::SendWindow(size_t servers)
+SendWindow::SendWindow(size_t servers, size_t connections)
     : frame_bytes_(FrameBytesFor(servers)),
       bytes_max_(std::max({limits::kRequestBytesInFlight / servers, limits::kRequestBytesInFlightMin,
-                           servers * limits::kRequestFramesInFlightMin * frame_bytes_})) {}
+                           servers * connections * limits::kRequestFramesInFlightMin * frame_bytes_})) {}
 
 uint64_t SendWindow::NewPlace() {
   MutexLock lock(&mu_);

@@ -24,7 +24,8 @@ size_t FrameBytesFor(size_t servers);
 // before Enter() returns, without the window's lock.
 class SendWindow {
  public:
-  explicit SendWindow(size_t servers);
+  // Of `connections` connections to each of `servers` servers.
+  SendWindow(size_t servers, size_t connections);
   SendWindow(const SendWindow&) = delete;
   SendWindow& operator=(const SendWindow&) = delete;
 

@@ -17,7 +17,7 @@ namespace recon {
 namespace {
 
 constexpr absl::string_view kSegmentMagic("RCNPLOG\0", 8);
-constexpr uint32_t kSegmentVersion = 2;
+constexpr uint32_t kSegmentVersion = 3;
 constexpr char kSegmentPrefix[] = "LOG-";
 constexpr size_t kRulesBytesMax = 1 << 20;
 

@@ -66,7 +66,7 @@ class Snapshot:
         directory = pathlib.Path(directory)
         data = (directory / f"manifests/MANIFEST-{generation:016x}").read_bytes()
         magic, version, length = struct.unpack_from("<8sIQ", data)
-        assert magic == b"RCNMANIF" and version == 3 and length == len(data) - 28
+        assert magic == b"RCNMANIF" and version == 4 and length == len(data) - 28
         assert struct.unpack_from("<Q", data, len(data) - 8)[0] == xxh3(data[:-8])
         manifest = fields(data[20:-8])
         self.sequence, self.root = number(manifest, 3), number(manifest, 12)
@@ -150,7 +150,7 @@ def log_records(directory, first):
         if expected is not None and begins != expected:
             return
         magic, version, length = struct.unpack_from("<8sII", data)
-        assert magic == b"RCNPLOG\0" and version == 2
+        assert magic == b"RCNPLOG\0" and version == 3
         assert struct.unpack_from("<Q", data, 16 + length)[0] == xxh3(data[:16 + length])
         at, expected = (16 + length + 8 + 7) // 8 * 8, begins
         while at + 32 <= len(data):

@@ -55,7 +55,7 @@ absl::Status ServerConnections::Adopt(const RegisterReply& reply) {
                                                       servers_.size(), ": start the worker again"));
   }
   if (servers_.empty()) {
-    window_ = std::make_shared<SendWindow>(servers.size());
+    window_ = std::make_shared<SendWindow>(servers.size(), static_cast<size_t>(options_.connections));
     client_.emplace(AssignShards(*layout_, static_cast<uint32_t>(servers.size())));
     transports_.resize(servers.size());
     servers_.resize(servers.size());

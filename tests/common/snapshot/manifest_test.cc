@@ -59,11 +59,11 @@ TEST_CASE("every changed byte and every other length of a manifest is refused", 
 
 TEST_CASE("a manifest of a newer version is refused by both numbers", "[manifest]") {
   std::string bytes = EncodeManifest(SampleManifest());
-  bytes[8] = 4;
+  bytes[8] = 5;
   const uint64_t checksum = Hash64(bytes.data(), bytes.size() - sizeof(uint64_t));
   std::memcpy(&bytes[bytes.size() - sizeof(checksum)], &checksum, sizeof(checksum));
   CHECK(absl::IsFailedPrecondition(DecodeManifest(bytes).status()));
-  CHECK(absl::StrContains(DecodeManifest(bytes).status().message(), "version 4, the one known is 3"));
+  CHECK(absl::StrContains(DecodeManifest(bytes).status().message(), "version 5, the one known is 4"));
 }
 
 TEST_CASE("a manifest that contradicts itself is refused, though its checksum is right", "[manifest]") {

@@ -30,7 +30,7 @@ struct Requests {
 }  // namespace
 
 TEST_CASE("a window admits in the order of asking, as much as it holds", "[transport]") {
-  SendWindow window(1);
+  SendWindow window(1, 2);
   Requests requests(&window);
   std::vector<uint64_t> places;
   for (int i = 0; i < 10; ++i) places.push_back(requests.Enter(kMiB));
@@ -50,7 +50,7 @@ TEST_CASE("a window admits in the order of asking, as much as it holds", "[trans
 
 TEST_CASE("a large request does not wait for ever behind small ones, nor for one that is none",
           "[transport]") {
-  SendWindow window(1);
+  SendWindow window(1, 2);
   Requests requests(&window);
   const uint64_t small = requests.Enter(kMiB);
   const uint64_t large = requests.Enter(2 * limits::kRequestBytesInFlight);
@@ -62,21 +62,25 @@ TEST_CASE("a large request does not wait for ever behind small ones, nor for one
   CHECK(requests.admitted == std::vector<uint64_t>{small, large, after});
 }
 
-TEST_CASE("with more servers frames are smaller, down to a shard, and the window has two for each",
+TEST_CASE("with more servers frames are smaller, down to a shard, and the window has two for each connection",
           "[transport]") {
-  CHECK(SendWindow(1).frame_bytes() == limits::kFrameTargetBytes);
-  CHECK(SendWindow(4).frame_bytes() == limits::kFrameTargetBytes / 4);
+  CHECK(SendWindow(1, 1).frame_bytes() == limits::kFrameTargetBytes);
+  CHECK(SendWindow(4, 1).frame_bytes() == limits::kFrameTargetBytes / 4);
   for (const size_t servers : {16, 100}) {
-    SendWindow window(servers);
+    SendWindow window(servers, /*connections=*/1);
     CHECK(window.frame_bytes() == limits::kFrameTargetBytesMin);
     Requests requests(&window);
     for (size_t i = 0; i < 3 * servers; ++i) requests.Enter(window.frame_bytes());
     CHECK(requests.admitted.size() == 2 * servers);
   }
+  SendWindow many(1, 16);
+  Requests requests(&many);
+  for (int i = 0; i < 40; ++i) requests.Enter(many.frame_bytes());
+  CHECK(requests.admitted.size() == 32);
 }
 
 TEST_CASE("threads that enter and leave at once: each is admitted once, and never too many", "[transport]") {
-  SendWindow window(1);
+  SendWindow window(1, 2);
   constexpr int kThreads = 4, kRounds = 2000;
   std::atomic<int> inside{0}, most{0}, admitted{0};
   std::vector<std::thread> threads;
