@@ -8,6 +8,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <string>
 #include <thread>
 
 #include "absl/strings/numbers.h"
@@ -42,6 +43,13 @@ constexpr double kApplyBytesPerParam = 2 + 2 * kStateBytesPerParam;
 // Each takes some ten milliseconds.
 constexpr int kKernelRuns = 7;
 constexpr size_t kApplyParams = size_t{24} << 20;
+
+// It decides what loopback gives: bbr paces packets with timers, the others do not.
+std::string CongestionControl() {
+  std::string name = "unknown";
+  std::ifstream("/proc/sys/net/ipv4/tcp_congestion_control") >> name;
+  return name;
+}
 
 double PerSecond(double amount, absl::Time start) { return amount / absl::ToDoubleSeconds(Now() - start); }
 
@@ -319,6 +327,7 @@ class Bench {
                  {"cores", cores_},
                  {"rounds", options_.rounds},
                  {"network", "loopback"},
+                 {"tcp_congestion_control", CongestionControl()},
                  {"gradients", "fp16, made before; momentum SGD is applied; no push log"}};
     json.update(general_.All());
     json["shapes"] = shapes;
