@@ -95,7 +95,9 @@ use = egg:swift#slo
 """
 
 SERVE = """
+import os
 import sys
+from swift.common import storage_policy, utils
 from swift.common.middleware.s3api.s3request import S3Request
 from swift.common.wsgi import run_wsgi
 
@@ -110,6 +112,9 @@ def validate_but_condition(self):
 
 
 S3Request._validate_headers = validate_but_condition
+# Some versions of Debian's package look for swift.conf before they have read which directory it is in.
+utils.set_swift_dir(os.environ["SWIFT_DIR"])
+storage_policy.reload_storage_policies()
 sys.exit(run_wsgi(sys.argv[1], sys.argv[2]))
 """
 
