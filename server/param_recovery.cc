@@ -8,6 +8,7 @@
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/snapshot/manifest.h"
 #include "server/param_operation.h"
 #include "server/param_server.h"
 
@@ -53,7 +54,8 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
     if (!parameters_only) {
       const ShardEntry& entry = manifest.shards(static_cast<int>(shard));
       cut.version = entry.version();
-      cut.ledger.assign(entry.ledger().begin(), entry.ledger().end());
+      const Ledger& ledger = LedgerOf(manifest, shard);
+      cut.ledger.assign(ledger.entries().begin(), ledger.entries().end());
       cut.first_open_step = std::max(manifest.frontier_step(), entry.first_open_step());
     }
     shards_[shard]->Restore(std::move(cut));

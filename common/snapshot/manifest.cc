@@ -19,7 +19,7 @@ namespace {
 
 constexpr char kMagic[] = "RCNMANIF";
 constexpr size_t kMagicBytes = 8;
-constexpr uint32_t kVersion = 4;
+constexpr uint32_t kVersion = 5;
 constexpr size_t kHeaderBytes = kMagicBytes + 4 + 8;
 constexpr size_t kChecksumBytes = 8;
 constexpr uint32_t kStatePlanesMax = 8;
@@ -96,6 +96,10 @@ absl::Status CheckContent(const Manifest& manifest) {
       return absl::DataLossError(
           absl::StrCat("manifest: shard ", i, " is numbered ", manifest.shards(i).shard()));
     }
+    if (manifest.shards(i).ledger() >= static_cast<uint32_t>(manifest.ledgers_size())) {
+      return absl::DataLossError(absl::StrCat("manifest: shard ", i, " has ledger ",
+                                              manifest.shards(i).ledger(), " of ", manifest.ledgers_size()));
+    }
   }
   for (int i = 0; i < manifest.chunks_size(); ++i) {
     RECON_RETURN_IF_ERROR(CheckChunk(manifest, layout->shards()[i / (manifest.state_planes() + 1)], i));
@@ -132,6 +136,10 @@ Manifest ForServer(Manifest manifest, uint32_t server) {
   manifest.set_sequence(part.sequence());
   manifest.set_log_from(part.log_from());
   return manifest;
+}
+
+const Ledger& LedgerOf(const Manifest& manifest, uint32_t shard) {
+  return manifest.ledgers(static_cast<int>(manifest.shards(static_cast<int>(shard)).ledger()));
 }
 
 std::string PackName(Generation generation, uint32_t pack) {

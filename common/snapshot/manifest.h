@@ -26,10 +26,13 @@ absl::StatusOr<Generation> GenerationOfName(absl::string_view name);
 std::string EncodeManifest(const Manifest& manifest);
 
 // FailedPrecondition for another version; DataLoss, saying what differs, unless magic, length and checksum
-// are right, and the content is consistent: every shard of the model has one chunk for each role, with a hash
-// and a place within a listed pack, of this generation or an earlier one, for each page, and the state root
-// is the hash of those.
+// are right, and the content is consistent: every shard of the model has a listed ledger and one chunk for
+// each role, with a hash and a place within a listed pack, of this generation or an earlier one, for each
+// page, and the state root is the hash of those.
 absl::StatusOr<Manifest> DecodeManifest(absl::string_view bytes);
+
+// Which pushes a shard had applied; of a manifest that DecodeManifest() gave.
+const Ledger& LedgerOf(const Manifest& manifest, uint32_t shard);
 
 // Servers that took it.
 uint32_t ServersOf(const Manifest& manifest);

@@ -138,9 +138,28 @@ class PackSequence {
   uint64_t bytes_ = 0;
 };
 
+// The manifest's ledgers, each once.
+class LedgerTable {
+ public:
+  explicit LedgerTable(Manifest* manifest) : manifest_(manifest) {}
+
+  // The index of this one.
+  uint32_t Add(const Ledger& ledger) {
+    const auto number = static_cast<uint32_t>(manifest_->ledgers_size());
+    const auto [it, added] = numbers_.try_emplace(ledger.SerializeAsString(), number);
+    if (added) *manifest_->add_ledgers() = ledger;
+    return it->second;
+  }
+
+ private:
+  Manifest* const manifest_;
+  std::map<std::string, uint32_t> numbers_;
+};
+
 // Entries for every page there is, without places.
 std::vector<PageWork> ListPages(const ParamLayout& layout, std::vector<ShardCut> shards, Manifest* manifest) {
   std::vector<PageWork> work;
+  LedgerTable ledgers(manifest);
   for (uint32_t i = 0; i < shards.size(); ++i) {
     if (shards[i].pages.empty()) continue;  // Another server's.
     const ShardPlacement& placement = layout.shards()[i];
@@ -148,7 +167,9 @@ std::vector<PageWork> ListPages(const ParamLayout& layout, std::vector<ShardCut>
     shard->set_shard(i);
     shard->set_version(shards[i].version);
     shard->set_first_open_step(shards[i].first_open_step);
-    for (const LedgerEntry& entry : shards[i].ledger) *shard->add_ledger() = entry;
+    Ledger ledger;
+    ledger.mutable_entries()->Assign(shards[i].ledger.begin(), shards[i].ledger.end());
+    shard->set_ledger(ledgers.Add(ledger));
     for (uint32_t role = 0; role < shards[i].pages.size(); ++role) {
       ChunkEntry* chunk = manifest->add_chunks();
       chunk->set_shard(i);
@@ -250,12 +271,19 @@ absl::StatusOr<Manifest> JoinParts(const ParamLayout& layout, std::vector<Manife
   std::map<uint32_t, ShardEntry*> shards;
   std::map<std::pair<uint32_t, uint32_t>, ChunkEntry*> chunks;
   std::map<std::string, uint32_t> packs;
+  LedgerTable ledgers(&joined);
   for (Manifest& part : parts) {
+    std::vector<uint32_t> ledger_of;
+    for (const Ledger& ledger : part.ledgers()) ledger_of.push_back(ledgers.Add(ledger));
     for (ShardEntry& shard : *part.mutable_shards()) {
       if (shard.shard() >= layout.shard_count() || !shards.emplace(shard.shard(), &shard).second) {
         return absl::InternalError(
             absl::StrCat("shard ", shard.shard(), " is in two servers' parts, or is none"));
       }
+      if (shard.ledger() >= ledger_of.size()) {
+        return absl::InternalError("a server's part names a ledger that it does not list");
+      }
+      shard.set_ledger(ledger_of[shard.ledger()]);
     }
     std::vector<uint32_t> pack_of;
     for (const PackEntry& pack : part.packs()) {

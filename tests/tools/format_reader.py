@@ -66,7 +66,7 @@ class Snapshot:
         directory = pathlib.Path(directory)
         data = (directory / f"manifests/MANIFEST-{generation:016x}").read_bytes()
         magic, version, length = struct.unpack_from("<8sIQ", data)
-        assert magic == b"RCNMANIF" and version == 4 and length == len(data) - 28
+        assert magic == b"RCNMANIF" and version == 5 and length == len(data) - 28
         assert struct.unpack_from("<Q", data, len(data) - 8)[0] == xxh3(data[:-8])
         manifest = fields(data[20:-8])
         self.sequence, self.root = number(manifest, 3), number(manifest, 12)

@@ -99,10 +99,9 @@ absl::Status ShowSnapshot(const SnapshotTarget& target) {
   json["shards"] = Json::array();
   std::vector<std::vector<std::string>> shard_rows = {{"SHARD", "VERSION", "WORKERS IN LEDGER"}};
   for (const ShardEntry& shard : manifest.shards()) {
-    json["shards"].push_back(
-        {{"shard", shard.shard()}, {"version", shard.version()}, {"ledger", shard.ledger_size()}});
-    shard_rows.push_back(
-        {absl::StrCat(shard.shard()), absl::StrCat(shard.version()), absl::StrCat(shard.ledger_size())});
+    const int workers = LedgerOf(manifest, shard.shard()).entries_size();
+    json["shards"].push_back({{"shard", shard.shard()}, {"version", shard.version()}, {"ledger", workers}});
+    shard_rows.push_back({absl::StrCat(shard.shard()), absl::StrCat(shard.version()), absl::StrCat(workers)});
   }
   json["workers"] = manifest.control().workers_size();
   json["passes"] = Json::array();

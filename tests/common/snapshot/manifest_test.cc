@@ -59,11 +59,11 @@ TEST_CASE("every changed byte and every other length of a manifest is refused", 
 
 TEST_CASE("a manifest of a newer version is refused by both numbers", "[manifest]") {
   std::string bytes = EncodeManifest(SampleManifest());
-  bytes[8] = 5;
+  bytes[8] = 6;
   const uint64_t checksum = Hash64(bytes.data(), bytes.size() - sizeof(uint64_t));
   std::memcpy(&bytes[bytes.size() - sizeof(checksum)], &checksum, sizeof(checksum));
   CHECK(absl::IsFailedPrecondition(DecodeManifest(bytes).status()));
-  CHECK(absl::StrContains(DecodeManifest(bytes).status().message(), "version 5, the one known is 4"));
+  CHECK(absl::StrContains(DecodeManifest(bytes).status().message(), "version 6, the one known is 5"));
 }
 
 TEST_CASE("a manifest that contradicts itself is refused, though its checksum is right", "[manifest]") {
@@ -79,6 +79,8 @@ TEST_CASE("a manifest that contradicts itself is refused, though its checksum is
   CHECK(broken([](Manifest* m) { m->set_state_planes(4'000'000'000); }));
   CHECK(broken([](Manifest* m) { m->mutable_chunks()->RemoveLast(); }));
   CHECK(broken([](Manifest* m) { m->mutable_shards(1)->set_shard(0); }));
+  CHECK(broken([](Manifest* m) { m->mutable_shards(1)->set_ledger(1); }));
+  CHECK(broken([](Manifest* m) { m->clear_ledgers(); }));
   CHECK(broken([](Manifest* m) { m->mutable_chunks(1)->set_role(0); }));
   CHECK(broken([](Manifest* m) { m->mutable_chunks(0)->set_raw_bytes(4); }));
   CHECK(broken([](Manifest* m) { m->mutable_chunks(0)->set_pack(0, 9); }));

@@ -97,7 +97,9 @@ TEST_CASE("a snapshot is read back as it was written, ledger and all", "[snapsho
   CHECK(manifest->sequence() == 11);
   CHECK(manifest->frontier_step() == 5);
   CHECK(manifest->shards(1).version() == 5);
-  CHECK(manifest->shards(1).ledger(0).incarnation() == 77);
+  // Both shards have the same one.
+  CHECK(manifest->ledgers_size() == 1);
+  CHECK(LedgerOf(*manifest, 1).entries(0).incarnation() == 77);
   for (int i = 0; i < manifest->chunks_size(); ++i) {
     const auto pages = f.reader.ReadChunk(*manifest, i);
     REQUIRE(pages.ok());
@@ -105,6 +107,35 @@ TEST_CASE("a snapshot is read back as it was written, ledger and all", "[snapsho
   }
   CHECK(f.reader.Verify(Generation(1), {}).ok());
   CHECK(absl::IsNotFound(f.reader.Verify(Generation(2), {})));
+}
+
+TEST_CASE("shards whose ledgers differ keep their own, whichever server's part they come in", "[snapshot]") {
+  Fixture f;
+  SnapshotWriter::Options options;
+  options.shared = true;
+  SnapshotWriter writer(f.store.get(), options);
+  // A part for each server: all shards but one, which has a ledger of its own, and that one.
+  const auto part_of = [&](bool last) {
+    std::vector<ShardCut> cut = SampleCut(f.layout, 1, 5);
+    REQUIRE(cut.size() == 2);
+    cut.back().ledger[0].set_incarnation(78);
+    for (size_t i = 0; i < cut.size(); ++i) {
+      if ((i + 1 == cut.size()) != last) cut[i].pages.clear();
+    }
+    return *writer.WritePart(f.layout, std::move(cut), Generation(1), last, SnapshotWriter::Pace::kNow);
+  };
+  std::vector<Manifest> parts = {part_of(true), part_of(false)};
+  std::vector<Manifest> wrong = parts;
+  wrong[0].mutable_shards(0)->set_ledger(1);
+  CHECK(absl::IsInternal(writer.Publish(f.layout, SampleDescription(), Generation(1), wrong).status()));
+  REQUIRE(writer.Publish(f.layout, SampleDescription(), Generation(1), parts).ok());
+  const auto manifest = f.reader.ReadManifest(Generation(1));
+  REQUIRE(manifest.ok());
+  CHECK(manifest->ledgers_size() == 2);
+  for (uint32_t shard = 0; shard < f.layout.shard_count(); ++shard) {
+    const bool last = shard + 1 == f.layout.shard_count();
+    CHECK(LedgerOf(*manifest, shard).entries(0).incarnation() == (last ? 78 : 77));
+  }
 }
 
 TEST_CASE("equal states have equal roots, other states others", "[snapshot]") {
