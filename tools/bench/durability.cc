@@ -331,7 +331,7 @@ absl::Status MeasurePushes(const DurabilityOptions& options, const std::string& 
   }
   service.Flush();
   (*json)["pushes_during_snapshot"] = {
-      {"frames", "fp16, one shard each, no log"},        {"without_frames_per_s", Median(without)},
+      {"frames", "fp16, 1 MiB as a worker's, no log"},   {"without_frames_per_s", Median(without)},
       {"during_frames_per_s", Median(during)},           {"snapshot_s", Median(snapshot)},
       {"longest_gap_without_ms", Median(gap_without)},   {"longest_gap_during_ms", Median(gap)},
       {"slowest_push_without_ms", Median(slow_without)}, {"slowest_push_during_ms", Median(slow)}};

@@ -7,6 +7,7 @@
 
 #include "common/base/hash.h"
 #include "common/codec/codec.h"
+#include "common/transport/send_window.h"
 
 namespace recon {
 
@@ -36,35 +37,42 @@ absl::Status PushLoad::status() {
 void PushLoad::Run() {
   constexpr int kInFlight = 4;
   const auto layout = params_->layout();
-  std::vector<ByteChain> payloads;
-  for (const ShardPlacement& shard : layout->shards()) {
-    const std::vector<float> gradient(shard.size, 1e-3f);
-    std::string bytes(EncodedBytes(CodecId::kFp16, shard.size), '\0');
-    Encode(CodecId::kFp16, gradient.data(), shard.size, reinterpret_cast<uint8_t*>(bytes.data()));
-    payloads.push_back(ByteChain::FromString(std::move(bytes)));
+  std::vector<Frame> frames(1);  // Of one push, without what differs from step to step.
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < layout->shard_count(); ++i) {
+    PartHeader part;
+    part.shard = i;
+    part.count = layout->shards()[i].size;
+    part.codec = static_cast<uint8_t>(CodecId::kFp16);
+    part.version = 0;
+    const std::vector<float> gradient(part.count, 1e-3f);
+    std::string payload(EncodedBytes(CodecId::kFp16, part.count), '\0');
+    Encode(CodecId::kFp16, gradient.data(), part.count, reinterpret_cast<uint8_t*>(payload.data()));
+    if (bytes > 0 && bytes + payload.size() > FrameBytesFor(/*servers=*/1)) {
+      frames.emplace_back();
+      bytes = 0;
+    }
+    bytes += payload.size();
+    frames.back().parts.push_back(part);
+    frames.back().payloads.push_back(ByteChain::FromString(std::move(payload)));
+  }
+  for (Frame& frame : frames) {
+    frame.header.kind = static_cast<uint8_t>(FrameKind::kPush);
+    frame.header.worker = worker_;
+    frame.header.incarnation = incarnation_;
+    frame.header.cluster_epoch = 1;
+    frame.header.samples = 1;
+    frame.header.push_parts = layout->shard_count();
   }
   for (uint64_t step = 0; !stop_; ++step) {
-    for (uint32_t i = 0; i < layout->shard_count() && !stop_; ++i) {
+    for (size_t i = 0; i < frames.size() && !stop_; ++i) {
       {
         MutexLock lock(&mu_);
         mu_.Await([this] { return in_flight_ < kInFlight; });
         ++in_flight_;
       }
-      Frame frame;
-      frame.header.kind = static_cast<uint8_t>(FrameKind::kPush);
-      frame.header.worker = worker_;
-      frame.header.incarnation = incarnation_;
-      frame.header.cluster_epoch = 1;
+      Frame frame = frames[i];
       frame.header.step = step;
-      frame.header.samples = 1;
-      frame.header.push_parts = layout->shard_count();
-      PartHeader part;
-      part.shard = i;
-      part.count = layout->shards()[i].size;
-      part.codec = static_cast<uint8_t>(CodecId::kFp16);
-      part.version = 0;
-      frame.parts.push_back(part);
-      frame.payloads.push_back(payloads[i]);
       const absl::Time sent = Now();
       params_->Handle(
           EncodeFrame(std::move(frame)), sent, [] {},

@@ -13,7 +13,8 @@
 
 namespace recon {
 
-// Pushes FP16 gradients, one shard a frame, as fast as the server takes them, some frames in flight.
+// Pushes FP16 gradients, in frames as large as a worker's, as fast as the server takes them, some frames in
+// flight.
 class PushLoad {
  public:
   // `params` must outlive it.
