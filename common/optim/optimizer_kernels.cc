@@ -144,15 +144,34 @@ void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_
   }
 }
 
-void AddWeighted(const float* values, float weight, size_t count, float* sum) {
+template <typename Gradient>
+HWY_INLINE void Add(const uint8_t* values, float weight, size_t count, float* sum) {
   const F32 d;
   const size_t lanes = hn::Lanes(d);
   const V w = hn::Set(d, weight);
   size_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    hn::StoreU(hn::Add(hn::LoadU(d, sum + i), hn::Mul(w, hn::LoadU(d, values + i))), d, sum + i);
+    const V value = Gradient::Load(d, values + i * Gradient::kBytes);
+    hn::StoreU(hn::Add(hn::LoadU(d, sum + i), hn::Mul(w, value)), d, sum + i);
   }
-  for (; i < count; ++i) sum[i] += weight * values[i];
+  if (i == count) return;
+  HWY_ALIGN uint8_t rest[HWY_MAX_BYTES] = {};
+  HWY_ALIGN float to[HWY_MAX_BYTES / 4] = {};
+  std::memcpy(rest, values + i * Gradient::kBytes, (count - i) * Gradient::kBytes);
+  std::memcpy(to, sum + i, (count - i) * sizeof(float));
+  hn::Store(hn::Add(hn::Load(d, to), hn::Mul(w, Gradient::Load(d, rest))), d, to);
+  std::memcpy(sum + i, to, (count - i) * sizeof(float));
+}
+
+void AddWeightedEncoded(CodecId codec, const uint8_t* values, float weight, size_t count, float* sum) {
+  switch (codec) {
+    case CodecId::kFp16:
+      return Add<Fp16Gradient>(values, weight, count, sum);
+    case CodecId::kBf16:
+      return Add<Bf16Gradient>(values, weight, count, sum);
+    default:
+      return Add<Fp32Gradient>(values, weight, count, sum);
+  }
 }
 
 // gradient[i] = rule(gradient[i], now[i] - old[i]), vector by vector; the tail through padded copies, so that
@@ -198,7 +217,7 @@ HWY_AFTER_NAMESPACE();
 namespace recon {
 
 HWY_EXPORT(ApplyEncodedUpdate);
-HWY_EXPORT(AddWeighted);
+HWY_EXPORT(AddWeightedEncoded);
 HWY_EXPORT(CorrectByGap);
 HWY_EXPORT(CompensateDelay);
 
@@ -214,7 +233,11 @@ void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_
 }
 
 void AddWeighted(const float* values, float weight, size_t count, float* sum) {
-  HWY_DYNAMIC_DISPATCH(AddWeighted)(values, weight, count, sum);
+  AddWeightedEncoded(CodecId::kFp32, reinterpret_cast<const uint8_t*>(values), weight, count, sum);
+}
+
+void AddWeightedEncoded(CodecId codec, const uint8_t* values, float weight, size_t count, float* sum) {
+  HWY_DYNAMIC_DISPATCH(AddWeightedEncoded)(codec, values, weight, count, sum);
 }
 
 void CorrectByGap(const float* now, const float* old, float inverse_step, size_t count, float* gradient) {

@@ -41,5 +41,7 @@ void ApplyUpdateReference(const UpdateCoefficients& c, const float* gradient, si
 
 // sum[i] += weight * values[i], each operation rounded on its own.
 void AddWeighted(const float* values, float weight, size_t count, float* sum);
+// The same with values that are encoded, as ApplyEncodedUpdate() takes them.
+void AddWeightedEncoded(CodecId codec, const uint8_t* values, float weight, size_t count, float* sum);
 
 }  // namespace recon

@@ -15,7 +15,7 @@ namespace {
 
 static_assert(kPageParams % kTileParams == 0, "a tile has one int8 scale");
 
-// Decodes a dense gradient from front to back.
+// Decodes a dense gradient, or adds it to a sum, from front to back.
 class TileDecoder {
  public:
   explicit TileDecoder(const EncodedGradient& gradient) : codec_(gradient.codec), reader_(gradient.payload) {
@@ -26,19 +26,39 @@ class TileDecoder {
 
   // The next `count` values: kTileParams but for the last. Straight from the network's buffers.
   void Next(size_t count, float* values) {
+    ForEachRunOf(count, [&](size_t at, const uint8_t* bytes, size_t run) {
+      if (codec_ == CodecId::kInt8) {
+        DecodeInt8(bytes, run, scales_[at_ / kPageParams], values + at);
+      } else {
+        Decode(codec_, bytes, run, values + at);
+      }
+    });
+  }
+
+  // Adds them, each times `weight`, to `sum`.
+  void AddNext(size_t count, float weight, float* sum) {
+    if (codec_ == CodecId::kInt8) {
+      alignas(64) float values[kTileParams];
+      Next(count, values);
+      return AddWeighted(values, weight, count, sum);
+    }
+    ForEachRunOf(count, [&](size_t at, const uint8_t* bytes, size_t run) {
+      AddWeightedEncoded(codec_, bytes, weight, run, sum + at);
+    });
+  }
+
+ private:
+  // Their encoded bytes, in pieces.
+  template <typename Sink>
+  void ForEachRunOf(size_t count, const Sink& sink) {
     const size_t width = codec_ == CodecId::kInt8 ? 1 : EncodedBytes(codec_, 1);
     for (size_t done = 0, run = 0; done < count; done += run) {
       const uint8_t* bytes = reader_.ReadRun(width, count - done, scratch_, &run);
-      if (codec_ == CodecId::kInt8) {
-        DecodeInt8(bytes, run, scales_[at_ / kPageParams], values + done);
-      } else {
-        Decode(codec_, bytes, run, values + done);
-      }
+      sink(done, bytes, run);
     }
     at_ += count;
   }
 
- private:
   const CodecId codec_;
   ByteReader reader_;
   std::vector<float> scales_;
@@ -69,12 +89,10 @@ void AddSparse(const Contribution& contribution, SumScratch* scratch) {
 }
 
 void AddDense(const Contribution& contribution, std::vector<float>* sum) {
-  alignas(64) float values[kTileParams];
   TileDecoder decoder(contribution.gradient);
   for (size_t at = 0; at < sum->size(); at += kTileParams) {
     const size_t count = std::min<size_t>(kTileParams, sum->size() - at);
-    decoder.Next(count, values);
-    AddWeighted(values, static_cast<float>(contribution.weight), count, sum->data() + at);
+    decoder.AddNext(count, static_cast<float>(contribution.weight), sum->data() + at);
   }
 }
 
@@ -122,7 +140,6 @@ void ForEachTile(const EncodedGradient& gradient, TileSink sink) {
 
 void ForEachSumTile(const std::vector<Contribution>& contributions, TileSink sink) {
   alignas(64) float sum[kTileParams];
-  alignas(64) float values[kTileParams];
   std::vector<TileDecoder> decoders;
   decoders.reserve(contributions.size());
   for (const Contribution& contribution : contributions) decoders.emplace_back(contribution.gradient);
@@ -131,8 +148,7 @@ void ForEachSumTile(const std::vector<Contribution>& contributions, TileSink sin
     const size_t count = std::min<size_t>(kTileParams, total - at);
     std::memset(sum, 0, sizeof(sum));
     for (size_t i = 0; i < contributions.size(); ++i) {
-      decoders[i].Next(count, values);
-      AddWeighted(values, static_cast<float>(contributions[i].weight), count, sum);
+      decoders[i].AddNext(count, static_cast<float>(contributions[i].weight), sum);
     }
     sink(at, absl::MakeConstSpan(sum, count));
   }

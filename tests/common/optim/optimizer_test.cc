@@ -166,13 +166,23 @@ TEST_CASE("a weighted sum has the same bits on every SIMD target", "[optimizer]"
   const std::vector<float> values = RandomValues(1001, 4, -1, 1);
   std::vector<float> expected = RandomValues(1001, 5, -1, 1);
   const std::vector<float> start = expected;
-  for (size_t i = 0; i < expected.size(); ++i) expected[i] += 63.0f * values[i];
   const int64_t supported = hwy::SupportedTargets();
-  for (int64_t targets = supported; targets != 0; targets &= targets - 1) {
-    hwy::SetSupportedTargetsForTest(targets & -targets);
-    std::vector<float> sum = start;
-    AddWeighted(values.data(), 63.0f, sum.size(), sum.data());
-    CHECK(sum == expected);
+  for (const CodecId codec : {CodecId::kFp32, CodecId::kFp16, CodecId::kBf16}) {
+    // At an odd address, as a payload may lie.
+    std::vector<uint8_t> encoded(1 + EncodedBytes(codec, values.size()));
+    Encode(codec, values.data(), values.size(), &encoded[1]);
+    std::vector<float> decoded(values.size());
+    Decode(codec, &encoded[1], values.size(), decoded.data());
+    for (size_t i = 0; i < expected.size(); ++i) expected[i] = start[i] + 63.0f * decoded[i];
+    for (int64_t targets = supported; targets != 0; targets &= targets - 1) {
+      hwy::SetSupportedTargetsForTest(targets & -targets);
+      std::vector<float> sum = start;
+      AddWeightedEncoded(codec, &encoded[1], 63.0f, sum.size(), sum.data());
+      CHECK(sum == expected);
+      sum = start;
+      AddWeighted(decoded.data(), 63.0f, sum.size(), sum.data());
+      CHECK(sum == expected);
+    }
   }
   hwy::SetSupportedTargetsForTest(0);
 }
