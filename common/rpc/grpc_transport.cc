@@ -1,15 +1,16 @@
 #include "common/rpc/grpc_transport.h"
 
+#include <algorithm>
 #include <deque>
 #include <optional>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/payload.h"
 #include "common/rpc/status_codes.h"
 #include "common/transport/envelope.h"
+#include "common/transport/outgoing_requests.h"
 
 namespace recon {
 namespace {
@@ -35,12 +36,18 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
                                     public std::enable_shared_from_this<Stream> {
  public:
   Stream(GrpcTransport* transport, uint64_t number)
-      : presence_(transport), transport_(transport), window_(transport->window_), number_(number) {}
+      : presence_(transport), transport_(transport), number_(number) {}
 
   uint64_t number() const { return number_; }
 
   void Start(grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>* stub) {
     self_ = shared_from_this();
+    requests_ = std::make_shared<OutgoingRequests>(
+        transport_->window_, [stream = weak_from_this()](uint64_t call, const ByteChain& message) {
+          if (const auto self = stream.lock()) {
+            self->Write(call, BufferOf(message));
+          }
+        });
     stub->PrepareBidiStreamingCall(&context_, "/recon.Param/Exchange", grpc::StubOptions(), this);
     AddHold();  // Writes are started outside of reactions.
     StartRead(&incoming_);
@@ -48,35 +55,22 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
   }
 
   // False if the stream has ended.
-  bool Send(uint64_t call, grpc::ByteBuffer message) {
-    const size_t charge = RequestCharge(message.Length(), window_->frame_bytes());
-    const uint64_t place = window_->NewPlace();
-    {
-      MutexLock lock(&mu_);
-      if (ended_) return false;
-      requests_[call] = {place, std::move(message)};
-    }
-    window_->Enter(place, charge, [stream = shared_from_this(), call] { stream->Admit(call); });
-    bool ended;
-    {
-      MutexLock lock(&mu_);
-      ended = ended_;
-    }
-    if (ended) window_->Leave(place);  // End() may have come before it entered.
-    return true;
+  bool Send(uint64_t call, const ByteChain& request) {
+    return requests_->Add(call, WrapRequest(call, request));
   }
-
   // A call that has not been sent is not sent any more.
   void Drop(uint64_t call) {
-    uint64_t place;
+    requests_->Drop(call);
+    grpc::ByteBuffer dropped;  // Its owners are released without the lock.
     {
       MutexLock lock(&mu_);
-      const auto found = requests_.find(call);
-      if (found == requests_.end() || !found->second.unsent.Valid()) return;
-      place = found->second.place;
-      requests_.erase(found);
+      const auto is_call = [call](const Unwritten& unwritten) { return unwritten.call == call; };
+      const auto found = std::find_if(unwritten_.begin(), unwritten_.end(), is_call);
+      if (found == unwritten_.end()) return;
+      dropped.Swap(&found->message);
+      unwritten_.erase(found);
     }
-    window_->Leave(place);
+    requests_->Release(call);
   }
 
   void Cancel() {
@@ -93,7 +87,7 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
     const auto unwrapped = bytes.ok() ? Unwrap(*bytes) : bytes.status();
     if (!unwrapped.ok()) return Cancel();
     const auto& [envelope, body] = *unwrapped;
-    Release(envelope.call);
+    requests_->Release(envelope.call);
     if (envelope.code != kTaken) transport_->pending_.Finish(envelope.call, ReplyOf(envelope, body));
   }
 
@@ -112,11 +106,6 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
   }
 
  private:
-  struct Request {
-    uint64_t place = 0;
-    grpc::ByteBuffer unsent;
-  };
-
   // The transport waits for it. Whoever drops the last reference to a channel ends gRPC's threads and must
   // not be one of them; the context has such a reference, and the window's threads may be the last to let go.
   struct Presence {
@@ -131,59 +120,49 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
     GrpcTransport* const transport;
   };
 
-  void Admit(uint64_t call) {
+  struct Unwritten {
+    uint64_t call = 0;
+    grpc::ByteBuffer message;
+  };
+
+  void Write(uint64_t call, grpc::ByteBuffer message) {
     MutexLock lock(&mu_);
-    admitted_.push_back(call);
+    if (ended_) return;
+    unwritten_.emplace_back();
+    unwritten_.back().call = call;
+    unwritten_.back().message.Swap(&message);
     WriteNext();
   }
 
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    while (!writing_ && !ended_ && !admitted_.empty()) {
-      const auto found = requests_.find(admitted_.front());
-      admitted_.pop_front();
-      if (found == requests_.end()) continue;  // It was dropped.
-      outgoing_.Swap(&found->second.unsent);
-      writing_ = true;
-      StartWrite(&outgoing_);
-    }
-  }
-
-  // It was taken or answered.
-  void Release(uint64_t call) {
-    uint64_t place;
-    {
-      MutexLock lock(&mu_);
-      const auto found = requests_.find(call);
-      if (found == requests_.end()) return;
-      place = found->second.place;
-      requests_.erase(found);
-    }
-    window_->Leave(place);
+    if (writing_ || ended_ || unwritten_.empty()) return;
+    outgoing_.Swap(&unwritten_.front().message);
+    unwritten_.pop_front();
+    writing_ = true;
+    StartWrite(&outgoing_);
   }
 
   void End() {
-    absl::flat_hash_map<uint64_t, Request> requests;
+    std::deque<Unwritten> unwritten;  // Its owners are released without the lock.
     {
       MutexLock lock(&mu_);
       if (std::exchange(ended_, true)) return;
-      requests.swap(requests_);
+      unwritten.swap(unwritten_);
     }
-    for (const auto& [call, request] : requests) window_->Leave(request.place);
+    requests_->End();
     RemoveHold();
   }
 
   const Presence presence_;  // The first, so that it ends last.
   GrpcTransport* const transport_;
-  const std::shared_ptr<SendWindow> window_;
   const uint64_t number_;
   grpc::ClientContext context_;
   grpc::ByteBuffer incoming_;
   std::shared_ptr<Stream> self_;
+  std::shared_ptr<OutgoingRequests> requests_;  // Set by Start().
 
   Mutex mu_;
-  // Neither taken nor answered.
-  absl::flat_hash_map<uint64_t, Request> requests_ ABSL_GUARDED_BY(mu_);
-  std::deque<uint64_t> admitted_ ABSL_GUARDED_BY(mu_);  // To be written.
+  std::deque<Unwritten> unwritten_ ABSL_GUARDED_BY(mu_);  // Admitted by the window.
   grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mu_);
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
@@ -191,7 +170,7 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
 
 GrpcTransport::GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& channels,
                              std::shared_ptr<SendWindow> window)
-    : window_(window != nullptr ? std::move(window) : std::make_shared<SendWindow>(1, channels.size())) {
+    : window_(std::move(window)) {
   for (const auto& channel : channels) {
     lines_.push_back({grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>(channel), nullptr});
   }
@@ -213,7 +192,7 @@ uint64_t GrpcTransport::Call(const ByteChain& request, Done done) {
     }
     // The call is known before its reply can come.
     const uint64_t call = pending_.Add(line.stream->number(), std::move(done));
-    if (line.stream->Send(call, BufferOf(WrapRequest(call, request)))) return call;
+    if (line.stream->Send(call, request)) return call;
     line.stream = nullptr;
     // The stream may have told it already; if not, it goes with the next one.
     std::optional<Done> untold = pending_.Take(call);

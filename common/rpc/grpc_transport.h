@@ -20,10 +20,9 @@ namespace recon {
 // payloads sent from where they are.
 class GrpcTransport final : public Transport {
  public:
-  // At least one channel. `window` is shared with the worker's transports to other servers;
-  // null: it has none.
-  explicit GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& channels,
-                         std::shared_ptr<SendWindow> window = nullptr);
+  // At least one channel. `window` is shared with the worker's transports to other servers.
+  GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& channels,
+                std::shared_ptr<SendWindow> window);
   ~GrpcTransport() override;
 
   uint64_t Call(const ByteChain& request, Done done) override;
@@ -57,6 +56,6 @@ class GrpcTransport final : public Transport {
 // So many connections to a recon-server; `window` as GrpcTransport's. Errors are ConnectTo()'s.
 absl::StatusOr<std::unique_ptr<Transport>> ConnectForFrames(const std::string& address, const TlsFlags& tls,
                                                             int connections,
-                                                            std::shared_ptr<SendWindow> window = nullptr);
+                                                            std::shared_ptr<SendWindow> window);
 
 }  // namespace recon

@@ -1,14 +1,13 @@
 #include "common/shm/shm_transport.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/shm/shm_socket.h"
-#include "common/transport/call_window.h"
 #include "common/transport/envelope.h"
+#include "common/transport/outgoing_requests.h"
 
 namespace recon {
 namespace {
@@ -25,8 +24,7 @@ constexpr uint64_t kOtherwise = 1;
 
 struct ShmTransport::Connection {
   uint64_t number = 0;
-  // Guarded by the transport's lock.
-  CallWindow window;
+  std::shared_ptr<OutgoingRequests> requests;
   std::unique_ptr<ShmPeer> peer;  // Last: its thread uses the rest.
 };
 
@@ -72,6 +70,10 @@ bool ShmTransport::ConnectedLocked() {
   connection_ = std::make_unique<Connection>();
   connection_->number = ++connections_;
   connection_->peer = *std::move(peer);
+  connection_->requests = std::make_shared<OutgoingRequests>(
+      window_, [sender = connection_->peer->sender()](uint64_t, const ByteChain& message) {
+        sender.Send(message);  // If it is closed, OnClosed() ends the call.
+      });
   Connection* connection = connection_.get();
   connection->peer->Start([this, connection](const ByteChain& message) { OnMessage(connection, message); },
                           [this, connection](const absl::Status& why) { OnClosed(connection, why); });
@@ -79,24 +81,30 @@ bool ShmTransport::ConnectedLocked() {
 }
 
 uint64_t ShmTransport::Call(const ByteChain& request, Done done) {
+  std::shared_ptr<OutgoingRequests> requests;
+  uint64_t call = 0;
   {
     MutexLock lock(&mu_);
     if (request.size() <= limits::kFrameBytesMax && ConnectedLocked()) {
-      const uint64_t call = pending_.Add(connection_->number, std::move(done));
-      connection_->window.Add(call, WrapRequest(call, request));
-      SendWhatMay();
-      return 2 * call;
+      call = pending_.Add(connection_->number, std::move(done));
+      requests = connection_->requests;
     }
+  }
+  if (requests != nullptr) {
+    requests->Add(call, WrapRequest(call, request));  // If it has ended, OnClosed() ends the call.
+    return 2 * call;
   }
   return 2 * otherwise_->Call(request, std::move(done)) + kOtherwise;
 }
 
 void ShmTransport::Abandon(uint64_t call, const absl::Status& why) {
   if (call % 2 == kOtherwise) return otherwise_->Abandon(call / 2, why);
+  std::shared_ptr<OutgoingRequests> requests;
   {
     MutexLock lock(&mu_);
-    if (connection_ != nullptr) connection_->window.Abandon(call / 2);
+    if (connection_ != nullptr) requests = connection_->requests;
   }
+  if (requests != nullptr) requests->Drop(call / 2);
   pending_.Finish(call / 2, why);
 }
 
@@ -108,30 +116,22 @@ void ShmTransport::Disconnect() {
   otherwise_->Disconnect();
 }
 
-void ShmTransport::SendWhatMay() {
-  while (const std::optional<ByteChain> message = connection_->window.Next()) {
-    connection_->peer->sender().Send(*message);  // If it is closed, OnClosed() ends the call.
-  }
-}
-
 void ShmTransport::OnMessage(Connection* connection, const ByteChain& message) {
   const auto unwrapped = Unwrap(message);
   if (!unwrapped.ok()) return connection->peer->Close();
   const auto& [envelope, body] = *unwrapped;
-  {
-    MutexLock lock(&mu_);
-    connection->window.Remove(envelope.call);
-    if (connection_.get() == connection) SendWhatMay();
-  }
+  connection->requests->Release(envelope.call);
   if (envelope.code != kTaken) pending_.Finish(envelope.call, ReplyOf(envelope, body));
 }
 
 void ShmTransport::OnClosed(Connection* connection, const absl::Status& why) {
   const uint64_t number = connection->number;
+  const std::shared_ptr<OutgoingRequests> requests = connection->requests;
   {
     MutexLock lock(&mu_);  // No call is added to it afterwards.
     ended_.push_back(std::move(connection_));
   }
+  requests->End();
   pending_.FailAll(number, absl::UnavailableError(why.message()));
 }
 

@@ -9,6 +9,7 @@
 #include "common/base/mutex.h"
 #include "common/shm/shm_peer.h"
 #include "common/transport/pending_calls.h"
+#include "common/transport/send_window.h"
 #include "common/transport/transport.h"
 
 namespace recon {
@@ -31,11 +32,12 @@ class ShmTransport final : public Transport {
   struct Connection;
 
   bool ConnectedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void SendWhatMay() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void OnMessage(Connection* connection, const ByteChain& message);
   void OnClosed(Connection* connection, const absl::Status& why);
 
   const std::string name_;
+  // Its own: nothing is to be shared fairly with other servers, and one that stands still holds up no other.
+  const std::shared_ptr<SendWindow> window_ = std::make_shared<SendWindow>(/*servers=*/1, /*connections=*/1);
   const std::unique_ptr<Transport> otherwise_;
   PendingCalls pending_;
 

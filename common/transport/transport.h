@@ -11,7 +11,7 @@ namespace recon {
 
 // The caller's end of a way for frames between a worker and a server; the message format is envelope.h's.
 // It connects when it is first used, and anew after it was cut off. Requests that would be more than
-// a window (send_window.h, call_window.h) lets under way wait here until others are taken or answered.
+// a window (send_window.h) lets under way wait here until others are taken or answered.
 //
 // Threads: thread-safe. `done` runs once, on any thread, perhaps before Call() returns; it must not block.
 // Shutdown: the destructor ends the calls under way as if the connection had been lost.

@@ -8,8 +8,8 @@
 #include "common/base/log.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
-#include "common/transport/call_window.h"
 #include "common/transport/envelope.h"
+#include "common/transport/outgoing_requests.h"
 #include "common/transport/pending_calls.h"
 #include "common/ucx/ucx_address.h"
 #include "common/ucx/ucx_engine.h"
@@ -36,69 +36,77 @@ class UcxTransport final : public Transport {
       done(absl::ResourceExhaustedError("the request is larger than a frame may be"));
       return 0;  // No call has that number.
     }
-    MutexLock lock(&mu_);
-    if (!server_) {
-      server_ = engine_->sender(engine_->Connect(address_));
+    std::shared_ptr<OutgoingRequests> requests;
+    uint64_t call;
+    {
+      MutexLock lock(&mu_);
+      if (!server_) Connect();
+      call = pending_.Add(server_->sender.connection(), std::move(done));
+      requests = server_->requests;
     }
-    const uint64_t call = pending_.Add(server_->connection(), std::move(done));
-    window_.Add(call, WrapRequest(call, request));
-    SendWhatMay();
+    requests->Add(call, WrapRequest(call, request));  // If it has ended, OnClosed() ends the call.
     return call;
   }
 
   void Abandon(uint64_t call, const absl::Status& why) override {
+    std::shared_ptr<OutgoingRequests> requests;
     {
       MutexLock lock(&mu_);
-      window_.Abandon(call);
+      if (server_) requests = server_->requests;
     }
+    if (requests != nullptr) requests->Drop(call);
     pending_.Finish(call, why);
   }
 
   void Disconnect() override {
     MutexLock lock(&mu_);
-    if (server_) server_->Close();
+    if (server_) server_->sender.Close();
   }
 
  private:
-  void SendWhatMay() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    while (const std::optional<ByteChain> message = window_.Next()) {
-      server_->Send(*message);  // If it has ended, OnClosed() ends the call.
-    }
+  // A connection.
+  struct Server {
+    UcxSender sender;
+    std::shared_ptr<OutgoingRequests> requests;
+  };
+
+  void Connect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const UcxSender sender = engine_->sender(engine_->Connect(address_));
+    server_ = {sender, std::make_shared<OutgoingRequests>(
+                           window_, [sender](uint64_t, const ByteChain& message) { sender.Send(message); })};
   }
 
   void OnMessage(const UcxSender& from, const ByteChain& message) {
     const auto unwrapped = Unwrap(message);
     if (!unwrapped.ok()) return from.Close();
     const auto& [envelope, body] = *unwrapped;
+    std::shared_ptr<OutgoingRequests> requests;
     {
       MutexLock lock(&mu_);
-      if (server_ && server_->connection() == from.connection()) {
-        window_.Remove(envelope.call);
-        SendWhatMay();
-      }
+      if (server_ && server_->sender.connection() == from.connection()) requests = server_->requests;
     }
+    if (requests != nullptr) requests->Release(envelope.call);
     if (envelope.code != kTaken) pending_.Finish(envelope.call, ReplyOf(envelope, body));
   }
 
   void OnClosed(uint64_t connection, const absl::Status& why) {
-    CallWindow unsent;  // Destroyed without the lock.
+    std::optional<Server> ended;
     {
       MutexLock lock(&mu_);  // No call is added to it afterwards.
-      if (server_ && server_->connection() == connection) {
-        server_.reset();
-        std::swap(unsent, window_);
-      }
+      if (server_ && server_->sender.connection() == connection) ended.swap(server_);
     }
+    if (ended) ended->requests->End();
     pending_.FailAll(connection, absl::UnavailableError(why.message()));
   }
 
   const std::string address_;
+  // Its own: UCX notices late that a server stands still, and that must not hold up the others.
+  const std::shared_ptr<SendWindow> window_ = std::make_shared<SendWindow>(/*servers=*/1, /*connections=*/1);
   PendingCalls pending_;
 
   Mutex mu_;
-  std::optional<UcxSender> server_ ABSL_GUARDED_BY(mu_);  // None while not connected.
-  CallWindow window_ ABSL_GUARDED_BY(mu_);                // Of the connection.
-  std::unique_ptr<UcxEngine> engine_;                     // Last: its thread uses the rest.
+  std::optional<Server> server_ ABSL_GUARDED_BY(mu_);  // None while not connected.
+  std::unique_ptr<UcxEngine> engine_;                  // Last: its thread uses the rest.
 };
 
 }  // namespace

@@ -205,7 +205,7 @@ TEST_CASE("no bytes on the wire end the server", "[bad_input]") {
           grpc::StatusCode::INVALID_ARGUMENT);
   }
   // Requests with an envelope get their answer; what has none ends the stream, and the next one is as good.
-  GrpcTransport transport({*ConnectTo(job.address(), {})});
+  GrpcTransport transport({*ConnectTo(job.address(), {})}, std::make_shared<SendWindow>(1, 1));
   for (size_t i = 0; i < 200; ++i) {
     std::string bytes(i == 0 ? size_t{9} << 20 : random() % 300, 'x');
     for (char& byte : bytes) byte = static_cast<char>(random());

@@ -80,7 +80,7 @@ class Pusher {
   void Run() {
     const auto channel = *ConnectTo(address_, {});
     ControlClient control(channel, absl::Seconds(2));
-    GrpcTransport transport({channel});
+    GrpcTransport transport({channel}, std::make_shared<SendWindow>(1, 1));
     ParamClient params(&transport);
     uint64_t step = 0;
     // A push that was sent is sent until it is acknowledged: else nobody knew whether it counts.

@@ -251,7 +251,7 @@ TEST_CASE("a worker is asked for parameters only, and of its own model", "[join]
   const auto has = job.WorkerThatPulled(CodecId::kFp16);
   const auto serves = job.Serve(*has);
   ParamClient client(AssignShards(job.layout(), 1));
-  client.Connect({*ConnectForFrames(serves->address(), {}, 1)});
+  client.Connect({*ConnectForFrames(serves->address(), {}, 1, std::make_shared<SendWindow>(1, 1))});
   const auto refusal = [&](FrameKind kind, std::vector<Frame> frames) {
     return client.CallAll(kind, std::move(frames), absl::Seconds(10)).front().status();
   };

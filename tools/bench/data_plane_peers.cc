@@ -128,7 +128,9 @@ class PushWorker {
     identity_.set_worker(registered.worker());
     identity_.set_incarnation(request.incarnation());
     identity_.set_cluster_epoch(registered.cluster_epoch());
-    RECON_ASSIGN_OR_RETURN(transport_, ConnectForFrames(options_.server, {}, limits::kDataConnections));
+    const auto window = std::make_shared<SendWindow>(/*servers=*/1, limits::kDataConnections);
+    RECON_ASSIGN_OR_RETURN(transport_,
+                           ConnectForFrames(options_.server, {}, limits::kDataConnections, window));
     if (options_.transport == "shm") {
       auto shared = std::make_unique<ShmTransport>(registered.shared_memory(), std::move(transport_));
       if (!shared->Connected()) return absl::UnavailableError("the server shares no memory");

@@ -27,7 +27,8 @@ absl::StatusOr<PeersRead> ReadPeers(const std::vector<std::string>& peers, const
   std::vector<std::shared_ptr<Transport>> transports;
   std::vector<std::string> reached;
   for (const std::string& peer : peers) {
-    absl::StatusOr<std::unique_ptr<Transport>> transport = ConnectForFrames(peer, tls, /*connections=*/1);
+    absl::StatusOr<std::unique_ptr<Transport>> transport = ConnectForFrames(
+        peer, tls, /*connections=*/1, std::make_shared<SendWindow>(/*servers=*/1, /*connections=*/1));
     if (!transport.ok()) {
       spdlog::warn("worker at {}: {}", peer, transport.status().message());
       continue;

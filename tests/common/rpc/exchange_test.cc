@@ -108,8 +108,10 @@ std::vector<std::string> Transports() {
 }
 
 std::unique_ptr<Transport> Connect(const HoldingServer& server, const std::string& kind) {
+  const int connections = kind == "two connections" ? 2 : 1;
+  const auto window = std::make_shared<SendWindow>(/*servers=*/1, connections);
   if (kind == "UCX") return *ConnectOverUcx(server.ucx_address());
-  auto grpc = *ConnectForFrames(server.address(), {}, kind == "two connections" ? 2 : 1);
+  auto grpc = *ConnectForFrames(server.address(), {}, connections, window);
   if (kind != "shared memory") return grpc;
   auto shared = std::make_unique<ShmTransport>(server.shm_name(), std::move(grpc));
   REQUIRE(shared->Connected());
@@ -227,6 +229,31 @@ TEST_CASE("what is neither taken nor answered is bounded, and waits with its sen
     for (auto& held : waiting) held.done(ByteChain());
     for (const auto& answer : answers) CHECK(Await(answer).ok());
   }
+}
+
+TEST_CASE("a window that two transports share: one's requests wait for the other's", "[exchange]") {
+  HoldingServer near, far;
+  const auto window = std::make_shared<SendWindow>(/*servers=*/1, /*connections=*/1);
+  const auto to_near = *ConnectForFrames(near.address(), {}, 1, window);
+  const auto to_far = *ConnectForFrames(far.address(), {}, 1, window);
+  std::vector<std::shared_ptr<Answer>> answers;
+  for (int i = 0; i < 10; ++i) answers.push_back(Send(to_near.get(), std::string(kMiB, 'n')));
+  const auto first = Send(to_far.get(), "first"), second = Send(to_far.get(), "second");
+  CHECK(near.Settled() == 8);
+  CHECK(far.Settled() == 0);
+  // One that is given up while it waits is passed over.
+  to_near->Abandon(answers[9]->call, absl::DeadlineExceededError("late"));
+  near.Take().done(ByteChain());
+  CHECK(near.Settled() == 8);
+  CHECK(far.Settled() == 0);
+  HoldingServer::Held held = near.Take();
+  held.taken();
+  CHECK(far.Take().request.ToString() == "first");
+  // One that has lost its connection holds nobody up.
+  to_near->Disconnect();
+  CHECK(far.Take().request.ToString() == "second");
+  held.done(ByteChain());
+  for (const auto& answer : answers) Await(answer).IgnoreError();
 }
 
 TEST_CASE("small requests are bounded, too: their replies may be large", "[exchange]") {
