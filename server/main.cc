@@ -4,6 +4,7 @@
 #include "common/base/log.h"
 #include "common/base/process.h"
 #include "common/base/shutdown_signal.h"
+#include "common/rpc/poller_limit.h"
 #include "server/recon_server.h"
 #include "server/server_flags.h"
 #include "server/shard_server.h"
@@ -33,5 +34,6 @@ int main(int argc, char** argv) {
   if (!flags.ok()) return exit_code;
   recon::InitLog(flags->log_level);
   recon::ShutdownSignal::Install();
+  const recon::PollerLimit poller_limit;
   return flags->join.empty() ? Run<recon::ReconServer>(*flags) : Run<recon::ShardServer>(*flags);
 }

@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 #include "common/base/process.h"
 #include "common/base/shutdown_signal.h"
+#include "common/rpc/poller_limit.h"
 #include "worker/runtime/worker.h"
 #include "worker/runtime/worker_flags.h"
 
@@ -19,6 +20,7 @@ int main(int argc, char** argv) {
   if (!flags.ok()) return exit_code;
   recon::InitLog(flags->log_level);
   recon::ShutdownSignal::Install();
+  const recon::PollerLimit poller_limit;
   std::atomic<bool> stop{false};
   std::atomic<bool> ended{false};
   std::thread signals([&] {

@@ -24,6 +24,7 @@
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
 #include "common/rpc/grpc_transport.h"
+#include "common/rpc/poller_limit.h"
 #include "common/shm/shm_transport.h"
 #include "common/tensor/param_layout.h"
 #include "common/ucx/ucx_transport.h"
@@ -299,6 +300,7 @@ absl::Status RunTcpSource(int port) {
 
 absl::Status RunGrpcSink() {
   TuneProcess();
+  const PollerLimit poller_limit;
   DroppingService service;
   grpc::ServerBuilder builder;
   int port = 0;
@@ -314,6 +316,7 @@ absl::Status RunGrpcSink() {
 
 absl::Status RunGrpcSource(int port) {
   TuneProcess();
+  const PollerLimit poller_limit;
   Print("ready");
   const std::string bytes(kMessageBytes, 'x');
   const grpc::Slice slice(bytes.data(), bytes.size(), grpc::Slice::STATIC_SLICE);
@@ -347,6 +350,7 @@ absl::Status RunGrpcSource(int port) {
 
 absl::Status RunPushWorker(const PushWorkerOptions& options) {
   TuneProcess();
+  const PollerLimit poller_limit;
   PushWorker worker(options);
   RECON_RETURN_IF_ERROR(worker.Join());
   Print("ready");

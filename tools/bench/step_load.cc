@@ -14,6 +14,7 @@
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
+#include "common/rpc/poller_limit.h"
 #include "common/tensor/param_layout.h"
 #include "nlohmann/json.hpp"
 #include "worker/runtime/frames.h"
@@ -54,6 +55,7 @@ absl::StatusOr<Session::HeldLeasePtr> TakeLease(const ParamLayout& layout, Sessi
 
 absl::Status RunStepLoad(const StepLoadOptions& options) {
   TuneProcess();
+  const PollerLimit poller_limit;
   ModelSpec model;
   model.set_name(absl::StrCat("load-", options.parameters));
   TensorSpec* tensor = model.add_tensors();

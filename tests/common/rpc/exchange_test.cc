@@ -24,6 +24,7 @@
 #include "common/base/retry_hint.h"
 #include "common/rpc/grpc_transport.h"
 #include "common/rpc/param_service.h"
+#include "common/rpc/poller_limit.h"
 #include "common/rpc/rpc_server.h"
 #include "common/shm/shm_listener.h"
 #include "common/shm/shm_socket.h"
@@ -425,6 +426,18 @@ TEST_CASE("what is abandoned before it is sent is not sent", "[exchange]") {
     for (const auto& answer : answers) CHECK(absl::IsDeadlineExceeded(Await(answer).status()));
     for (size_t i = 0; i < sent; ++i) server.Take().done(ByteChain());
     CHECK(server.Settled() == 0);
+  }
+}
+
+TEST_CASE("one of gRPC's threads is enough, and sleeps no longer than it is told to", "[exchange]") {
+  for (const unsigned cores : {1, 2, 64}) {
+    const PollerLimit limit(cores);
+    HoldingServer server;
+    const auto transport = Connect(server, "two connections");
+    std::vector<std::shared_ptr<Answer>> answers;
+    for (int i = 0; i < 20; ++i) answers.push_back(Send(transport.get(), std::string(kMiB, 'x')));
+    for (int i = 0; i < 20; ++i) server.Take().done(ByteChain::FromString("ok"));
+    for (const auto& answer : answers) CHECK(Await(answer)->ToString() == "ok");
   }
 }
 
