@@ -103,7 +103,13 @@ bool ParamServer::NoteShards(Session* session, WorkerId worker, uint64_t step,
   delivered.expected = expected;
   if (delivered.shards.size() < expected) return false;
   session->delivered.erase(step);
-  if (head()) gate_.Advance(worker, step);
+  if (!head()) return true;
+  gate_.Advance(worker, step);
+  const auto open = contributed_.find(step);
+  if (gate_.bound() == 0 && expected < shards_.size() && open != contributed_.end()) {
+    // The shards that it does not push wait for it no longer.
+    for (const auto& [shard, contributors] : open->second) touched_[step].push_back(shard);
+  }
   return true;
 }
 

@@ -350,11 +350,13 @@ TEST_CASE("a push need not have all shards: it is complete when it has those tha
   CHECK(f.server().GetStats().frontier_step == 1);
   // In step 1 one has both, in two frames, and the other the second: nobody waits for what is not to come.
   const auto first_half = f.Send(f.PartOf(1, 1, 0, 2, 2));
-  const auto other = f.Send(f.PartOf(2, 1, 1, 8, 1));
   f.Settle();
   CHECK_FALSE(Done(first_half));
-  const auto second_half = f.Send(f.PartOf(1, 1, 1, 2, 2));
+  const auto other = f.Send(f.PartOf(2, 1, 1, 8, 1));
   CHECK(Await(first_half).ok());
+  f.Settle();
+  CHECK_FALSE(Done(other));
+  const auto second_half = f.Send(f.PartOf(1, 1, 1, 2, 2));
   CHECK(Await(second_half).ok());
   CHECK(Await(other).ok());
   CHECK(f.Values(1)[0] == -2);
