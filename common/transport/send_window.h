@@ -18,7 +18,8 @@ size_t FrameBytesFor(size_t servers);
 
 // What a worker has sent, to all its servers, and they have neither taken nor answered: so many bytes at
 // most. Requests enter in the order in which they asked, whatever their servers: where one server is slower,
-// the others get no more than it does, and all are done at about the same time. The callers are transports.
+// the others get no more than it does, and all are done at about the same time. The callers are transports:
+// those over gRPC share the worker's window; one over shared memory or UCX has its own.
 //
 // Threads: thread-safe. Callbacks run one after the other, on any thread that enters or leaves, perhaps
 // before Enter() returns, without the window's lock.
