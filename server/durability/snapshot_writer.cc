@@ -1,5 +1,7 @@
 #include "server/durability/snapshot_writer.h"
 
+#include <pthread.h>
+#include <sched.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -32,12 +34,14 @@
 namespace recon {
 namespace {
 
-// Pages that a thread takes at once; they lie side by side in a pack.
+// Pages that a thread takes at once; they lie side by side in a pack. Behind training few: a lane that has
+// something to do waits for a millisecond, not for four.
 constexpr size_t kBatchPages = 16;
+constexpr size_t kBackgroundBatchPages = 4;
 // Behind training: a tenth of what a busy core's other threads get; and, as the memory's bandwidth has no
-// priorities, an eighth of the time.
+// priorities, this much of the time at most.
 constexpr int kBackgroundPriority = 10;
-constexpr double kBackgroundShare = 0.12;
+constexpr double kBackgroundShare = 0.09;
 
 // One page of the state, and its entry in the manifest.
 struct PageWork {
@@ -50,13 +54,35 @@ struct PageWork {
   absl::Span<const float> values() const { return {content.data(), size}; }
 };
 
-// Runs `work` on so many threads of that priority, and returns the first error.
-absl::Status OnThreads(int threads, int priority, const std::function<absl::Status()>& work) {
+// How a snapshot's pages are encoded.
+struct Effort {
+  int threads;
+  double share;  // Of each thread's time, at most.
+  size_t batch_pages;
+  bool background;
+};
+
+Effort EffortFor(SnapshotWriter::Pace pace, int threads) {
+  if (pace == SnapshotWriter::Pace::kNow) return {threads, 1, kBatchPages, false};
+  return {1, kBackgroundShare, kBackgroundBatchPages, true};
+}
+
+// The calling thread gives way to others.
+void StepBack() {
+  (void)setpriority(PRIO_PROCESS, 0, kBackgroundPriority);  // On Linux it is the thread's.
+  // When it has rested it does not push a thread that runs off its core.
+  const sched_param param{};
+  (void)pthread_setschedparam(pthread_self(), SCHED_BATCH, &param);
+}
+
+// Runs `work` on threads of its own, and returns the first error.
+absl::Status OnThreads(const Effort& effort, const std::function<absl::Status()>& work) {
+  const int threads = effort.threads;
   std::vector<absl::Status> statuses(static_cast<size_t>(threads));
   std::vector<std::thread> running;
   for (int i = 0; i < threads; ++i) {
     const auto body = [&, i] {
-      if (priority > 0) (void)setpriority(PRIO_PROCESS, 0, priority);  // On Linux it is the thread's.
+      if (effort.background) StepBack();
       statuses[static_cast<size_t>(i)] = work();
     };
     try {
@@ -175,18 +201,19 @@ std::vector<PageWork> ListPages(const ParamLayout& layout, std::vector<ShardCut>
 // Lets others have the rest of the time.
 class Pacer {
  public:
-  // `hurry` not 0: somebody waits.
-  Pacer(bool background, const std::atomic<int>* hurry) : background_(background), hurry_(hurry) {}
-  // After a piece of work.
+  // `share`: of the time, for the calling thread. `hurry` not 0: somebody waits.
+  Pacer(double share, const std::atomic<int>* hurry) : share_(share), hurry_(hurry) {}
+  // After a piece of work. Time that the thread had to wait for a core is rest, too.
   void Rest() {
     constexpr absl::Duration kNap = absl::Milliseconds(20);
-    const double used = ThreadCpuSeconds() - used_before_;
-    absl::Duration left = absl::Seconds(used * (1 / kBackgroundShare - 1));
-    while (left > absl::ZeroDuration() && background_ && hurry_->load() == 0 && !MemoryIsShort()) {
+    const absl::Time until = rested_ + absl::Seconds((ThreadCpuSeconds() - used_before_) / share_);
+    while (share_ < 1 && hurry_->load() == 0 && !MemoryIsShort()) {
+      const absl::Duration left = until - Now();
+      if (left <= absl::ZeroDuration()) break;
       absl::SleepFor(std::min(left, kNap));
-      left -= kNap;
     }
     used_before_ = ThreadCpuSeconds();
+    rested_ = Now();
   }
 
  private:
@@ -197,10 +224,11 @@ class Pacer {
            use.pages + (use.limit - std::min(use.limit, pages_before_)) / 4 >= use.limit;
   }
 
-  const bool background_;
+  const double share_;
   const std::atomic<int>* const hurry_;
   const uint64_t pages_before_ = GetPageUse().pages;
   double used_before_ = ThreadCpuSeconds();
+  absl::Time rested_ = Now();
 };
 
 // Has unchanged pages refer to where the snapshot before has them. Not to packs of generations before
@@ -257,15 +285,14 @@ void SnapshotWriter::NoteRestored(const Manifest& manifest) {
 
 absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, std::vector<ShardCut> shards,
                                         uint32_t server, Pace pace, Manifest* manifest) {
-  const int threads = pace == Pace::kNow ? options_.threads : 1;
-  const int priority = pace == Pace::kNow ? 0 : kBackgroundPriority;
+  const Effort effort = EffortFor(pace, options_.threads);
   std::vector<PageWork> work = ListPages(layout, std::move(shards), manifest);
   std::atomic<size_t> next{0};
-  RECON_RETURN_IF_ERROR(OnThreads(threads, priority, [&] {
-    Pacer pacer(pace == Pace::kBackground, &hurry_);
+  RECON_RETURN_IF_ERROR(OnThreads(effort, [&] {
+    Pacer pacer(effort.share, &hurry_);
     for (size_t i; (i = next.fetch_add(1)) < work.size();) {
       const PageWork& page = work[i];
-      if (i % kBatchPages == 0) pacer.Rest();
+      if (i % effort.batch_pages == 0) pacer.Rest();
       page.chunk->set_page_hash(page.page, Hash128(page.content.data(), page.size * sizeof(float)));
     }
     return absl::OkStatus();
@@ -280,13 +307,13 @@ absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, std::vector<S
              work.end());
   next = 0;
   const auto write = [&]() -> absl::Status {
-    Pacer pacer(pace == Pace::kBackground, &hurry_);
+    Pacer pacer(effort.share, &hurry_);
     PageCodec codec;
     PackSequence packs(store_, &table);
     std::string bytes;
     std::vector<size_t> ends;
-    for (size_t first; (first = next.fetch_add(kBatchPages)) < work.size();) {
-      const size_t last = std::min(first + kBatchPages, work.size());
+    for (size_t first; (first = next.fetch_add(effort.batch_pages)) < work.size();) {
+      const size_t last = std::min(first + effort.batch_pages, work.size());
       bytes.clear();
       ends.clear();
       for (size_t i = first; i < last; ++i) {
@@ -310,7 +337,7 @@ absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, std::vector<S
     }
     return packs.Close();
   };
-  return OnThreads(threads, priority, [&] {
+  return OnThreads(effort, [&] {
     absl::Status written = write();
     if (!written.ok()) next = work.size();  // The others need not go on.
     return written;
