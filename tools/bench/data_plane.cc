@@ -302,12 +302,6 @@ class ControlProbe {
   std::thread thread_;
 };
 
-double Percentile(std::vector<double> values, double fraction) {
-  std::sort(values.begin(), values.end());
-  return values[std::min(values.size() - 1,
-                         static_cast<size_t>(fraction * static_cast<double>(values.size())))];
-}
-
 class Bench {
  public:
   explicit Bench(const DataPlaneOptions& options)

@@ -25,13 +25,27 @@ PushLoad::~PushLoad() {
 
 PushLoad::Taken PushLoad::Take() {
   MutexLock lock(&mu_);
-  last_ = Now();
+  const absl::Time now = Now();
+  NoteGap(now);
+  taken_since_ = now;
   return std::exchange(taken_, {});
 }
 
 absl::Status PushLoad::status() {
   MutexLock lock(&mu_);
   return status_;
+}
+
+void PushLoad::NoteGap(absl::Time now) {
+  constexpr absl::Duration kSecond = absl::Seconds(1);
+  const auto last = static_cast<size_t>((now - taken_since_) / kSecond);
+  if (last >= taken_.longest_gaps.size()) taken_.longest_gaps.resize(last + 1);
+  for (auto i = static_cast<size_t>(std::max(last_ - taken_since_, absl::ZeroDuration()) / kSecond);
+       i <= last; ++i) {
+    const absl::Time end = std::min(now, taken_since_ + static_cast<int64_t>(i + 1) * kSecond);
+    double& longest = taken_.longest_gaps[i];
+    longest = std::max(longest, absl::ToDoubleSeconds(end - last_));
+  }
 }
 
 void PushLoad::Run() {
@@ -77,13 +91,13 @@ void PushLoad::Run() {
       params_->Handle(
           EncodeFrame(std::move(frame)), sent, [] {},
           [this, sent](const absl::StatusOr<ByteChain>& reply) {
-            const absl::Time now = Now();
             MutexLock lock(&mu_);
+            const absl::Time now = Now();
             --in_flight_;
             status_.Update(reply.status());
             if (!reply.ok()) return;
             ++taken_.frames;
-            taken_.longest_gap = std::max(taken_.longest_gap, absl::ToDoubleSeconds(now - last_));
+            NoteGap(now);
             taken_.slowest = std::max(taken_.slowest, absl::ToDoubleSeconds(now - sent));
             last_ = now;
           });

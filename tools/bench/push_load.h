@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -21,11 +22,13 @@ class PushLoad {
   PushLoad(ParamServer* params, uint32_t worker);
   ~PushLoad();
 
-  // Frames acknowledged, and the longest time without one, since the last call.
+  // Frames acknowledged since the last call; seconds.
   struct Taken {
     uint64_t frames = 0;
-    double longest_gap = 0;
     double slowest = 0;
+    // For each second since then, the last one cut short: how long there had been no acknowledgement, at
+    // most. Never empty.
+    std::vector<double> longest_gaps;
   };
   Taken Take();
   // The first push that was refused, if one was.
@@ -33,6 +36,8 @@ class PushLoad {
 
  private:
   void Run();
+  // No acknowledgement between last_ and `now`.
+  void NoteGap(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   ParamServer* const params_;
   const uint32_t worker_;
@@ -41,6 +46,7 @@ class PushLoad {
   Mutex mu_;
   int in_flight_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Time last_ ABSL_GUARDED_BY(mu_) = Now();
+  absl::Time taken_since_ ABSL_GUARDED_BY(mu_) = Now();
   Taken taken_ ABSL_GUARDED_BY(mu_);
   absl::Status status_ ABSL_GUARDED_BY(mu_);
   std::thread thread_;
