@@ -32,7 +32,10 @@ class PollerLimit::SleepingCall : public grpc::ClientUnaryReactor {
     awake_.WaitForNotification();
   }
 
+  bool asleep() { return asleep_.HasBeenNotified(); }
+
   void OnDone(const grpc::Status& /*status*/) override {
+    asleep_.Notify();
     wake_.WaitForNotification();
     awake_.Notify();
   }
@@ -41,7 +44,7 @@ class PollerLimit::SleepingCall : public grpc::ClientUnaryReactor {
   grpc::GenericStub stub_;
   grpc::ClientContext context_;
   grpc::ByteBuffer request_, response_;
-  Notification wake_, awake_;
+  Notification asleep_, wake_, awake_;
 };
 
 PollerLimit::PollerLimit() : PollerLimit(std::thread::hardware_concurrency()) {}
@@ -51,5 +54,7 @@ PollerLimit::PollerLimit(unsigned cores) {
 }
 
 PollerLimit::~PollerLimit() = default;
+
+bool PollerLimit::HoldsThread() const { return call_ != nullptr && call_->asleep(); }
 
 }  // namespace recon

@@ -16,6 +16,8 @@ class PollerLimit {
   // `cores` of the machine.
   explicit PollerLimit(unsigned cores);
   ~PollerLimit();
+  // Whether a thread sleeps by now.
+  bool HoldsThread() const;
   PollerLimit(const PollerLimit&) = delete;
   PollerLimit& operator=(const PollerLimit&) = delete;
 
