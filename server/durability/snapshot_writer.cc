@@ -1,24 +1,15 @@
 #include "server/durability/snapshot_writer.h"
 
-#include <pthread.h>
-#include <sched.h>
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <atomic>
-#include <functional>
 #include <map>
 #include <memory>
 #include <set>
-#include <system_error>
-#include <thread>
 #include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/base/clock.h"
-#include "common/base/cpu_usage.h"
 #include "common/base/fault_point.h"
 #include "common/base/hash.h"
 #include "common/base/limits.h"
@@ -29,6 +20,7 @@
 #include "common/snapshot/page_codec.h"
 #include "common/snapshot/reader_lease.h"
 #include "common/snapshot/snapshot_reader.h"
+#include "server/durability/encoder_threads.h"
 #include "server/durability/manifest_parts.h"
 
 namespace recon {
@@ -38,10 +30,6 @@ namespace {
 // something to do waits for a millisecond, not for four.
 constexpr size_t kBatchPages = 16;
 constexpr size_t kBackgroundBatchPages = 4;
-// Behind training: a tenth of what a busy core's other threads get; and, as the memory's bandwidth has no
-// priorities, this much of the time at most.
-constexpr int kBackgroundPriority = 10;
-constexpr double kBackgroundShare = 0.09;
 
 // One page of the state, and its entry in the manifest.
 struct PageWork {
@@ -53,49 +41,6 @@ struct PageWork {
 
   absl::Span<const float> values() const { return {content.data(), size}; }
 };
-
-// How a snapshot's pages are encoded.
-struct Effort {
-  int threads;
-  double share;  // Of each thread's time, at most.
-  size_t batch_pages;
-  bool background;
-};
-
-Effort EffortFor(SnapshotWriter::Pace pace, int threads) {
-  if (pace == SnapshotWriter::Pace::kNow) return {threads, 1, kBatchPages, false};
-  return {1, kBackgroundShare, kBackgroundBatchPages, true};
-}
-
-// The calling thread gives way to others.
-void StepBack() {
-  (void)setpriority(PRIO_PROCESS, 0, kBackgroundPriority);  // On Linux it is the thread's.
-  // When it has rested it does not push a thread that runs off its core.
-  const sched_param param{};
-  (void)pthread_setschedparam(pthread_self(), SCHED_BATCH, &param);
-}
-
-// Runs `work` on threads of its own, and returns the first error.
-absl::Status OnThreads(const Effort& effort, const std::function<absl::Status()>& work) {
-  const int threads = effort.threads;
-  std::vector<absl::Status> statuses(static_cast<size_t>(threads));
-  std::vector<std::thread> running;
-  for (int i = 0; i < threads; ++i) {
-    const auto body = [&, i] {
-      if (effort.background) StepBack();
-      statuses[static_cast<size_t>(i)] = work();
-    };
-    try {
-      running.emplace_back(body);
-    } catch (const std::system_error&) {  // No more threads: those there are do all.
-      if (running.empty()) return absl::ResourceExhaustedError("no thread can be started");
-      break;
-    }
-  }
-  for (std::thread& thread : running) thread.join();
-  for (const absl::Status& status : statuses) RECON_RETURN_IF_ERROR(status);
-  return absl::OkStatus();
-}
 
 // The packs of a manifest, with those of the snapshot before that are still of use.
 class PackTable {
@@ -198,39 +143,6 @@ std::vector<PageWork> ListPages(const ParamLayout& layout, std::vector<ShardCut>
   return work;
 }
 
-// Lets others have the rest of the time.
-class Pacer {
- public:
-  // `share`: of the time, for the calling thread. `hurry` not 0: somebody waits.
-  Pacer(double share, const std::atomic<int>* hurry) : share_(share), hurry_(hurry) {}
-  // After a piece of work. Time that the thread had to wait for a core is rest, too.
-  void Rest() {
-    constexpr absl::Duration kNap = absl::Milliseconds(20);
-    const absl::Time until = rested_ + absl::Seconds((ThreadCpuSeconds() - used_before_) / share_);
-    while (share_ < 1 && hurry_->load() == 0 && !MemoryIsShort()) {
-      const absl::Duration left = until - Now();
-      if (left <= absl::ZeroDuration()) break;
-      absl::SleepFor(std::min(left, kNap));
-    }
-    used_before_ = ThreadCpuSeconds();
-    rested_ = Now();
-  }
-
- private:
-  // Pushes wait for pages, or soon will.
-  bool MemoryIsShort() const {
-    const PageUse use = GetPageUse();
-    return use.limit != UINT64_MAX &&
-           use.pages + (use.limit - std::min(use.limit, pages_before_)) / 4 >= use.limit;
-  }
-
-  const double share_;
-  const std::atomic<int>* const hurry_;
-  const uint64_t pages_before_ = GetPageUse().pages;
-  double used_before_ = ThreadCpuSeconds();
-  absl::Time rested_ = Now();
-};
-
 // Has unchanged pages refer to where the snapshot before has them. Not to packs of generations before
 // `oldest`, so that not all snapshots hang on one file; nor to those of which less than half is still of use:
 // they would stay for ever; nor to any that is not as long as it was.
@@ -285,14 +197,16 @@ void SnapshotWriter::NoteRestored(const Manifest& manifest) {
 
 absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, std::vector<ShardCut> shards,
                                         uint32_t server, Pace pace, Manifest* manifest) {
-  const Effort effort = EffortFor(pace, options_.threads);
+  const bool background = pace == Pace::kBackground;
+  const int threads = background ? 1 : options_.threads;
+  const size_t batch_pages = background ? kBackgroundBatchPages : kBatchPages;
   std::vector<PageWork> work = ListPages(layout, std::move(shards), manifest);
   std::atomic<size_t> next{0};
-  RECON_RETURN_IF_ERROR(OnThreads(effort, [&] {
-    Pacer pacer(effort.share, &hurry_);
+  RECON_RETURN_IF_ERROR(RunEncoders(threads, background, [&] {
+    Pacer pacer(background, &hurry_);
     for (size_t i; (i = next.fetch_add(1)) < work.size();) {
       const PageWork& page = work[i];
-      if (i % effort.batch_pages == 0) pacer.Rest();
+      if (i % batch_pages == 0) pacer.Rest();
       page.chunk->set_page_hash(page.page, Hash128(page.content.data(), page.size * sizeof(float)));
     }
     return absl::OkStatus();
@@ -307,13 +221,13 @@ absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, std::vector<S
              work.end());
   next = 0;
   const auto write = [&]() -> absl::Status {
-    Pacer pacer(effort.share, &hurry_);
+    Pacer pacer(background, &hurry_);
     PageCodec codec;
     PackSequence packs(store_, &table);
     std::string bytes;
     std::vector<size_t> ends;
-    for (size_t first; (first = next.fetch_add(effort.batch_pages)) < work.size();) {
-      const size_t last = std::min(first + effort.batch_pages, work.size());
+    for (size_t first; (first = next.fetch_add(batch_pages)) < work.size();) {
+      const size_t last = std::min(first + batch_pages, work.size());
       bytes.clear();
       ends.clear();
       for (size_t i = first; i < last; ++i) {
@@ -337,7 +251,7 @@ absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, std::vector<S
     }
     return packs.Close();
   };
-  return OnThreads(effort, [&] {
+  return RunEncoders(threads, background, [&] {
     absl::Status written = write();
     if (!written.ok()) next = work.size();  // The others need not go on.
     return written;
