@@ -8,10 +8,12 @@
 // Every bound of the system, with its reason. Reaching one is ResourceExhausted, never a longer queue.
 namespace recon::limits {
 
-// gRPC: messages of about 1 MiB are the fastest on loopback; a frame holds whole shards, so that the
-// largest has one FP32 shard (256 KiB) beyond the target, its header and its table.
-constexpr size_t kFrameTargetBytes = size_t{1} << 20;
-// With more servers a frame is smaller, but holds a shard of FP32: see FrameBytesFor().
+// A frame holds whole shards: seven of FP32 (256 KiB each), fourteen of 16 bits, its header and its table. On
+// loopback frames of 1.5 to 2 MiB moved more than smaller ones, which wake threads more often, and than
+// larger ones, of which the window below holds too few.
+constexpr size_t kFrameTargetBytes = 7 * (size_t{256} << 10);
+// With several servers a part of this each, but a shard of FP32: see FrameBytesFor().
+constexpr size_t kFrameTargetBytesOfAll = size_t{1} << 20;
 constexpr size_t kFrameTargetBytesMin = size_t{256} << 10;
 constexpr size_t kFrameBytesMax = size_t{8} << 20;
 // A frame of the smallest shards stays far below this; it bounds what a decoder allocates.

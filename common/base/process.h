@@ -2,7 +2,7 @@
 
 namespace recon {
 
-// Settings of the heap and of gRPC's locks for processes that move messages of about 1 MiB; call it first in
+// Settings of the heap and of gRPC's locks for processes that move messages of a MiB or two; call it first in
 // main().
 void TuneProcess();
 

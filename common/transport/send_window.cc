@@ -8,7 +8,8 @@
 namespace recon {
 
 size_t FrameBytesFor(size_t servers) {
-  return std::max(limits::kFrameTargetBytes / servers, limits::kFrameTargetBytesMin);
+  if (servers == 1) return limits::kFrameTargetBytes;
+  return std::max(limits::kFrameTargetBytesOfAll / servers, limits::kFrameTargetBytesMin);
 }
 
 SendWindow::SendWindow(size_t servers, size_t connections)

@@ -331,7 +331,7 @@ absl::Status MeasurePushes(const DurabilityOptions& options, const std::string& 
     }
   }
   service.Flush();
-  (*json)["pushes_during_snapshot"] = {{"frames", "fp16, 1 MiB as a worker's, no log"},
+  (*json)["pushes_during_snapshot"] = {{"frames", "fp16, of a worker's size, no log"},
                                        {"without_frames_per_s", Median(without)},
                                        {"during_frames_per_s", Median(during)},
                                        {"snapshot_s", Median(snapshot)},

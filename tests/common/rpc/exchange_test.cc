@@ -141,6 +141,8 @@ absl::StatusOr<ByteChain> Await(const std::shared_ptr<Answer>& answer) {
 }
 
 constexpr size_t kMiB = size_t{1} << 20;
+// Requests of a frame's size that are under way at once, to one server.
+constexpr size_t kUnderWay = limits::kRequestBytesInFlight / limits::kFrameTargetBytes;
 
 }  // namespace
 
@@ -150,15 +152,13 @@ TEST_CASE("replies find their calls, in whatever order they come", "[exchange]")
     INFO(kind);
     const auto transport = Connect(server, kind);
     std::vector<std::shared_ptr<Answer>> answers;
-    for (int i = 0; i < 6; ++i)
-      answers.push_back(Send(transport.get(), std::string(100, static_cast<char>('a' + i))));
+    for (size_t i = 0; i < kUnderWay; ++i) answers.push_back(Send(transport.get(), absl::StrCat("call ", i)));
     std::vector<HoldingServer::Held> held;
-    for (int i = 0; i < 6; ++i) held.push_back(server.Take());
+    for (size_t i = 0; i < kUnderWay; ++i) held.push_back(server.Take());
     for (size_t i = held.size(); i-- > 0;)
       held[i].done(ByteChain::FromString(held[i].request.ToString() + "!"));
-    for (int i = 0; i < 6; ++i) {
-      CHECK(Await(answers[static_cast<size_t>(i)])->ToString() ==
-            std::string(100, static_cast<char>('a' + i)) + "!");
+    for (size_t i = 0; i < kUnderWay; ++i) {
+      CHECK(Await(answers[i])->ToString() == absl::StrCat("call ", i, "!"));
     }
   }
 }
@@ -219,9 +219,9 @@ TEST_CASE("what is neither taken nor answered is bounded, and waits with its sen
     INFO(kind);
     const auto transport = Connect(server, kind);
     std::vector<std::shared_ptr<Answer>> answers;
-    for (int i = 0; i < 40; ++i) answers.push_back(Send(transport.get(), std::string(kMiB + 104, 'x')));
-    const size_t in_flight = server.Settled();
-    CHECK(in_flight == limits::kRequestBytesInFlight / kMiB);
+    for (int i = 0; i < 40; ++i)
+      answers.push_back(Send(transport.get(), std::string(limits::kFrameTargetBytes + 104, 'x')));
+    CHECK(server.Settled() == kUnderWay);
     // Those whose replies wait for others let others in: all of a synchronous step can come.
     std::vector<HoldingServer::Held> waiting;
     for (int i = 0; i < 40; ++i) {
@@ -239,14 +239,16 @@ TEST_CASE("a window that two transports share: one's requests wait for the other
   const auto to_near = *ConnectForFrames(near.address(), {}, 1, window);
   const auto to_far = *ConnectForFrames(far.address(), {}, 1, window);
   std::vector<std::shared_ptr<Answer>> answers;
-  for (int i = 0; i < 10; ++i) answers.push_back(Send(to_near.get(), std::string(kMiB, 'n')));
+  for (size_t i = 0; i < kUnderWay + 2; ++i) {
+    answers.push_back(Send(to_near.get(), std::string(limits::kFrameTargetBytes, 'n')));
+  }
   const auto first = Send(to_far.get(), "first"), second = Send(to_far.get(), "second");
-  CHECK(near.Settled() == 8);
+  CHECK(near.Settled() == kUnderWay);
   CHECK(far.Settled() == 0);
   // One that is given up while it waits is passed over.
-  to_near->Abandon(answers[9]->call, absl::DeadlineExceededError("late"));
+  to_near->Abandon(answers.back()->call, absl::DeadlineExceededError("late"));
   near.Take().done(ByteChain());
-  CHECK(near.Settled() == 8);
+  CHECK(near.Settled() == kUnderWay);
   CHECK(far.Settled() == 0);
   HoldingServer::Held held = near.Take();
   held.taken();
@@ -265,7 +267,7 @@ TEST_CASE("small requests are bounded, too: their replies may be large", "[excha
     const auto transport = Connect(server, kind);
     std::vector<std::shared_ptr<Answer>> answers;
     for (int i = 0; i < 100; ++i) answers.push_back(Send(transport.get(), "pull"));
-    CHECK(server.Settled() == limits::kRequestBytesInFlight / limits::kFrameTargetBytes);
+    CHECK(server.Settled() == kUnderWay);
     for (int i = 0; i < 100; ++i) server.Take().done(ByteChain::FromString(std::string(kMiB, 'p')));
     for (const auto& answer : answers) CHECK(Await(answer)->size() == kMiB);
   }

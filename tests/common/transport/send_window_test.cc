@@ -65,7 +65,7 @@ TEST_CASE("a large request does not wait for ever behind small ones, nor for one
 TEST_CASE("with more servers frames are smaller, down to a shard, and the window has two for each connection",
           "[transport]") {
   CHECK(SendWindow(1, 1).frame_bytes() == limits::kFrameTargetBytes);
-  CHECK(SendWindow(4, 1).frame_bytes() == limits::kFrameTargetBytes / 4);
+  CHECK(SendWindow(4, 1).frame_bytes() == limits::kFrameTargetBytesOfAll / 4);
   for (const size_t servers : {16, 100}) {
     SendWindow window(servers, /*connections=*/1);
     CHECK(window.frame_bytes() == limits::kFrameTargetBytesMin);
