@@ -232,8 +232,10 @@ class Job {
   uint64_t params() const { return params_; }
   uint64_t server_bytes() const { return ResidentBytesOf(server_->pid()); }
 
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect() { return ConnectTo(address_, {}); }
+
   absl::StatusOr<StatusReply> Status() {
-    RECON_ASSIGN_OR_RETURN(const auto channel, ConnectTo(address_, {}));
+    RECON_ASSIGN_OR_RETURN(const auto channel, Connect());
     return ControlClient(channel).Status();
   }
 
@@ -274,10 +276,11 @@ class Job {
   uint64_t params_ = 0;
 };
 
-// Asks a job for its status again and again, as heartbeats do, on a thread of its own.
+// Asks a job for its status again and again on one connection, as heartbeats do, on a thread of its own.
 class ControlProbe {
  public:
-  explicit ControlProbe(Job* job) : thread_([this, job] { Run(job); }) {}
+  explicit ControlProbe(const std::shared_ptr<grpc::Channel>& channel)
+      : control_(channel), thread_([this] { Run(); }) {}
 
   ~ControlProbe() { Stop(); }
 
@@ -289,14 +292,15 @@ class ControlProbe {
   }
 
  private:
-  void Run(Job* job) {
+  void Run() {
     while (!stopping_.load()) {
       const absl::Time start = Now();
-      if (job->Status().ok()) milliseconds_.push_back(absl::ToDoubleMilliseconds(Now() - start));
+      if (control_.Status().ok()) milliseconds_.push_back(absl::ToDoubleMilliseconds(Now() - start));
       absl::SleepFor(kPoll);
     }
   }
 
+  ControlClient control_;
   std::atomic<bool> stopping_{false};
   std::vector<double> milliseconds_;
   std::thread thread_;
@@ -384,7 +388,8 @@ class Bench {
       RECON_ASSIGN_OR_RETURN(const Parts parts, MeasureParts(ratios));
       RECON_ASSIGN_OR_RETURN(const Job::Result push, job.Run("push", options_.seconds, kDepth, 0, all));
       RECON_ASSIGN_OR_RETURN(const Job::Result pull, job.Run("pull", options_.seconds, kDepth, 0, all));
-      ControlProbe probe_control(&job);
+      RECON_ASSIGN_OR_RETURN(const auto channel, job.Connect());
+      ControlProbe probe_control(channel);
       RECON_ASSIGN_OR_RETURN(const Job::Result both, job.Run("pushpull", options_.seconds, kDepth, 0, all));
       const std::vector<double> answered = probe_control.Stop();
       RECON_ASSIGN_OR_RETURN(const Job::Result probe, job.Run("push", options_.seconds / 2, 1, 20, 1));
