@@ -5,17 +5,21 @@
 #include <cstdint>
 #include <map>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/codec/frame.h"
 #include "server/param_server.h"
+#include "server/reply_buffer.h"
 
 namespace recon {
 
 // One frame from its arrival to its reply.
 struct ParamServer::Operation {
+  explicit Operation(ReplyMemory memory = nullptr) : reply_buffer(std::move(memory)) {}
+
   FrameKind kind = FrameKind::kPull;
   WorkerId worker;
   Incarnation incarnation;
@@ -37,6 +41,7 @@ struct ParamServer::Operation {
   std::vector<PartHeader> reply_parts;
   std::vector<ByteChain> reply_payloads;
   std::vector<Shard::Outcome> outcomes;
+  ReplyBuffer reply_buffer;
 
   // Under the server's lock: while its reply waits.
   StalenessGate::Ticket ticket = 0;

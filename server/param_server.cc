@@ -123,7 +123,7 @@ absl::Status ParamServer::CheckMemory(uint64_t pages, const ApplyRules& rules,
       ", the server has ", options_.state_bytes_max));
 }
 
-void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done) {
+void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done, ReplyMemory memory) {
   instruments_->bytes_in.Increment(static_cast<double>(bytes.size()));
   absl::StatusOr<Frame> frame = DecodeFrame(bytes);
   if (frame.ok() && frame->header.kind == static_cast<uint8_t>(FrameKind::kReply)) {
@@ -135,7 +135,7 @@ void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Do
     return;
   }
   const auto kind = static_cast<FrameKind>(frame->header.kind);
-  auto op = std::make_shared<Operation>();
+  auto op = std::make_shared<Operation>(std::move(memory));
   op->kind = kind;
   op->frame = *std::move(frame);
   op->worker = WorkerId(op->frame.header.worker);
@@ -370,7 +370,8 @@ void ParamServer::ApplyPart(const OperationPtr& op, size_t index) {
     } else {
       if (AnswersAtOnce(*op) && !IsSparse(gradient.codec)) {
         const auto codec = static_cast<CodecId>(header.reply_codec);
-        outcome = shard.ApplyAndEncode(id, gradient, scale, codec, &op->reply_payloads[index]);
+        outcome = shard.ApplyAndEncode(id, gradient, scale, codec, op->reply_buffer.ForPart(op->frame, index),
+                                       &op->reply_payloads[index]);
       } else {
         outcome = shard.Apply(id, gradient, scale);
       }

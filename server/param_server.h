@@ -23,6 +23,7 @@
 #include "common/optim/apply_rules.h"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/tensor/param_layout.h"
+#include "common/transport/transport.h"
 #include "server/durability/push_log.h"
 #include "server/store/shard.h"
 #include "server/sync/staleness_gate.h"
@@ -152,7 +153,7 @@ class ParamServer {
   // Handles one frame: a pull, a push, or initial values. `taken` may run before `done` if a push is
   // delivered to the lanes and its reply has to wait for other workers: at once if some have not begun its
   // step, else when it has waited for limits::kInStepPatience.
-  void Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done);
+  void Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done, ReplyMemory memory = nullptr);
 
   // Membership, as the coordinator decides it. A worker must be admitted before its frames are taken.
   // `next_step` is the first step it has no acknowledgement for.

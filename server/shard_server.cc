@@ -141,10 +141,11 @@ absl::Status ShardServer::Parts::Open(const ServerFlags& flags) {
     RECON_RETURN_IF_ERROR(db_->SavePlace(place_));
   }
   if (!flags.metrics_address.empty()) RECON_RETURN_IF_ERROR(metrics_.Serve(flags.metrics_address));
-  const RequestHandler handler = [this](const ByteChain& request, TakenCallback taken, Transport::Done done) {
+  const RequestHandler handler = [this](const ByteChain& request, TakenCallback taken, Transport::Done done,
+                                        ReplyMemory memory) {
     ParamServer* params = serving_.load(std::memory_order_acquire);
     if (params == nullptr) return done(absl::UnavailableError("the server has no place in the job yet"));
-    params->Handle(request, Now(), std::move(taken), std::move(done));
+    params->Handle(request, Now(), std::move(taken), std::move(done), std::move(memory));
   };
   RECON_RETURN_IF_ERROR(frames_.Start(flags, tls_, place_.server_id(), handler));
   param_service_ = std::make_unique<ParamService>(handler);

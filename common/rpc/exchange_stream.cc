@@ -69,7 +69,8 @@ void ExchangeStream::OnReadDone(bool ok) {
   const auto stream = shared_from_this();
   service_->handler_(
       unwrapped->second, [stream, request] { stream->Taken(request.get()); },
-      [stream, request](const absl::StatusOr<ByteChain>& reply) { stream->Reply(request.get(), reply); });
+      [stream, request](const absl::StatusOr<ByteChain>& reply) { stream->Reply(request.get(), reply); },
+      nullptr);
 }
 
 void ExchangeStream::Taken(Request* request) {

@@ -84,7 +84,8 @@ void ShmListener::OnRequest(Connection* connection, const ByteChain& message) {
   const ShmSender sender = connection->peer->sender();
   handler_(
       unwrapped->second, [sender, call] { sender.Send(WrapTaken(call)); },
-      [sender, call](const absl::StatusOr<ByteChain>& reply) { sender.Send(WrapReply(call, reply)); });
+      [sender, call](const absl::StatusOr<ByteChain>& reply) { sender.Send(WrapReply(call, reply)); },
+      [sender](size_t bytes) { return sender.Reserve(bytes); });
 }
 
 void ShmListener::Reap() {

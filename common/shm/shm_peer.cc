@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 #include <deque>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,19 +22,26 @@ namespace {
 
 // Of a sender's slots, what its receiver may keep.
 constexpr uint32_t kKeptMax = kShmSlots / 2;
+// Before what is written in advance: envelope, header and table of a frame of any usual size.
+constexpr size_t kHeadBytesMax = size_t{64} << 10;
+
+// Who has a slot that is not free.
+constexpr uint8_t kHere = 1;   // Reserve()'s memory is in use.
+constexpr uint8_t kThere = 2;  // It is being sent, or the other end has it.
 
 }  // namespace
 
 // What lives as long as the last message that was received.
 class ShmLink {
  public:
-  ShmLink(ShmPeer::Side side, std::unique_ptr<ShmRegion> shared, OwnedFd wake)
+  ShmLink(ShmPeer::Side side, std::unique_ptr<ShmRegion> shared, OwnedFd me, OwnedFd peer)
       : region(std::move(shared)),
         out(side == ShmPeer::Side::kWorker ? 0 : 1),
         sending(region->direction(out)),
         receiving(region->direction(1 - out)),
-        wake_peer(std::move(wake)),
-        lent(kShmSlots, false) {
+        wake_me(std::move(me)),
+        wake_peer(std::move(peer)),
+        holders(kShmSlots, 0) {
     for (uint32_t slot = kShmSlots; slot-- > 0;) free_slots.push_back(slot);
   }
 
@@ -45,7 +53,7 @@ class ShmLink {
 
   // In place, unless so much is kept that the sender could run out of slots and wait for itself.
   static ByteChain MessageIn(const std::shared_ptr<ShmLink>& link, const ShmRing::Entry& entry) {
-    const uint8_t* bytes = link->region->slot(1 - link->out, entry.slot);
+    const uint8_t* bytes = link->region->slot(1 - link->out, entry.slot) + entry.offset;
     if (link->kept.load() >= kKeptMax) {
       CountCopy(CopyReason::kSharedMemory, entry.bytes);
       ByteChain copy = ByteChain::FromString(std::string(reinterpret_cast<const char*>(bytes), entry.bytes));
@@ -65,7 +73,7 @@ class ShmLink {
   void GiveBack(uint32_t slot) {
     {
       MutexLock lock(&receive_mu);
-      receiving->released.Put({slot, 0});
+      receiving->released.Put({slot, 0, 0});
     }
     WakeIf(receiving->sender_starves);
   }
@@ -76,18 +84,22 @@ class ShmLink {
     while (true) {
       RECON_ASSIGN_OR_RETURN(const bool there, sending->released.Take(&entry));
       if (!there) return absl::OkStatus();
-      if (!lent[entry.slot]) {
+      if ((holders[entry.slot] & kThere) == 0) {
         return absl::DataLossError(
             absl::StrCat("shared memory: slot ", entry.slot, " was given back, but not lent"));
       }
-      lent[entry.slot] = false;
-      free_slots.push_back(entry.slot);  // Used next: it is in the cache.
+      Drop(entry.slot, kThere);
     }
+  }
+
+  void Drop(uint32_t slot, uint8_t holder) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
+    holders[slot] &= static_cast<uint8_t>(~holder);
+    if (holders[slot] == 0) free_slots.push_back(slot);  // Used next: it is in the cache.
   }
 
   // False if there is none; then this end is woken when one comes back. A broken ring is found by the
   // receiving thread.
-  bool TakeSlot(uint32_t* slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
+  bool TakeSlot(uint8_t holder, uint32_t* slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
     Reclaim().IgnoreError();
     if (free_slots.empty()) {
       sending->sender_starves.store(1, std::memory_order_relaxed);
@@ -98,21 +110,55 @@ class ShmLink {
     sending->sender_starves.store(0, std::memory_order_relaxed);
     *slot = free_slots.back();
     free_slots.pop_back();
-    lent[*slot] = true;
+    holders[*slot] = holder;
     return true;
   }
 
-  // Whoever has taken the slot.
-  void SendIn(uint32_t slot, const ByteChain& message) {
-    uint8_t* to = region->slot(out, slot);
+  // Where a message is sent from, and how much of it, at its beginning, is not there yet.
+  struct Place {
+    uint32_t slot = 0;
+    uint32_t offset = 0;
+    size_t missing = 0;
+  };
+
+  // The place of a message whose end was written in advance, side by side, into what Reserve() gave.
+  std::optional<Place> PlaceOf(const ByteChain& message) const {
+    const auto slots = reinterpret_cast<uintptr_t>(region->slot(out, 0));
+    std::optional<Place> place;
+    const uint8_t* end = nullptr;
+    size_t head = 0;
     for (const ByteChain::Piece& piece : message.pieces()) {
+      if (!place.has_value()) {
+        const uintptr_t at = reinterpret_cast<uintptr_t>(piece.data) - slots;
+        if (at >= kShmSlots * kShmSlotBytes) {  // Or before them.
+          head += piece.size;
+          continue;
+        }
+        if (at % kShmSlotBytes != kHeadBytesMax || head > kHeadBytesMax) return std::nullopt;
+        place = Place{static_cast<uint32_t>(at / kShmSlotBytes), static_cast<uint32_t>(kHeadBytesMax - head),
+                      head};
+        end = piece.data;
+      }
+      if (piece.data != end) return std::nullopt;
+      end += piece.size;
+    }
+    return place;
+  }
+
+  // Whoever has taken the slot.
+  void SendFrom(const Place& place, const ByteChain& message) {
+    uint8_t* to = region->slot(out, place.slot) + place.offset;
+    size_t missing = place.missing;
+    for (const ByteChain::Piece& piece : message.pieces()) {
+      if (missing == 0) break;
       std::memcpy(to, piece.data, piece.size);
       to += piece.size;
+      missing -= piece.size;
     }
-    CountCopy(CopyReason::kSharedMemory, message.size());
+    CountCopy(CopyReason::kSharedMemory, place.missing);
     {
       MutexLock lock(&send_mu);
-      sending->sent.Put({slot, static_cast<uint32_t>(message.size())});
+      sending->sent.Put({place.slot, place.offset, static_cast<uint32_t>(message.size())});
     }
     WakeIf(sending->receiver_sleeps);
   }
@@ -121,13 +167,14 @@ class ShmLink {
   const int out;
   ShmDirection* const sending;
   ShmDirection* const receiving;
+  const OwnedFd wake_me;
   const OwnedFd wake_peer;
   std::atomic<bool> closed{false};
   std::atomic<uint32_t> kept{0};  // Messages that are used in place.
 
   Mutex send_mu;
   std::vector<uint32_t> free_slots ABSL_GUARDED_BY(send_mu);
-  std::vector<bool> lent ABSL_GUARDED_BY(send_mu);
+  std::vector<uint8_t> holders ABSL_GUARDED_BY(send_mu);
   std::deque<ByteChain> backlog ABSL_GUARDED_BY(send_mu);  // No slot was free.
 
   Mutex receive_mu;  // Orders those who give slots back.
@@ -135,9 +182,8 @@ class ShmLink {
 
 ShmPeer::ShmPeer(Side side, std::unique_ptr<ShmRegion> region, OwnedFd socket, OwnedFd wake_me,
                  OwnedFd wake_peer)
-    : link_(std::make_shared<ShmLink>(side, std::move(region), std::move(wake_peer))),
-      socket_(std::move(socket)),
-      wake_me_(std::move(wake_me)) {}
+    : link_(std::make_shared<ShmLink>(side, std::move(region), std::move(wake_me), std::move(wake_peer))),
+      socket_(std::move(socket)) {}
 
 ShmPeer::~ShmPeer() {
   Close();
@@ -153,22 +199,41 @@ void ShmPeer::Start(OnMessage on_message, OnClosed on_closed) {
 
 bool ShmSender::Send(const ByteChain& message) const {
   if (message.size() > kShmSlotBytes) return false;
-  uint32_t slot = 0;
+  const std::optional<ShmLink::Place> written = link_->PlaceOf(message);
+  ShmLink::Place place{0, 0, message.size()};
   {
     MutexLock lock(&link_->send_mu);
     if (link_->closed.load()) return false;
-    if (!link_->backlog.empty() || !link_->TakeSlot(&slot)) {
+    if (written.has_value() && link_->holders[written->slot] == kHere) {
+      link_->holders[written->slot] |= kThere;
+      place = *written;
+    } else if (!link_->backlog.empty() || !link_->TakeSlot(kThere, &place.slot)) {
       link_->backlog.push_back(message);
       return true;
     }
   }
-  link_->SendIn(slot, message);
+  link_->SendFrom(place, message);
   return true;
+}
+
+std::shared_ptr<uint8_t[]> ShmSender::Reserve(size_t bytes) const {
+  if (bytes > kShmSlotBytes - kHeadBytesMax) return nullptr;
+  uint32_t slot = 0;
+  {
+    MutexLock lock(&link_->send_mu);
+    if (link_->closed.load() || !link_->TakeSlot(kHere, &slot)) return nullptr;
+  }
+  const auto let_go = [link = link_, slot](uint8_t*) {
+    MutexLock lock(&link->send_mu);
+    link->Drop(slot, kHere);
+    if (!link->backlog.empty()) WakeUp(link->wake_me);
+  };
+  return {link_->region->slot(link_->out, slot) + kHeadBytesMax, let_go};
 }
 
 void ShmPeer::Close() {
   link_->closed.store(true);
-  WakeUp(wake_me_);
+  WakeUp(link_->wake_me);
 }
 
 void ShmPeer::Run(const OnMessage& on_message, const OnClosed& on_closed) {
@@ -180,11 +245,13 @@ void ShmPeer::Run(const OnMessage& on_message, const OnClosed& on_closed) {
       status = absl::UnavailableError("the other process has gone");
     }
   }
+  std::deque<ByteChain> unsent;  // Their memory is given back without the lock.
   {
     MutexLock lock(&link_->send_mu);
     link_->closed.store(true);
-    link_->backlog.clear();
+    link_->backlog.swap(unsent);
   }
+  unsent.clear();
   on_closed(status.ok() ? absl::UnavailableError("the connection was closed") : status);
 }
 
@@ -196,27 +263,28 @@ absl::Status ShmPeer::ReceiveAll(const OnMessage& on_message) {
     on_message(ShmLink::MessageIn(link_, entry));
   }
   while (true) {
-    uint32_t slot = 0;
+    ShmLink::Place place;
     ByteChain message;
     {
       MutexLock lock(&link_->send_mu);
       RECON_RETURN_IF_ERROR(link_->Reclaim());
-      if (link_->backlog.empty() || !link_->TakeSlot(&slot)) return absl::OkStatus();
+      if (link_->backlog.empty() || !link_->TakeSlot(kThere, &place.slot)) return absl::OkStatus();
       message = std::move(link_->backlog.front());
       link_->backlog.pop_front();
     }
-    link_->SendIn(slot, message);
+    place.missing = message.size();
+    link_->SendFrom(place, message);
   }
 }
 
 // Until there is something to do; false if the other end has gone.
 bool ShmPeer::Sleep() {
   link_->receiving->receiver_sleeps.store(1, std::memory_order_seq_cst);
-  pollfd fds[2] = {{wake_me_.get(), POLLIN, 0}, {socket_.get(), POLLIN | POLLRDHUP, 0}};
+  pollfd fds[2] = {{link_->wake_me.get(), POLLIN, 0}, {socket_.get(), POLLIN | POLLRDHUP, 0}};
   const bool wait = link_->receiving->sent.Empty() && !link_->closed.load();
   poll(fds, 2, wait ? -1 : 0);
   link_->receiving->receiver_sleeps.store(0, std::memory_order_seq_cst);
-  if ((fds[0].revents & POLLIN) != 0) ForgetWakeUps(wake_me_);
+  if ((fds[0].revents & POLLIN) != 0) ForgetWakeUps(link_->wake_me);
   // Nothing is said on the socket once the connection stands.
   return fds[1].revents == 0;
 }

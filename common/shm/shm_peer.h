@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -19,9 +21,14 @@ class ShmSender {
  public:
   explicit ShmSender(std::shared_ptr<ShmLink> link) : link_(std::move(link)) {}
 
-  // Copies the message into a slot, now or when one is free. False if the connection is closed, or the
-  // message larger than kShmSlotBytes.
+  // Copies the message into a slot, now or when one is free; but not what lies in Reserve()'s memory, from
+  // its first byte to the message's end. False if the connection is closed, or the message larger than
+  // kShmSlotBytes.
   bool Send(const ByteChain& message) const;
+
+  // Part of a slot, for what is to be sent, as long as the pointer; nothing may be written to it once it has
+  // been sent. Null if the connection is closed, no slot is free, or none is as large.
+  std::shared_ptr<uint8_t[]> Reserve(size_t bytes) const;
 
  private:
   std::shared_ptr<ShmLink> link_;
@@ -58,7 +65,6 @@ class ShmPeer {
 
   const std::shared_ptr<ShmLink> link_;  // Kept by messages that are still in use.
   const OwnedFd socket_;
-  const OwnedFd wake_me_;
   std::thread thread_;
 };
 

@@ -15,7 +15,7 @@ namespace recon {
 namespace {
 
 constexpr uint64_t kMagic = 0x314D48534E434552;  // "RECNSHM1"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kPage = 4096;
 constexpr size_t kHeaderBytes = (sizeof(ShmHeader) + kPage - 1) / kPage * kPage;
 constexpr size_t kRegionBytes = kHeaderBytes + 2 * size_t{kShmSlots} * kShmSlotBytes;
@@ -38,10 +38,11 @@ absl::StatusOr<bool> ShmRing::Take(Entry* entry) {
   const uint32_t there = put.load(std::memory_order_acquire) - at;
   if (there == 0) return false;
   *entry = entries[at % kShmSlots];
-  if (there > kShmSlots || entry->slot >= kShmSlots || entry->bytes > kShmSlotBytes) {
-    return absl::DataLossError(absl::StrCat("shared memory: ", there, " entries, slot ", entry->slot, " of ",
-                                            entry->bytes, " bytes; there are ", kShmSlots, " of ",
-                                            kShmSlotBytes));
+  if (there > kShmSlots || entry->slot >= kShmSlots ||
+      uint64_t{entry->offset} + entry->bytes > kShmSlotBytes) {
+    return absl::DataLossError(absl::StrCat("shared memory: ", there, " entries, slot ", entry->slot,
+                                            " from byte ", entry->offset, ", ", entry->bytes,
+                                            " bytes; there are ", kShmSlots, " of ", kShmSlotBytes));
   }
   taken.store(at + 1, std::memory_order_release);
   return true;

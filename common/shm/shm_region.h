@@ -14,7 +14,8 @@ namespace recon {
 // are sent and which are given back. The worker makes it (memfd) and hands it over through a Unix socket.
 //
 // Each direction has slots of its own. Their sender chooses a free one, fills it, and puts it into `sent`;
-// the receiver reads it where it is, and puts it into `released` when it needs it no longer, in any order.
+// the receiver reads it where it is, and puts it into `released` when it needs it no longer, in any order. A
+// message begins anywhere in its slot: what is written there in advance has room for a head before it.
 // Slots are larger than any message; only what is touched takes memory.
 //
 // The two ends are processes of one user: each could read the other's memory anyway. What a broken peer
@@ -27,6 +28,7 @@ inline constexpr size_t kShmSlotBytes = limits::kFrameBytesMax + (size_t{64} << 
 struct ShmRing {
   struct Entry {
     uint32_t slot = 0;
+    uint32_t offset = 0;  // Of the message in its slot.
     uint32_t bytes = 0;
   };
 

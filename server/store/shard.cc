@@ -185,21 +185,20 @@ Shard::Outcome Shard::Apply(const PushId& id, const EncodedGradient& gradient, d
 }
 
 Shard::Outcome Shard::ApplyAndEncode(const PushId& id, const EncodedGradient& gradient, double scale,
-                                     CodecId codec, ByteChain* encoded) {
+                                     CodecId codec, std::shared_ptr<uint8_t[]> memory, ByteChain* encoded) {
   if (ledger_.Forgotten(id.worker, id.incarnation, id.step)) return Outcome::kLate;
   if (!ledger_.Take(id.worker, id.incarnation, id.step)) {
     *encoded = Encoded(codec);
     return Outcome::kDuplicate;
   }
   const UpdateCoefficients c = CoefficientsFor(*config_, policy_, version_, scale * Discount(id));
-  const uint64_t size = EncodedBytes(codec, placement_.size);
-  const std::shared_ptr<uint8_t[]> bytes(new uint8_t[size]);
+  uint8_t* bytes = memory.get();
   UpdateDense(c, ComparisonFor(id, gradient, c), gradient, [&](size_t offset, size_t count) {
     const float* params = pages_[0][offset / kPageParams].data() + offset % kPageParams;
-    Encode(codec, params, count, bytes.get() + EncodedBytes(codec, offset));
+    Encode(codec, params, count, bytes + EncodedBytes(codec, offset));
   });
   kept_.Keep(++version_, pages_[0]);
-  encoded->Append(bytes.get(), size, bytes);
+  encoded->Append(bytes, EncodedBytes(codec, placement_.size), std::move(memory));
   Lend(codec, *encoded);
   return Outcome::kTaken;
 }

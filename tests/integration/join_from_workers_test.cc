@@ -165,10 +165,11 @@ TEST_CASE("what a worker does not give, or not soon, is left to the server", "[j
   // It takes every request and answers none.
   std::vector<Transport::Done> held;
   Mutex mu;
-  ParamService silent_service([&](const ByteChain&, const TakenCallback&, Transport::Done done) {
-    MutexLock lock(&mu);
-    held.push_back(std::move(done));
-  });
+  ParamService silent_service(
+      [&](const ByteChain&, const TakenCallback&, Transport::Done done, const ReplyMemory&) {
+        MutexLock lock(&mu);
+        held.push_back(std::move(done));
+      });
   const auto silent = *RpcServer::Start("--listen", "127.0.0.1:0", {}, {&silent_service});
   Replica joins(&job.layout());
   const auto none =
@@ -218,13 +219,14 @@ TEST_CASE("what another worker sends is checked before it is taken", "[join]") {
   other.payloads[0] = ByteChain::FromString("too short");
   CHECK(refused(other));
   // A frame of a kind whose payloads have other lengths is no reply.
-  ParamService service([&](const ByteChain& request, const TakenCallback&, Transport::Done done) {
-    Frame frame = *DecodeFrame(request);
-    for (size_t i = 0; i < frame.parts.size(); ++i) {
-      frame.payloads[i] = ByteChain::FromString(std::string(PageHashesBytes(frame.parts[i].count), 'x'));
-    }
-    done(EncodeFrame(frame));
-  });
+  ParamService service(
+      [&](const ByteChain& request, const TakenCallback&, Transport::Done done, const ReplyMemory&) {
+        Frame frame = *DecodeFrame(request);
+        for (size_t i = 0; i < frame.parts.size(); ++i) {
+          frame.payloads[i] = ByteChain::FromString(std::string(PageHashesBytes(frame.parts[i].count), 'x'));
+        }
+        done(EncodeFrame(frame));
+      });
   const auto echoes = *RpcServer::Start("--listen", "127.0.0.1:0", {}, {&service});
   CHECK(absl::IsUnavailable(ReadPeers({echoes->address()}, {}, job.layout(), NeverStopped, &joins).status()));
   service.Close();

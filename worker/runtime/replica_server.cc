@@ -26,9 +26,8 @@ ReplicaServer::ReplicaServer(const ParamLayout* layout, const Replica* replica, 
       replica_(replica),
       bytes_(metrics->Counter("recon_worker_served_bytes_total",
                               "Payload bytes of parameters sent to workers that join")),
-      service_([this](const ByteChain& request, const TakenCallback& /*taken*/, Transport::Done done) {
-        done(Answer(request));
-      }) {}
+      service_([this](const ByteChain& request, const TakenCallback& /*taken*/, Transport::Done done,
+                      const ReplyMemory& /*memory*/) { done(Answer(request)); }) {}
 
 ReplicaServer::~ReplicaServer() {
   service_.Close();

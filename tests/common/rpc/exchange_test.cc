@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <fstream>
 #include <iterator>
@@ -14,11 +15,13 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "catch2/catch.hpp"
+#include "common/base/copied_bytes.h"
 #include "common/base/limits.h"
 #include "common/base/mutex.h"
 #include "common/base/retry_hint.h"
@@ -46,6 +49,7 @@ class HoldingServer {
     ByteChain request;  // In place.
     TakenCallback taken;
     Transport::Done done;
+    ReplyMemory memory;  // Shared memory's only.
   };
 
   explicit HoldingServer(const std::string& address = "127.0.0.1:0", const std::string& shm_name = "",
@@ -68,6 +72,7 @@ class HoldingServer {
   const std::string& shm_name() const { return shm_name_; }
   std::string ucx_address() const { return HaveUcx() ? absl::StrCat("127.0.0.1:", ucx_->port()) : ""; }
   int shm_connections() const { return shared_memory_->connections(); }
+  void CutSharedMemory() { shared_memory_ = nullptr; }
 
   Held Take() {
     MutexLock lock(&mu_);
@@ -88,9 +93,9 @@ class HoldingServer {
 
  private:
   RequestHandler Handler() {
-    return [this](const ByteChain& request, TakenCallback taken, Transport::Done done) {
+    return [this](const ByteChain& request, TakenCallback taken, Transport::Done done, ReplyMemory memory) {
       MutexLock lock(&mu_);
-      held_.push_back({request, std::move(taken), std::move(done)});
+      held_.push_back({request, std::move(taken), std::move(done), std::move(memory)});
     };
   }
 
@@ -337,6 +342,83 @@ TEST_CASE("whoever keeps more than there are slots for gets copies", "[exchange]
   }
 }
 
+TEST_CASE("a reply that ends with the transport's memory is sent from there", "[exchange]") {
+  HoldingServer server;
+  const auto transport = Connect(server, "shared memory");
+  const auto copied = [] { return CopiedBytes(CopyReason::kSharedMemory); };
+  const auto reply_of = [](const std::shared_ptr<uint8_t[]>& memory, size_t from, size_t bytes) {
+    ByteChain reply = ByteChain::FromString("head");
+    reply.Append(memory.get() + from, bytes / 2, memory);
+    reply.Append(memory.get() + from + bytes / 2, bytes - bytes / 2, memory);
+    return reply;
+  };
+  const std::string expected = "head" + std::string(kMiB, 'r');
+  const auto next = [&] {
+    auto answer = Send(transport.get(), "q");
+    return std::make_pair(std::move(answer), server.Take());
+  };
+  // More often than there are slots: they come back.
+  for (uint32_t i = 0; i < kShmSlots + 10; ++i) {
+    auto [answer, held] = next();
+    std::shared_ptr<uint8_t[]> memory = held.memory(kMiB);
+    REQUIRE(memory != nullptr);
+    std::memset(memory.get(), 'r', i < 3 ? kMiB : 8);
+    const uint64_t before = copied();
+    held.done(reply_of(memory, 0, i < 3 ? kMiB : 8));
+    memory = nullptr;
+    const std::string reply = Await(answer)->ToString();
+    CHECK(copied() - before < 100);
+    CHECK(reply == expected.substr(0, reply.size()));
+    if (i < 3) CHECK(reply.size() == expected.size());
+  }
+  auto [answer, held] = next();
+  const std::shared_ptr<uint8_t[]> memory = held.memory(kMiB);
+  std::memset(memory.get(), 'r', kMiB);
+  SECTION("not from its first byte: copied") {
+    const uint64_t before = copied();
+    held.done(reply_of(memory, 10, kMiB - 10));
+    CHECK(Await(answer)->ToString() == expected.substr(0, kMiB - 10 + 4));
+    CHECK(copied() - before > kMiB - 10);
+  }
+  SECTION("others behind it: copied") {
+    ByteChain reply = reply_of(memory, 0, kMiB);
+    reply.Append(ByteChain::FromString("tail"));
+    held.done(std::move(reply));
+    CHECK(Await(answer)->ToString() == expected + "tail");
+  }
+  SECTION("to two requests at once: the second is copied") {
+    auto [second, held_too] = next();
+    held.done(reply_of(memory, 0, kMiB));
+    const uint64_t before = copied();
+    held_too.done(reply_of(memory, 0, kMiB));
+    // Nobody overwrites what is kept: not what comes later, while the memory is in use or the reply is.
+    const absl::StatusOr<ByteChain> first = Await(answer);
+    CHECK(copied() - before > kMiB);
+    for (int i = 0; i < 10; ++i) {
+      auto [later, held_later] = next();
+      const std::shared_ptr<uint8_t[]> other = held_later.memory(kMiB);
+      CHECK(other.get() != memory.get());
+      std::memset(other.get(), 'x', kMiB);
+      held_later.done(reply_of(other, 0, kMiB));
+      Await(later).IgnoreError();
+    }
+    CHECK(first->ToString() == expected);
+    CHECK(Await(second)->ToString() == expected);
+  }
+  SECTION("larger than a slot") {
+    CHECK(held.memory(limits::kFrameBytesMax) != nullptr);
+    CHECK(held.memory(limits::kFrameBytesMax + 1) == nullptr);
+    held.done(ByteChain());
+  }
+  SECTION("used, and let go, after the connection has gone") {
+    server.CutSharedMemory();
+    CHECK(absl::IsUnavailable(Await(answer).status()));
+    CHECK(held.memory(8) == nullptr);
+    memory[kMiB - 1] = 'x';
+    held.done(reply_of(memory, 0, kMiB));
+  }
+}
+
 TEST_CASE("messages wait for slots while the other end does not read", "[exchange]") {
   const std::string name = absl::StrCat("recon-test-", getpid(), "-slots");
   const OwnedFd listener = *ListenForShm(name);
@@ -404,11 +486,15 @@ TEST_CASE("rings that make no sense end the connection", "[exchange]") {
   ShmRing& ring = region->direction(0)->sent;
   ShmRing::Entry entry;
   CHECK_FALSE(*ring.Take(&entry));
-  ring.Put({kShmSlots, 1});
+  ring.Put({kShmSlots, 0, 1});
   CHECK(absl::IsDataLoss(ring.Take(&entry).status()));
-  ring.entries[0] = {3, static_cast<uint32_t>(kShmSlotBytes) + 1};
+  ring.entries[0] = {3, 0, static_cast<uint32_t>(kShmSlotBytes) + 1};
   CHECK(absl::IsDataLoss(ring.Take(&entry).status()));
-  ring.entries[0] = {3, 16};
+  ring.entries[0] = {3, static_cast<uint32_t>(kShmSlotBytes), 1};
+  CHECK(absl::IsDataLoss(ring.Take(&entry).status()));
+  ring.entries[0] = {3, UINT32_MAX, UINT32_MAX};
+  CHECK(absl::IsDataLoss(ring.Take(&entry).status()));
+  ring.entries[0] = {3, 8, 16};
   ring.put.store(kShmSlots + 1);
   CHECK(absl::IsDataLoss(ring.Take(&entry).status()));
   ring.put.store(1);

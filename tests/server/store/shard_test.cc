@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <numeric>
 
 #include "catch2/catch.hpp"
@@ -32,6 +33,11 @@ OptimizerConfig Sgd(double rate) {
   config.kind = OptimizerKind::kSgd;
   config.learning_rate = rate;
   return config;
+}
+
+// Of 16-bit values.
+std::shared_ptr<uint8_t[]> MemoryOf(size_t values) {
+  return std::shared_ptr<uint8_t[]>(new uint8_t[2 * values]);
 }
 
 std::vector<float> Values(Shard* shard) {
@@ -82,14 +88,16 @@ TEST_CASE("what is encoded with an update is what is encoded after it, and is sh
       Shard apart(ShardId(0), placement, StatePlanes(config.kind), &config, {});
       const EncodedGradient gradient = Gradient(codec, 0.3f, kSize, 40'001);
       ByteChain encoded;
-      CHECK(together.ApplyAndEncode(Push(1, 0), gradient, 1, reply, &encoded) == Shard::Outcome::kTaken);
+      CHECK(together.ApplyAndEncode(Push(1, 0), gradient, 1, reply, MemoryOf(kSize), &encoded) ==
+            Shard::Outcome::kTaken);
       CHECK(apart.Apply(Push(1, 0), gradient, 1) == Shard::Outcome::kTaken);
       CHECK(Values(&together) == Values(&apart));
       CHECK(together.version() == 1);
       CHECK(encoded.ToString() == apart.Encoded(reply).ToString());
       CHECK(together.Encoded(reply).pieces().front().data == encoded.pieces().front().data);
       ByteChain again;
-      CHECK(together.ApplyAndEncode(Push(1, 0), gradient, 1, reply, &again) == Shard::Outcome::kDuplicate);
+      CHECK(together.ApplyAndEncode(Push(1, 0), gradient, 1, reply, MemoryOf(kSize), &again) ==
+            Shard::Outcome::kDuplicate);
       CHECK(again.ToString() == encoded.ToString());
       CHECK(together.version() == 1);
       const std::weak_ptr<const void> owner = encoded.pieces().front().owner;
@@ -150,12 +158,13 @@ TEST_CASE("a stale gradient is compared with the version that it was computed fr
       twin.SetRules(&rules, {});
       shard.HideVersions();
       twin.Restore(shard.Cut());
-      CHECK(shard.ApplyAndEncode(push(4), gradient, 1, CodecId::kFp16, &encoded) == Shard::Outcome::kTaken);
+      CHECK(shard.ApplyAndEncode(push(4), gradient, 1, CodecId::kFp16, MemoryOf(kSize), &encoded) ==
+            Shard::Outcome::kTaken);
       twin.Apply(push(4), gradient, 1);
       CHECK(Values(&shard) == Values(&twin));
       CHECK(all(&shard) == Approx(before - 2));  // Of staleness 1.
       encoded = ByteChain();
-      shard.ApplyAndEncode(push(5), gradient, 1, CodecId::kFp16, &encoded);
+      shard.ApplyAndEncode(push(5), gradient, 1, CodecId::kFp16, MemoryOf(kSize), &encoded);
       twin.Apply(push(5), gradient, 1);
       CHECK(Values(&shard) == Values(&twin));
       CHECK(all(&shard) == Approx(before - 3));
@@ -180,8 +189,8 @@ TEST_CASE("a push that the ledger has forgotten is never acknowledged, and never
   CHECK(shard.Apply(Push(1, 1000), Gradient(CodecId::kFp32, 1, 10), 1) == Shard::Outcome::kTaken);
   ByteChain encoded;
   CHECK(shard.Apply(Push(1, 900), Gradient(CodecId::kFp32, 1, 10), 1) == Shard::Outcome::kLate);
-  CHECK(shard.ApplyAndEncode(Push(1, 900), Gradient(CodecId::kFp32, 1, 10), 1, CodecId::kFp16, &encoded) ==
-        Shard::Outcome::kLate);
+  CHECK(shard.ApplyAndEncode(Push(1, 900), Gradient(CodecId::kFp32, 1, 10), 1, CodecId::kFp16, MemoryOf(10),
+                             &encoded) == Shard::Outcome::kLate);
   CHECK(shard.Contribute(Push(1, 900), Contribution()) == Shard::Outcome::kLate);
   CHECK(shard.version() == 1);
 }
