@@ -33,6 +33,9 @@ constexpr size_t kProgressTextBytesMax = 2048;
 // to keep connection, check and lanes busy at once: 16 MiB gave no more on loopback, and a server holds as
 // much of every worker. A link of 10 Gbit/s is kept full up to a round trip of 7 ms.
 constexpr size_t kRequestBytesInFlight = size_t{8} << 20;
+// So many frames where the server is on the worker's machine: what is under way lies in memory there, and the
+// less it is the more of it is in the caches.
+constexpr size_t kRequestFramesOnOneMachine = 2;
 // With more servers less, all of them together: what is under way for longer than the links need keeps a
 // synchronous step open. But this, and so many frames for each connection.
 constexpr size_t kRequestBytesInFlightMin = size_t{4} << 20;

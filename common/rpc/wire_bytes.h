@@ -26,4 +26,8 @@ class WireByteCounter {
   std::map<uint64_t, WireBytes> connections_;  // By the socket's inode.
 };
 
+// Whether this process' TCP connections to or from some ports all have this machine at both ends; not if
+// there are none. Thread-safe.
+bool OnOneMachine(const std::set<uint16_t>& ports);
+
 }  // namespace recon

@@ -29,7 +29,9 @@ struct ShmTransport::Connection {
 };
 
 ShmTransport::ShmTransport(std::string name, std::unique_ptr<Transport> otherwise)
-    : name_(std::move(name)), otherwise_(std::move(otherwise)) {}
+    : name_(std::move(name)), otherwise_(std::move(otherwise)) {
+  window_->SetOneMachine(true);
+}
 
 ShmTransport::~ShmTransport() {
   {

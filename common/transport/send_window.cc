@@ -14,8 +14,21 @@ size_t FrameBytesFor(size_t servers) {
 
 SendWindow::SendWindow(size_t servers, size_t connections)
     : frame_bytes_(FrameBytesFor(servers)),
-      bytes_max_(std::max({limits::kRequestBytesInFlight / servers, limits::kRequestBytesInFlightMin,
-                           servers * connections * limits::kRequestFramesInFlightMin * frame_bytes_})) {}
+      bytes_over_network_(
+          std::max({limits::kRequestBytesInFlight / servers, limits::kRequestBytesInFlightMin,
+                    servers * connections * limits::kRequestFramesInFlightMin * frame_bytes_})),
+      bytes_on_one_machine_(servers > 1
+                                ? bytes_over_network_
+                                : std::max(connections, limits::kRequestFramesOnOneMachine) * frame_bytes_),
+      bytes_max_(bytes_over_network_) {}
+
+void SendWindow::SetOneMachine(bool one_machine) {
+  {
+    MutexLock lock(&mu_);
+    bytes_max_ = one_machine ? bytes_on_one_machine_ : bytes_over_network_;
+  }
+  AdmitNext();
+}
 
 uint64_t SendWindow::NewPlace() {
   MutexLock lock(&mu_);

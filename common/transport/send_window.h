@@ -32,6 +32,10 @@ class SendWindow {
 
   size_t frame_bytes() const { return frame_bytes_; }
 
+  // Whether what is sent stays on this machine; at first it does not. A single server's window is smaller
+  // then.
+  void SetOneMachine(bool one_machine);
+
   // A name for what enters next, so that its callback can be told from others.
   uint64_t NewPlace();
   // Calls `admitted` when the request may be sent; `charge` is its RequestCharge().
@@ -49,9 +53,10 @@ class SendWindow {
   void AdmitNext();
 
   const size_t frame_bytes_;
-  const size_t bytes_max_;
+  const size_t bytes_over_network_, bytes_on_one_machine_;
 
   Mutex mu_;
+  size_t bytes_max_ ABSL_GUARDED_BY(mu_);
   uint64_t next_place_ ABSL_GUARDED_BY(mu_) = 1;
   std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, size_t> under_way_ ABSL_GUARDED_BY(mu_);

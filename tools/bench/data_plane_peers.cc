@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/base/clock.h"
+#include "common/base/host_port.h"
 #include "common/base/limits.h"
 #include "common/base/mutex.h"
 #include "common/base/process.h"
@@ -25,6 +26,7 @@
 #include "common/rpc/control_client.h"
 #include "common/rpc/grpc_transport.h"
 #include "common/rpc/poller_limit.h"
+#include "common/rpc/wire_bytes.h"
 #include "common/shm/shm_transport.h"
 #include "common/tensor/param_layout.h"
 #include "common/ucx/ucx_transport.h"
@@ -132,6 +134,8 @@ class PushWorker {
     const auto window = std::make_shared<SendWindow>(/*servers=*/1, limits::kDataConnections);
     RECON_ASSIGN_OR_RETURN(transport_,
                            ConnectForFrames(options_.server, {}, limits::kDataConnections, window));
+    RECON_ASSIGN_OR_RETURN(const uint16_t port, PortOf(options_.server));
+    window->SetOneMachine(OnOneMachine({port}));  // As a worker does it.
     if (options_.transport == "shm") {
       auto shared = std::make_unique<ShmTransport>(registered.shared_memory(), std::move(transport_));
       if (!shared->Connected()) return absl::UnavailableError("the server shares no memory");

@@ -7,6 +7,7 @@
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/grpc_transport.h"
+#include "common/rpc/wire_bytes.h"
 #include "common/shm/shm_transport.h"
 #include "common/tensor/shard_assignment.h"
 #include "common/ucx/ucx_transport.h"
@@ -48,6 +49,17 @@ absl::Status ServerConnections::Adopt(const RegisterReply& reply) {
   servers[0].set_shared_memory(reply.shared_memory());
   servers[0].set_ucx_address(reply.ucx_address());
   servers.insert(servers.end(), reply.servers().begin(), reply.servers().end());
+  RECON_RETURN_IF_ERROR(ConnectTo(servers));
+  std::shared_ptr<SendWindow> window;
+  {
+    MutexLock lock(&mu_);
+    window = window_;
+  }
+  window->SetOneMachine(OnOneMachine(ports()));  // The control connection stands, at least.
+  return absl::OkStatus();
+}
+
+absl::Status ServerConnections::ConnectTo(const std::vector<ServerAddress>& servers) {
   std::vector<std::shared_ptr<Transport>> replaced;  // Destroyed without the lock.
   MutexLock lock(&mu_);
   if (!servers_.empty() && servers.size() != servers_.size()) {

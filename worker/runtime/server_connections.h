@@ -47,6 +47,7 @@ class ServerConnections {
   std::set<uint16_t> ports() const;
 
  private:
+  absl::Status ConnectTo(const std::vector<ServerAddress>& servers);
   absl::StatusOr<std::shared_ptr<Transport>> ConnectToServer(const ServerAddress& server) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

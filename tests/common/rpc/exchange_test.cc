@@ -146,8 +146,12 @@ absl::StatusOr<ByteChain> Await(const std::shared_ptr<Answer>& answer) {
 }
 
 constexpr size_t kMiB = size_t{1} << 20;
-// Requests of a frame's size that are under way at once, to one server.
+
+// Requests of a frame's size that are under way at once, to one server: by default elsewhere.
 constexpr size_t kUnderWay = limits::kRequestBytesInFlight / limits::kFrameTargetBytes;
+size_t UnderWay(const std::string& transport) {
+  return transport == "shared memory" ? limits::kRequestFramesOnOneMachine : kUnderWay;
+}
 
 }  // namespace
 
@@ -157,12 +161,13 @@ TEST_CASE("replies find their calls, in whatever order they come", "[exchange]")
     INFO(kind);
     const auto transport = Connect(server, kind);
     std::vector<std::shared_ptr<Answer>> answers;
-    for (size_t i = 0; i < kUnderWay; ++i) answers.push_back(Send(transport.get(), absl::StrCat("call ", i)));
+    for (size_t i = 0; i < UnderWay(kind); ++i)
+      answers.push_back(Send(transport.get(), absl::StrCat("call ", i)));
     std::vector<HoldingServer::Held> held;
-    for (size_t i = 0; i < kUnderWay; ++i) held.push_back(server.Take());
+    for (size_t i = 0; i < UnderWay(kind); ++i) held.push_back(server.Take());
     for (size_t i = held.size(); i-- > 0;)
       held[i].done(ByteChain::FromString(held[i].request.ToString() + "!"));
-    for (size_t i = 0; i < kUnderWay; ++i) {
+    for (size_t i = 0; i < UnderWay(kind); ++i) {
       CHECK(Await(answers[i])->ToString() == absl::StrCat("call ", i, "!"));
     }
   }
@@ -226,7 +231,7 @@ TEST_CASE("what is neither taken nor answered is bounded, and waits with its sen
     std::vector<std::shared_ptr<Answer>> answers;
     for (int i = 0; i < 40; ++i)
       answers.push_back(Send(transport.get(), std::string(limits::kFrameTargetBytes + 104, 'x')));
-    CHECK(server.Settled() == kUnderWay);
+    CHECK(server.Settled() == UnderWay(kind));
     // Those whose replies wait for others let others in: all of a synchronous step can come.
     std::vector<HoldingServer::Held> waiting;
     for (int i = 0; i < 40; ++i) {
@@ -272,7 +277,7 @@ TEST_CASE("small requests are bounded, too: their replies may be large", "[excha
     const auto transport = Connect(server, kind);
     std::vector<std::shared_ptr<Answer>> answers;
     for (int i = 0; i < 100; ++i) answers.push_back(Send(transport.get(), "pull"));
-    CHECK(server.Settled() == kUnderWay);
+    CHECK(server.Settled() == UnderWay(kind));
     for (int i = 0; i < 100; ++i) server.Take().done(ByteChain::FromString(std::string(kMiB, 'p')));
     for (const auto& answer : answers) CHECK(Await(answer)->size() == kMiB);
   }

@@ -37,11 +37,13 @@ TEST_CASE("wire bytes are those of the connections to or from a port, closed one
   CHECK(bytes.sent > message.size());
   CHECK(bytes.sent < message.size() + 100 * 66);
   CHECK(bytes.received > message.size());
+  CHECK(OnOneMachine(ports));
   close(client);
   close(server);
   close(listener);
   CHECK(counter.Sample(ports).sent >= bytes.sent);
   CHECK(WireByteCounter().Sample({1}).sent == 0);
+  CHECK_FALSE(OnOneMachine(ports));  // It has no connection any more.
 }
 
 }  // namespace recon

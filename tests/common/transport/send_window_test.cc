@@ -79,6 +79,39 @@ TEST_CASE("with more servers frames are smaller, down to a shard, and the window
   CHECK(requests.admitted.size() == 32);
 }
 
+TEST_CASE("a window holds two frames where the server is on the same machine", "[transport]") {
+  SendWindow window(1, 2);
+  Requests requests(&window);
+  const size_t frame = window.frame_bytes();
+  constexpr size_t kAll = limits::kRequestBytesInFlight / limits::kFrameTargetBytes;
+  for (size_t i = 0; i < 4 * kAll; ++i) requests.Enter(frame);
+  CHECK(requests.admitted.size() == kAll);
+  const auto leave_all = [&] {
+    const std::vector<uint64_t> inside = requests.admitted;
+    requests.admitted.clear();
+    for (const uint64_t place : inside) window.Leave(place);
+  };
+  // Nothing enters before enough has left.
+  window.SetOneMachine(true);
+  leave_all();
+  CHECK(requests.admitted.size() == 2);
+  // It has moved.
+  window.SetOneMachine(false);
+  CHECK(requests.admitted.size() == kAll);
+
+  SendWindow over_many_connections(1, 16);
+  over_many_connections.SetOneMachine(true);
+  Requests many(&over_many_connections);
+  for (int i = 0; i < 40; ++i) many.Enter(over_many_connections.frame_bytes());
+  CHECK(many.admitted.size() == 16);
+  // To four servers nothing changes.
+  SendWindow four(4, 2);
+  four.SetOneMachine(true);
+  Requests spread(&four);
+  for (int i = 0; i < 40; ++i) spread.Enter(four.frame_bytes());
+  CHECK(spread.admitted.size() == limits::kRequestBytesInFlightMin / four.frame_bytes());
+}
+
 TEST_CASE("threads that enter and leave at once: each is admitted once, and never too many", "[transport]") {
   SendWindow window(1, 2);
   constexpr int kThreads = 4, kRounds = 2000;
