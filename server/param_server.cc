@@ -370,8 +370,8 @@ void ParamServer::ApplyPart(const OperationPtr& op, size_t index) {
     } else {
       if (AnswersAtOnce(*op) && !IsSparse(gradient.codec)) {
         const auto codec = static_cast<CodecId>(header.reply_codec);
-        outcome = shard.ApplyAndEncode(id, gradient, scale, codec, op->reply_buffer.ForPart(op->frame, index),
-                                       &op->reply_payloads[index]);
+        const auto memory = [&] { return op->reply_buffer.ForPart(op->frame, index); };
+        outcome = shard.ApplyAndEncode(id, gradient, scale, codec, memory, &op->reply_payloads[index]);
       } else {
         outcome = shard.Apply(id, gradient, scale);
       }

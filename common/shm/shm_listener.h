@@ -15,7 +15,7 @@ namespace recon {
 
 // The server's end of shared memory: connections to workers on this machine, whose requests go to a handler
 // on the connection's thread. A connection that ends gives its memory back when the last request that came
-// over it is applied.
+// over it is applied, and nobody has a reply of it any more.
 //
 // Threads: Start(), the destructor and connections() on any; `handler` runs on the connections' threads.
 // Shutdown: the destructor ends all connections; replies that come later are dropped.

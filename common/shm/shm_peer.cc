@@ -31,7 +31,7 @@ constexpr uint8_t kThere = 2;  // It is being sent, or the other end has it.
 
 }  // namespace
 
-// What lives as long as the last message that was received.
+// What lives as long as the last message that was received, or is written in advance.
 class ShmLink {
  public:
   ShmLink(ShmPeer::Side side, std::unique_ptr<ShmRegion> shared, OwnedFd me, OwnedFd peer)
@@ -63,9 +63,10 @@ class ShmLink {
     link->kept.fetch_add(1);
     ByteChain message;
     message.Append(bytes, entry.bytes,
-                   std::shared_ptr<const void>(bytes, [link, slot = entry.slot](const void*) {
-                     link->kept.fetch_sub(1);
-                     link->GiveBack(slot);
+                   std::shared_ptr<const void>(bytes, [link, slot = entry.slot](const void*) mutable {
+                     const std::shared_ptr<ShmLink> held = std::move(link);  // Not as long as weak pointers.
+                     held->kept.fetch_sub(1);
+                     held->GiveBack(slot);
                    }));
     return message;
   }
@@ -78,18 +79,23 @@ class ShmLink {
     WakeIf(receiving->sender_starves);
   }
 
-  // Slots that the other end has given back.
+  // Slots that the other end has given back. Once that made no sense it fails for ever.
   absl::Status Reclaim() ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
     ShmRing::Entry entry;
-    while (true) {
-      RECON_ASSIGN_OR_RETURN(const bool there, sending->released.Take(&entry));
-      if (!there) return absl::OkStatus();
-      if ((holders[entry.slot] & kThere) == 0) {
-        return absl::DataLossError(
+    while (broken.ok()) {
+      const absl::StatusOr<bool> there = sending->released.Take(&entry);
+      if (!there.ok()) {
+        broken = there.status();
+      } else if (!*there) {
+        break;
+      } else if ((holders[entry.slot] & kThere) == 0) {
+        broken = absl::DataLossError(
             absl::StrCat("shared memory: slot ", entry.slot, " was given back, but not lent"));
+      } else {
+        Drop(entry.slot, kThere);
       }
-      Drop(entry.slot, kThere);
     }
+    return broken;
   }
 
   void Drop(uint32_t slot, uint8_t holder) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
@@ -97,16 +103,17 @@ class ShmLink {
     if (holders[slot] == 0) free_slots.push_back(slot);  // Used next: it is in the cache.
   }
 
-  // False if there is none; then this end is woken when one comes back. A broken ring is found by the
-  // receiving thread.
+  // False if there is none; then this end is woken when one comes back. Of a broken ring the receiving thread
+  // is told.
   bool TakeSlot(uint8_t holder, uint32_t* slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
-    Reclaim().IgnoreError();
-    if (free_slots.empty()) {
+    absl::Status reclaimed = Reclaim();
+    if (reclaimed.ok() && free_slots.empty()) {
       sending->sender_starves.store(1, std::memory_order_relaxed);
       std::atomic_thread_fence(std::memory_order_seq_cst);  // As in WakeIf().
-      Reclaim().IgnoreError();
-      if (free_slots.empty()) return false;
+      reclaimed = Reclaim();
     }
+    if (!reclaimed.ok()) WakeUp(wake_me);
+    if (!reclaimed.ok() || free_slots.empty()) return false;
     sending->sender_starves.store(0, std::memory_order_relaxed);
     *slot = free_slots.back();
     free_slots.pop_back();
@@ -175,6 +182,7 @@ class ShmLink {
   Mutex send_mu;
   std::vector<uint32_t> free_slots ABSL_GUARDED_BY(send_mu);
   std::vector<uint8_t> holders ABSL_GUARDED_BY(send_mu);
+  absl::Status broken ABSL_GUARDED_BY(send_mu);
   std::deque<ByteChain> backlog ABSL_GUARDED_BY(send_mu);  // No slot was free.
 
   Mutex receive_mu;  // Orders those who give slots back.
@@ -221,14 +229,16 @@ std::shared_ptr<uint8_t[]> ShmSender::Reserve(size_t bytes) const {
   uint32_t slot = 0;
   {
     MutexLock lock(&link_->send_mu);
-    if (link_->closed.load() || !link_->TakeSlot(kHere, &slot)) return nullptr;
+    // Slots are first for what waits for them.
+    if (link_->closed.load() || !link_->backlog.empty() || !link_->TakeSlot(kHere, &slot)) return nullptr;
   }
-  const auto let_go = [link = link_, slot](uint8_t*) {
-    MutexLock lock(&link->send_mu);
-    link->Drop(slot, kHere);
-    if (!link->backlog.empty()) WakeUp(link->wake_me);
+  auto let_go = [link = link_, slot](uint8_t*) mutable {
+    const std::shared_ptr<ShmLink> held = std::move(link);  // Not as long as weak pointers.
+    MutexLock lock(&held->send_mu);
+    held->Drop(slot, kHere);
+    if (!held->backlog.empty()) WakeUp(held->wake_me);
   };
-  return {link_->region->slot(link_->out, slot) + kHeadBytesMax, let_go};
+  return {link_->region->slot(link_->out, slot) + kHeadBytesMax, std::move(let_go)};
 }
 
 void ShmPeer::Close() {

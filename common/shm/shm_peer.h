@@ -26,8 +26,8 @@ class ShmSender {
   // kShmSlotBytes.
   bool Send(const ByteChain& message) const;
 
-  // Part of a slot, for what is to be sent, as long as the pointer; nothing may be written to it once it has
-  // been sent. Null if the connection is closed, no slot is free, or none is as large.
+  // Part of a slot, for what is to be sent, as long as the pointer. What a message has must not change once
+  // it has been sent. Null if the connection is closed, messages wait for slots, or none is as large.
   std::shared_ptr<uint8_t[]> Reserve(size_t bytes) const;
 
  private:

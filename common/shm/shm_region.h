@@ -18,8 +18,8 @@ namespace recon {
 // message begins anywhere in its slot: what is written there in advance has room for a head before it.
 // Slots are larger than any message; only what is touched takes memory.
 //
-// The two ends are processes of one user: each could read the other's memory anyway. What a broken peer
-// writes is checked before it is used as an index or a length.
+// The two ends are processes of one user: each could read and write the other's memory anyway. What a broken
+// peer writes is checked before it is used as an index or a length.
 
 inline constexpr uint32_t kShmSlots = 4096;  // A power of two.
 inline constexpr size_t kShmSlotBytes = limits::kFrameBytesMax + (size_t{64} << 10);

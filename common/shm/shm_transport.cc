@@ -28,9 +28,10 @@ struct ShmTransport::Connection {
   std::unique_ptr<ShmPeer> peer;  // Last: its thread uses the rest.
 };
 
-ShmTransport::ShmTransport(std::string name, std::unique_ptr<Transport> otherwise)
+ShmTransport::ShmTransport(std::string name, std::unique_ptr<Transport> otherwise, size_t servers)
     : name_(std::move(name)), otherwise_(std::move(otherwise)) {
-  window_->SetOneMachine(true);
+  if (servers == 1)
+    window_->SetOneMachine(true);  // Of several, frames are smaller than what they are charged.
 }
 
 ShmTransport::~ShmTransport() {

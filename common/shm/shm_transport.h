@@ -18,7 +18,8 @@ namespace recon {
 // `otherwise` when none does (it has moved, or a firewall of namespaces is between).
 class ShmTransport final : public Transport {
  public:
-  ShmTransport(std::string name, std::unique_ptr<Transport> otherwise);
+  // `servers`: how many the job has; its frames are made for that (FrameBytesFor()).
+  ShmTransport(std::string name, std::unique_ptr<Transport> otherwise, size_t servers);
   ~ShmTransport() override;
 
   // Whether the memory is shared now; tries to connect.

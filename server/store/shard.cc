@@ -185,20 +185,21 @@ Shard::Outcome Shard::Apply(const PushId& id, const EncodedGradient& gradient, d
 }
 
 Shard::Outcome Shard::ApplyAndEncode(const PushId& id, const EncodedGradient& gradient, double scale,
-                                     CodecId codec, std::shared_ptr<uint8_t[]> memory, ByteChain* encoded) {
+                                     CodecId codec, absl::FunctionRef<std::shared_ptr<uint8_t[]>()> memory,
+                                     ByteChain* encoded) {
   if (ledger_.Forgotten(id.worker, id.incarnation, id.step)) return Outcome::kLate;
   if (!ledger_.Take(id.worker, id.incarnation, id.step)) {
     *encoded = Encoded(codec);
     return Outcome::kDuplicate;
   }
   const UpdateCoefficients c = CoefficientsFor(*config_, policy_, version_, scale * Discount(id));
-  uint8_t* bytes = memory.get();
+  const std::shared_ptr<uint8_t[]> bytes = memory();
   UpdateDense(c, ComparisonFor(id, gradient, c), gradient, [&](size_t offset, size_t count) {
     const float* params = pages_[0][offset / kPageParams].data() + offset % kPageParams;
-    Encode(codec, params, count, bytes + EncodedBytes(codec, offset));
+    Encode(codec, params, count, bytes.get() + EncodedBytes(codec, offset));
   });
   kept_.Keep(++version_, pages_[0]);
-  encoded->Append(bytes, EncodedBytes(codec, placement_.size), std::move(memory));
+  encoded->Append(bytes.get(), EncodedBytes(codec, placement_.size), bytes);
   Lend(codec, *encoded);
   return Outcome::kTaken;
 }

@@ -73,10 +73,10 @@ class Shard {
   // parameters it names and their optimizer state, nothing else; see optimizer.h.
   Outcome Apply(const PushId& id, const EncodedGradient& gradient, double scale);
   // The same for a dense gradient, and `encoded` is what Encoded(codec) would be then: each page is encoded
-  // while it is in the cache. `codec` is fp16 or bf16; `memory` has EncodedBytes() for it, and is used unless
-  // others have this encoding already.
+  // while it is in the cache. `codec` is fp16 or bf16. `memory` gives EncodedBytes() for it; only a push that
+  // is applied asks.
   Outcome ApplyAndEncode(const PushId& id, const EncodedGradient& gradient, double scale, CodecId codec,
-                         std::shared_ptr<uint8_t[]> memory, ByteChain* encoded);
+                         absl::FunctionRef<std::shared_ptr<uint8_t[]>()> memory, ByteChain* encoded);
 
   // Synchronous mean: keeps a contribution until its step is closed. It enters the ledger only then,
   // so that a cut never says it has a gradient whose update it lacks.

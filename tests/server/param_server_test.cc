@@ -112,6 +112,7 @@ TEST_CASE("a reply with all parameters in 16 bits is encoded into the transport'
   asked = 0;
   const Frame again = push(frame);
   for (size_t i = 0; i < 3; ++i) CHECK(value(again, i) == 2);
+  CHECK(asked == 0);
 
   // A sparse part has a reply of what has changed; the others have memory of their own then.
   frame.header.step = 1;

@@ -120,7 +120,7 @@ std::unique_ptr<Transport> Connect(const HoldingServer& server, const std::strin
   if (kind == "UCX") return *ConnectOverUcx(server.ucx_address());
   auto grpc = *ConnectForFrames(server.address(), {}, connections, window);
   if (kind != "shared memory") return grpc;
-  auto shared = std::make_unique<ShmTransport>(server.shm_name(), std::move(grpc));
+  auto shared = std::make_unique<ShmTransport>(server.shm_name(), std::move(grpc), /*servers=*/1);
   REQUIRE(shared->Connected());
   return shared;
 }
@@ -143,6 +143,13 @@ std::shared_ptr<Answer> Send(Transport* transport, const std::string& request) {
 absl::StatusOr<ByteChain> Await(const std::shared_ptr<Answer>& answer) {
   answer->done.WaitForNotification();
   return answer->reply;
+}
+
+// Whether this process shares memory with any.
+bool RegionMapped() {
+  std::ifstream maps("/proc/self/maps");
+  const std::string all((std::istreambuf_iterator<char>(maps)), std::istreambuf_iterator<char>());
+  return absl::StrContains(all, "recon-frames");
 }
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -410,18 +417,56 @@ TEST_CASE("a reply that ends with the transport's memory is sent from there", "[
     CHECK(first->ToString() == expected);
     CHECK(Await(second)->ToString() == expected);
   }
+  SECTION("behind a head that is larger than usual: copied") {
+    ByteChain reply = ByteChain::FromString(std::string(100'000, 'h'));
+    reply.Append(memory.get(), kMiB, memory);
+    held.done(std::move(reply));
+    CHECK(Await(answer)->ToString() == std::string(100'000, 'h') + std::string(kMiB, 'r'));
+  }
+  SECTION("all slots are taken: replies wait for one, and have it first") {
+    auto [second, held_too] = next();
+    std::vector<std::shared_ptr<uint8_t[]>> all;
+    REQUIRE(Eventually([&] {  // Earlier replies' are given back by another thread.
+      while (std::shared_ptr<uint8_t[]> slot = held.memory(8)) all.push_back(std::move(slot));
+      return all.size() == kShmSlots - 1;
+    }));
+    held.done(ByteChain::FromString("waits"));
+    CHECK(held_too.memory(8) == nullptr);
+    std::memset(memory.get(), 's', 8);
+    held_too.done(reply_of(memory, 0, 8));  // It needs none.
+    CHECK(Await(second)->ToString() == "headssssssss");
+    CHECK_FALSE(answer->done.HasBeenNotified());
+    all.pop_back();
+    CHECK(Await(answer)->ToString() == "waits");
+  }
   SECTION("larger than a slot") {
     CHECK(held.memory(limits::kFrameBytesMax) != nullptr);
     CHECK(held.memory(limits::kFrameBytesMax + 1) == nullptr);
     held.done(ByteChain());
   }
-  SECTION("used, and let go, after the connection has gone") {
-    server.CutSharedMemory();
-    CHECK(absl::IsUnavailable(Await(answer).status()));
-    CHECK(held.memory(8) == nullptr);
-    memory[kMiB - 1] = 'x';
-    held.done(reply_of(memory, 0, kMiB));
-  }
+}
+
+TEST_CASE("memory for a reply is used, and let go, after the connection has gone", "[exchange]") {
+  HoldingServer server;
+  auto transport = Connect(server, "shared memory");
+  const auto answer = Send(transport.get(), "q");
+  HoldingServer::Held held = server.Take();
+  std::shared_ptr<uint8_t[]> memory = held.memory(kMiB);
+  server.CutSharedMemory();
+  CHECK(absl::IsUnavailable(Await(answer).status()));
+  CHECK(held.memory(8) == nullptr);
+  std::memset(memory.get(), 'x', kMiB);
+  ByteChain reply;
+  reply.Append(memory.get(), kMiB, memory);
+  held.done(std::move(reply));
+  transport = nullptr;
+  held = {};
+  CHECK(RegionMapped());
+  // Whoever only remembers it does not keep the region.
+  const std::weak_ptr<uint8_t[]> remembered = memory;
+  memory = nullptr;
+  REQUIRE(Eventually([] { return !RegionMapped(); }));
+  CHECK(remembered.expired());
 }
 
 TEST_CASE("messages wait for slots while the other end does not read", "[exchange]") {
@@ -458,16 +503,11 @@ TEST_CASE("requests stay readable after their connection has gone, and its memor
   CHECK(absl::IsUnavailable(Await(answer).status()));
   REQUIRE(Eventually([&] { return server.shm_connections() == 0; }));
   CHECK(held.request.ToString() == std::string(kMiB, 'x'));
-  const auto mapped = [] {
-    std::ifstream maps("/proc/self/maps");
-    const std::string all((std::istreambuf_iterator<char>(maps)), std::istreambuf_iterator<char>());
-    return absl::StrContains(all, "recon-frames");
-  };
-  CHECK(mapped());
+  CHECK(RegionMapped());
   held.done(ByteChain());
   held = {};
   // The server's end is taken down by its accepting thread.
-  REQUIRE(Eventually([&] { return !mapped(); }));
+  REQUIRE(Eventually([] { return !RegionMapped(); }));
 }
 
 TEST_CASE("a process of another kind is refused", "[exchange]") {

@@ -36,8 +36,8 @@ OptimizerConfig Sgd(double rate) {
 }
 
 // Of 16-bit values.
-std::shared_ptr<uint8_t[]> MemoryOf(size_t values) {
-  return std::shared_ptr<uint8_t[]>(new uint8_t[2 * values]);
+auto MemoryOf(size_t values) {
+  return [values] { return std::shared_ptr<uint8_t[]>(new uint8_t[2 * values]); };
 }
 
 std::vector<float> Values(Shard* shard) {
