@@ -5,7 +5,7 @@
 namespace recon {
 
 std::shared_ptr<uint8_t[]> ReplyBuffer::ForPart(const Frame& request, size_t index) {
-  absl::call_once(allocated_, [&] { Allocate(request); });
+  std::call_once(allocated_, [&] { Allocate(request); });
   if (all_ != nullptr) return {all_, all_.get() + offsets_[index]};
   const auto codec = static_cast<CodecId>(request.header.reply_codec);
   return std::shared_ptr<uint8_t[]>(new uint8_t[EncodedBytes(codec, request.parts[index].count)]);

@@ -3,10 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
-#include "absl/base/call_once.h"
 #include "common/codec/frame.h"
 #include "common/transport/transport.h"
 
@@ -27,7 +27,7 @@ class ReplyBuffer {
   void Allocate(const Frame& request);
 
   const ReplyMemory memory_;
-  absl::once_flag allocated_;
+  std::once_flag allocated_;  // ThreadSanitizer knows it, and not Abseil's.
   std::shared_ptr<uint8_t[]> all_;
   std::vector<size_t> offsets_;  // In all_, of each part.
 };
