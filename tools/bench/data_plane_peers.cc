@@ -252,6 +252,7 @@ class PushWorker {
 }  // namespace
 
 absl::Status RunTcpSink() {
+  TuneProcess();
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address = Loopback(0);
   socklen_t length = sizeof(address);
@@ -273,6 +274,7 @@ absl::Status RunTcpSink() {
 }
 
 absl::Status RunTcpSource(int port) {
+  TuneProcess();
   Print("ready");
   const std::vector<char> buffer(kMessageBytes, 'x');
   for (std::string line; std::getline(std::cin, line);) {
