@@ -4,10 +4,10 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
-#include <set>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/codec/frame.h"
@@ -33,11 +33,11 @@ struct ParamServer::Operation {
   // Workers push this step side by side: it is taken only when it is answered, or has waited for long.
   bool in_step = false;
 
-  std::atomic<int> parts_left{0};
+  std::atomic<int> lanes_left{0};  // OnLanes()
   std::atomic<uint32_t> parts_taken{0};
 
   std::atomic<uint64_t> staleness_max{0};
-  // Element i belongs to the lane of part i until parts_left is 0.
+  // Element i belongs to the lane of part i until lanes_left is 0.
   std::vector<PartHeader> reply_parts;
   std::vector<ByteChain> reply_payloads;
   std::vector<Shard::Outcome> outcomes;
@@ -54,7 +54,7 @@ inline constexpr std::array<double, 8> kStalenessBounds = {0, 1, 2, 4, 8, 16, 32
 
 // What has come of a push.
 struct ParamServer::Delivery {
-  std::set<uint32_t> shards;
+  absl::flat_hash_set<uint32_t> shards;
   size_t expected = 0;  // So many, of those that are counted here.
 };
 

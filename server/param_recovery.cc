@@ -258,17 +258,14 @@ absl::Status ParamServer::ReplayFrame(uint64_t sequence, const ByteChain& payloa
   mu_.Await([this] { return bytes_in_flight_ < kReplayBytesInFlight; });
   ++operations_;
   bytes_in_flight_ += op->bytes;
-  op->parts_left = static_cast<int>(op->frame.parts.size());
-  for (size_t i = 0; i < op->frame.parts.size(); ++i) {
-    lanes_.Post(LaneKey(op->frame.parts[i].shard), [this, op, i] {
-      ApplyPart(op, i);
-      if (op->parts_left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-      MutexLock done(&mu_);
-      --operations_;
-      bytes_in_flight_ -= op->bytes;
-    });
-  }
+  OnLanes(op, &ParamServer::ApplyPart, &ParamServer::Replayed, &apply_nanos_);
   return absl::OkStatus();
+}
+
+void ParamServer::Replayed(const OperationPtr& op) {
+  MutexLock lock(&mu_);
+  --operations_;
+  bytes_in_flight_ -= op->bytes;
 }
 
 absl::Status ParamServer::ReplayClosing(uint64_t sequence, const StepClosing& closing) {

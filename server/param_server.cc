@@ -5,6 +5,7 @@
 #include <new>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/cpu_usage.h"
@@ -337,14 +338,32 @@ void ParamServer::DeliverFrame(const OperationPtr& op) {
       op->in_step = NoteBegun(*op);
     }
   }
-  op->parts_left = static_cast<int>(op->frame.parts.size());
-  for (size_t i = 0; i < op->frame.parts.size(); ++i) {
-    lanes_.Post(LaneKey(op->frame.parts[i].shard), [this, op, i] { DeliverPart(op, i); });
+  OnLanes(op, &ParamServer::DeliverPart, &ParamServer::Delivered, &apply_nanos_);
+}
+
+void ParamServer::OnLanes(const OperationPtr& op, PartStep step, LastStep last,
+                          std::atomic<uint64_t>* cpu_nanos) {
+  const auto lane_of = [this](const PartHeader& part) { return lanes_.LaneOf(LaneKey(part.shard)); };
+  absl::InlinedVector<bool, 64> has_parts(static_cast<size_t>(lanes_.size()), false);
+  for (const PartHeader& part : op->frame.parts) has_parts[static_cast<size_t>(lane_of(part))] = true;
+  op->lanes_left = static_cast<int>(std::count(has_parts.begin(), has_parts.end(), true));
+  for (int lane = 0; lane < lanes_.size(); ++lane) {
+    if (!has_parts[static_cast<size_t>(lane)]) continue;
+    lanes_.Post(static_cast<uint32_t>(lane), [this, op, step, last, cpu_nanos, lane, lane_of] {
+      const double cpu_before = cpu_nanos == nullptr ? 0 : ThreadCpuSeconds();
+      for (size_t i = 0; i < op->frame.parts.size(); ++i) {
+        if (lane_of(op->frame.parts[i]) == lane) (this->*step)(op, i);
+      }
+      if (cpu_nanos != nullptr) {
+        cpu_nanos->fetch_add(static_cast<uint64_t>((ThreadCpuSeconds() - cpu_before) * 1e9),
+                             std::memory_order_relaxed);
+      }
+      if (op->lanes_left.fetch_sub(1, std::memory_order_acq_rel) == 1) (this->*last)(op);
+    });
   }
 }
 
 void ParamServer::ApplyPart(const OperationPtr& op, size_t index) {
-  const double cpu_before = ThreadCpuSeconds();
   const PartHeader& part = op->frame.parts[index];
   const FrameHeader& header = op->frame.header;
   Shard& shard = *shards_[part.shard];
@@ -384,8 +403,6 @@ void ParamServer::ApplyPart(const OperationPtr& op, size_t index) {
       }
     }
   }
-  apply_nanos_.fetch_add(static_cast<uint64_t>((ThreadCpuSeconds() - cpu_before) * 1e9),
-                         std::memory_order_relaxed);
 }
 
 // Whether it has a reply (replayed ones have none) that waits for nobody and has all parameters in 16 bits.
@@ -401,7 +418,6 @@ void ParamServer::DeliverPart(const OperationPtr& op, size_t index) {
   op->reply_parts[index].count = part.count;
   op->reply_parts[index].codec = op->frame.header.reply_codec;
   op->reply_parts[index].version = shards_[part.shard]->version();
-  if (op->parts_left.fetch_sub(1, std::memory_order_acq_rel) == 1) Delivered(op);
 }
 
 void ParamServer::Delivered(const OperationPtr& op) {
@@ -477,14 +493,8 @@ void ParamServer::Answer(const OperationPtr& op) {
       std::all_of(op->reply_payloads.begin(), op->reply_payloads.end(), encoded)) {
     return Finish(op, absl::OkStatus());
   }
-  op->parts_left = static_cast<int>(op->frame.parts.size());
   // Behind the closing of the step in every lane's queue: the reply has its update.
-  for (size_t i = 0; i < op->frame.parts.size(); ++i) {
-    lanes_.Post(LaneKey(op->frame.parts[i].shard), [this, op, i] {
-      EncodeReply(op, i);
-      if (op->parts_left.fetch_sub(1, std::memory_order_acq_rel) == 1) Finish(op, absl::OkStatus());
-    });
-  }
+  OnLanes(op, &ParamServer::EncodeReply, &ParamServer::FinishOk, nullptr);
 }
 
 // Lane of the part.
@@ -507,6 +517,8 @@ void ParamServer::Gather(const OperationPtr& op) {
   op->kind = FrameKind::kPushPull;  // From here on a pull is answered as a push-pull is.
   Answer(op);
 }
+
+void ParamServer::FinishOk(const OperationPtr& op) { Finish(op, absl::OkStatus()); }
 
 void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
   absl::StatusOr<ByteChain> reply = ByteChain();

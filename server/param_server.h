@@ -239,6 +239,11 @@ class ParamServer {
   absl::Status CheckPush(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Whether all that it has delivered counts, or still may.
   absl::Status CheckCounts(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  using PartStep = void (ParamServer::*)(const OperationPtr&, size_t part);
+  using LastStep = void (ParamServer::*)(const OperationPtr&);
+  // Takes `step` for each part on its shard's lane, one task a lane, then `last`, on the lane that ends last.
+  // `cpu_nanos` (may be null) gets the lanes' time for the steps.
+  void OnLanes(const OperationPtr& op, PartStep step, LastStep last, std::atomic<uint64_t>* cpu_nanos);
   void SequenceFrame(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DeliverFrame(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A synchronous step: the head has closed it for this shard, or will never.
@@ -285,6 +290,7 @@ class ParamServer {
   // The lane's.
   bool AnswersAtOnce(const Operation& op) const;
   void ApplyPart(const OperationPtr& op, size_t part);
+  void Replayed(const OperationPtr& op);
   void DeliverPart(const OperationPtr& op, size_t part);
   void Delivered(const OperationPtr& op);
   void RecordDelivery(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -296,6 +302,7 @@ class ParamServer {
   void EncodeReply(const OperationPtr& op, size_t part);
   void Gather(const OperationPtr& op);
   void Finish(const OperationPtr& op, const absl::Status& status);
+  void FinishOk(const OperationPtr& op);
 
   // Set in the constructor.
   const Options options_;

@@ -57,6 +57,7 @@ void ParamServer::RecordDelivery(const OperationPtr& op) {
   duplicates_ += duplicates;
   RecordDuplicates(duplicates);
   std::vector<uint32_t> shards;
+  shards.reserve(op->frame.parts.size());
   for (const PartHeader& part : op->frame.parts) shards.push_back(part.shard);
   const bool bounded = gate_.bound() != StalenessGate::kUnlimited;
   if (!head() && bounded) {
@@ -182,7 +183,7 @@ void ParamServer::ForgetAwaiting(uint64_t frontier) {
 void ParamServer::CloseShards(uint64_t step, const std::vector<uint32_t>& shards) {
   const auto open = contributed_.find(step);
   if (open == contributed_.end()) return;
-  std::vector<const std::set<uint32_t>*> awaited;
+  std::vector<const absl::flat_hash_set<uint32_t>*> awaited;
   for (const WorkerId worker : gate_.Awaited(step)) {
     const auto session = sessions_.find(worker);
     if (session == sessions_.end()) continue;
@@ -197,7 +198,7 @@ void ParamServer::CloseShards(uint64_t step, const std::vector<uint32_t>& shards
   for (const uint32_t shard : shards) {
     const auto contributors = open->second.find(shard);
     if (contributors == open->second.end()) continue;
-    const auto has = [shard](const std::set<uint32_t>* delivered) { return delivered->count(shard) > 0; };
+    const auto has = [shard](const auto* delivered) { return delivered->contains(shard); };
     if (!std::all_of(awaited.begin(), awaited.end(), has)) continue;
     if (!contributors->second.empty()) closed[std::move(contributors->second)].push_back(shard);
     open->second.erase(contributors);

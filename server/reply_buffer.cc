@@ -12,7 +12,6 @@ std::shared_ptr<uint8_t[]> ReplyBuffer::ForPart(const Frame& request, size_t ind
 }
 
 void ReplyBuffer::Allocate(const Frame& request) {
-  if (memory_ == nullptr) return;
   size_t bytes = 0;
   offsets_.reserve(request.parts.size());
   for (const PartHeader& part : request.parts) {
@@ -20,7 +19,8 @@ void ReplyBuffer::Allocate(const Frame& request) {
     offsets_.push_back(bytes);
     bytes += EncodedBytes(static_cast<CodecId>(request.header.reply_codec), part.count);
   }
-  all_ = memory_(bytes);
+  if (memory_ != nullptr) all_ = memory_(bytes);
+  if (all_ == nullptr) all_ = std::shared_ptr<uint8_t[]>(new uint8_t[bytes]);
 }
 
 }  // namespace recon

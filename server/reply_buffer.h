@@ -12,8 +12,8 @@
 
 namespace recon {
 
-// Where the parts of a reply that has all parameters of its shards are encoded: side by side in the
-// transport's memory, if it has some and every part goes there, else each apart.
+// Where the parts of a reply that has all parameters of its shards are encoded: side by side, in the
+// transport's memory if it has some. If not every part has all, each apart.
 //
 // Threads: thread-safe.
 class ReplyBuffer {

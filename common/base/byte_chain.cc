@@ -22,25 +22,32 @@ ByteChain ByteChain::FromString(std::string bytes) {
 
 void ByteChain::Append(const void* data, size_t size, std::shared_ptr<const void> owner) {
   if (size == 0) return;
-  pieces_.push_back({static_cast<const uint8_t*>(data), size, std::move(owner)});
   size_ += size;
+  if (!pieces_.empty()) {
+    Piece& last = pieces_.back();
+    const bool same_owner = !last.owner.owner_before(owner) && !owner.owner_before(last.owner);
+    if (last.data + last.size == data && same_owner) {
+      last.size += size;
+      return;
+    }
+  }
+  pieces_.push_back({static_cast<const uint8_t*>(data), size, std::move(owner)});
 }
 
 void ByteChain::Append(const ByteChain& other) {
-  pieces_.insert(pieces_.end(), other.pieces_.begin(), other.pieces_.end());
-  size_ += other.size_;
+  for (const Piece& piece : other.pieces_) Append(piece.data, piece.size, piece.owner);
 }
 
 ByteChain ByteChain::Range(size_t offset, size_t size) const {
+  auto first = pieces_.begin();
+  while (first != pieces_.end() && offset >= first->size) offset -= first++->size;
+  auto last = first;
+  for (size_t there = 0; last != pieces_.end() && there < offset + size; ++last) there += last->size;
   ByteChain range;
-  for (const Piece& piece : pieces_) {
-    if (size == 0) break;
-    if (offset >= piece.size) {
-      offset -= piece.size;
-      continue;
-    }
-    const size_t take = std::min(size, piece.size - offset);
-    range.Append(piece.data + offset, take, piece.owner);
+  range.pieces_.reserve(static_cast<size_t>(last - first));
+  for (auto piece = first; piece != last; ++piece) {
+    const size_t take = std::min(size, piece->size - offset);
+    range.Append(piece->data + offset, take, piece->owner);
     offset = 0;
     size -= take;
   }

@@ -4,9 +4,10 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace recon {
 
@@ -27,18 +28,22 @@ class ByteChain {
   // Takes the string over.
   static ByteChain FromString(std::string bytes);
 
+  // What lies side by side and has one owner becomes one piece.
   void Append(const void* data, size_t size, std::shared_ptr<const void> owner);
   void Append(const ByteChain& other);
 
   size_t size() const { return size_; }
-  const std::vector<Piece>& pieces() const { return pieces_; }
+  absl::Span<const Piece> pieces() const { return pieces_; }
+  // Room for so many pieces, where their number is known.
+  void Reserve(size_t pieces) { pieces_.reserve(pieces); }
 
   // Bytes [offset, offset + size); the range must lie within the chain.
   ByteChain Range(size_t offset, size_t size) const;
   std::string ToString() const;
 
  private:
-  std::vector<Piece> pieces_;
+  // A page in 16 bits comes in three of the network's buffers, or in two.
+  absl::InlinedVector<Piece, 3> pieces_;
   size_t size_ = 0;
 };
 

@@ -57,25 +57,26 @@ absl::Status CheckHeader(const FrameHeader& header, size_t frame_bytes) {
 }
 
 absl::Status CheckPart(FrameKind kind, const PartHeader& part, uint32_t index) {
-  const std::string name = absl::StrCat("part ", index, " (shard ", part.shard, ") ");
+  const auto name = [&] { return absl::StrCat("part ", index, " (shard ", part.shard, ") "); };
   if (!KnownCodec(part.codec))
-    return Malformed(name + "codec", part.codec, absl::StrCat("0 to ", kCodecIdMax));
+    return Malformed(name() + "codec", part.codec, absl::StrCat("0 to ", kCodecIdMax));
   if (part.reserved[0] != 0 || part.reserved[1] != 0 || part.reserved[2] != 0) {
-    return Malformed(name + "reserved byte", part.reserved[0], "0");
+    return Malformed(name() + "reserved byte", part.reserved[0], "0");
   }
   if (part.payload_bytes != 0 && kind == FrameKind::kPull) {
     if (!IsValueCodec(static_cast<CodecId>(part.codec))) {
-      return Malformed(name + "codec of hashes", part.codec, "0 to 2");
+      return Malformed(name() + "codec of hashes", part.codec, "0 to 2");
     }
     if (part.payload_bytes != PageHashesBytes(part.count)) {
-      return Malformed(name + "payload bytes", part.payload_bytes,
+      return Malformed(name() + "payload bytes", part.payload_bytes,
                        absl::StrCat(PageHashesBytes(part.count), " of hashes, or 0"));
     }
   } else if (part.payload_bytes != 0) {
     const absl::Status bytes =
         CheckPayloadBytes(static_cast<CodecId>(part.codec), part.count, part.payload_bytes);
     if (!bytes.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("frame: ", name, "payload bytes is ", bytes.message()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("frame: ", name(), "payload bytes is ", bytes.message()));
     }
   }
   return absl::OkStatus();
@@ -100,6 +101,7 @@ ByteChain EncodeFrame(Frame frame) {
   header.checksum = HeadChecksum(head);
   std::memcpy(head.data(), &header, kFrameHeaderBytes);
   ByteChain bytes = ByteChain::FromString(std::move(head));
+  bytes.Reserve(1 + frame.payloads.size());
   for (const ByteChain& payload : frame.payloads) bytes.Append(payload);
   return bytes;
 }

@@ -59,6 +59,29 @@ TEST_CASE("runs of values have every byte once, and only values in two pieces ar
   }
 }
 
+TEST_CASE("pieces that lie side by side become one, if one owner has them", "[byte_chain]") {
+  const auto owner = std::make_shared<const std::string>("abcdef");
+  const char* at = owner->data();
+  ByteChain chain;
+  chain.Append(at, 2, owner);
+  chain.Append(at + 2, 1, std::shared_ptr<const void>(owner, at + 2));  // Another pointer, the same owner.
+  CHECK(chain.pieces().size() == 1);
+  chain.Append(at + 4, 1, owner);  // A gap.
+  CHECK(chain.pieces().size() == 2);
+  const std::shared_ptr<const void> other(at, [](const void*) {});
+  chain.Append(at + 5, 1, other);
+  CHECK(chain.pieces().size() == 3);
+  CHECK(chain.ToString() == "abcef");
+  CHECK(chain.size() == 5);
+  // Put together again from ranges.
+  ByteChain whole = chain.Range(0, 2);
+  whole.Append(chain.Range(2, 2));
+  whole.Append(chain.Range(4, 1));
+  CHECK(whole.ToString() == "abcef");
+  CHECK(whole.pieces().size() == 3);
+  CHECK(chain.Range(5, 0).pieces().empty());
+}
+
 TEST_CASE("a range of a chain has its bytes and keeps its owners alive", "[byte_chain]") {
   ByteChain range;
   for (size_t begin = 0; begin <= 10; ++begin) {
