@@ -8,6 +8,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 //
 #include "common/codec/half_codec-inl.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -39,6 +40,10 @@ struct Bf16Gradient {
     return hn::BitCast(d, BitsFromBf16(U32(), reinterpret_cast<const uint16_t*>(at)));
   }
 };
+
+// So far ahead, parameters and state are on their way to the cache: hardware does not look beyond a memory
+// page of 4 KiB. What is fetched beyond the end is not used.
+constexpr size_t kPrefetchParams = 4096 / sizeof(float);
 
 // Where one vector's worth of values lies.
 struct Pointers {
@@ -98,6 +103,9 @@ HWY_INLINE void Run(const UpdateCoefficients& coefficients, const uint8_t* gradi
   const size_t lanes = hn::Lanes(d);
   size_t i = 0;
   for (; i + lanes <= count; i += lanes) {
+    hwy::Prefetch(params + i + kPrefetchParams);
+    if (state1 != nullptr) hwy::Prefetch(state1 + i + kPrefetchParams);
+    if (state2 != nullptr) hwy::Prefetch(state2 + i + kPrefetchParams);
     Rule::Update(d, c, Gradient::Load(d, gradient + i * Gradient::kBytes),
                  {params + i, state1 ? state1 + i : nullptr, state2 ? state2 + i : nullptr});
   }
