@@ -8,10 +8,10 @@
 // Every bound of the system, with its reason. Reaching one is ResourceExhausted, never a longer queue.
 namespace recon::limits {
 
-// A frame holds whole shards: seven of FP32 (256 KiB each), fourteen of 16 bits, its header and its table. On
-// loopback frames of 1.5 to 2 MiB moved more than smaller ones, which wake threads more often, and than
-// larger ones, of which the window below holds too few.
-constexpr size_t kFrameTargetBytes = 7 * (size_t{256} << 10);
+// A frame holds whole shards: seven in 16 bits (128 KiB each), three of FP32, its header and its table. That
+// stays below the MiB that gRPC writes at a time: what is longer takes two writes, and the second waits for
+// the end of the first.
+constexpr size_t kFrameTargetBytes = 7 * (size_t{128} << 10);
 // With several servers a part of this each, but a shard of FP32: see FrameBytesFor().
 constexpr size_t kFrameTargetBytesOfAll = size_t{1} << 20;
 constexpr size_t kFrameTargetBytesMin = size_t{256} << 10;
@@ -33,9 +33,11 @@ constexpr size_t kProgressTextBytesMax = 2048;
 // to keep connection, check and lanes busy at once: 16 MiB gave no more on loopback, and a server holds as
 // much of every worker. A link of 10 Gbit/s is kept full up to a round trip of 7 ms.
 constexpr size_t kRequestBytesInFlight = size_t{8} << 20;
-// So many frames where the server is on the worker's machine: what is under way lies in memory there, and the
-// less it is the more of it is in the caches.
+// Where the server is on the worker's machine, a frame for each connection, and two at least: what is under
+// way lies in memory there, and the less it is the more of it is in the caches.
 constexpr size_t kRequestFramesOnOneMachine = 2;
+// Through shared memory so many: a frame costs less there, and one end sleeps sooner.
+constexpr size_t kRequestFramesInSharedMemory = 4;
 // With more servers less, all of them together: what is under way for longer than the links need keeps a
 // synchronous step open. But this, and so many frames for each connection.
 constexpr size_t kRequestBytesInFlightMin = size_t{4} << 20;
@@ -44,9 +46,10 @@ constexpr size_t kRequestFramesInFlightMin = 2;
 // have sent theirs: who is ahead leaves the servers' links to the others. One that waits longer than this is
 // not side by side with them: what it sends is taken.
 constexpr absl::Duration kInStepPatience = absl::Milliseconds(500);
-// Connections for frames, beside the one for control: one connection's sender and receiver take turns. Two
-// moved 10 to 17 % more on 2 cores; with TLS, more of them help more.
-constexpr int kDataConnections = 2;
+// Connections for frames, beside the one for control: one connection's sender and receiver take turns, and
+// what is sent behind another frame waits for the pace of TCP (common/DESIGN.md). With TLS, more of them help
+// more.
+constexpr int kDataConnections = 3;
 constexpr int kDataConnectionsMax = 16;
 // The server reads no further from a worker that sends more, nor from one that does not read its replies.
 constexpr size_t kStreamBytesInFlightMax = 2 * kRequestBytesInFlight;

@@ -2,7 +2,7 @@
 
 namespace recon {
 
-// Settings of the heap, of gRPC's locks and of scheduling for processes that move messages of a MiB or two;
+// Settings of the heap, of gRPC's locks and of scheduling for processes that move messages of about a MiB;
 // call it first in main().
 void TuneProcess();
 

@@ -16,7 +16,7 @@
 
 namespace recon {
 
-// Frames over streams of the Param service, one a channel, in turn: raw messages of up to about 2 MiB, the
+// Frames over streams of the Param service, one a channel, in turn: raw messages of up to about 1 MiB, the
 // payloads sent from where they are.
 class GrpcTransport final : public Transport {
  public:

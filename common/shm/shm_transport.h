@@ -6,6 +6,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
+#include "common/base/limits.h"
 #include "common/base/mutex.h"
 #include "common/shm/shm_peer.h"
 #include "common/transport/pending_calls.h"
@@ -38,7 +39,9 @@ class ShmTransport final : public Transport {
 
   const std::string name_;
   // Its own: nothing is to be shared fairly with other servers, and one that stands still holds up no other.
-  const std::shared_ptr<SendWindow> window_ = std::make_shared<SendWindow>(/*servers=*/1, /*connections=*/1);
+  // As if each of its frames had a connection.
+  const std::shared_ptr<SendWindow> window_ =
+      std::make_shared<SendWindow>(/*servers=*/1, limits::kRequestFramesInSharedMemory);
   const std::unique_ptr<Transport> otherwise_;
   PendingCalls pending_;
 

@@ -157,7 +157,7 @@ constexpr size_t kMiB = size_t{1} << 20;
 // Requests of a frame's size that are under way at once, to one server: by default elsewhere.
 constexpr size_t kUnderWay = limits::kRequestBytesInFlight / limits::kFrameTargetBytes;
 size_t UnderWay(const std::string& transport) {
-  return transport == "shared memory" ? limits::kRequestFramesOnOneMachine : kUnderWay;
+  return transport == "shared memory" ? limits::kRequestFramesInSharedMemory : kUnderWay;
 }
 
 }  // namespace

@@ -79,7 +79,8 @@ TEST_CASE("with more servers frames are smaller, down to a shard, and the window
   CHECK(requests.admitted.size() == 32);
 }
 
-TEST_CASE("a window holds two frames where the server is on the same machine", "[transport]") {
+TEST_CASE("a window holds a frame for each connection, two at least, where the server is on the same machine",
+          "[transport]") {
   SendWindow window(1, 2);
   Requests requests(&window);
   const size_t frame = window.frame_bytes();
@@ -99,6 +100,11 @@ TEST_CASE("a window holds two frames where the server is on the same machine", "
   window.SetOneMachine(false);
   CHECK(requests.admitted.size() == kAll);
 
+  SendWindow over_one_connection(1, 1);
+  over_one_connection.SetOneMachine(true);
+  Requests few(&over_one_connection);
+  for (int i = 0; i < 40; ++i) few.Enter(over_one_connection.frame_bytes());
+  CHECK(few.admitted.size() == 2);
   SendWindow over_many_connections(1, 16);
   over_many_connections.SetOneMachine(true);
   Requests many(&over_many_connections);
