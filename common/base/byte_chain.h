@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/string_view.h"
@@ -25,6 +26,18 @@ class ByteChain {
   };
 
   ByteChain() = default;
+  ByteChain(const ByteChain&) = default;
+  ByteChain& operator=(const ByteChain&) = default;
+  // What was moved from is empty.
+  ByteChain(ByteChain&& other) noexcept
+      : pieces_(std::exchange(other.pieces_, {})), size_(std::exchange(other.size_, 0)) {}
+  ByteChain& operator=(ByteChain&& other) noexcept {
+    pieces_ = std::exchange(other.pieces_, {});
+    size_ = std::exchange(other.size_, 0);
+    return *this;
+  }
+  ~ByteChain() = default;
+
   // Takes the string over.
   static ByteChain FromString(std::string bytes);
 

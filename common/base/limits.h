@@ -36,10 +36,10 @@ constexpr size_t kRequestBytesInFlight = size_t{8} << 20;
 // Where the server is on the worker's machine, a frame for each connection, and two at least: what is under
 // way lies in memory there, and the less it is the more of it is in the caches.
 constexpr size_t kRequestFramesOnOneMachine = 2;
-// Through shared memory so many: a frame costs less there, and one end sleeps sooner.
+// Through shared memory so many to each server: a frame costs less there, and one end sleeps sooner.
 constexpr size_t kRequestFramesInSharedMemory = 4;
-// With more servers less, all of them together: what is under way for longer than the links need keeps a
-// synchronous step open. But this, and so many frames for each connection.
+// With several servers, all of them together, their part of that: what is under way for longer than the links
+// need keeps a synchronous step open. But this, and so many frames for each connection.
 constexpr size_t kRequestBytesInFlightMin = size_t{4} << 20;
 constexpr size_t kRequestFramesInFlightMin = 2;
 // Workers that push the same synchronous step side by side send no more than that window before the others
@@ -56,7 +56,7 @@ constexpr size_t kStreamBytesInFlightMax = 2 * kRequestBytesInFlight;
 // When a worker that was sent away asks again.
 constexpr absl::Duration kOverloadRetry = absl::Milliseconds(200);
 // Replies that may wait for a staleness bound: every worker's whole window, several times over.
-constexpr size_t kWaitingRepliesMax = 65'536;
+constexpr size_t kWaitingRepliesMax = 131'072;
 // A waiting reply is answered DeadlineExceeded after this long; the worker asks again.
 constexpr absl::Duration kReplyWaitMax = absl::Seconds(10);
 // With local steps: others' rounds may take that much longer, and asking again sends all of it again.

@@ -28,10 +28,9 @@ struct ShmTransport::Connection {
   std::unique_ptr<ShmPeer> peer;  // Last: its thread uses the rest.
 };
 
-ShmTransport::ShmTransport(std::string name, std::unique_ptr<Transport> otherwise, size_t servers)
+ShmTransport::ShmTransport(std::string name, std::unique_ptr<Transport> otherwise)
     : name_(std::move(name)), otherwise_(std::move(otherwise)) {
-  if (servers == 1)
-    window_->SetOneMachine(true);  // Of several, frames are smaller than what they are charged.
+  window_->SetOneMachine(true);
 }
 
 ShmTransport::~ShmTransport() {

@@ -19,8 +19,7 @@ namespace recon {
 // `otherwise` when none does (it has moved, or a firewall of namespaces is between).
 class ShmTransport final : public Transport {
  public:
-  // `servers`: how many the job has; its frames are made for that (FrameBytesFor()).
-  ShmTransport(std::string name, std::unique_ptr<Transport> otherwise, size_t servers);
+  ShmTransport(std::string name, std::unique_ptr<Transport> otherwise);
   ~ShmTransport() override;
 
   // Whether the memory is shared now; tries to connect.

@@ -127,8 +127,8 @@ class Shard {
     }
   };
 
-  // An encoding that lives as long as somebody is sending it, and can be had again until then: a shard that
-  // kept its own would add a quarter to the server's memory.
+  // An encoding that lives as long as somebody is sending it or what was encoded with it for one reply, and
+  // can be had again until then: a shard that kept its own would add a quarter to the server's memory.
   class Lent {
    public:
     // `bytes` in one piece.

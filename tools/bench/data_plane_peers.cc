@@ -140,8 +140,7 @@ class PushWorker {
     RECON_ASSIGN_OR_RETURN(const uint16_t port, PortOf(options_.server));
     window->SetOneMachine(OnOneMachine({port}));  // As a worker does it.
     if (options_.transport == "shm") {
-      auto shared =
-          std::make_unique<ShmTransport>(registered.shared_memory(), std::move(transport_), /*servers=*/1);
+      auto shared = std::make_unique<ShmTransport>(registered.shared_memory(), std::move(transport_));
       if (!shared->Connected()) return absl::UnavailableError("the server shares no memory");
       transport_ = std::move(shared);
     } else if (options_.transport == "ucx") {

@@ -17,7 +17,7 @@ absl::Status RunTcpSink();
 absl::Status RunTcpSource(int port);
 // A gRPC server whose bidirectional streams drop what comes in. Ready: its port.
 absl::Status RunGrpcSink();
-// Answers "SECONDS CONNECTIONS" with the bytes it has sent in that time, in messages of 1 MiB.
+// Answers "SECONDS CONNECTIONS" with the bytes it has sent in that time, in messages just below 1 MiB.
 absl::Status RunGrpcSource(int port);
 
 // A worker without a model: it registers with a server and pushes gradients it has encoded before. Answers

@@ -38,7 +38,7 @@ absl::StatusOr<std::shared_ptr<Transport>> ServerConnections::ConnectToServer(
   RECON_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
                          ConnectForFrames(server.address(), options_.tls, options_.connections, window_));
   if (options_.shared_memory && !server.shared_memory().empty()) {
-    transport = std::make_unique<ShmTransport>(server.shared_memory(), std::move(transport), servers_.size());
+    transport = std::make_unique<ShmTransport>(server.shared_memory(), std::move(transport));
   }
   return std::shared_ptr<Transport>(std::move(transport));
 }

@@ -80,6 +80,10 @@ TEST_CASE("pieces that lie side by side become one, if one owner has them", "[by
   CHECK(whole.ToString() == "abcef");
   CHECK(whole.pieces().size() == 3);
   CHECK(chain.Range(5, 0).pieces().empty());
+  const ByteChain moved = std::move(whole);
+  CHECK(moved.ToString() == "abcef");
+  CHECK(whole.pieces().empty());  // NOLINT(bugprone-use-after-move)
+  CHECK(whole.size() == 0);       // NOLINT(bugprone-use-after-move)
 }
 
 TEST_CASE("a range of a chain has its bytes and keeps its owners alive", "[byte_chain]") {

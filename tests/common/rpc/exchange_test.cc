@@ -120,7 +120,7 @@ std::unique_ptr<Transport> Connect(const HoldingServer& server, const std::strin
   if (kind == "UCX") return *ConnectOverUcx(server.ucx_address());
   auto grpc = *ConnectForFrames(server.address(), {}, connections, window);
   if (kind != "shared memory") return grpc;
-  auto shared = std::make_unique<ShmTransport>(server.shm_name(), std::move(grpc), /*servers=*/1);
+  auto shared = std::make_unique<ShmTransport>(server.shm_name(), std::move(grpc));
   REQUIRE(shared->Connected());
   return shared;
 }
