@@ -350,13 +350,11 @@ void ParamServer::OnLanes(const OperationPtr& op, PartStep step, LastStep last,
   for (int lane = 0; lane < lanes_.size(); ++lane) {
     if (!has_parts[static_cast<size_t>(lane)]) continue;
     lanes_.Post(static_cast<uint32_t>(lane), [this, op, step, last, cpu_nanos, lane, lane_of] {
-      const double cpu_before = cpu_nanos == nullptr ? 0 : ThreadCpuSeconds();
-      for (size_t i = 0; i < op->frame.parts.size(); ++i) {
-        if (lane_of(op->frame.parts[i]) == lane) (this->*step)(op, i);
-      }
-      if (cpu_nanos != nullptr) {
-        cpu_nanos->fetch_add(static_cast<uint64_t>((ThreadCpuSeconds() - cpu_before) * 1e9),
-                             std::memory_order_relaxed);
+      {
+        const ThreadCpuTimer timer(cpu_nanos);
+        for (size_t i = 0; i < op->frame.parts.size(); ++i) {
+          if (lane_of(op->frame.parts[i]) == lane) (this->*step)(op, i);
+        }
       }
       if (op->lanes_left.fetch_sub(1, std::memory_order_acq_rel) == 1) (this->*last)(op);
     });

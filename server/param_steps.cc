@@ -268,10 +268,8 @@ void ParamServer::PostClosing(const StepClosing& closing) {
   for (const uint32_t i : closing.shards) {
     if (shards_[i] == nullptr) continue;  // Another server's.
     lanes_.Post(LaneKey(i), [this, i, step = closing.step, contributors] {
-      const double cpu_before = ThreadCpuSeconds();
+      const ThreadCpuTimer timer(&apply_nanos_);
       shards_[i]->CloseStep(step, *contributors);
-      apply_nanos_.fetch_add(static_cast<uint64_t>((ThreadCpuSeconds() - cpu_before) * 1e9),
-                             std::memory_order_relaxed);
     });
   }
 }

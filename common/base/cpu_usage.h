@@ -1,5 +1,8 @@
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+
 namespace recon {
 
 // CPU time of this process, all threads: what they used, and what they waited for a core while others ran.
@@ -13,5 +16,23 @@ CpuUsage ProcessCpuUsage();
 
 // CPU time of the calling thread.
 double ThreadCpuSeconds();
+
+// Adds the CPU time that its thread uses while it lives to `nanos`, which must outlive it; null: it measures
+// nothing.
+class ThreadCpuTimer {
+ public:
+  explicit ThreadCpuTimer(std::atomic<uint64_t>* nanos)
+      : nanos_(nanos), before_(nanos == nullptr ? 0 : ThreadCpuSeconds()) {}
+  ~ThreadCpuTimer() {
+    if (nanos_ == nullptr) return;
+    nanos_->fetch_add(static_cast<uint64_t>((ThreadCpuSeconds() - before_) * 1e9), std::memory_order_relaxed);
+  }
+  ThreadCpuTimer(const ThreadCpuTimer&) = delete;
+  ThreadCpuTimer& operator=(const ThreadCpuTimer&) = delete;
+
+ private:
+  std::atomic<uint64_t>* const nanos_;
+  const double before_;
+};
 
 }  // namespace recon

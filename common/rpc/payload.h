@@ -11,7 +11,7 @@ namespace recon {
 // Refers to the buffer's slices and keeps them alive. InvalidArgument if the buffer cannot be read.
 absl::StatusOr<ByteChain> ChainOf(const grpc::ByteBuffer& buffer);
 
-// Slices that refer to the chain's pieces and keep their owners alive until gRPC has sent them.
+// Slices that refer to the chain's pieces and keep the owners of all alive until gRPC has sent the last one.
 // Small pieces are copied: a slice of its own costs more than a copy of it.
 grpc::ByteBuffer BufferOf(const ByteChain& chain);
 
