@@ -1,19 +1,24 @@
 #include "common/rpc/grpc_transport.h"
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
-#include <optional>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
+#include "common/base/clock.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/payload.h"
 #include "common/rpc/status_codes.h"
 #include "common/transport/envelope.h"
-#include "common/transport/outgoing_requests.h"
 
 namespace recon {
 namespace {
+
+constexpr uint64_t kNoConnection = 0;
+// For so long a connection that has ended is not tried again while there are others.
+constexpr absl::Duration kBroken = absl::Milliseconds(200);
 
 // Whatever ends a stream, a call that had no answer has none: only errors that come again are the caller's.
 absl::Status WhyEnded(const grpc::Status& status) {
@@ -31,36 +36,55 @@ absl::Status WhyEnded(const grpc::Status& status) {
 
 }  // namespace
 
+// The transport waits for it. Whoever drops the last reference to a channel ends gRPC's threads and must not
+// be one of them; a stream's context has such a reference, and the window's threads may be the last to let go
+// of a stream.
+struct GrpcTransport::Presence {
+  explicit Presence(GrpcTransport* in) : transport(in) {}
+  ~Presence() {
+    MutexLock lock(&transport->presence_mu_);
+    transport->present_ = false;
+  }
+  GrpcTransport* const transport;
+};
+
 // One stream; deletes itself when gRPC is done with it and nobody refers to it.
 class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                                     public std::enable_shared_from_this<Stream> {
  public:
-  Stream(GrpcTransport* transport, uint64_t number)
-      : presence_(transport), transport_(transport), number_(number) {}
+  Stream(std::shared_ptr<Presence> presence, uint64_t number)
+      : presence_(std::move(presence)), transport_(presence_->transport), number_(number) {}
 
   uint64_t number() const { return number_; }
 
   void Start(grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>* stub) {
     self_ = shared_from_this();
-    requests_ = std::make_shared<OutgoingRequests>(
-        transport_->window_, [stream = weak_from_this()](uint64_t call, const ByteChain& message) {
-          if (const auto self = stream.lock()) {
-            self->Write(call, BufferOf(message));
-          }
-        });
     stub->PrepareBidiStreamingCall(&context_, "/recon.Param/Exchange", grpc::StubOptions(), this);
     AddHold();  // Writes are started outside of reactions.
     StartRead(&incoming_);
     StartCall();
   }
 
-  // False if the stream has ended.
-  bool Send(uint64_t call, const ByteChain& request) {
-    return requests_->Add(call, WrapRequest(call, request));
+  // How many calls it has that are neither taken nor answered, and is about to have. Without its lock, which
+  // is held while gRPC writes.
+  int reserved() const { return reserved_.load(std::memory_order_relaxed); }
+  void Reserve() { reserved_.fetch_add(1, std::memory_order_relaxed); }
+  void Unreserve() { reserved_.fetch_sub(1, std::memory_order_relaxed); }
+
+  // A call it was reserved for. False if the stream has ended.
+  bool Write(uint64_t call, grpc::ByteBuffer* message) {
+    MutexLock lock(&mu_);
+    if (ended_) return false;
+    under_way_.insert(call);
+    unwritten_.emplace_back();
+    unwritten_.back().call = call;
+    unwritten_.back().message.Swap(message);
+    WriteNext();
+    return true;
   }
-  // A call that has not been sent is not sent any more.
+
+  // A call that has not been written is not written any more.
   void Drop(uint64_t call) {
-    requests_->Drop(call);
     grpc::ByteBuffer dropped;  // Its owners are released without the lock.
     {
       MutexLock lock(&mu_);
@@ -70,7 +94,7 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
       dropped.Swap(&found->message);
       unwritten_.erase(found);
     }
-    requests_->Release(call);
+    Release(call);
   }
 
   void Cancel() {
@@ -87,7 +111,7 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
     const auto unwrapped = bytes.ok() ? Unwrap(*bytes) : bytes.status();
     if (!unwrapped.ok()) return Cancel();
     const auto& [envelope, body] = *unwrapped;
-    requests_->Release(envelope.call);
+    Release(envelope.call);
     if (envelope.code != kTaken) transport_->pending_.Finish(envelope.call, ReplyOf(envelope, body));
   }
 
@@ -106,32 +130,19 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
   }
 
  private:
-  // The transport waits for it. Whoever drops the last reference to a channel ends gRPC's threads and must
-  // not be one of them; the context has such a reference, and the window's threads may be the last to let go.
-  struct Presence {
-    explicit Presence(GrpcTransport* in) : transport(in) {
-      MutexLock lock(&transport->streams_mu_);
-      ++transport->streams_;
-    }
-    ~Presence() {
-      MutexLock lock(&transport->streams_mu_);
-      --transport->streams_;
-    }
-    GrpcTransport* const transport;
-  };
-
   struct Unwritten {
     uint64_t call = 0;
     grpc::ByteBuffer message;
   };
 
-  void Write(uint64_t call, grpc::ByteBuffer message) {
-    MutexLock lock(&mu_);
-    if (ended_) return;
-    unwritten_.emplace_back();
-    unwritten_.back().call = call;
-    unwritten_.back().message.Swap(&message);
-    WriteNext();
+  // It leaves the window.
+  void Release(uint64_t call) {
+    {
+      MutexLock lock(&mu_);
+      if (under_way_.erase(call) == 0) return;
+    }
+    Unreserve();
+    transport_->requests_->Release(call);
   }
 
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -144,25 +155,28 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
 
   void End() {
     std::deque<Unwritten> unwritten;  // Its owners are released without the lock.
+    absl::flat_hash_set<uint64_t> under_way;
     {
       MutexLock lock(&mu_);
       if (std::exchange(ended_, true)) return;
       unwritten.swap(unwritten_);
+      under_way.swap(under_way_);
     }
-    requests_->End();
+    for (const uint64_t call : under_way) transport_->requests_->Release(call);
     RemoveHold();
   }
 
-  const Presence presence_;  // The first, so that it ends last.
+  const std::shared_ptr<Presence> presence_;  // The first, so that it ends last.
   GrpcTransport* const transport_;
   const uint64_t number_;
   grpc::ClientContext context_;
   grpc::ByteBuffer incoming_;
   std::shared_ptr<Stream> self_;
-  std::shared_ptr<OutgoingRequests> requests_;  // Set by Start().
+  std::atomic<int> reserved_{0};
 
   Mutex mu_;
-  std::deque<Unwritten> unwritten_ ABSL_GUARDED_BY(mu_);  // Admitted by the window.
+  absl::flat_hash_set<uint64_t> under_way_ ABSL_GUARDED_BY(mu_);
+  std::deque<Unwritten> unwritten_ ABSL_GUARDED_BY(mu_);
   grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mu_);
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
@@ -170,43 +184,77 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
 
 GrpcTransport::GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& channels,
                              std::shared_ptr<SendWindow> window)
-    : window_(std::move(window)) {
+    : presence_(std::make_shared<Presence>(this)),
+      requests_(std::make_shared<OutgoingRequests>(
+          std::move(window),
+          [presence = std::weak_ptr<Presence>(presence_)](uint64_t call, const ByteChain& message) {
+            if (const auto here = presence.lock()) here->transport->Send(call, message);
+          })) {
   for (const auto& channel : channels) {
     lines_.push_back({grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>(channel), nullptr});
   }
 }
 
 GrpcTransport::~GrpcTransport() {
+  {
+    MutexLock lock(&mu_);
+    closing_ = true;
+  }
   Disconnect();
-  MutexLock lock(&streams_mu_);
-  streams_mu_.Await([this] { return streams_ == 0; });
+  requests_->End();
+  presence_.reset();
+  MutexLock lock(&presence_mu_);
+  presence_mu_.Await([this] { return !present_; });
 }
 
 uint64_t GrpcTransport::Call(const ByteChain& request, Done done) {
-  MutexLock lock(&mu_);
-  Line& line = lines_[next_line_++ % lines_.size()];
-  while (true) {
-    if (line.stream == nullptr) {
-      line.stream = std::make_shared<Stream>(this, ++connections_);
-      line.stream->Start(&line.stub);
+  const uint64_t call = pending_.Add(kNoConnection, std::move(done));
+  requests_->Add(call, WrapRequest(call, request));
+  return call;
+}
+
+void GrpcTransport::Send(uint64_t call, const ByteChain& message) {
+  grpc::ByteBuffer buffer = BufferOf(message);
+  while (const std::shared_ptr<Stream> stream = LeastBusyStream()) {
+    // It is known whose call it is before a reply can come.
+    if (!pending_.Assign(call, stream->number())) {
+      stream->Unreserve();
+      break;
     }
-    // The call is known before its reply can come.
-    const uint64_t call = pending_.Add(line.stream->number(), std::move(done));
-    if (line.stream->Send(call, request)) return call;
-    line.stream = nullptr;
-    // The stream may have told it already; if not, it goes with the next one.
-    std::optional<Done> untold = pending_.Take(call);
-    if (!untold.has_value()) return call;
-    done = *std::move(untold);
+    if (stream->Write(call, &buffer)) return;
+    Forget(stream->number());
   }
+  requests_->Release(call);  // It was given up while it waited.
+}
+
+std::shared_ptr<GrpcTransport::Stream> GrpcTransport::LeastBusyStream() {
+  const absl::Time now = Now();
+  // One that fails at once always has nothing to do.
+  const auto busy = [now](const Line& line) {
+    return std::make_pair(line.stream == nullptr && now < line.broken_until,
+                          line.stream == nullptr ? 0 : line.stream->reserved());
+  };
+  MutexLock lock(&mu_);
+  if (closing_) return nullptr;
+  Line& line = *std::min_element(lines_.begin(), lines_.end(),
+                                 [&](const Line& a, const Line& b) { return busy(a) < busy(b); });
+  if (line.stream == nullptr) {
+    line.stream = std::make_shared<Stream>(presence_, ++connections_);
+    line.stream->Start(&line.stub);
+  }
+  line.stream->Reserve();
+  return line.stream;
 }
 
 void GrpcTransport::Abandon(uint64_t call, const absl::Status& why) {
+  requests_->Drop(call);
+  std::vector<std::shared_ptr<Stream>> streams;
   {
     MutexLock lock(&mu_);
-    for (const Line& line : lines_) {
-      if (line.stream != nullptr) line.stream->Drop(call);
-    }
+    for (const Line& line : lines_) streams.push_back(line.stream);
+  }
+  for (const auto& stream : streams) {
+    if (stream != nullptr) stream->Drop(call);
   }
   pending_.Finish(call, why);
 }
@@ -217,6 +265,7 @@ void GrpcTransport::Disconnect() {
     MutexLock lock(&mu_);
     for (Line& line : lines_) streams.push_back(std::exchange(line.stream, nullptr));
   }
+  pending_.FailAll(kNoConnection, absl::UnavailableError("the connection was cut"));
   for (const auto& stream : streams) {
     if (stream != nullptr) stream->Cancel();
   }
@@ -226,7 +275,9 @@ void GrpcTransport::Forget(uint64_t connection) {
   std::shared_ptr<Stream> stream;
   MutexLock lock(&mu_);
   for (Line& line : lines_) {
-    if (line.stream != nullptr && line.stream->number() == connection) stream = std::move(line.stream);
+    if (line.stream == nullptr || line.stream->number() != connection) continue;
+    stream = std::move(line.stream);
+    line.broken_until = Now() + kBroken;
   }
 }
 

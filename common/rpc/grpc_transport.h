@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
 #include "common/base/mutex.h"
 #include "common/rpc/credentials.h"
+#include "common/transport/outgoing_requests.h"
 #include "common/transport/pending_calls.h"
 #include "common/transport/send_window.h"
 #include "common/transport/transport.h"
@@ -16,8 +18,9 @@
 
 namespace recon {
 
-// Frames over streams of the Param service, one a channel, in turn: raw messages of up to about 1 MiB, the
-// payloads sent from where they are.
+// Frames over streams of the Param service, one a channel: raw messages of up to about 1 MiB, the payloads
+// sent from where they are. A request takes the stream that has the fewest under way when the window admits
+// it: bound to one before, it would wait behind others there while another stream has nothing to do.
 class GrpcTransport final : public Transport {
  public:
   // At least one channel. `window` is shared with the worker's transports to other servers.
@@ -27,30 +30,39 @@ class GrpcTransport final : public Transport {
 
   uint64_t Call(const ByteChain& request, Done done) override;
   void Abandon(uint64_t call, const absl::Status& why) override;
+  // Calls that wait for the window end, too.
   void Disconnect() override;
 
  private:
   class Stream;
-
-  // gRPC's thread: a stream takes no more calls.
-  void Forget(uint64_t connection);
+  struct Presence;
 
   // A channel and its newest stream; others are ending.
   struct Line {
     grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub;
     std::shared_ptr<Stream> stream;
+    absl::Time broken_until = absl::InfinitePast();
   };
 
-  const std::shared_ptr<SendWindow> window_;
-  PendingCalls pending_;
+  // What the window has admitted.
+  void Send(uint64_t call, const ByteChain& message);
+  // Reserved for one call; the first of those that are alike, so that no more of them come to be connected
+  // than are needed. Null when the transport goes.
+  std::shared_ptr<Stream> LeastBusyStream();
+  // gRPC's thread: a stream takes no more calls.
+  void Forget(uint64_t connection);
+
+  PendingCalls pending_;  // Those that have no stream yet are of connection 0.
+  std::shared_ptr<Presence> presence_;
+  std::shared_ptr<OutgoingRequests> requests_;
 
   Mutex mu_;
   std::vector<Line> lines_ ABSL_GUARDED_BY(mu_);
-  size_t next_line_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t connections_ ABSL_GUARDED_BY(mu_) = 0;
+  bool closing_ ABSL_GUARDED_BY(mu_) = false;
 
-  Mutex streams_mu_;  // Taken when a stream is destroyed, whatever other lock is held.
-  int streams_ ABSL_GUARDED_BY(streams_mu_) = 0;
+  Mutex presence_mu_;  // Taken when a stream is destroyed, whatever other lock is held.
+  bool present_ ABSL_GUARDED_BY(presence_mu_) = true;
 };
 
 // So many connections to a recon-server; `window` as GrpcTransport's. Errors are ConnectTo()'s.

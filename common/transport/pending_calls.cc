@@ -12,6 +12,14 @@ uint64_t PendingCalls::Add(uint64_t connection, Transport::Done done) {
   return next_++;
 }
 
+bool PendingCalls::Assign(uint64_t call, uint64_t connection) {
+  MutexLock lock(&mu_);
+  const auto found = calls_.find(call);
+  if (found == calls_.end()) return false;
+  found->second.connection = connection;
+  return true;
+}
+
 void PendingCalls::Finish(uint64_t call, absl::StatusOr<ByteChain> reply) {
   std::optional<Transport::Done> done = Take(call);
   if (done.has_value()) (*done)(std::move(reply));

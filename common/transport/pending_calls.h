@@ -15,6 +15,8 @@ class PendingCalls {
  public:
   // A new call over the connection numbered `connection`.
   uint64_t Add(uint64_t connection, Transport::Done done);
+  // The call goes over that connection now. False if it has ended.
+  bool Assign(uint64_t call, uint64_t connection);
   // Ends a call; nothing if it has ended.
   void Finish(uint64_t call, absl::StatusOr<ByteChain> reply);
   // Takes a call back, so that its callback is not called; nothing if it has ended.
