@@ -157,6 +157,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
     for (ServerAddress& server : cluster_->Addresses()) *reply.add_servers() = std::move(server);
   }
   for (std::string& peer : PeersFor(worker, now)) reply.add_peers(std::move(peer));
+  reply.set_workers(static_cast<uint32_t>(membership_.alive()));
   AdoptLeases(request, worker, now, &reply);
   // Asynchronous workers count steps of their own: a jump to where others are would look like an error.
   reply.set_start_step(job_.bound() < 0 ? request.next_step() : params_->GetStats().frontier_step);
@@ -210,6 +211,7 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
   }
   *reply.mutable_codec_choice() = codec_tuner_.choice();
   reply.set_local_steps(LocalStepsOf(worker));
+  reply.set_workers(static_cast<uint32_t>(membership_.alive()));
   reply.set_phase(phase());
   for (const uint64_t lease : request.leases()) {
     leases_.Renew(LeaseId(lease), worker, now);

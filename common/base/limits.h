@@ -33,23 +33,24 @@ constexpr size_t kProgressTextBytesMax = 2048;
 // to keep connection, check and lanes busy at once: 16 MiB gave no more on loopback, and a server holds as
 // much of every worker. A link of 10 Gbit/s is kept full up to a round trip of 7 ms.
 constexpr size_t kRequestBytesInFlight = size_t{8} << 20;
-// Where the server is on the worker's machine, a frame for each connection, and two at least: what is under
-// way lies in memory there, and the less it is the more of it is in the caches.
-constexpr size_t kRequestFramesOnOneMachine = 2;
+// Where the server is on the worker's machine, so many of all its workers together, but two at least of each
+// and one at most for each of its connections: fewer, and cores wait for each other; more only fill the
+// caches.
+constexpr size_t kRequestFramesOnOneMachine = 6;
 // Through shared memory so many to each server: a frame costs less there, and one end sleeps sooner.
 constexpr size_t kRequestFramesInSharedMemory = 4;
 // With several servers, all of them together, their part of that: what is under way for longer than the links
-// need keeps a synchronous step open. But this, and so many frames for each connection.
+// need keeps a synchronous step open. But this, and to each server a frame for each connection, two at least.
 constexpr size_t kRequestBytesInFlightMin = size_t{4} << 20;
 constexpr size_t kRequestFramesInFlightMin = 2;
 // Workers that push the same synchronous step side by side send no more than that window before the others
 // have sent theirs: who is ahead leaves the servers' links to the others. One that waits longer than this is
 // not side by side with them: what it sends is taken.
 constexpr absl::Duration kInStepPatience = absl::Milliseconds(500);
-// Connections for frames, beside the one for control: one connection's sender and receiver take turns, and
-// what is sent behind another frame waits for the pace of TCP (common/DESIGN.md). With TLS, more of them help
-// more.
-constexpr int kDataConnections = 3;
+// Connections for frames, beside the one for control; those that are not needed are not made. What is sent
+// behind another frame of its connection waits for the pace of TCP (common/DESIGN.md). With TLS, more of them
+// help more.
+constexpr int kDataConnections = 6;
 constexpr int kDataConnectionsMax = 16;
 // The server reads no further from a worker that sends more, nor from one that does not read its replies.
 constexpr size_t kStreamBytesInFlightMax = 2 * kRequestBytesInFlight;

@@ -13,19 +13,30 @@ size_t FrameBytesFor(size_t servers) {
 }
 
 SendWindow::SendWindow(size_t servers, size_t connections)
-    : frame_bytes_(FrameBytesFor(servers)),
-      bytes_over_network_(
-          std::max({limits::kRequestBytesInFlight / servers, limits::kRequestBytesInFlightMin,
-                    servers * connections * limits::kRequestFramesInFlightMin * frame_bytes_})),
-      bytes_on_one_machine_(servers > 1
-                                ? bytes_over_network_
-                                : std::max(connections, limits::kRequestFramesOnOneMachine) * frame_bytes_),
-      bytes_max_(bytes_over_network_) {}
+    : servers_(servers), connections_(connections), frame_bytes_(FrameBytesFor(servers)) {}
+
+size_t SendWindow::BytesMax() const {
+  const size_t frames_min = limits::kRequestFramesInFlightMin;
+  if (one_machine_ && servers_ == 1) {
+    const size_t share = limits::kRequestFramesOnOneMachine / workers_;
+    return std::max(std::min(connections_, share), frames_min) * frame_bytes_;
+  }
+  return std::max({limits::kRequestBytesInFlight / servers_, limits::kRequestBytesInFlightMin,
+                   servers_ * std::max(connections_, frames_min) * frame_bytes_});
+}
 
 void SendWindow::SetOneMachine(bool one_machine) {
   {
     MutexLock lock(&mu_);
-    bytes_max_ = one_machine ? bytes_on_one_machine_ : bytes_over_network_;
+    one_machine_ = one_machine;
+  }
+  AdmitNext();
+}
+
+void SendWindow::ShareWith(size_t workers) {
+  {
+    MutexLock lock(&mu_);
+    workers_ = std::max<size_t>(workers, 1);
   }
   AdmitNext();
 }
@@ -72,7 +83,7 @@ void SendWindow::AdmitNext() {
       first = false;
       // A single one always may.
       admitting_ =
-          !waiting_.empty() && (under_way_.empty() || bytes_ + waiting_.front().charge <= bytes_max_);
+          !waiting_.empty() && (under_way_.empty() || bytes_ + waiting_.front().charge <= BytesMax());
       if (!admitting_) return;
       Waiting& next = waiting_.front();
       under_way_[next.place] = next.charge;

@@ -33,8 +33,10 @@ class SendWindow {
   size_t frame_bytes() const { return frame_bytes_; }
 
   // Whether what is sent stays on this machine; at first it does not. A single server's window is smaller
-  // then.
+  // then, and the smaller the more workers there are.
   void SetOneMachine(bool one_machine);
+  // How many workers the server has, this one among them; at first one. 0 counts as 1.
+  void ShareWith(size_t workers);
 
   // A name for what enters next, so that its callback can be told from others.
   uint64_t NewPlace();
@@ -50,13 +52,15 @@ class SendWindow {
     absl::AnyInvocable<void()> admitted;
   };
 
+  size_t BytesMax() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AdmitNext();
 
+  const size_t servers_, connections_;
   const size_t frame_bytes_;
-  const size_t bytes_over_network_, bytes_on_one_machine_;
 
   Mutex mu_;
-  size_t bytes_max_ ABSL_GUARDED_BY(mu_);
+  bool one_machine_ ABSL_GUARDED_BY(mu_) = false;
+  size_t workers_ ABSL_GUARDED_BY(mu_) = 1;
   uint64_t next_place_ ABSL_GUARDED_BY(mu_) = 1;
   std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, size_t> under_way_ ABSL_GUARDED_BY(mu_);

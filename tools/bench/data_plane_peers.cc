@@ -121,7 +121,7 @@ class PushWorker {
     RECON_ASSIGN_OR_RETURN(ParamLayout layout, ParamLayout::Create(model));
     layout_ = std::make_unique<ParamLayout>(std::move(layout));
     RECON_ASSIGN_OR_RETURN(const auto channel, ConnectTo(options_.server, {}));
-    ControlClient control(channel);
+    control_ = std::make_unique<ControlClient>(channel);
     RegisterRequest request;
     request.set_name(options_.name);
     request.set_incarnation(static_cast<uint64_t>(getpid()));
@@ -130,15 +130,15 @@ class PushWorker {
     request.set_test_samples(100);
     request.set_codec("fp16");
     request.set_simulated(true);
-    RECON_ASSIGN_OR_RETURN(const RegisterReply registered, control.Register(request));
+    RECON_ASSIGN_OR_RETURN(const RegisterReply registered, control_->Register(request));
     identity_.set_worker(registered.worker());
     identity_.set_incarnation(request.incarnation());
     identity_.set_cluster_epoch(registered.cluster_epoch());
-    const auto window = std::make_shared<SendWindow>(/*servers=*/1, limits::kDataConnections);
+    window_ = std::make_shared<SendWindow>(/*servers=*/1, limits::kDataConnections);
     RECON_ASSIGN_OR_RETURN(transport_,
-                           ConnectForFrames(options_.server, {}, limits::kDataConnections, window));
+                           ConnectForFrames(options_.server, {}, limits::kDataConnections, window_));
     RECON_ASSIGN_OR_RETURN(const uint16_t port, PortOf(options_.server));
-    window->SetOneMachine(OnOneMachine({port}));  // As a worker does it.
+    window_->SetOneMachine(OnOneMachine({port}));  // As a worker does it.
     if (options_.transport == "shm") {
       auto shared = std::make_unique<ShmTransport>(registered.shared_memory(), std::move(transport_));
       if (!shared->Connected()) return absl::UnavailableError("the server shares no memory");
@@ -147,7 +147,7 @@ class PushWorker {
       RECON_ASSIGN_OR_RETURN(transport_, ConnectOverUcx(registered.ucx_address()));
     }
     client_ = std::make_unique<ParamClient>(transport_.get());
-    if (!registered.has_values()) RECON_RETURN_IF_ERROR(BringValues(&control));
+    if (!registered.has_values()) RECON_RETURN_IF_ERROR(BringValues());
     EncodeGradients();
     return absl::OkStatus();
   }
@@ -155,7 +155,7 @@ class PushWorker {
   nlohmann::ordered_json Run(FrameKind kind, double seconds, int depth, absl::Duration pause) {
     std::atomic<uint64_t> pushes{0};
     std::vector<std::vector<double>> milliseconds(static_cast<size_t>(depth));
-    absl::Status failed;
+    absl::Status failed = Heartbeat();
     Mutex mu;
     const absl::Time start = Now();
     const absl::Time end = start + absl::Seconds(seconds);
@@ -190,11 +190,20 @@ class PushWorker {
   }
 
  private:
-  absl::Status BringValues(ControlClient* control) {
+  // Others have joined since, perhaps.
+  absl::Status Heartbeat() {
+    HeartbeatRequest request;
+    *request.mutable_identity() = identity_;
+    RECON_ASSIGN_OR_RETURN(const HeartbeatReply reply, control_->Heartbeat(request));
+    window_->ShareWith(reply.workers());
+    return absl::OkStatus();
+  }
+
+  absl::Status BringValues() {
     while (true) {
       AcquireRequest request;
       *request.mutable_identity() = identity_;
-      RECON_ASSIGN_OR_RETURN(const AcquireReply reply, control->Acquire(request));
+      RECON_ASSIGN_OR_RETURN(const AcquireReply reply, control_->Acquire(request));
       if (!reply.needs_initial_values()) return absl::OkStatus();
       const std::vector<float> zeros(layout_->params());
       for (const auto& done : client_->CallAll(
@@ -245,6 +254,8 @@ class PushWorker {
   const PushWorkerOptions options_;
   std::unique_ptr<ParamLayout> layout_;
   WorkerIdentity identity_;
+  std::unique_ptr<ControlClient> control_;
+  std::shared_ptr<SendWindow> window_;
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<ParamClient> client_;
   std::vector<EncodedShard> gradients_;

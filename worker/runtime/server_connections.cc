@@ -55,8 +55,18 @@ absl::Status ServerConnections::Adopt(const RegisterReply& reply) {
     MutexLock lock(&mu_);
     window = window_;
   }
+  window->ShareWith(reply.workers());
   window->SetOneMachine(OnOneMachine(ports()));  // The control connection stands, at least.
   return absl::OkStatus();
+}
+
+void ServerConnections::ShareWith(uint32_t workers) {
+  std::shared_ptr<SendWindow> window;
+  {
+    MutexLock lock(&mu_);
+    window = window_;
+  }
+  if (window != nullptr) window->ShareWith(workers);
 }
 
 absl::Status ServerConnections::ConnectTo(const std::vector<ServerAddress>& servers) {

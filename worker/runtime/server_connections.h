@@ -39,6 +39,8 @@ class ServerConnections {
   // Follows what a registration said: connects to servers that are new or elsewhere than before.
   // FailedPrecondition if their number has changed: shards lie elsewhere then.
   absl::Status Adopt(const RegisterReply& reply);
+  // Of so many workers this is one: see SendWindow::ShareWith(). Nothing before the first Adopt().
+  void ShareWith(uint32_t workers);
   // Cuts all of them, so that what is under way ends.
   void Disconnect();
   // Null before the first Adopt().

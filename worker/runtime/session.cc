@@ -251,6 +251,7 @@ void Session::HeartbeatOnce(double samples_per_second) {
     return;
   }
   if (options_.adopt_codec) options_.adopt_codec(reply->codec_choice());
+  if (options_.adopt_workers) options_.adopt_workers(reply->workers());
   local_steps_.store(reply->local_steps(), std::memory_order_relaxed);
   MutexLock lock(&mu_);
   phase_ = reply->phase();

@@ -41,6 +41,8 @@ class Session {
     std::function<void()> on_silence;
     // Takes what every registration says of the job's servers. Any thread; must not call the session.
     std::function<absl::Status(const RegisterReply&)> adopt_servers;
+    // Takes how many workers the job has, as heartbeats' answers say. Heartbeat thread.
+    std::function<void(uint32_t)> adopt_workers;
     // Takes what --codec auto stands for. Any thread; must not call the session.
     std::function<void(const CodecChoice&)> adopt_codec;
     std::string codec;

@@ -70,6 +70,7 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   connection_options.ucx = flags.ucx;
   ServerConnections servers(connection_options, &layout);
   session_options.adopt_servers = [&](const RegisterReply& reply) { return servers.Adopt(reply); };
+  session_options.adopt_workers = [&](uint32_t workers) { servers.ShareWith(workers); };
   WireByteCounter wire_counter;
   prometheus::Gauge& wire_sent =
       metrics.Gauge("recon_worker_wire_sent_bytes", "Bytes sent to servers, headers of the network included");

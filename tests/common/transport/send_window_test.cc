@@ -3,6 +3,7 @@
 #include <atomic>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "catch2/catch.hpp"
@@ -21,6 +22,10 @@ struct Requests {
     const uint64_t place = window->NewPlace();
     window->Enter(place, charge, [this, place] { admitted.push_back(place); });
     return place;
+  }
+  // What was admitted leaves, and others may come.
+  void LeaveAll() {
+    for (const uint64_t place : std::exchange(admitted, {})) window->Leave(place);
   }
 
   SendWindow* const window;
@@ -62,7 +67,7 @@ TEST_CASE("a large request does not wait for ever behind small ones, nor for one
   CHECK(requests.admitted == std::vector<uint64_t>{small, large, after});
 }
 
-TEST_CASE("with more servers frames are smaller, down to a shard, and the window has two for each connection",
+TEST_CASE("with more servers frames are smaller, down to a shard, and the window has two for each of them",
           "[transport]") {
   CHECK(SendWindow(1, 1).frame_bytes() == limits::kFrameTargetBytes);
   CHECK(SendWindow(4, 1).frame_bytes() == limits::kFrameTargetBytesOfAll / 4);
@@ -76,10 +81,10 @@ TEST_CASE("with more servers frames are smaller, down to a shard, and the window
   SendWindow many(1, 16);
   Requests requests(&many);
   for (int i = 0; i < 40; ++i) requests.Enter(many.frame_bytes());
-  CHECK(requests.admitted.size() == 32);
+  CHECK(requests.admitted.size() == 16);
 }
 
-TEST_CASE("a window holds a frame for each connection, two at least, where the server is on the same machine",
+TEST_CASE("a window is small where the server is on the same machine, and smaller the more workers it has",
           "[transport]") {
   SendWindow window(1, 2);
   Requests requests(&window);
@@ -87,14 +92,12 @@ TEST_CASE("a window holds a frame for each connection, two at least, where the s
   constexpr size_t kAll = limits::kRequestBytesInFlight / limits::kFrameTargetBytes;
   for (size_t i = 0; i < 4 * kAll; ++i) requests.Enter(frame);
   CHECK(requests.admitted.size() == kAll);
-  const auto leave_all = [&] {
-    const std::vector<uint64_t> inside = requests.admitted;
-    requests.admitted.clear();
-    for (const uint64_t place : inside) window.Leave(place);
-  };
   // Nothing enters before enough has left.
   window.SetOneMachine(true);
-  leave_all();
+  requests.LeaveAll();
+  CHECK(requests.admitted.size() == 2);
+  window.ShareWith(4);  // Not less than that.
+  requests.LeaveAll();
   CHECK(requests.admitted.size() == 2);
   // It has moved.
   window.SetOneMachine(false);
@@ -109,7 +112,16 @@ TEST_CASE("a window holds a frame for each connection, two at least, where the s
   over_many_connections.SetOneMachine(true);
   Requests many(&over_many_connections);
   for (int i = 0; i < 40; ++i) many.Enter(over_many_connections.frame_bytes());
-  CHECK(many.admitted.size() == 16);
+  CHECK(many.admitted.size() == 6);
+  over_many_connections.ShareWith(2);
+  many.LeaveAll();
+  CHECK(many.admitted.size() == 3);
+  over_many_connections.ShareWith(1000);
+  many.LeaveAll();
+  CHECK(many.admitted.size() == 2);
+  // A server that does not say has one.
+  over_many_connections.ShareWith(0);
+  CHECK(many.admitted.size() == 6);
   // To four servers nothing changes.
   SendWindow four(4, 2);
   four.SetOneMachine(true);
