@@ -239,12 +239,12 @@ class PushWorker {
       shards = gradients_;
       for (EncodedShard& shard : shards) shard.version = 0;
     }
-    const auto replies =
-        client_->CallAll(kind, FramesFor(*layout_, header, identity_, shards), absl::Minutes(1));
     uint64_t bytes = 0;
-    for (const auto& reply : replies) {
+    // Each is let go as it comes, as a worker does once it has adopted it.
+    const auto count = [&bytes](const Frame& reply) { bytes += reply.header.payload_bytes; };
+    for (const auto& reply :
+         client_->CallAll(kind, FramesFor(*layout_, header, identity_, shards), absl::Minutes(1), count)) {
       RECON_RETURN_IF_ERROR(reply.status());
-      bytes += reply->header.payload_bytes;
     }
     const uint64_t expected = kind == FrameKind::kPush ? 0 : EncodedBytes(CodecId::kFp16, layout_->params());
     if (bytes == expected) return absl::OkStatus();
