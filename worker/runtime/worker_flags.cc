@@ -92,8 +92,9 @@ void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
              "fewer bytes; without local steps")
           ->check(CLI::Range(1, 1'000'000)),
       "RECON_ACCUMULATE");
-  env(app->add_option("--connections", flags->connections,
-                      "to the server, for gradients and parameters; with TLS more of them carry more")
+  env(app->add_option(
+             "--connections", flags->connections,
+             "to each server at most, for gradients and parameters; with TLS more of them carry more")
           ->check(CLI::Range(1, limits::kDataConnectionsMax)),
       "RECON_CONNECTIONS");
   env(app->add_option("--transport", raw->transport,
