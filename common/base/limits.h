@@ -33,9 +33,9 @@ constexpr size_t kProgressTextBytesMax = 2048;
 // to keep connection, check and lanes busy at once: 16 MiB gave no more on loopback, and a server holds as
 // much of every worker. A link of 10 Gbit/s is kept full up to a round trip of 7 ms.
 constexpr size_t kRequestBytesInFlight = size_t{8} << 20;
-// Where the server is on the worker's machine, so many of all its workers together, but two at least of each
-// and one at most for each of its connections: fewer, and cores wait for each other; more only fill the
-// caches.
+// Where the server is on the worker's machine, so many divided by the server's workers, wherever those are,
+// but two at least and one at most for each connection: fewer, and cores wait for each other; more only fill
+// the caches.
 constexpr size_t kRequestFramesOnOneMachine = 6;
 // Through shared memory so many to each server: a frame costs less there, and one end sleeps sooner.
 constexpr size_t kRequestFramesInSharedMemory = 4;

@@ -125,8 +125,7 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
 
   void OnDone(const grpc::Status& status) override {
     const std::shared_ptr<Stream> self = std::move(self_);
-    transport_->Forget(number_);
-    transport_->pending_.FailAll(number_, WhyEnded(status));
+    transport_->Ended(number_, WhyEnded(status));
   }
 
  private:
@@ -215,7 +214,12 @@ uint64_t GrpcTransport::Call(const ByteChain& request, Done done) {
 
 void GrpcTransport::Send(uint64_t call, const ByteChain& message) {
   grpc::ByteBuffer buffer = BufferOf(message);
-  while (const std::shared_ptr<Stream> stream = LeastBusyStream()) {
+  while (pending_.Has(call)) {  // If not, it was given up while it waited.
+    const std::shared_ptr<Stream> stream = LeastBusyStream();
+    if (stream == nullptr) {
+      pending_.Finish(call, absl::UnavailableError("the connection was cut"));
+      break;
+    }
     // It is known whose call it is before a reply can come.
     if (!pending_.Assign(call, stream->number())) {
       stream->Unreserve();
@@ -224,7 +228,7 @@ void GrpcTransport::Send(uint64_t call, const ByteChain& message) {
     if (stream->Write(call, &buffer)) return;
     Forget(stream->number());
   }
-  requests_->Release(call);  // It was given up while it waited.
+  requests_->Release(call);
 }
 
 std::shared_ptr<GrpcTransport::Stream> GrpcTransport::LeastBusyStream() {
@@ -265,10 +269,25 @@ void GrpcTransport::Disconnect() {
     MutexLock lock(&mu_);
     for (Line& line : lines_) streams.push_back(std::exchange(line.stream, nullptr));
   }
-  pending_.FailAll(kNoConnection, absl::UnavailableError("the connection was cut"));
+  FailWaiting(absl::UnavailableError("the connection was cut"));
   for (const auto& stream : streams) {
     if (stream != nullptr) stream->Cancel();
   }
+}
+
+void GrpcTransport::FailWaiting(const absl::Status& why) {
+  for (const uint64_t call : pending_.FailAll(kNoConnection, why)) requests_->Drop(call);
+}
+
+void GrpcTransport::Ended(uint64_t connection, const absl::Status& why) {
+  Forget(connection);
+  pending_.FailAll(connection, why);
+  bool any;
+  {
+    MutexLock lock(&mu_);
+    any = std::any_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.stream != nullptr; });
+  }
+  if (!any) FailWaiting(why);
 }
 
 void GrpcTransport::Forget(uint64_t connection) {

@@ -49,8 +49,11 @@ class GrpcTransport final : public Transport {
   // Reserved for one call; the first of those that are alike, so that no more of them come to be connected
   // than are needed. Null when the transport goes.
   std::shared_ptr<Stream> LeastBusyStream();
-  // gRPC's thread: a stream takes no more calls.
+  // A stream takes no more calls.
   void Forget(uint64_t connection);
+  // gRPC's thread: a stream has ended. If it was the last one, what waits ends with it.
+  void Ended(uint64_t connection, const absl::Status& why);
+  void FailWaiting(const absl::Status& why);
 
   PendingCalls pending_;  // Those that have no stream yet are of connection 0.
   std::shared_ptr<Presence> presence_;

@@ -13,12 +13,12 @@
 
 namespace recon {
 
-// The requests of one connection that the server has neither taken nor answered. Each waits until the window
+// The requests to one server that it has neither taken nor answered. Each waits until the window
 // admits it, is sent, and leaves the window when it is taken or answered.
 //
 // Threads: thread-safe. `send` is called for one request after the other, in the window's order, on any
-// thread that adds or releases requests of any connection of the window; it must not wait, nor call back.
-// Ownership: waiting requests keep it alive; End() lets go of them.
+// thread that adds or releases requests of any connection of the window; it must not wait; it may release
+// requests. Ownership: waiting requests keep it alive; End() lets go of them.
 class OutgoingRequests : public std::enable_shared_from_this<OutgoingRequests> {
  public:
   using Send = std::function<void(uint64_t call, const ByteChain& message)>;
@@ -30,7 +30,7 @@ class OutgoingRequests : public std::enable_shared_from_this<OutgoingRequests> {
   void Release(uint64_t call);
   // It is not sent, if it waits still.
   void Drop(uint64_t call);
-  // The connection has ended: all leave the window. A request that was being sent may be sent still.
+  // No more come: all leave the window. A request that was being sent may be sent still.
   void End();
 
  private:

@@ -2,7 +2,6 @@
 
 #include <iterator>
 #include <utility>
-#include <vector>
 
 namespace recon {
 
@@ -34,13 +33,20 @@ std::optional<Transport::Done> PendingCalls::Take(uint64_t call) {
   return done;
 }
 
-void PendingCalls::FailAll(uint64_t connection, const absl::Status& why) {
+bool PendingCalls::Has(uint64_t call) const {
+  MutexLock lock(&mu_);
+  return calls_.count(call) > 0;
+}
+
+std::vector<uint64_t> PendingCalls::FailAll(uint64_t connection, const absl::Status& why) {
+  std::vector<uint64_t> calls;
   std::vector<Transport::Done> failed;
   {
     MutexLock lock(&mu_);
     for (auto it = calls_.begin(); it != calls_.end();) {
       const auto next = std::next(it);
       if (it->second.connection == connection) {
+        calls.push_back(it->first);
         failed.push_back(std::move(it->second.done));
         calls_.erase(it);
       }
@@ -48,6 +54,7 @@ void PendingCalls::FailAll(uint64_t connection, const absl::Status& why) {
     }
   }
   for (Transport::Done& done : failed) done(why);
+  return calls;
 }
 
 }  // namespace recon

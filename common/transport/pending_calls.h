@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -21,8 +22,9 @@ class PendingCalls {
   void Finish(uint64_t call, absl::StatusOr<ByteChain> reply);
   // Takes a call back, so that its callback is not called; nothing if it has ended.
   std::optional<Transport::Done> Take(uint64_t call);
-  // Ends all calls of a connection.
-  void FailAll(uint64_t connection, const absl::Status& why);
+  bool Has(uint64_t call) const;
+  // Ends all calls of a connection; which they were.
+  std::vector<uint64_t> FailAll(uint64_t connection, const absl::Status& why);
 
  private:
   struct Pending {
@@ -30,7 +32,7 @@ class PendingCalls {
     Transport::Done done;
   };
 
-  Mutex mu_;
+  mutable Mutex mu_;
   uint64_t next_ ABSL_GUARDED_BY(mu_) = 1;
   absl::flat_hash_map<uint64_t, Pending> calls_ ABSL_GUARDED_BY(mu_);
 };

@@ -36,7 +36,7 @@ void SendWindow::SetOneMachine(bool one_machine) {
 void SendWindow::ShareWith(size_t workers) {
   {
     MutexLock lock(&mu_);
-    workers_ = std::max<size_t>(workers, 1);
+    if (std::exchange(workers_, std::max<size_t>(workers, 1)) == workers_) return;
   }
   AdmitNext();
 }

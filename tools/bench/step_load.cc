@@ -81,6 +81,7 @@ absl::Status RunStepLoad(const StepLoadOptions& options) {
   session_options.codec = "fp32";
   session_options.simulated = true;
   session_options.adopt_servers = [&](const RegisterReply& reply) { return servers.Adopt(reply); };
+  session_options.adopt_workers = [&](uint32_t workers) { servers.ShareWith(workers); };
   const std::atomic<bool> stop{false};
   RECON_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                          Session::Join(session_options, &control, &stop));
