@@ -15,6 +15,7 @@
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
 #include "common/tensor/shard_assignment.h"
+#include "common/transport/send_window.h"
 #include "server/param_operation.h"
 
 namespace recon {
@@ -101,6 +102,10 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
                                                      pages * PlanesOf(*rules_) * kPageBytes,
                                                      " bytes with its optimizer state: out of memory"));
   }
+  // As many as a large frame has, but every lane has some.
+  const size_t in_frame = FrameBytesFor(options_.servers) / (2 * kShardParamsMax);
+  const size_t for_lanes = owned.size() / (2 * static_cast<size_t>(lanes_.size()));
+  shards_in_a_row_ = static_cast<uint32_t>(std::max<size_t>(1, std::min(in_frame, for_lanes)));
   owned_ = std::move(owned);
   server_of_shard_ = server_of_shard;
   first_open_.assign(layout.shard_count(), 0);

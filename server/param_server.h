@@ -270,8 +270,9 @@ class ParamServer {
   std::vector<OperationPtr> TakeWaiting(const std::function<bool(const Operation&)>& wanted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool head() const { return options_.server == 0; }
-  // AssignShards() gives equal shards to the servers in turn: those of one server are not all on one lane.
-  uint32_t LaneKey(uint32_t shard) const { return shard / options_.servers; }
+  // A frame has neighbouring shards, and most frames are one lane's: it wakes no other one, and sends the
+  // reply with what it has in its caches. (AssignShards() gives equal shards to the servers in turn.)
+  uint32_t LaneKey(uint32_t shard) const { return shard / options_.servers / shards_in_a_row_; }
   uint64_t FrontierInLog() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The log has failed: no step is closed any more.
   void GiveUpWaiting(const absl::Status& log_status);
@@ -319,6 +320,7 @@ class ParamServer {
   // server has the shard; `owned_` are those that are here, ascending.
   std::vector<std::unique_ptr<Shard>> shards_;
   std::vector<uint32_t> owned_;
+  uint32_t shards_in_a_row_ = 1;
   std::vector<uint32_t> server_of_shard_;
   uint64_t cluster_epoch_ ABSL_GUARDED_BY(mu_);
   // What the followers were told last, and the frontier when all that was complete was closed last.
