@@ -320,7 +320,7 @@ class ParamServer {
   // server has the shard; `owned_` are those that are here, ascending.
   std::vector<std::unique_ptr<Shard>> shards_;
   std::vector<uint32_t> owned_;
-  uint32_t shards_in_a_row_ = 1;
+  uint32_t shards_in_a_row_ = 1;  // On one lane. Set by DefineModel(), too.
   std::vector<uint32_t> server_of_shard_;
   uint64_t cluster_epoch_ ABSL_GUARDED_BY(mu_);
   // What the followers were told last, and the frontier when all that was complete was closed last.

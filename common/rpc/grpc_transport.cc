@@ -280,24 +280,25 @@ void GrpcTransport::FailWaiting(const absl::Status& why) {
 }
 
 void GrpcTransport::Ended(uint64_t connection, const absl::Status& why) {
-  Forget(connection);
+  const bool last = Forget(connection);
   pending_.FailAll(connection, why);
-  bool any;
-  {
-    MutexLock lock(&mu_);
-    any = std::any_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.stream != nullptr; });
-  }
-  if (!any) FailWaiting(why);
+  if (last) FailWaiting(why);
 }
 
-void GrpcTransport::Forget(uint64_t connection) {
-  std::shared_ptr<Stream> stream;
+bool GrpcTransport::Forget(uint64_t connection) {
+  std::shared_ptr<Stream> stream;  // Released without the lock.
   MutexLock lock(&mu_);
+  bool others = false;
   for (Line& line : lines_) {
-    if (line.stream == nullptr || line.stream->number() != connection) continue;
+    if (line.stream == nullptr) continue;
+    if (line.stream->number() != connection) {
+      others = true;
+      continue;
+    }
     stream = std::move(line.stream);
     line.broken_until = Now() + kBroken;
   }
+  return stream != nullptr && !others;
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> ConnectForFrames(const std::string& address, const TlsFlags& tls,

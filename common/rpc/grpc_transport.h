@@ -49,9 +49,10 @@ class GrpcTransport final : public Transport {
   // Reserved for one call; the first of those that are alike, so that no more of them come to be connected
   // than are needed. Null when the transport goes.
   std::shared_ptr<Stream> LeastBusyStream();
-  // A stream takes no more calls.
-  void Forget(uint64_t connection);
-  // gRPC's thread: a stream has ended. If it was the last one, what waits ends with it.
+  // A stream takes no more calls. True if it was the last one that did.
+  bool Forget(uint64_t connection);
+  // gRPC's thread: a stream has ended. If no other one takes calls, what waits ends with it; what comes after
+  // Disconnect() is not what waited.
   void Ended(uint64_t connection, const absl::Status& why);
   void FailWaiting(const absl::Status& why);
 

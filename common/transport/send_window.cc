@@ -36,7 +36,8 @@ void SendWindow::SetOneMachine(bool one_machine) {
 void SendWindow::ShareWith(size_t workers) {
   {
     MutexLock lock(&mu_);
-    if (std::exchange(workers_, std::max<size_t>(workers, 1)) == workers_) return;
+    const size_t before = std::exchange(workers_, std::max<size_t>(workers, 1));
+    if (workers_ == before) return;
   }
   AdmitNext();
 }
