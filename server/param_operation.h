@@ -73,6 +73,10 @@ struct ParamServer::Session {
   double waiting_seconds = 0;
 };
 
+inline bool CarriesGradient(FrameKind kind) {
+  return kind == FrameKind::kPush || kind == FrameKind::kPushPull;
+}
+
 // Workers try again until the server has been started anew.
 inline absl::Status LogFailed(const absl::Status& status) {
   return absl::UnavailableError(absl::StrCat("the push log has failed: ", status.message()));
