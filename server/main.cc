@@ -4,6 +4,7 @@
 #include "common/base/log.h"
 #include "common/base/process.h"
 #include "common/base/shutdown_signal.h"
+#include "common/rpc/grpc_tuning.h"
 #include "common/rpc/poller_limit.h"
 #include "server/recon_server.h"
 #include "server/server_flags.h"
@@ -29,6 +30,7 @@ int Run(const recon::ServerFlags& flags) {
 int main(int argc, char** argv) {
   recon::ProcessUptime();
   recon::TuneProcess();
+  recon::TuneGrpc();
   int exit_code = 0;
   const auto flags = recon::ParseServerFlags(argc, argv, &exit_code);
   if (!flags.ok()) return exit_code;

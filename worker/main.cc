@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 #include "common/base/process.h"
 #include "common/base/shutdown_signal.h"
+#include "common/rpc/grpc_tuning.h"
 #include "common/rpc/poller_limit.h"
 #include "worker/runtime/worker.h"
 #include "worker/runtime/worker_flags.h"
@@ -15,6 +16,7 @@
 int main(int argc, char** argv) {
   recon::ProcessUptime();
   recon::TuneProcess();
+  recon::TuneGrpc();
   int exit_code = 0;
   const auto flags = recon::ParseWorkerFlags(argc, argv, &exit_code);
   if (!flags.ok()) return exit_code;

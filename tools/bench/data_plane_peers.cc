@@ -25,6 +25,7 @@
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
 #include "common/rpc/grpc_transport.h"
+#include "common/rpc/grpc_tuning.h"
 #include "common/rpc/poller_limit.h"
 #include "common/rpc/wire_bytes.h"
 #include "common/shm/shm_transport.h"
@@ -320,6 +321,7 @@ absl::Status RunTcpSource(int port) {
 
 absl::Status RunGrpcSink() {
   TuneProcess();
+  TuneGrpc();
   const PollerLimit poller_limit;
   DroppingService service;
   grpc::ServerBuilder builder;
@@ -336,6 +338,7 @@ absl::Status RunGrpcSink() {
 
 absl::Status RunGrpcSource(int port) {
   TuneProcess();
+  TuneGrpc();
   const PollerLimit poller_limit;
   Print("ready");
   const std::string bytes(kGrpcMessageBytes, 'x');
@@ -370,6 +373,7 @@ absl::Status RunGrpcSource(int port) {
 
 absl::Status RunPushWorker(const PushWorkerOptions& options) {
   TuneProcess();
+  TuneGrpc();
   const PollerLimit poller_limit;
   PushWorker worker(options);
   RECON_RETURN_IF_ERROR(worker.Join());

@@ -14,6 +14,7 @@
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
+#include "common/rpc/grpc_tuning.h"
 #include "common/rpc/poller_limit.h"
 #include "common/tensor/param_layout.h"
 #include "nlohmann/json.hpp"
@@ -55,6 +56,7 @@ absl::StatusOr<Session::HeldLeasePtr> TakeLease(const ParamLayout& layout, Sessi
 
 absl::Status RunStepLoad(const StepLoadOptions& options) {
   TuneProcess();
+  TuneGrpc();
   const PollerLimit poller_limit;
   ModelSpec model;
   model.set_name(absl::StrCat("load-", options.parameters));
