@@ -82,8 +82,16 @@ constexpr uint32_t kLeaseSplitsMax = 1024;
 // The job's whole list of splits is kept in memory, one bit and a few words each.
 constexpr uint64_t kSplitsMax = 10'000'000;
 
-// A worker whose heartbeats get no answer for so long cuts its connections for frames, whatever they are: as
-// long as the keepalive of gRPC takes to notice.
+// A connection of gRPC's that has been silent for so long is asked whether it lives, and has so long for its
+// answer. It may be all that tells of a peer that died in the middle of a frame: TuneGrpc() has gRPC wait for
+// the rest in one piece, and that may miss the connection's end.
+constexpr absl::Duration kKeepaliveInterval = absl::Seconds(4);
+constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(5);
+// gRPC reads into blocks of so many bytes, or of the HTTP/2 frame that it waits for if that is more. A
+// message that is kept keeps the blocks it lies in.
+constexpr int kReadBlockBytesMax = 1 << 20;
+// A worker whose heartbeats get no answer for so long cuts its connections for frames, whatever they are:
+// later than the keepalive of gRPC notices.
 constexpr absl::Duration kServerSilenceMax = absl::Seconds(15);
 
 // Workers that one which joins takes parameters from: their links together are more than its own.

@@ -3,7 +3,6 @@
 #include "common/base/host_port.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/grpc_tuning.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/support/channel_arguments.h"
 
@@ -20,11 +19,13 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectTo(const std::string& addr
   // A connection attempt, too, has so long: what TLS needs over a link of half a second and back.
   args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2'000);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
-  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveIntervalMs);
-  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  const int interval_ms = static_cast<int>(limits::kKeepaliveInterval / absl::Milliseconds(1));
+  const int timeout_ms = static_cast<int>(limits::kKeepaliveTimeout / absl::Milliseconds(1));
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, interval_ms);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, timeout_ms);
   args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  args.SetInt(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kReadBlockBytesMax);
+  args.SetInt(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, limits::kReadBlockBytesMax);
   args.SetMaxReceiveMessageSize(limits::kControlMessageBytesMax);
   args.SetMaxSendMessageSize(limits::kControlMessageBytesMax);
   return grpc::CreateCustomChannel(address, credentials, args);

@@ -7,9 +7,10 @@
 namespace recon {
 namespace {
 
-// By default in none of them; measured and read in this one. Frames longer than 64 blocks of 64 KiB would not
-// end with the first two alone.
+// The version whose source was read, and that was measured.
 constexpr bool kKnownVersion = GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51;
+// The third goes with the others: with them, what is left of an HTTP/2 frame of more than 64 blocks may not
+// be read until something else comes.
 constexpr char kExperiments[] = "tcp_frame_size_tuning,tcp_rcv_lowat,-tcp_read_chunks";
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include "common/base/host_port.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/grpc_tuning.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
 
@@ -25,13 +24,15 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& f
   builder.SetMaxSendMessageSize(limits::kControlMessageBytesMax);
   // Two servers on one port would share its connections silently.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveIntervalMs);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  const int interval_ms = static_cast<int>(limits::kKeepaliveInterval / absl::Milliseconds(1));
+  const int timeout_ms = static_cast<int>(limits::kKeepaliveTimeout / absl::Milliseconds(1));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, interval_ms);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, timeout_ms);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   // Who asks more often than that is sent away.
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kKeepaliveIntervalMs / 2);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, interval_ms / 2);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kReadBlockBytesMax);
+  builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, limits::kReadBlockBytesMax);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat(
