@@ -73,10 +73,12 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   if (!request.serves_parameters().empty()) {
     RECON_RETURN_IF_ERROR(CheckAddress("--serve-parameters", request.serves_parameters()));
   }
-  if (request.next_step() > limits::kStepMax || request.train_samples() > limits::kSamplesMax ||
+  // What it begins next: what it was told before the server died, though older steps are under way.
+  const uint64_t first_new_step = std::max(request.next_step(), request.first_new_step());
+  if (first_new_step > limits::kStepMax || request.train_samples() > limits::kSamplesMax ||
       request.test_samples() > limits::kSamplesMax) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "next step ", request.next_step(), ", training samples ", request.train_samples(), ", test samples ",
+        "next step ", first_new_step, ", training samples ", request.train_samples(), ", test samples ",
         request.test_samples(), ": allowed are ", limits::kStepMax, " and ", limits::kSamplesMax));
   }
   RECON_RETURN_IF_ERROR(ParamLayout::Create(request.model()).status());
@@ -99,14 +101,14 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   // come so far: they go on from there instead. (Of several servers each would have to.)
   const uint64_t reach =
       params_->frontier() + limits::kStepsAheadMax + static_cast<uint64_t>(std::max(0, job_.bound()));
-  if (job_.bound() >= 0 && cluster_ == nullptr && request.next_step() > reach) {
-    if (request.next_step() >= limits::kStepMax / 2) {
+  if (job_.bound() >= 0 && cluster_ == nullptr && first_new_step > reach) {
+    if (first_new_step >= limits::kStepMax / 2) {
       return absl::InvalidArgumentError(
-          absl::StrCat("next step ", request.next_step(), ", the job's is ", params_->frontier()));
+          absl::StrCat("next step ", first_new_step, ", the job's is ", params_->frontier()));
     }
     spdlog::info("worker {} is at step {}, the job at {}: all go on from there", request.name(),
-                 request.next_step(), params_->frontier());
-    RECON_RETURN_IF_ERROR(GoOnBy(params_->rules(), request.next_step()));
+                 first_new_step, params_->frontier());
+    RECON_RETURN_IF_ERROR(GoOnBy(params_->rules(), first_new_step));
   }
   if (cluster_ != nullptr && !cluster_->live()) return absl::UnavailableError(cluster_->Missing());
   RECON_ASSIGN_OR_RETURN(const WorkerId worker, journal_->WorkerIdFor(request.name()));

@@ -157,6 +157,7 @@ TEST_CASE("a policy set live outlives the control database", "[kill]") {
   CHECK(anew != std::string::npos);
   CHECK(log.find("with the policy that the push log has", anew + 1) == std::string::npos);
   REQUIRE(job.Finished());
+  INFO(job.ServerLog() << job.WorkerLog("one") << job.WorkerLog("two"));
   CHECK(one->Wait(absl::Seconds(30)) == 0);
   CHECK(two->Wait(absl::Seconds(30)) == 0);
   CHECK(CompletedOnce(*job.Completions(), 12, kSamples));

@@ -27,6 +27,8 @@ class ProcessJob {
   Process& server() { return *server_; }
   std::string ServerLog() const { return ReadWholeFile(directory_ / "server.log"); }
 
+  std::string WorkerLog(const std::string& name) const { return ReadWholeFile(directory_ / (name + ".log")); }
+
   // Starts (or restarts, on the same port) the server and waits until it listens.
   bool StartServer(std::vector<std::string> environment = {}) {
     unlink((data() + "/ADDRESS").c_str());

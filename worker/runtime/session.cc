@@ -75,8 +75,10 @@ bool Session::Pause(absl::Duration duration) {
   return !mu_.AwaitFor(duration, [this] { return stopping_ || !fatal_.ok(); });
 }
 
+uint64_t Session::FirstNew() const { return std::max(next_step_, first_allowed_step_); }
+
 uint64_t Session::FirstUnacknowledged() const {
-  return unacknowledged_.empty() ? std::max(next_step_, first_allowed_step_) : *unacknowledged_.begin();
+  return unacknowledged_.empty() ? FirstNew() : *unacknowledged_.begin();
 }
 
 RegisterRequest Session::MakeRequest() const {
@@ -87,6 +89,7 @@ RegisterRequest Session::MakeRequest() const {
   request.set_train_samples(options_.train_samples);
   request.set_test_samples(options_.test_samples);
   request.set_next_step(FirstUnacknowledged());
+  request.set_first_new_step(FirstNew());
   for (const HeldLeasePtr& held : held_) {
     if (held->lost) continue;
     Lease* left = request.add_held();
@@ -138,8 +141,8 @@ void Session::AdoptReply(const RegisterReply& reply) {
     }
   }
   spdlog::info("{} as worker {} of cluster epoch {}: first step {}, {} leases kept, {} lost",
-               again ? "registered again" : "registered", reply.worker(), reply.cluster_epoch(),
-               std::max(next_step_, first_allowed_step_), held_.size() - static_cast<size_t>(lost), lost);
+               again ? "registered again" : "registered", reply.worker(), reply.cluster_epoch(), FirstNew(),
+               held_.size() - static_cast<size_t>(lost), lost);
 }
 
 absl::Status Session::RegisterOnce() {
@@ -372,13 +375,13 @@ bool Session::must_drain() const {
 
 bool Session::MustDrain() const {
   if (unacknowledged_.empty()) return false;
-  return std::max(next_step_, first_allowed_step_) - *unacknowledged_.begin() >= limits::kPipelineDepthMax;
+  return FirstNew() - *unacknowledged_.begin() >= limits::kPipelineDepthMax;
 }
 
 std::optional<uint64_t> Session::TakeStep() {
   MutexLock lock(&mu_);
   if (MustDrain()) return std::nullopt;
-  next_step_ = std::max(next_step_, first_allowed_step_);
+  next_step_ = FirstNew();
   unacknowledged_.insert(next_step_);
   return next_step_++;
 }

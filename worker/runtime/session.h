@@ -138,6 +138,7 @@ class Session {
   RegisterRequest MakeRequest() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AdoptReply(const RegisterReply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool MustDrain() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t FirstNew() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t FirstUnacknowledged() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void HeartbeatLoop();
   void HeartbeatOnce(double samples_per_second);
