@@ -3,15 +3,16 @@
 #include <poll.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <deque>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/copied_bytes.h"
 #include "common/base/mutex.h"
@@ -20,14 +21,18 @@
 namespace recon {
 namespace {
 
-// Of a sender's slots, what its receiver may keep.
-constexpr uint32_t kKeptMax = kShmSlots / 2;
-// Before what is written in advance: envelope, header and table of a frame of any usual size.
-constexpr size_t kHeadBytesMax = size_t{64} << 10;
+// Of a sender's entries, what its receiver may keep.
+constexpr uint32_t kKeptMax = kShmEntriesMax / 2;
+// A message in more pieces is copied.
+constexpr size_t kMessageEntriesMax = 64;
+// Of its slots, what Reserve() leaves to messages that have to be copied: what is reserved may be let go only
+// when they are answered, so that more of them than the receiver keeps must always find one.
+constexpr size_t kSlotsForCopies = kKeptMax + kMessageEntriesMax;
+static_assert(kSlotsForCopies < kShmSlots);
+// Instead of a slot's number: the one that the rest of the message is copied into.
+constexpr uint32_t kCopied = kShmSlots;
 
-// Who has a slot that is not free.
-constexpr uint8_t kHere = 1;   // Reserve()'s memory is in use.
-constexpr uint8_t kThere = 2;  // It is being sent, or the other end has it.
+using Entries = absl::InlinedVector<ShmRing::Entry, 4>;
 
 }  // namespace
 
@@ -41,7 +46,7 @@ class ShmLink {
         receiving(region->direction(1 - out)),
         wake_me(std::move(me)),
         wake_peer(std::move(peer)),
-        holders(kShmSlots, 0) {
+        uses(kShmSlots) {
     for (uint32_t slot = kShmSlots; slot-- > 0;) free_slots.push_back(slot);
   }
 
@@ -51,35 +56,39 @@ class ShmLink {
     if (wants.load(std::memory_order_relaxed) != 0) WakeUp(wake_peer);
   }
 
-  // In place, unless so much is kept that the sender could run out of slots and wait for itself.
-  static ByteChain MessageIn(const std::shared_ptr<ShmLink>& link, const ShmRing::Entry& entry) {
+  // Adds an entry's bytes to its message: in place, unless so much is kept that the sender could run out of
+  // entries and wait for itself. DataLoss if the message gets larger than one can be.
+  static absl::Status Receive(const std::shared_ptr<ShmLink>& link, const ShmRing::Entry& entry,
+                              ByteChain* message) {
+    if (message->size() + entry.bytes > kShmSlotBytes || message->pieces().size() == kMessageEntriesMax) {
+      return absl::DataLossError("shared memory: a message does not end");
+    }
     const uint8_t* bytes = link->region->slot(1 - link->out, entry.slot) + entry.offset;
     if (link->kept.load() >= kKeptMax) {
       CountCopy(CopyReason::kSharedMemory, entry.bytes);
-      ByteChain copy = ByteChain::FromString(std::string(reinterpret_cast<const char*>(bytes), entry.bytes));
+      message->Append(ByteChain::FromString(std::string(reinterpret_cast<const char*>(bytes), entry.bytes)));
       link->GiveBack(entry.slot);
-      return copy;
+      return absl::OkStatus();
     }
     link->kept.fetch_add(1);
-    ByteChain message;
-    message.Append(bytes, entry.bytes,
-                   std::shared_ptr<const void>(bytes, [link, slot = entry.slot](const void*) mutable {
-                     const std::shared_ptr<ShmLink> held = std::move(link);  // Not as long as weak pointers.
-                     held->kept.fetch_sub(1);
-                     held->GiveBack(slot);
-                   }));
-    return message;
+    message->Append(bytes, entry.bytes,
+                    std::shared_ptr<const void>(bytes, [link, slot = entry.slot](const void*) mutable {
+                      const std::shared_ptr<ShmLink> held = std::move(link);  // Not as long as weak pointers.
+                      held->kept.fetch_sub(1);
+                      held->GiveBack(slot);
+                    }));
+    return absl::OkStatus();
   }
 
   void GiveBack(uint32_t slot) {
     {
       MutexLock lock(&receive_mu);
-      receiving->released.Put({slot, 0, 0});
+      receiving->released.Put({slot, 0, 0, 0});
     }
     WakeIf(receiving->sender_starves);
   }
 
-  // Slots that the other end has given back. Once that made no sense it fails for ever.
+  // Entries that the other end has given back. Once that made no sense it fails for ever.
   absl::Status Reclaim() ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
     ShmRing::Entry entry;
     while (broken.ok()) {
@@ -88,84 +97,106 @@ class ShmLink {
         broken = there.status();
       } else if (!*there) {
         break;
-      } else if ((holders[entry.slot] & kThere) == 0) {
+      } else if (uses[entry.slot].there == 0) {
         broken = absl::DataLossError(
             absl::StrCat("shared memory: slot ", entry.slot, " was given back, but not lent"));
       } else {
-        Drop(entry.slot, kThere);
+        --entries_there;
+        --uses[entry.slot].there;
+        FreeIfUnused(entry.slot);
       }
     }
     return broken;
   }
 
-  void Drop(uint32_t slot, uint8_t holder) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
-    holders[slot] &= static_cast<uint8_t>(~holder);
-    if (holders[slot] == 0) free_slots.push_back(slot);  // Used next: it is in the cache.
+  void FreeIfUnused(uint32_t slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
+    const Uses& now = uses[slot];
+    if (now.here == 0 && now.there == 0) free_slots.push_back(slot);  // Used next: it is in the cache.
   }
 
-  // False if there is none; then this end is woken when one comes back. Of a broken ring the receiving thread
-  // is told.
-  bool TakeSlot(uint8_t holder, uint32_t* slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
+  // Whether so many slots are free, and so many entries can be sent. If not, this end is woken when something
+  // comes back. Of a broken ring the receiving thread is told.
+  bool HasRoom(size_t slots, size_t entries) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
     absl::Status reclaimed = Reclaim();
-    if (reclaimed.ok() && free_slots.empty()) {
+    if (reclaimed.ok() && !HasRoomNow(slots, entries)) {
       sending->sender_starves.store(1, std::memory_order_relaxed);
       std::atomic_thread_fence(std::memory_order_seq_cst);  // As in WakeIf().
       reclaimed = Reclaim();
     }
     if (!reclaimed.ok()) WakeUp(wake_me);
-    if (!reclaimed.ok() || free_slots.empty()) return false;
+    if (!reclaimed.ok() || !HasRoomNow(slots, entries)) return false;
     sending->sender_starves.store(0, std::memory_order_relaxed);
-    *slot = free_slots.back();
-    free_slots.pop_back();
-    holders[*slot] = holder;
     return true;
   }
 
-  // Where a message is sent from, and how much of it, at its beginning, is not there yet.
-  struct Place {
-    uint32_t slot = 0;
-    uint32_t offset = 0;
-    size_t missing = 0;
-  };
-
-  // The place of a message whose end was written in advance, side by side, into what Reserve() gave.
-  std::optional<Place> PlaceOf(const ByteChain& message) const {
-    const auto slots = reinterpret_cast<uintptr_t>(region->slot(out, 0));
-    std::optional<Place> place;
-    const uint8_t* end = nullptr;
-    size_t head = 0;
-    for (const ByteChain::Piece& piece : message.pieces()) {
-      if (!place.has_value()) {
-        const uintptr_t at = reinterpret_cast<uintptr_t>(piece.data) - slots;
-        if (at >= kShmSlots * kShmSlotBytes) {  // Or before them.
-          head += piece.size;
-          continue;
-        }
-        if (at % kShmSlotBytes != kHeadBytesMax || head > kHeadBytesMax) return std::nullopt;
-        place = Place{static_cast<uint32_t>(at / kShmSlotBytes), static_cast<uint32_t>(kHeadBytesMax - head),
-                      head};
-        end = piece.data;
-      }
-      if (piece.data != end) return std::nullopt;
-      end += piece.size;
-    }
-    return place;
+  bool HasRoomNow(size_t slots, size_t entries) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
+    return free_slots.size() >= slots && entries_there + entries <= kShmEntriesMax;
   }
 
-  // Whoever has taken the slot.
-  void SendFrom(const Place& place, const ByteChain& message) {
-    uint8_t* to = region->slot(out, place.slot) + place.offset;
-    size_t missing = place.missing;
+  uint32_t TakeSlot() ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
+    const uint32_t slot = free_slots.back();
+    free_slots.pop_back();
+    return slot;
+  }
+
+  // The entries of a message: where Reserve()'s memory has its bytes, they are sent from there.
+  Entries EntriesOf(const ByteChain& message) const {
+    const auto slots = reinterpret_cast<uintptr_t>(region->slot(out, 0));
+    Entries entries;
+    uint32_t copied = 0;
     for (const ByteChain::Piece& piece : message.pieces()) {
-      if (missing == 0) break;
-      std::memcpy(to, piece.data, piece.size);
-      to += piece.size;
-      missing -= piece.size;
+      const auto bytes = static_cast<uint32_t>(piece.size);
+      const uintptr_t at = reinterpret_cast<uintptr_t>(piece.data) - slots;
+      if (at < kShmSlots * kShmSlotBytes) {  // Not before them either.
+        entries.push_back(
+            {static_cast<uint32_t>(at / kShmSlotBytes), static_cast<uint32_t>(at % kShmSlotBytes), bytes, 1});
+        continue;
+      }
+      if (!entries.empty() && entries.back().slot == kCopied) {
+        entries.back().bytes += bytes;
+      } else {
+        entries.push_back({kCopied, copied, bytes, 1});
+      }
+      copied += bytes;
     }
-    CountCopy(CopyReason::kSharedMemory, place.missing);
+    if (entries.size() > kMessageEntriesMax) {
+      entries.assign(1, {kCopied, 0, static_cast<uint32_t>(message.size()), 1});
+    }
+    if (!entries.empty()) entries.back().more = 0;
+    return entries;
+  }
+
+  // Sees to it that the entries can be sent. False if there is no room now.
+  bool Admit(Entries* entries) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
+    const auto is_copied = [](const ShmRing::Entry& entry) { return entry.slot == kCopied; };
+    const bool copies = std::any_of(entries->begin(), entries->end(), is_copied);
+    if (!HasRoom(copies ? 1 : 0, entries->size())) return false;
+    const uint32_t slot = copies ? TakeSlot() : 0;
+    for (ShmRing::Entry& entry : *entries) {
+      if (is_copied(entry)) entry.slot = slot;
+      ++uses[entry.slot].there;
+    }
+    entries_there += entries->size();
+    return true;
+  }
+
+  // `entries`: the message's, admitted.
+  void SendFrom(const Entries& entries, const ByteChain& message) {
+    auto piece = message.pieces().begin();
+    for (const ShmRing::Entry& entry : entries) {
+      uint8_t* to = region->slot(out, entry.slot) + entry.offset;
+      if (to == piece->data) {
+        ++piece;
+        continue;
+      }
+      CountCopy(CopyReason::kSharedMemory, entry.bytes);
+      for (const uint8_t* end = to + entry.bytes; to != end; to += piece++->size) {
+        std::memcpy(to, piece->data, piece->size);
+      }
+    }
     {
-      MutexLock lock(&send_mu);
-      sending->sent.Put({place.slot, place.offset, static_cast<uint32_t>(message.size())});
+      MutexLock lock(&send_mu);  // A message's entries are side by side.
+      for (const ShmRing::Entry& entry : entries) sending->sent.Put(entry);
     }
     WakeIf(sending->receiver_sleeps);
   }
@@ -177,13 +208,19 @@ class ShmLink {
   const OwnedFd wake_me;
   const OwnedFd wake_peer;
   std::atomic<bool> closed{false};
-  std::atomic<uint32_t> kept{0};  // Messages that are used in place.
+  std::atomic<uint32_t> kept{0};  // Entries that are used in place.
 
   Mutex send_mu;
   std::vector<uint32_t> free_slots ABSL_GUARDED_BY(send_mu);
-  std::vector<uint8_t> holders ABSL_GUARDED_BY(send_mu);
+  // A slot is free without any.
+  struct Uses {
+    uint32_t here = 0;   // Reserve()'s memory is in use.
+    uint32_t there = 0;  // Entries that are being sent, or that the other end has.
+  };
+  std::vector<Uses> uses ABSL_GUARDED_BY(send_mu);
+  size_t entries_there ABSL_GUARDED_BY(send_mu) = 0;
   absl::Status broken ABSL_GUARDED_BY(send_mu);
-  std::deque<ByteChain> backlog ABSL_GUARDED_BY(send_mu);  // No slot was free.
+  std::deque<ByteChain> backlog ABSL_GUARDED_BY(send_mu);  // There was no room.
 
   Mutex receive_mu;  // Orders those who give slots back.
 };
@@ -207,38 +244,38 @@ void ShmPeer::Start(OnMessage on_message, OnClosed on_closed) {
 
 bool ShmSender::Send(const ByteChain& message) const {
   if (message.size() > kShmSlotBytes) return false;
-  const std::optional<ShmLink::Place> written = link_->PlaceOf(message);
-  ShmLink::Place place{0, 0, message.size()};
+  Entries entries = link_->EntriesOf(message);
   {
     MutexLock lock(&link_->send_mu);
     if (link_->closed.load()) return false;
-    if (written.has_value() && link_->holders[written->slot] == kHere) {
-      link_->holders[written->slot] |= kThere;
-      place = *written;
-    } else if (!link_->backlog.empty() || !link_->TakeSlot(kThere, &place.slot)) {
+    if (!link_->backlog.empty() || !link_->Admit(&entries)) {
       link_->backlog.push_back(message);
       return true;
     }
   }
-  link_->SendFrom(place, message);
+  link_->SendFrom(entries, message);
   return true;
 }
 
 std::shared_ptr<uint8_t[]> ShmSender::Reserve(size_t bytes) const {
-  if (bytes > kShmSlotBytes - kHeadBytesMax) return nullptr;
+  if (bytes > kShmSlotBytes) return nullptr;
   uint32_t slot = 0;
   {
     MutexLock lock(&link_->send_mu);
     // Slots are first for what waits for them.
-    if (link_->closed.load() || !link_->backlog.empty() || !link_->TakeSlot(kHere, &slot)) return nullptr;
+    if (link_->closed.load() || !link_->backlog.empty()) return nullptr;
+    if (!link_->HasRoom(kSlotsForCopies + 1, 0)) return nullptr;
+    slot = link_->TakeSlot();
+    link_->uses[slot].here = 1;
   }
   auto let_go = [link = link_, slot](uint8_t*) mutable {
     const std::shared_ptr<ShmLink> held = std::move(link);  // Not as long as weak pointers.
     MutexLock lock(&held->send_mu);
-    held->Drop(slot, kHere);
+    held->uses[slot].here = 0;
+    held->FreeIfUnused(slot);
     if (!held->backlog.empty()) WakeUp(held->wake_me);
   };
-  return {link_->region->slot(link_->out, slot) + kHeadBytesMax, std::move(let_go)};
+  return {link_->region->slot(link_->out, slot), std::move(let_go)};
 }
 
 void ShmPeer::Close() {
@@ -262,6 +299,7 @@ void ShmPeer::Run(const OnMessage& on_message, const OnClosed& on_closed) {
     link_->backlog.swap(unsent);
   }
   unsent.clear();
+  incoming_ = ByteChain();
   on_closed(status.ok() ? absl::UnavailableError("the connection was closed") : status);
 }
 
@@ -270,20 +308,22 @@ absl::Status ShmPeer::ReceiveAll(const OnMessage& on_message) {
   while (!link_->closed.load()) {
     RECON_ASSIGN_OR_RETURN(const bool there, link_->receiving->sent.Take(&entry));
     if (!there) break;
-    on_message(ShmLink::MessageIn(link_, entry));
+    RECON_RETURN_IF_ERROR(ShmLink::Receive(link_, entry, &incoming_));
+    if (entry.more == 0) on_message(std::exchange(incoming_, ByteChain()));
   }
   while (true) {
-    ShmLink::Place place;
+    Entries entries;
     ByteChain message;
     {
       MutexLock lock(&link_->send_mu);
       RECON_RETURN_IF_ERROR(link_->Reclaim());
-      if (link_->backlog.empty() || !link_->TakeSlot(kThere, &place.slot)) return absl::OkStatus();
+      if (link_->backlog.empty()) return absl::OkStatus();
+      entries = link_->EntriesOf(link_->backlog.front());
+      if (!link_->Admit(&entries)) return absl::OkStatus();
       message = std::move(link_->backlog.front());
       link_->backlog.pop_front();
     }
-    place.missing = message.size();
-    link_->SendFrom(place, message);
+    link_->SendFrom(entries, message);
   }
 }
 

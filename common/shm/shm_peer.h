@@ -21,13 +21,13 @@ class ShmSender {
  public:
   explicit ShmSender(std::shared_ptr<ShmLink> link) : link_(std::move(link)) {}
 
-  // Copies the message into a slot, now or when one is free; but not what lies in Reserve()'s memory, from
-  // its first byte to the message's end. False if the connection is closed, or the message larger than
-  // kShmSlotBytes.
+  // Copies the message into a slot, now or when one is free; but not what lies in Reserve()'s memory: that is
+  // sent from there, in as many messages as refer to it. False if the connection is closed, or the message
+  // larger than kShmSlotBytes.
   bool Send(const ByteChain& message) const;
 
-  // Part of a slot, for what is to be sent, as long as the pointer. What a message has must not change once
-  // it has been sent. Null if the connection is closed, messages wait for slots, or none is as large.
+  // A slot, for what is to be sent, as long as the pointer. What a message has must not change once it has
+  // been sent. Null if the connection is closed, messages need the slots, or none is as large.
   std::shared_ptr<uint8_t[]> Reserve(size_t bytes) const;
 
  private:
@@ -65,6 +65,7 @@ class ShmPeer {
 
   const std::shared_ptr<ShmLink> link_;  // Kept by messages that are still in use.
   const OwnedFd socket_;
+  ByteChain incoming_;  // The thread's: a message that is not all there.
   std::thread thread_;
 };
 

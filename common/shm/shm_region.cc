@@ -15,11 +15,11 @@ namespace recon {
 namespace {
 
 constexpr uint64_t kMagic = 0x314D48534E434552;  // "RECNSHM1"
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr size_t kPage = 4096;
 constexpr size_t kHeaderBytes = (sizeof(ShmHeader) + kPage - 1) / kPage * kPage;
 constexpr size_t kRegionBytes = kHeaderBytes + 2 * size_t{kShmSlots} * kShmSlotBytes;
-static_assert(kShmSlotBytes % kPage == 0 && (kShmSlots & (kShmSlots - 1)) == 0);
+static_assert(kShmSlotBytes % kPage == 0 && (kShmEntriesMax & (kShmEntriesMax - 1)) == 0);
 
 absl::Status SystemError(const char* call) {
   return absl::UnavailableError(absl::StrCat("shared memory: ", call, ": ", strerror(errno)));
@@ -29,7 +29,7 @@ absl::Status SystemError(const char* call) {
 
 void ShmRing::Put(Entry entry) {
   const uint32_t at = put.load(std::memory_order_relaxed);
-  entries[at % kShmSlots] = entry;
+  entries[at % kShmEntriesMax] = entry;
   put.store(at + 1, std::memory_order_release);
 }
 
@@ -37,8 +37,8 @@ absl::StatusOr<bool> ShmRing::Take(Entry* entry) {
   const uint32_t at = taken.load(std::memory_order_relaxed);
   const uint32_t there = put.load(std::memory_order_acquire) - at;
   if (there == 0) return false;
-  *entry = entries[at % kShmSlots];
-  if (there > kShmSlots || entry->slot >= kShmSlots ||
+  *entry = entries[at % kShmEntriesMax];
+  if (there > kShmEntriesMax || entry->slot >= kShmSlots ||
       uint64_t{entry->offset} + entry->bytes > kShmSlotBytes) {
     return absl::DataLossError(absl::StrCat("shared memory: ", there, " entries, slot ", entry->slot,
                                             " from byte ", entry->offset, ", ", entry->bytes,

@@ -13,30 +13,36 @@ namespace recon {
 // Memory that a worker and a server on one machine share: slots for messages, and rings that say which slots
 // are sent and which are given back. The worker makes it (memfd) and hands it over through a Unix socket.
 //
-// Each direction has slots of its own. Their sender chooses a free one, fills it, and puts it into `sent`;
-// the receiver reads it where it is, and puts it into `released` when it needs it no longer, in any order. A
-// message begins anywhere in its slot: what is written there in advance has room for a head before it.
-// Slots are larger than any message; only what is touched takes memory.
+// Each direction has slots of its own. Their sender chooses a free one, fills it, and puts what it has
+// written into `sent`: a message is one entry, or several in a row, whose bytes follow one another. Parts of
+// one slot may be sent in many entries, again and again: what is written there in advance is sent from where
+// it is. The receiver reads each entry's bytes where they are, and puts the slot's number into `released`
+// when it needs them no longer, once for each entry, in any order. Slots are larger than any message; only
+// what is touched takes memory.
 //
 // The two ends are processes of one user: each could read and write the other's memory anyway. What a broken
 // peer writes is checked before it is used as an index or a length.
 
-inline constexpr uint32_t kShmSlots = 4096;  // A power of two.
+inline constexpr uint32_t kShmSlots = 4096;
 inline constexpr size_t kShmSlotBytes = limits::kFrameBytesMax + (size_t{64} << 10);
+
+// Entries that are sent and not yet given back, at most; so many fit into either ring. A power of two.
+inline constexpr uint32_t kShmEntriesMax = kShmSlots;
 
 // Of one producer and one consumer.
 struct ShmRing {
   struct Entry {
     uint32_t slot = 0;
-    uint32_t offset = 0;  // Of the message in its slot.
+    uint32_t offset = 0;  // Of the bytes in their slot.
     uint32_t bytes = 0;
+    uint32_t more = 0;  // 1: the message goes on with the next entry.
   };
 
   alignas(64) std::atomic<uint32_t> put;    // Entries ever put in, modulo 2^32; the producer's.
   alignas(64) std::atomic<uint32_t> taken;  // The consumer's.
-  alignas(64) Entry entries[kShmSlots];
+  alignas(64) Entry entries[kShmEntriesMax];
 
-  // There is room: an entry stands for a slot that is in no other entry.
+  // There must be room.
   void Put(Entry entry);
   // False if the ring is empty; DataLoss if what the producer wrote makes no sense.
   absl::StatusOr<bool> Take(Entry* entry);

@@ -1,6 +1,7 @@
 #include "common/shm/shm_transport.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/base/clock.h"
 #include "common/base/limits.h"
@@ -19,12 +20,17 @@ constexpr int kRetryOfTry = 20;
 constexpr absl::Duration kRetryRefused = absl::Minutes(5);
 // Calls over the other transport have odd numbers.
 constexpr uint64_t kOtherwise = 1;
+// Of what RequestMemory() gives: a cache line.
+constexpr size_t kAlignment = 64;
 
 }  // namespace
 
 struct ShmTransport::Connection {
   uint64_t number = 0;
   std::shared_ptr<OutgoingRequests> requests;
+  // A slot that RequestMemory() gives away piece by piece, and how much it has given.
+  std::shared_ptr<uint8_t[]> slot;
+  size_t used = 0;
   std::unique_ptr<ShmPeer> peer;  // Last: its thread uses the rest.
 };
 
@@ -116,6 +122,23 @@ void ShmTransport::Disconnect() {
     if (connection_ != nullptr) connection_->peer->Close();
   }
   otherwise_->Disconnect();
+}
+
+std::shared_ptr<uint8_t[]> ShmTransport::RequestMemory(size_t bytes) {
+  if (bytes > kShmSlotBytes) return nullptr;
+  std::shared_ptr<uint8_t[]> full;  // Given back without the lock.
+  MutexLock lock(&mu_);
+  if (!ConnectedLocked()) return nullptr;
+  Connection& to = *connection_;
+  to.used = (to.used + kAlignment - 1) / kAlignment * kAlignment;
+  if (to.slot == nullptr || to.used + bytes > kShmSlotBytes) {
+    full = std::exchange(to.slot, to.peer->sender().Reserve(kShmSlotBytes));
+    to.used = 0;
+  }
+  if (to.slot == nullptr) return nullptr;
+  std::shared_ptr<uint8_t[]> memory(to.slot, to.slot.get() + to.used);
+  to.used += bytes;
+  return memory;
 }
 
 void ShmTransport::OnMessage(Connection* connection, const ByteChain& message) {

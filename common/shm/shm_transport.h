@@ -28,6 +28,7 @@ class ShmTransport final : public Transport {
   uint64_t Call(const ByteChain& request, Done done) override;
   void Abandon(uint64_t call, const absl::Status& why) override;
   void Disconnect() override;
+  std::shared_ptr<uint8_t[]> RequestMemory(size_t bytes) override;
 
  private:
   struct Connection;

@@ -31,6 +31,10 @@ class Transport {
   virtual void Abandon(uint64_t call, const absl::Status& why) = 0;
   // Cuts the connection: the server has been silent for too long. Calls under way end as if it had been lost.
   virtual void Disconnect() = 0;
+  // Memory for `bytes` of requests: what lies there the transport does not have to copy. It lasts as long as
+  // the pointer, and what is in it must not change once a request has it. What is asked for in turn lies side
+  // by side. Null if other memory serves as well, or there is none now.
+  virtual std::shared_ptr<uint8_t[]> RequestMemory(size_t /*bytes*/) { return nullptr; }
 };
 
 // The server's end hands every request to a handler. `done` runs once. `taken` runs before it, at most once,

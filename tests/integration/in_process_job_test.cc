@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "catch2/catch.hpp"
+#include "common/base/copied_bytes.h"
 #include "common/ucx/ucx_transport.h"
 #include "tests/integration/job_checks.h"
 #include "tests/support/process.h"
@@ -303,6 +304,21 @@ TEST_CASE("a drained server starts again where it was, and the workers go on by 
     CHECK(status.evaluations_size() == 4);
     CHECK(CompletedOnce(*job.Control().Completions(), 4, kSamples));
   }
+}
+
+TEST_CASE("through shared memory neither gradients nor parameters are copied", "[job]") {
+  InProcessJob job(-1);
+  job.StartServer();
+  WorkerFlags worker = job.MakeWorker("a");
+  worker.model.model = "mlp:16-20000-4";
+  worker.codec.pull_codec = CodecId::kFp16;  // FP32 would be the model's own pages.
+  const uint64_t before = CopiedBytes(CopyReason::kSharedMemory);
+  CheckAllOk(job.RunWorkers({worker}));
+  const uint64_t copied = CopiedBytes(CopyReason::kSharedMemory) - before;
+  const StatusReply status = *job.Control().Status();
+  CHECK(copied > 0);  // Headers.
+  // Headers, the values at first, and one of them back: a gradient has 4 bytes a parameter, a reply 2.
+  CHECK(copied / status.pushes() < status.parameters());
 }
 
 TEST_CASE("frames go over UCX, also after the server has moved, and only where it is offered", "[job]") {

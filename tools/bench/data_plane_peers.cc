@@ -223,10 +223,11 @@ class PushWorker {
     gradients_.resize(layout_->shard_count());
     for (uint32_t i = 0; i < layout_->shard_count(); ++i) {
       const uint32_t count = layout_->shards()[i].size;
-      std::string bytes(EncodedBytes(CodecId::kFp16, count), '\0');
-      Encode(CodecId::kFp16, values.data(), count, reinterpret_cast<uint8_t*>(bytes.data()));
+      const size_t size = EncodedBytes(CodecId::kFp16, count);
+      const std::shared_ptr<uint8_t[]> memory = client_->PayloadMemory(i, size);  // As a worker does it.
+      Encode(CodecId::kFp16, values.data(), count, memory.get());
       gradients_[i].codec = CodecId::kFp16;
-      gradients_[i].payload = ByteChain::FromString(std::move(bytes));
+      gradients_[i].payload.Append(memory.get(), size, memory);
     }
   }
 

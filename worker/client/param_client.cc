@@ -47,10 +47,20 @@ void ParamClient::Disconnect() {
   for (const auto& transport : transports) transport->Disconnect();
 }
 
-Transport* ParamClient::TransportFor(const Transports& transports, const Frame& frame) const {
-  const uint32_t shard = frame.parts.front().shard;
+std::shared_ptr<uint8_t[]> ParamClient::PayloadMemory(uint32_t shard, size_t bytes) {
+  std::shared_ptr<Transport> transport;
+  {
+    MutexLock lock(&mu_);
+    transport = TransportFor(transports_, shard);
+  }
+  std::shared_ptr<uint8_t[]> memory = transport != nullptr ? transport->RequestMemory(bytes) : nullptr;
+  if (memory == nullptr) memory.reset(new uint8_t[bytes]);
+  return memory;
+}
+
+std::shared_ptr<Transport> ParamClient::TransportFor(const Transports& transports, uint32_t shard) const {
   const uint32_t server = shard < server_of_shard_.size() ? server_of_shard_[shard] : 0;
-  return server < transports.size() ? transports[server].get() : nullptr;
+  return server < transports.size() ? transports[server] : nullptr;
 }
 
 std::vector<absl::StatusOr<Frame>> ParamClient::CallAll(FrameKind kind, std::vector<Frame> frames,
@@ -77,7 +87,7 @@ std::vector<absl::StatusOr<Frame>> ParamClient::CallAll(FrameKind kind, std::vec
       MutexLock lock(&window->mu);
       window->answered.push_back(i);
     };
-    Transport* transport = TransportFor(transports, frames[i]);
+    Transport* transport = TransportFor(transports, frames[i].parts.front().shard).get();
     if (transport == nullptr) {
       done(absl::UnavailableError("the shard's server is not connected"));
       continue;

@@ -27,6 +27,9 @@ class ParamClient {
 
   // The way to each of the servers from now on; calls under way go on as they are.
   void Connect(std::vector<std::shared_ptr<Transport>> transports);
+  // Memory for `bytes` of a shard's payload, from which its server's transport need not copy; from the heap
+  // if it has no such memory.
+  std::shared_ptr<uint8_t[]> PayloadMemory(uint32_t shard, size_t bytes);
   // Cuts all connections (Transport::Disconnect()).
   void Disconnect();
 
@@ -43,7 +46,7 @@ class ParamClient {
  private:
   using Transports = std::vector<std::shared_ptr<Transport>>;
 
-  Transport* TransportFor(const Transports& transports, const Frame& frame) const;
+  std::shared_ptr<Transport> TransportFor(const Transports& transports, uint32_t shard) const;
 
   const std::vector<uint32_t> server_of_shard_;
 

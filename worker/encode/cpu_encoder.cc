@@ -80,8 +80,7 @@ absl::StatusOr<EncodedPush> CpuEncoder::Encode(GradientBuffer* gradient, const E
   for (uint32_t i = 0; i < layout_->shard_count(); ++i) {
     const ShardPlacement& shard = layout_->shards()[i];
     if (plan.Has(i)) {
-      push.shards.push_back(EncodeShard(i, page, gradient->host.data() + shard.offset,
-                                        plan.groups[shard.group], plan.Flushes(i), plan.seed, &push));
+      push.shards.push_back(EncodeShard(i, page, gradient->host.data() + shard.offset, plan, &push));
     } else {
       push.shards.emplace_back().left_out = true;
     }
@@ -97,19 +96,27 @@ absl::StatusOr<EncodedPush> CpuEncoder::Encode(GradientBuffer* gradient, const E
 }
 
 EncodedShard CpuEncoder::EncodeShard(uint32_t number, uint32_t first_page, const float* gradient,
-                                     const CodecSpec& spec, bool flush, uint64_t seed, EncodedPush* push) {
+                                     const EncodePlan& plan, EncodedPush* push) {
   const ShardPlacement& shard = layout_->shards()[number];
+  const CodecSpec& spec = plan.groups[shard.group];
+  const bool flush = plan.Flushes(number);
   const bool keep = spec.keeps_back() && options_.feedback;
   if (keep) AllocateMemory();
   const bool held = holds_residual_[number];
   if (spec.sparse() && !flush) {
     holds_residual_[number] = keep;
-    return EncodeSparse(shard, first_page, gradient, spec, seed, push);
+    return EncodeSparse(shard, first_page, gradient, spec, plan.seed, push);
   }
   const CodecId codec = flush && spec.keeps_back() ? CodecId::kFp32 : spec.wire_codec();
   // A codec without feedback after one with it sends the residual once.
   holds_residual_[number] = keep;
-  return EncodeDense(shard, first_page, gradient, codec, keep, keep || held, seed, push);
+  const size_t size = EncodedBytes(codec, shard.size);
+  const std::shared_ptr<uint8_t[]> memory =
+      plan.memory ? plan.memory(number, size) : std::shared_ptr<uint8_t[]>(new uint8_t[size]);
+  EncodeDense(shard, first_page, gradient, codec, keep, keep || held, plan.seed, memory.get(), push);
+  EncodedShard encoded{codec};
+  encoded.payload.Append(memory.get(), size, memory);
+  return encoded;
 }
 
 EncodedShard CpuEncoder::EncodeSparse(const ShardPlacement& shard, uint32_t first_page, const float* gradient,
@@ -134,10 +141,9 @@ EncodedShard CpuEncoder::EncodeSparse(const ShardPlacement& shard, uint32_t firs
   return encoded;
 }
 
-EncodedShard CpuEncoder::EncodeDense(const ShardPlacement& shard, uint32_t first_page, const float* gradient,
-                                     CodecId codec, bool keep, bool add_residual, uint64_t seed,
-                                     EncodedPush* push) {
-  auto bytes = std::make_shared<std::vector<uint8_t>>(EncodedBytes(codec, shard.size));
+void CpuEncoder::EncodeDense(const ShardPlacement& shard, uint32_t first_page, const float* gradient,
+                             CodecId codec, bool keep, bool add_residual, uint64_t seed, uint8_t* bytes,
+                             EncodedPush* push) {
   const size_t scales_bytes = codec == CodecId::kInt8 ? shard.pages() * sizeof(float) : 0;
   for (uint32_t page = 0; page < shard.pages(); ++page) {
     const size_t at = size_t{page} * kPageParams;
@@ -154,11 +160,11 @@ EncodedShard CpuEncoder::EncodeDense(const ShardPlacement& shard, uint32_t first
       values = sums_.data();
     }
     push->norm += SumOfSquares(values, count);
-    uint8_t* out = bytes->data() + scales_bytes;
+    uint8_t* out = bytes + scales_bytes;
     if (codec == CodecId::kInt8) {
       out += at;
       const float scale = Int8Scale(values, count, &push->stats);
-      std::memcpy(bytes->data() + page * sizeof(float), &scale, sizeof(float));
+      std::memcpy(bytes + page * sizeof(float), &scale, sizeof(float));
       EncodeInt8Page(values, count, scale, HashIndex(static_cast<uint32_t>(seed), first_page + page), out);
       if (keep) DecodeInt8(out, count, scale, decoded_.data());
     } else {
@@ -177,9 +183,6 @@ EncodedShard CpuEncoder::EncodeDense(const ShardPlacement& shard, uint32_t first
       std::memcpy(memory.residual, sums_.data(), count * sizeof(float));
     }
   }
-  EncodedShard encoded{codec};
-  encoded.payload.Append(bytes->data(), bytes->size(), bytes);
-  return encoded;
 }
 
 }  // namespace recon

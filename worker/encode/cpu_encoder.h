@@ -19,12 +19,13 @@ class CpuEncoder : public GradientEncoder {
 
  private:
   // One shard; `first_page` counts the pages of all shards in order.
-  EncodedShard EncodeShard(uint32_t shard, uint32_t first_page, const float* gradient, const CodecSpec& spec,
-                           bool flush, uint64_t seed, EncodedPush* push);
+  EncodedShard EncodeShard(uint32_t shard, uint32_t first_page, const float* gradient, const EncodePlan& plan,
+                           EncodedPush* push);
   EncodedShard EncodeSparse(const ShardPlacement& shard, uint32_t first_page, const float* gradient,
                             const CodecSpec& spec, uint64_t seed, EncodedPush* push);
-  EncodedShard EncodeDense(const ShardPlacement& shard, uint32_t first_page, const float* gradient,
-                           CodecId codec, bool keep, bool add_residual, uint64_t seed, EncodedPush* push);
+  // To `bytes`: EncodedBytes() of the shard's values.
+  void EncodeDense(const ShardPlacement& shard, uint32_t first_page, const float* gradient, CodecId codec,
+                   bool keep, bool add_residual, uint64_t seed, uint8_t* bytes, EncodedPush* push);
   void AllocateMemory();
   PageMemory MemoryOf(uint64_t offset, uint32_t page);
   void Clip(std::vector<float>* gradient, EncodedPush* push) const;

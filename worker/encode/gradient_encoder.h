@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -40,6 +42,8 @@ struct EncodePlan {
   std::vector<bool> flush;
   bool Flushes(uint32_t shard) const { return !flush.empty() && flush[shard]; }
   uint64_t seed = 0;  // Of random choices; another one for each push.
+  // Gives memory for so many bytes of a shard's payload, of any kind but a GPU's. Empty: the heap serves.
+  std::function<std::shared_ptr<uint8_t[]>(uint32_t shard, size_t bytes)> memory;
 };
 
 struct EncodedPush {

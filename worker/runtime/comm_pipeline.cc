@@ -112,6 +112,7 @@ bool CommPipeline::TakeEncoded(Push* push, absl::StatusOr<EncodedPush>* encoded)
     queue_.pop_front();
     encoder = encoder_.get();
   }
+  push->plan.memory = [this](uint32_t shard, size_t bytes) { return client_->PayloadMemory(shard, bytes); };
   const absl::Time start = Now();
   *encoded = encoder->Encode(push->gradient.get(), push->plan);
   push->encode_time = Now() - start;

@@ -168,6 +168,27 @@ TEST_CASE("a dense codec after a sparse one sends what was kept back, once", "[e
   CHECK(Decoded(layout, *encoder.Encode(&second, Plan("fp32", "fp32"))) == second.host);
 }
 
+TEST_CASE("dense payloads lie in the memory that the plan gives", "[encode]") {
+  const ParamLayout layout = TwoGroups();
+  CpuEncoder encoder({}, &layout);
+  GradientBuffer gradient = Random(layout, 1);
+  std::vector<std::shared_ptr<uint8_t[]>> given(layout.shard_count());
+  EncodePlan plan = Plan("fp16", "int8");
+  plan.memory = [&given](uint32_t shard, size_t bytes) {
+    given[shard].reset(new uint8_t[bytes]);
+    return given[shard];
+  };
+  const EncodedPush push = *encoder.Encode(&gradient, plan);
+  REQUIRE(layout.shard_count() > 2);
+  for (uint32_t i = 0; i < layout.shard_count(); ++i) {
+    REQUIRE(push.shards[i].payload.pieces().size() == 1);
+    CHECK(push.shards[i].payload.pieces()[0].data == given[i].get());
+  }
+  CpuEncoder same({}, &layout);
+  gradient = Random(layout, 1);
+  CHECK(Decoded(layout, push) == Decoded(layout, *same.Encode(&gradient, Plan("fp16", "int8"))));
+}
+
 TEST_CASE("without feedback nothing is kept", "[encode]") {
   const ParamLayout layout = TwoGroups();
   EncoderOptions options;
