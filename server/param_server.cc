@@ -320,7 +320,10 @@ absl::Status ParamServer::CheckPush(const Operation& op) const {
 
 void ParamServer::SequenceFrame(const OperationPtr& op) {
   op->rules = rules_;
-  if (log_ == nullptr || !CarriesGradient(op->kind)) return DeliverFrame(op);
+  if (log_ == nullptr || !CarriesGradient(op->kind)) {
+    op->raw = ByteChain();  // Its head may be all that keeps a buffer of the transport's.
+    return DeliverFrame(op);
+  }
   log_->Append(LogRecordKind::kFrame, std::move(op->raw), [this, op](const absl::Status& written) {
     if (!written.ok()) {
       Finish(op, LogFailed(written));

@@ -25,9 +25,11 @@ namespace {
 constexpr uint32_t kKeptMax = kShmEntriesMax / 2;
 // A message in more pieces is copied.
 constexpr size_t kMessageEntriesMax = 64;
-// Of its slots, what Reserve() leaves to messages that have to be copied: what is reserved may be let go only
-// when they are answered, so that more of them than the receiver keeps must always find one.
-constexpr size_t kSlotsForCopies = kKeptMax + kMessageEntriesMax;
+// The first of its slots are for messages that have to be copied, the others for Reserve(). What is reserved
+// may be let go only when messages are answered, so that more of them than the receiver keeps must always
+// find a slot; and most copies are heads, whose slots take little memory as long as nothing else comes into
+// them.
+constexpr uint32_t kSlotsForCopies = kKeptMax + kMessageEntriesMax;
 static_assert(kSlotsForCopies < kShmSlots);
 // Instead of a slot's number: the one that the rest of the message is copied into.
 constexpr uint32_t kCopied = kShmSlots;
@@ -47,7 +49,7 @@ class ShmLink {
         wake_me(std::move(me)),
         wake_peer(std::move(peer)),
         uses(kShmSlots) {
-    for (uint32_t slot = kShmSlots; slot-- > 0;) free_slots.push_back(slot);
+    for (uint32_t slot = kShmSlots; slot-- > 0;) FreeSlotsLike(slot).push_back(slot);
   }
 
   // What has been sent is visible before the other end is asked whether it sleeps.
@@ -57,11 +59,12 @@ class ShmLink {
   }
 
   // Adds an entry's bytes to its message: in place, unless so much is kept that the sender could run out of
-  // entries and wait for itself. DataLoss if the message gets larger than one can be.
+  // entries and wait for itself. DataLoss if the entry is empty, or the message gets larger than one can be.
   static absl::Status Receive(const std::shared_ptr<ShmLink>& link, const ShmRing::Entry& entry,
                               ByteChain* message) {
-    if (message->size() + entry.bytes > kShmSlotBytes || message->pieces().size() == kMessageEntriesMax) {
-      return absl::DataLossError("shared memory: a message does not end");
+    if (entry.bytes == 0 || message->size() + entry.bytes > kShmSlotBytes ||
+        message->pieces().size() == kMessageEntriesMax) {
+      return absl::DataLossError("shared memory: an empty entry, or a message does not end");
     }
     const uint8_t* bytes = link->region->slot(1 - link->out, entry.slot) + entry.offset;
     if (link->kept.load() >= kKeptMax) {
@@ -111,31 +114,36 @@ class ShmLink {
 
   void FreeIfUnused(uint32_t slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
     const Uses& now = uses[slot];
-    if (now.here == 0 && now.there == 0) free_slots.push_back(slot);  // Used next: it is in the cache.
+    if (now.here == 0 && now.there == 0) FreeSlotsLike(slot).push_back(slot);
   }
 
-  // Whether so many slots are free, and so many entries can be sent. If not, this end is woken when something
-  // comes back. Of a broken ring the receiving thread is told.
-  bool HasRoom(size_t slots, size_t entries) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
+  // The one given back last is used next: it is in the cache.
+  std::vector<uint32_t>& FreeSlotsLike(uint32_t slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
+    return slot < kSlotsForCopies ? free_for_copies : free_to_reserve;
+  }
+
+  // Whether a message of so many entries can be sent, with a slot or without. If not, this end is woken when
+  // something comes back. Of a broken ring the receiving thread is told.
+  bool HasRoom(bool slot, size_t entries) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
     absl::Status reclaimed = Reclaim();
-    if (reclaimed.ok() && !HasRoomNow(slots, entries)) {
+    if (reclaimed.ok() && !HasRoomNow(slot, entries)) {
       sending->sender_starves.store(1, std::memory_order_relaxed);
       std::atomic_thread_fence(std::memory_order_seq_cst);  // As in WakeIf().
       reclaimed = Reclaim();
     }
     if (!reclaimed.ok()) WakeUp(wake_me);
-    if (!reclaimed.ok() || !HasRoomNow(slots, entries)) return false;
+    if (!reclaimed.ok() || !HasRoomNow(slot, entries)) return false;
     sending->sender_starves.store(0, std::memory_order_relaxed);
     return true;
   }
 
-  bool HasRoomNow(size_t slots, size_t entries) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
-    return free_slots.size() >= slots && entries_there + entries <= kShmEntriesMax;
+  bool HasRoomNow(bool slot, size_t entries) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
+    return (!slot || !free_for_copies.empty()) && entries_there + entries <= kShmEntriesMax;
   }
 
-  uint32_t TakeSlot() ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
-    const uint32_t slot = free_slots.back();
-    free_slots.pop_back();
+  static uint32_t TakeSlot(std::vector<uint32_t>* from) {
+    const uint32_t slot = from->back();
+    from->pop_back();
     return slot;
   }
 
@@ -170,8 +178,8 @@ class ShmLink {
   bool Admit(Entries* entries) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu) {
     const auto is_copied = [](const ShmRing::Entry& entry) { return entry.slot == kCopied; };
     const bool copies = std::any_of(entries->begin(), entries->end(), is_copied);
-    if (!HasRoom(copies ? 1 : 0, entries->size())) return false;
-    const uint32_t slot = copies ? TakeSlot() : 0;
+    if (!HasRoom(copies, entries->size())) return false;
+    const uint32_t slot = copies ? TakeSlot(&free_for_copies) : 0;
     for (ShmRing::Entry& entry : *entries) {
       if (is_copied(entry)) entry.slot = slot;
       ++uses[entry.slot].there;
@@ -211,7 +219,8 @@ class ShmLink {
   std::atomic<uint32_t> kept{0};  // Entries that are used in place.
 
   Mutex send_mu;
-  std::vector<uint32_t> free_slots ABSL_GUARDED_BY(send_mu);
+  std::vector<uint32_t> free_for_copies ABSL_GUARDED_BY(send_mu);
+  std::vector<uint32_t> free_to_reserve ABSL_GUARDED_BY(send_mu);
   // A slot is free without any.
   struct Uses {
     uint32_t here = 0;   // Reserve()'s memory is in use.
@@ -262,10 +271,10 @@ std::shared_ptr<uint8_t[]> ShmSender::Reserve(size_t bytes) const {
   uint32_t slot = 0;
   {
     MutexLock lock(&link_->send_mu);
-    // Slots are first for what waits for them.
-    if (link_->closed.load() || !link_->backlog.empty()) return nullptr;
-    if (!link_->HasRoom(kSlotsForCopies + 1, 0)) return nullptr;
-    slot = link_->TakeSlot();
+    if (link_->closed.load()) return nullptr;
+    if (!link_->Reclaim().ok()) WakeUp(link_->wake_me);  // As HasRoom() does it.
+    if (!link_->broken.ok() || link_->free_to_reserve.empty()) return nullptr;
+    slot = ShmLink::TakeSlot(&link_->free_to_reserve);
     link_->uses[slot].here = 1;
   }
   auto let_go = [link = link_, slot](uint8_t*) mutable {
@@ -273,7 +282,6 @@ std::shared_ptr<uint8_t[]> ShmSender::Reserve(size_t bytes) const {
     MutexLock lock(&held->send_mu);
     held->uses[slot].here = 0;
     held->FreeIfUnused(slot);
-    if (!held->backlog.empty()) WakeUp(held->wake_me);
   };
   return {link_->region->slot(link_->out, slot), std::move(let_go)};
 }

@@ -22,12 +22,12 @@ class ShmSender {
   explicit ShmSender(std::shared_ptr<ShmLink> link) : link_(std::move(link)) {}
 
   // Copies the message into a slot, now or when one is free; but not what lies in Reserve()'s memory: that is
-  // sent from there, in as many messages as refer to it. False if the connection is closed, or the message
-  // larger than kShmSlotBytes.
+  // sent from there, in as many messages as refer to it, unless a message is in very many pieces. False if
+  // the connection is closed, or the message larger than kShmSlotBytes.
   bool Send(const ByteChain& message) const;
 
   // A slot, for what is to be sent, as long as the pointer. What a message has must not change once it has
-  // been sent. Null if the connection is closed, messages need the slots, or none is as large.
+  // been sent. Null if the connection is closed, all such slots are in use, or none is as large.
   std::shared_ptr<uint8_t[]> Reserve(size_t bytes) const;
 
  private:

@@ -554,6 +554,7 @@ TEST_CASE("a message that does not end ends the connection", "[exchange]") {
   };
   CHECK(absl::IsDataLoss(closed_after({{0, 0, static_cast<uint32_t>(kShmSlotBytes), 1}, {1, 0, 1, 1}})));
   CHECK(absl::IsDataLoss(closed_after(std::vector<ShmRing::Entry>(65, {2, 0, 1, 1}))));
+  CHECK(absl::IsDataLoss(closed_after({{2, 0, 0, 1}})));
 }
 
 TEST_CASE("memory for a reply is used, and let go, after the connection has gone", "[exchange]") {
