@@ -70,6 +70,10 @@ struct Bf16Traits {
   static HWY_INLINE void Store(U32 d, VU32 bits, uint16_t* out) { StoreHalves(Bf16FromBits(d, bits), out); }
 };
 
+// Where a result will be written so soon is on its way to the cache. What lies beyond its end is fetched,
+// too.
+constexpr size_t kPrefetchBytes = 1024;
+
 // Encodes one vector to `out`; adds to the counts.
 template <typename Traits>
 HWY_INLINE void EncodeVector(U32 d, VU32 bits, uint16_t* out, EncodeStats* stats) {
@@ -96,6 +100,7 @@ EncodeStats EncodeHalf(const float* HWY_RESTRICT values, size_t count, uint8_t* 
   EncodeStats stats;
   size_t i = 0;
   for (; i + lanes <= count; i += lanes) {
+    __builtin_prefetch(out + 2 * i + kPrefetchBytes, /*rw=*/1);
     EncodeVector<Traits>(d, hn::LoadU(d, bits + i), reinterpret_cast<uint16_t*>(out) + i, &stats);
   }
   if (i < count) {

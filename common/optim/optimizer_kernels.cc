@@ -41,9 +41,13 @@ struct Bf16Gradient {
   }
 };
 
-// So far ahead, parameters and state are on their way to the cache: hardware does not look beyond a memory
-// page of 4 KiB. What is fetched beyond the end is not used.
-constexpr size_t kPrefetchParams = 4096 / sizeof(float);
+// Parameters and state are on their way to the first-level cache so far ahead: hardware does not look beyond
+// a memory page of 4 KiB. They leave it for memory, and do not push frames and code out of the larger caches:
+// by the next push of a model that is larger than these, nothing of it would be left there anyway.
+constexpr size_t kPrefetchParams = 256;
+
+// What lies beyond an array's end is fetched, too, and not used.
+HWY_INLINE void PrefetchOnce(const float* values) { __builtin_prefetch(values, /*rw=*/0, /*locality=*/0); }
 
 // Where one vector's worth of values lies.
 struct Pointers {
@@ -103,9 +107,9 @@ HWY_INLINE void Run(const UpdateCoefficients& coefficients, const uint8_t* gradi
   const size_t lanes = hn::Lanes(d);
   size_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    hwy::Prefetch(params + i + kPrefetchParams);
-    if (state1 != nullptr) hwy::Prefetch(state1 + i + kPrefetchParams);
-    if (state2 != nullptr) hwy::Prefetch(state2 + i + kPrefetchParams);
+    PrefetchOnce(params + i + kPrefetchParams);
+    if (state1 != nullptr) PrefetchOnce(state1 + i + kPrefetchParams);
+    if (state2 != nullptr) PrefetchOnce(state2 + i + kPrefetchParams);
     Rule::Update(d, c, Gradient::Load(d, gradient + i * Gradient::kBytes),
                  {params + i, state1 ? state1 + i : nullptr, state2 ? state2 + i : nullptr});
   }

@@ -32,8 +32,9 @@ struct Contribution {
   EncodedGradient gradient;
 };
 
-// Values decoded at a time: 16 KiB of FP32 stay in the first-level cache.
-inline constexpr size_t kTileParams = 4096;
+// Values that are updated at a time: their 8 KiB of FP32, as much of state, their gradient and their reply
+// stay in the first-level cache.
+inline constexpr size_t kTileParams = 2048;
 
 // Receives the gradient's values [offset, offset + values.size()).
 using TileSink = absl::FunctionRef<void(size_t offset, absl::Span<const float> values)>;
