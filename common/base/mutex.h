@@ -5,11 +5,12 @@
 #include <mutex>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/time/time.h"
 
 namespace recon {
 
-// A mutex with conditions: whoever unlocks wakes those who wait, and they look for themselves.
+// A mutex with conditions: whoever unlocks looks which of those who wait may go on, and wakes these.
 //
 // On the standard library's mutex, which ThreadSanitizer knows. Distributions ship Abseil's mutex without the
 // sanitizer's annotations: it would report every guarded field.
@@ -22,37 +23,68 @@ class ABSL_LOCKABLE Mutex {
   void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mu_.lock(); }
   void Unlock() ABSL_UNLOCK_FUNCTION() {
     // Under the lock: afterwards whoever waited may destroy this object.
-    if (waiters_ > 0) changed_.notify_all();
+    if (waiters_ != nullptr) WakeWaiters();
     mu_.unlock();
   }
 
-  // Waits until `condition()` holds. Call it with the lock held; the condition runs under it.
-  template <typename Condition>
-  void Await(Condition condition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(this) {
-    std::unique_lock<std::mutex> lock(mu_, std::adopt_lock);
-    if (waiters_++ > 0) changed_.notify_all();  // Waiting unlocks, too.
-    changed_.wait(lock, condition);
-    --waiters_;
-    lock.release();
+  // Waits until `condition()` holds. Call it with the lock held; the condition runs under it, and on other
+  // threads: it may look at nothing but what the mutex guards, and at what the caller has in scope.
+  void Await(absl::FunctionRef<bool()> condition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(this) {
+    Wait(condition, [](Waiter* waiter, std::unique_lock<std::mutex>* lock) {
+      waiter->changed.wait(*lock);
+      return true;
+    });
   }
 
   // The same, for at most `timeout`; what the condition was at the end.
-  template <typename Condition>
-  bool AwaitFor(absl::Duration timeout, Condition condition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(this) {
-    std::unique_lock<std::mutex> lock(mu_, std::adopt_lock);
-    if (waiters_++ > 0) changed_.notify_all();
+  bool AwaitFor(absl::Duration timeout, absl::FunctionRef<bool()> condition)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(this) {
     // wait_until the system clock: wait_for is a call ThreadSanitizer of GCC 12 does not know.
     const auto deadline = std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout);
-    const bool held = changed_.wait_until(lock, deadline, condition);
-    --waiters_;
+    return Wait(condition, [deadline](Waiter* waiter, std::unique_lock<std::mutex>* lock) {
+      return waiter->changed.wait_until(*lock, deadline) == std::cv_status::no_timeout;
+    });
+  }
+
+ private:
+  struct Waiter {
+    absl::FunctionRef<bool()> condition;
+    std::condition_variable changed;
+    bool woken = false;
+    Waiter* next = nullptr;
+  };
+
+  // `wait` blocks until the waiter is woken, perhaps for nothing, and says whether to wait on.
+  template <typename WaitOnce>
+  bool Wait(absl::FunctionRef<bool()> condition, const WaitOnce& wait) ABSL_EXCLUSIVE_LOCKS_REQUIRED(this) {
+    if (condition()) return true;
+    if (waiters_ != nullptr) WakeWaiters();  // Waiting unlocks, too.
+    std::unique_lock<std::mutex> lock(mu_, std::adopt_lock);
+    Waiter waiter{condition, {}, false, waiters_};
+    waiters_ = &waiter;
+    bool held = false;
+    for (bool in_time = true; in_time && !held;) {
+      waiter.woken = false;
+      in_time = wait(&waiter, &lock);
+      held = condition();
+    }
+    Waiter** at = &waiters_;
+    while (*at != &waiter) at = &(*at)->next;
+    *at = waiter.next;
     lock.release();
     return held;
   }
 
- private:
+  void WakeWaiters() {
+    for (Waiter* waiter = waiters_; waiter != nullptr; waiter = waiter->next) {
+      if (waiter->woken || !waiter->condition()) continue;
+      waiter->woken = true;
+      waiter->changed.notify_one();
+    }
+  }
+
   std::mutex mu_;
-  std::condition_variable changed_;
-  int waiters_ = 0;
+  Waiter* waiters_ = nullptr;
 };
 
 class ABSL_SCOPED_LOCKABLE MutexLock {
