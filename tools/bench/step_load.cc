@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/base/clock.h"
+#include "common/base/lane.h"
 #include "common/base/limits.h"
 #include "common/base/process.h"
 #include "common/base/status_macros.h"
@@ -92,6 +93,7 @@ absl::Status RunStepLoad(const StepLoadOptions& options) {
 
   const std::vector<EncodedShard> gradient = PlainShards(layout, std::vector<float>(layout.params(), 1e-3f));
   Replica replica(&layout);
+  Lane adopting("adopting");
   std::vector<EncodedShard> shards = gradient;
   for (EncodedShard& shard : shards) shard.version = 0;
   nlohmann::ordered_json seconds = nlohmann::ordered_json::array();
@@ -102,12 +104,15 @@ absl::Status RunStepLoad(const StepLoadOptions& options) {
     header.order_key = lease->task.begin();
     header.samples = 1;
     absl::Status adopted;
-    for (const auto& reply : client->CallAll(
-             FrameKind::kPushPull,
-             FramesFor(layout, header, session->standing().identity, shards, client->server_of_shard()),
-             kDeadline, [&](const Frame& parameters) { adopted.Update(replica.Adopt(parameters)); })) {
-      RECON_RETURN_IF_ERROR(reply.status());
-    }
+    const auto adopt = [&](Frame parameters) {
+      adopting.Post([&, parameters = std::move(parameters)] { adopted.Update(replica.Adopt(parameters)); });
+    };
+    const auto replies = client->CallAll(
+        FrameKind::kPushPull,
+        FramesFor(layout, header, session->standing().identity, shards, client->server_of_shard()), kDeadline,
+        adopt);
+    adopting.RunAndWait([] {});  // All are adopted.
+    for (const auto& reply : replies) RECON_RETURN_IF_ERROR(reply.status());
     RECON_RETURN_IF_ERROR(adopted);
     session->Acknowledge(header.step);
     seconds.push_back(absl::ToDoubleSeconds(Now() - start));

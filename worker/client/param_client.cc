@@ -16,7 +16,8 @@ namespace {
 // the caller may already return.
 struct Window {
   Mutex mu;
-  std::vector<size_t> answered ABSL_GUARDED_BY(mu);  // In the order in which the replies came.
+  size_t answered ABSL_GUARDED_BY(mu) = 0;
+  absl::Time last_answer ABSL_GUARDED_BY(mu);
 };
 
 absl::StatusOr<Frame> DecodeReply(const absl::StatusOr<ByteChain>& reply) {
@@ -82,10 +83,16 @@ std::vector<absl::StatusOr<Frame>> ParamClient::CallAll(FrameKind kind, std::vec
   const auto window = std::make_shared<Window>();
   for (size_t i = 0; i < frames.size(); ++i) {
     frames[i].header.kind = static_cast<uint8_t>(kind);
-    auto done = [window, i, reply = &replies[i]](const absl::StatusOr<ByteChain>& bytes) {
+    auto done = [window, reply = &replies[i], take = &on_reply](const absl::StatusOr<ByteChain>& bytes) {
       *reply = DecodeReply(bytes);
       MutexLock lock(&window->mu);
-      window->answered.push_back(i);
+      if (*take && reply->ok()) {
+        Frame header;
+        header.header = (*reply)->header;
+        (*take)(std::exchange(**reply, std::move(header)));
+      }
+      window->last_answer = Now();
+      ++window->answered;
     };
     Transport* transport = TransportFor(transports, frames[i].parts.front().shard).get();
     if (transport == nullptr) {
@@ -94,29 +101,24 @@ std::vector<absl::StatusOr<Frame>> ParamClient::CallAll(FrameKind kind, std::vec
     }
     calls.push_back({transport, transport->Call(EncodeFrame(std::move(frames[i])), std::move(done))});
   }
-  size_t seen = 0;
   const absl::Time end = Now() + deadline;
-  while (seen < replies.size()) {
-    size_t answered;
-    {
-      MutexLock lock(&window->mu);
-      const absl::Duration left = std::min(end - Now(), silence);
-      if (!window->mu.AwaitFor(left, [&] { return window->answered.size() > seen; })) break;
-      answered = window->answered[seen++];
+  const auto all_answered = [&] { return window->answered == replies.size(); };
+  {
+    MutexLock lock(&window->mu);
+    window->last_answer = Now();
+    while (!all_answered()) {
+      const absl::Duration left = std::min(end, window->last_answer + silence) - Now();
+      if (left <= absl::ZeroDuration()) break;
+      (void)window->mu.AwaitFor(left, all_answered);
     }
-    absl::StatusOr<Frame>& reply = replies[answered];
-    if (!on_reply || !reply.ok()) continue;
-    Frame header;
-    header.header = reply->header;
-    on_reply(std::exchange(*reply, std::move(header)));
+    if (all_answered()) return replies;
   }
-  if (seen == replies.size()) return replies;
   const absl::Status late = absl::DeadlineExceededError(
       absl::StrCat("no reply within ", absl::FormatDuration(std::min(deadline, silence))));
   for (const Call& call : calls) call.transport->Abandon(call.number, late);
   MutexLock lock(&window->mu);
   // A reply may be on its way to its callback.
-  window->mu.Await([&] { return window->answered.size() == replies.size(); });
+  window->mu.Await(all_answered);
   return replies;
 }
 

@@ -37,7 +37,8 @@ class ParamClient {
   // replies: element i of the result answers frame i. Payloads of replies refer to the network's buffers.
   // `deadline` is for all of them, `silence` for the next. Errors are the server's; Unavailable or
   // DeadlineExceeded when it cannot be reached. `on_reply` (may be empty) takes each reply as it comes, on
-  // the caller's thread; the result has its header alone then.
+  // the transport's threads, one after another: it hands it on, and calls nothing of this client. The result
+  // has its header alone then.
   std::vector<absl::StatusOr<Frame>> CallAll(FrameKind kind, std::vector<Frame> frames,
                                              absl::Duration deadline,
                                              const std::function<void(Frame)>& on_reply = nullptr,

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/base/lane.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/grpc_transport.h"
@@ -63,9 +64,12 @@ absl::StatusOr<PeersRead> ReadPeers(const std::vector<std::string>& peers, const
     gave.insert(peer);
     bytes += reply.header.payload_bytes;
   };
+  auto taking = std::make_unique<Lane>("peer-replies");
   const std::vector<absl::StatusOr<Frame>> replies = client.CallAll(
       FrameKind::kPull, std::move(frames),
-      FrameDeadline(EncodedBytes(CodecId::kFp32, layout.params()), absl::ZeroDuration()), take, kSilenceMax);
+      FrameDeadline(EncodedBytes(CodecId::kFp32, layout.params()), absl::ZeroDuration()),
+      [&](Frame reply) { taking->Post([&take, reply = std::move(reply)] { take(reply); }); }, kSilenceMax);
+  taking = nullptr;  // All are taken.
   if (stopped()) return absl::CancelledError("the worker is stopping");
   for (size_t i = 0; i < replies.size(); ++i) failures[asked[i]].Update(replies[i].status());
   for (size_t i = 0; i < reached.size(); ++i) {
