@@ -106,12 +106,14 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
     if (!ok) return End();
     grpc::ByteBuffer message;
     message.Swap(&incoming_);
-    StartRead(&incoming_);
     const absl::StatusOr<ByteChain> bytes = ChainOf(message);
     const auto unwrapped = bytes.ok() ? Unwrap(*bytes) : bytes.status();
     if (!unwrapped.ok()) return Cancel();
     const auto& [envelope, body] = *unwrapped;
+    // What is sent now takes along what HTTP/2 has to say of the message that was read. Asked for more, gRPC
+    // would write that by itself.
     Release(envelope.call);
+    StartRead(&incoming_);
     if (envelope.code != kTaken) transport_->pending_.Finish(envelope.call, ReplyOf(envelope, body));
   }
 
