@@ -95,12 +95,35 @@ HWY_INLINE void EncodeVector(U32 d, VU32 bits, uint16_t* out, EncodeStats* stats
 template <typename Traits>
 EncodeStats EncodeHalf(const float* HWY_RESTRICT values, size_t count, uint8_t* HWY_RESTRICT out) {
   const U32 d;
+  const hn::RebindToSigned<U32> di;
   const size_t lanes = hn::Lanes(d);
   const auto* bits = reinterpret_cast<const uint32_t*>(values);
   EncodeStats stats;
+  const auto rounds_to_infinity = hn::Set(di, static_cast<int32_t>(Traits::kRoundsToInfinity));
+  const auto magnitude = [d, di](VU32 value)
+                             HWY_ATTR { return hn::BitCast(di, hn::And(value, hn::Set(d, kAbsMask))); };
   size_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
+  // Four vectors at a time: about a cache line of results, and one look at whether any value is too large.
+  for (; i + 4 * lanes <= count; i += 4 * lanes) {
     __builtin_prefetch(out + 2 * i + kPrefetchBytes, /*rw=*/1);
+    const auto b0 = hn::LoadU(d, bits + i), b1 = hn::LoadU(d, bits + i + lanes);
+    const auto b2 = hn::LoadU(d, bits + i + 2 * lanes), b3 = hn::LoadU(d, bits + i + 3 * lanes);
+    auto* halves = reinterpret_cast<uint16_t*>(out) + i;
+    const auto largest =
+        hn::Max(hn::Max(magnitude(b0), magnitude(b1)), hn::Max(magnitude(b2), magnitude(b3)));
+    if (HWY_LIKELY(hn::AllTrue(di, hn::Lt(largest, rounds_to_infinity)))) {
+      Traits::Store(d, b0, halves);
+      Traits::Store(d, b1, halves + lanes);
+      Traits::Store(d, b2, halves + 2 * lanes);
+      Traits::Store(d, b3, halves + 3 * lanes);
+    } else {
+      EncodeVector<Traits>(d, b0, halves, &stats);
+      EncodeVector<Traits>(d, b1, halves + lanes, &stats);
+      EncodeVector<Traits>(d, b2, halves + 2 * lanes, &stats);
+      EncodeVector<Traits>(d, b3, halves + 3 * lanes, &stats);
+    }
+  }
+  for (; i + lanes <= count; i += lanes) {
     EncodeVector<Traits>(d, hn::LoadU(d, bits + i), reinterpret_cast<uint16_t*>(out) + i, &stats);
   }
   if (i < count) {

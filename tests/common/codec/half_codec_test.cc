@@ -116,6 +116,30 @@ TEST_CASE("fp16 and bf16 round to nearest even on every SIMD target", "[codec]")
   });
 }
 
+TEST_CASE("one value out of range is cut and counted wherever it stands", "[codec]") {
+  OnEverySimdTarget([] {
+    uint64_t wrong = 0;
+    for (const size_t count : {1, 7, 16, 61, 64, 131}) {
+      for (size_t at = 0; at < count; ++at) {
+        for (const float large : {70000.0f, -3e38f, INFINITY, -NAN}) {
+          std::vector<float> values(count, 1.0f);
+          values[at] = large;
+          std::vector<uint16_t> halves(count);
+          const EncodeStats stats =
+              EncodeFp16(values.data(), count, reinterpret_cast<uint8_t*>(halves.data()));
+          const bool finite = std::isfinite(large);
+          wrong += stats.saturated != (finite ? 1u : 0u) || stats.non_finite != (finite ? 0u : 1u);
+          for (size_t i = 0; i < count; ++i) {
+            if (i != at) wrong += halves[i] != 0x3C00;
+          }
+          if (finite) wrong += halves[at] != (large > 0 ? 0x7BFF : 0xFBFF);
+        }
+      }
+    }
+    CHECK(wrong == 0);
+  });
+}
+
 TEST_CASE("every 16-bit value decodes to its exact value and encodes back", "[codec]") {
   std::vector<uint16_t> finite_halves;
   std::vector<uint16_t> finite_bf16;
