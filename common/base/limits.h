@@ -90,6 +90,9 @@ constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(5);
 // gRPC reads into blocks of so many bytes, or of the HTTP/2 frame that it waits for if that is more. A
 // message that is kept keeps the blocks it lies in.
 constexpr int kReadBlockBytesMax = 1 << 20;
+// A client's smallest: what a reply begins with goes into such blocks one after another. gRPC's own are of
+// 256 bytes, so that some replies began in what was left of one and took another read.
+constexpr int kReadBlockBytesMin = 8192;
 // A worker whose heartbeats get no answer for so long cuts its connections for frames, whatever they are:
 // later than the keepalive of gRPC notices.
 constexpr absl::Duration kServerSilenceMax = absl::Seconds(15);

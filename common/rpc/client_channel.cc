@@ -7,13 +7,6 @@
 #include "grpcpp/support/channel_arguments.h"
 
 namespace recon {
-namespace {
-
-// What a reply begins with goes into such blocks one after another. gRPC's own are of 256 bytes, so that some
-// replies began in what was left of one and took another read.
-constexpr int kReadBlockBytesMin = 8192;
-
-}  // namespace
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectTo(const std::string& address, const TlsFlags& tls,
                                                          int connection) {
@@ -33,7 +26,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectTo(const std::string& addr
   args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   args.SetInt(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, limits::kReadBlockBytesMax);
-  args.SetInt(GRPC_ARG_TCP_MIN_READ_CHUNK_SIZE, kReadBlockBytesMin);
+  args.SetInt(GRPC_ARG_TCP_MIN_READ_CHUNK_SIZE, limits::kReadBlockBytesMin);
   args.SetMaxReceiveMessageSize(limits::kControlMessageBytesMax);
   args.SetMaxSendMessageSize(limits::kControlMessageBytesMax);
   return grpc::CreateCustomChannel(address, credentials, args);
