@@ -74,11 +74,16 @@ struct Bf16Traits {
 // too.
 constexpr size_t kPrefetchBytes = 1024;
 
+// The bits of |x|, which compare as |x| does.
+HWY_INLINE hn::Vec<hn::RebindToSigned<U32>> Magnitude(VU32 bits) {
+  return hn::BitCast(hn::RebindToSigned<U32>(), hn::And(bits, hn::Set(U32(), kAbsMask)));
+}
+
 // Encodes one vector to `out`; adds to the counts.
 template <typename Traits>
 HWY_INLINE void EncodeVector(U32 d, VU32 bits, uint16_t* out, EncodeStats* stats) {
   const hn::RebindToSigned<U32> di;
-  const auto magnitude = hn::BitCast(di, hn::And(bits, hn::Set(d, kAbsMask)));
+  const auto magnitude = Magnitude(bits);
   const auto too_large = hn::Gt(magnitude, hn::Set(di, static_cast<int32_t>(Traits::kRoundsToInfinity) - 1));
   if (HWY_UNLIKELY(!hn::AllFalse(di, too_large))) {
     const auto non_finite = hn::Gt(magnitude, hn::Set(di, 0x7F800000 - 1));
@@ -100,8 +105,6 @@ EncodeStats EncodeHalf(const float* HWY_RESTRICT values, size_t count, uint8_t* 
   const auto* bits = reinterpret_cast<const uint32_t*>(values);
   EncodeStats stats;
   const auto rounds_to_infinity = hn::Set(di, static_cast<int32_t>(Traits::kRoundsToInfinity));
-  const auto magnitude = [d, di](VU32 value)
-                             HWY_ATTR { return hn::BitCast(di, hn::And(value, hn::Set(d, kAbsMask))); };
   size_t i = 0;
   // Four vectors at a time: about a cache line of results, and one look at whether any value is too large.
   for (; i + 4 * lanes <= count; i += 4 * lanes) {
@@ -110,7 +113,7 @@ EncodeStats EncodeHalf(const float* HWY_RESTRICT values, size_t count, uint8_t* 
     const auto b2 = hn::LoadU(d, bits + i + 2 * lanes), b3 = hn::LoadU(d, bits + i + 3 * lanes);
     auto* halves = reinterpret_cast<uint16_t*>(out) + i;
     const auto largest =
-        hn::Max(hn::Max(magnitude(b0), magnitude(b1)), hn::Max(magnitude(b2), magnitude(b3)));
+        hn::Max(hn::Max(Magnitude(b0), Magnitude(b1)), hn::Max(Magnitude(b2), Magnitude(b3)));
     if (HWY_LIKELY(hn::AllTrue(di, hn::Lt(largest, rounds_to_infinity)))) {
       Traits::Store(d, b0, halves);
       Traits::Store(d, b1, halves + lanes);
