@@ -73,7 +73,7 @@ void ParamServer::ApplyPart(const OperationPtr& op, size_t index) {
     } else {
       if (AnswersAtOnce(*op) && !IsSparse(gradient.codec)) {
         const auto codec = static_cast<CodecId>(header.reply_codec);
-        const auto memory = [&] { return op->reply_buffer.ForPart(op->frame, index); };
+        const auto memory = [&] { return op->reply_buffer.ForPart(op->frame, index, gradient.payload); };
         outcome = shard.ApplyAndEncode(id, gradient, scale, codec, memory, &op->reply_payloads[index]);
       } else {
         outcome = shard.Apply(id, gradient, scale);

@@ -153,7 +153,7 @@ class ParamServer {
   // Handles one frame: a pull, a push, or initial values. `taken` may run before `done` if a push is
   // delivered to the lanes and its reply has to wait for other workers: at once if some have not begun its
   // step, else when it has waited for limits::kInStepPatience.
-  void Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done, ReplyMemory memory = nullptr);
+  void Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done, ReplyMemory memory = {});
 
   // Membership, as the coordinator decides it. A worker must be admitted before its frames are taken.
   // `next_step` is the first step it has no acknowledgement for.

@@ -4,11 +4,20 @@
 
 namespace recon {
 
-std::shared_ptr<uint8_t[]> ReplyBuffer::ForPart(const Frame& request, size_t index) {
+ByteChain ReplyBuffer::ForPart(const Frame& request, size_t index, const ByteChain& gradient) {
+  const PartHeader& part = request.parts[index];
+  const uint64_t bytes = EncodedBytes(static_cast<CodecId>(request.header.reply_codec), part.count);
+  const bool value_for_value = IsValueCodec(static_cast<CodecId>(part.codec)) && gradient.size() == bytes;
+  if (memory_.over_request && value_for_value) return gradient;
   std::call_once(allocated_, [&] { Allocate(request); });
-  if (all_ != nullptr) return {all_, all_.get() + offsets_[index]};
-  const auto codec = static_cast<CodecId>(request.header.reply_codec);
-  return std::shared_ptr<uint8_t[]>(new uint8_t[EncodedBytes(codec, request.parts[index].count)]);
+  ByteChain chain;
+  if (all_ != nullptr) {
+    chain.Append(all_.get() + offsets_[index], bytes, all_);
+  } else {
+    const std::shared_ptr<uint8_t[]> own(new uint8_t[bytes]);
+    chain.Append(own.get(), bytes, own);
+  }
+  return chain;
 }
 
 void ReplyBuffer::Allocate(const Frame& request) {
@@ -19,7 +28,7 @@ void ReplyBuffer::Allocate(const Frame& request) {
     offsets_.push_back(bytes);
     bytes += EncodedBytes(static_cast<CodecId>(request.header.reply_codec), part.count);
   }
-  if (memory_ != nullptr) all_ = memory_(bytes);
+  if (memory_.allocate != nullptr) all_ = memory_.allocate(bytes);
   if (all_ == nullptr) all_ = std::shared_ptr<uint8_t[]>(new uint8_t[bytes]);
 }
 

@@ -100,4 +100,31 @@ const uint8_t* ByteReader::ReadRun(size_t width, size_t max, uint8_t* scratch, s
   return Read(*items * width, scratch);
 }
 
+void ByteWriter::Write(size_t width, size_t items,
+                       absl::FunctionRef<void(uint8_t* to, size_t first, size_t count)> write) {
+  const auto& pieces = chain_.pieces();
+  for (size_t first = 0, count = 0; first < items; first += count) {
+    while (offset_ == pieces[piece_].size) {
+      ++piece_;
+      offset_ = 0;
+    }
+    count = std::min(items - first, (pieces[piece_].size - offset_) / width);
+    if (count > 0) {
+      write(const_cast<uint8_t*>(pieces[piece_].data) + offset_, first, count);
+      offset_ += count * width;
+      continue;
+    }
+    count = 1;
+    uint8_t item[kValueBytesMax];
+    write(item, first, count);
+    for (size_t i = 0; i < width; ++i, ++offset_) {
+      while (offset_ == pieces[piece_].size) {
+        ++piece_;
+        offset_ = 0;
+      }
+      const_cast<uint8_t*>(pieces[piece_].data)[offset_] = item[i];
+    }
+  }
+}
+
 }  // namespace recon

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
@@ -15,7 +16,7 @@ namespace recon {
 // A sequence of bytes in pieces that others own, so that a message can be built from pages and read
 // from network buffers without copying.
 //
-// Threads: a value type; the bytes are never written while a chain refers to them.
+// Threads: a value type; the bytes are not written while a chain refers to them, but by a ByteWriter.
 // Ownership: the chain keeps each piece's owner alive.
 class ByteChain {
  public:
@@ -82,6 +83,24 @@ class ByteReader {
   size_t piece_ = 0;
   size_t offset_ = 0;
   size_t remaining_;
+};
+
+// Writes a chain's bytes from front to back. The caller knows that they may be written, and that nobody else
+// looks at them meanwhile. `chain` must outlive the writer.
+class ByteWriter {
+ public:
+  explicit ByteWriter(const ByteChain& chain) : chain_(chain) {}
+
+  // Has `write` put the next `items` of `width` bytes (at most 8 each; all must lie within the chain), some at
+  // a time: items [first, first + count) to `to`, of any alignment. That is where they belong, but for an item
+  // that lies in two pieces.
+  void Write(size_t width, size_t items,
+             absl::FunctionRef<void(uint8_t* to, size_t first, size_t count)> write);
+
+ private:
+  const ByteChain& chain_;
+  size_t piece_ = 0;
+  size_t offset_ = 0;
 };
 
 }  // namespace recon

@@ -85,7 +85,7 @@ void ShmListener::OnRequest(Connection* connection, const ByteChain& message) {
   handler_(
       unwrapped->second, [sender, call] { sender.Send(WrapTaken(call)); },
       [sender, call](const absl::StatusOr<ByteChain>& reply) { sender.Send(WrapReply(call, reply)); },
-      [sender](size_t bytes) { return sender.Reserve(bytes); });
+      {[sender](size_t bytes) { return sender.Reserve(bytes); }, /*over_request=*/false});
 }
 
 void ShmListener::Reap() {

@@ -41,7 +41,7 @@ class Listener final : public UcxListener {
     const uint64_t call = unwrapped->first.call;
     handler_(
         unwrapped->second, [from, call] { from.Send(WrapTaken(call)); },
-        [from, call](const absl::StatusOr<ByteChain>& reply) { from.Send(WrapReply(call, reply)); }, nullptr);
+        [from, call](const absl::StatusOr<ByteChain>& reply) { from.Send(WrapReply(call, reply)); }, {});
   }
 
   const RequestHandler handler_;

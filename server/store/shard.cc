@@ -185,7 +185,7 @@ Shard::Outcome Shard::Apply(const PushId& id, const EncodedGradient& gradient, d
 }
 
 Shard::Outcome Shard::ApplyAndEncode(const PushId& id, const EncodedGradient& gradient, double scale,
-                                     CodecId codec, absl::FunctionRef<std::shared_ptr<uint8_t[]>()> memory,
+                                     CodecId codec, absl::FunctionRef<ByteChain()> memory,
                                      ByteChain* encoded) {
   if (ledger_.Forgotten(id.worker, id.incarnation, id.step)) return Outcome::kLate;
   if (!ledger_.Take(id.worker, id.incarnation, id.step)) {
@@ -193,13 +193,16 @@ Shard::Outcome Shard::ApplyAndEncode(const PushId& id, const EncodedGradient& gr
     return Outcome::kDuplicate;
   }
   const UpdateCoefficients c = CoefficientsFor(*config_, policy_, version_, scale * Discount(id));
-  const std::shared_ptr<uint8_t[]> bytes = memory();
+  const ByteChain bytes = memory();
+  ByteWriter writer(bytes);
   UpdateDense(c, ComparisonFor(id, gradient, c), gradient, [&](size_t offset, size_t count) {
     const float* params = pages_[0][offset / kPageParams].data() + offset % kPageParams;
-    Encode(codec, params, count, bytes.get() + EncodedBytes(codec, offset));
+    writer.Write(EncodedBytes(codec, 1), count, [&](uint8_t* to, size_t first, size_t run) {
+      Encode(codec, params + first, run, to);
+    });
   });
   kept_.Keep(++version_, pages_[0]);
-  encoded->Append(bytes.get(), EncodedBytes(codec, placement_.size), bytes);
+  encoded->Append(bytes);
   Lend(codec, *encoded);
   return Outcome::kTaken;
 }
@@ -257,15 +260,16 @@ void Shard::CloseStep(uint64_t step, const std::set<Contributor>& contributors) 
 }
 
 void Shard::Lent::Lend(const ByteChain& bytes) {
-  const ByteChain::Piece& piece = bytes.pieces().front();
-  owner_ = piece.owner;
-  data_ = piece.data;
-  size_ = piece.size;
+  owner_ = bytes.pieces().front().owner;
+  pieces_.clear();
+  for (const ByteChain::Piece& piece : bytes.pieces()) pieces_.emplace_back(piece.data, piece.size);
 }
 
 ByteChain Shard::Lent::Get() const {
   ByteChain bytes;
-  if (const std::shared_ptr<const void> owner = owner_.lock()) bytes.Append(data_, size_, owner);
+  if (const std::shared_ptr<const void> owner = owner_.lock()) {
+    for (const absl::Span<const uint8_t> piece : pieces_) bytes.Append(piece.data(), piece.size(), owner);
+  }
   return bytes;
 }
 

@@ -8,7 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
 #include "common/base/byte_chain.h"
 #include "common/base/ids.h"
 #include "common/optim/apply_rules.h"
@@ -72,11 +74,11 @@ class Shard {
   // One update: gradient * scale through the optimizer; version + 1. A sparse gradient updates the
   // parameters it names and their optimizer state, nothing else; see optimizer.h.
   Outcome Apply(const PushId& id, const EncodedGradient& gradient, double scale);
-  // The same for a dense gradient, and `encoded` is what Encoded(codec) would be then: each page is encoded
-  // while it is in the cache. `codec` is fp16 or bf16. `memory` gives EncodedBytes() for it; only a push that
-  // is applied asks.
+  // The same for a dense gradient, and `encoded` is what Encoded(codec) would be then: values are encoded while
+  // they are in the cache. `codec` is fp16 or bf16. `memory` gives EncodedBytes() that are nobody else's (the
+  // gradient's own payload, if it has as many) and of one owner; only a push that is applied asks.
   Outcome ApplyAndEncode(const PushId& id, const EncodedGradient& gradient, double scale, CodecId codec,
-                         absl::FunctionRef<std::shared_ptr<uint8_t[]>()> memory, ByteChain* encoded);
+                         absl::FunctionRef<ByteChain()> memory, ByteChain* encoded);
 
   // Synchronous mean: keeps a contribution until its step is closed. It enters the ledger only then,
   // so that a cut never says it has a gradient whose update it lacks.
@@ -131,15 +133,14 @@ class Shard {
   // can be had again until then: a shard that kept its own would add a quarter to the server's memory.
   class Lent {
    public:
-    // `bytes` in one piece.
+    // `bytes` of one owner.
     void Lend(const ByteChain& bytes);
     // Empty once all have given it back.
     ByteChain Get() const;
 
    private:
     std::weak_ptr<const void> owner_;
-    const void* data_ = nullptr;
-    size_t size_ = 0;
+    absl::InlinedVector<absl::Span<const uint8_t>, 3> pieces_;
   };
 
   // Writes values [offset, offset + count) of a role through the copy-on-write rule.

@@ -72,7 +72,7 @@ TEST_CASE("a reply in the transport's memory is sent from there", "[exchange]") 
   // More often than there are slots: they come back.
   for (uint32_t i = 0; i < kShmSlots + 10; ++i) {
     auto [answer, held] = next();
-    std::shared_ptr<uint8_t[]> memory = held.memory(kMiB);
+    std::shared_ptr<uint8_t[]> memory = held.memory.allocate(kMiB);
     REQUIRE(memory != nullptr);
     std::memset(memory.get(), 'r', i < 3 ? kMiB : 8);
     const uint64_t before = copied();
@@ -84,7 +84,7 @@ TEST_CASE("a reply in the transport's memory is sent from there", "[exchange]") 
     if (i < 3) CHECK(reply.size() == expected.size());
   }
   auto [answer, held] = next();
-  const std::shared_ptr<uint8_t[]> memory = held.memory(kMiB);
+  const std::shared_ptr<uint8_t[]> memory = held.memory.allocate(kMiB);
   std::memset(memory.get(), 'r', kMiB);
   SECTION("from its middle") {
     const uint64_t before = copied();
@@ -116,7 +116,7 @@ TEST_CASE("a reply in the transport's memory is sent from there", "[exchange]") 
     CHECK(copied() - before < 200);
     for (int i = 0; i < 10; ++i) {
       auto [later, held_later] = next();
-      const std::shared_ptr<uint8_t[]> other = held_later.memory(kMiB);
+      const std::shared_ptr<uint8_t[]> other = held_later.memory.allocate(kMiB);
       CHECK(other.get() != memory.get());
       std::memset(other.get(), 'x', kMiB);
       held_later.done(reply_of(other, 0, kMiB));
@@ -134,16 +134,16 @@ TEST_CASE("a reply in the transport's memory is sent from there", "[exchange]") 
   }
   SECTION("some slots are left to what is copied") {
     std::vector<std::shared_ptr<uint8_t[]>> all;
-    while (std::shared_ptr<uint8_t[]> slot = held.memory(8)) all.push_back(std::move(slot));
+    while (std::shared_ptr<uint8_t[]> slot = held.memory.allocate(8)) all.push_back(std::move(slot));
     CHECK(all.size() > kShmSlots / 4);
     held.done(ByteChain::FromString("copied"));
     CHECK(Await(answer)->ToString() == "copied");
     all.clear();
-    CHECK(held.memory(8) != nullptr);
+    CHECK(held.memory.allocate(8) != nullptr);
   }
   SECTION("larger than a slot") {
-    CHECK(held.memory(kShmSlotBytes) != nullptr);
-    CHECK(held.memory(kShmSlotBytes + 1) == nullptr);
+    CHECK(held.memory.allocate(kShmSlotBytes) != nullptr);
+    CHECK(held.memory.allocate(kShmSlotBytes + 1) == nullptr);
     held.done(ByteChain());
   }
 }
@@ -257,10 +257,10 @@ TEST_CASE("memory for a reply is used, and let go, after the connection has gone
   auto transport = Connect(server, "shared memory");
   const auto answer = Send(transport.get(), "q");
   HoldingServer::Held held = server.Take();
-  std::shared_ptr<uint8_t[]> memory = held.memory(kMiB);
+  std::shared_ptr<uint8_t[]> memory = held.memory.allocate(kMiB);
   server.CutSharedMemory();
   CHECK(absl::IsUnavailable(Await(answer).status()));
-  CHECK(held.memory(8) == nullptr);
+  CHECK(held.memory.allocate(8) == nullptr);
   std::memset(memory.get(), 'x', kMiB);
   ByteChain reply;
   reply.Append(memory.get(), kMiB, memory);
