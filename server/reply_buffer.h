@@ -12,17 +12,17 @@
 
 namespace recon {
 
-// Where the parts of a reply that has all parameters of its shards are encoded. Over the gradients they answer,
-// if the transport allows it and they have as many bytes: these are in the cache. Else side by side, in the
-// transport's memory if it has some; if not every part has all, each apart.
+// Where the parts of a reply that has all parameters of its shards are encoded. Over the gradients they
+// answer, if the transport allows it and they have as many bytes: these are in the cache. Else side by side,
+// in the transport's memory if it has some; if not every part has all, each apart.
 //
 // Threads: thread-safe.
 class ReplyBuffer {
  public:
   explicit ReplyBuffer(ReplyMemory memory) : memory_(std::move(memory)) {}
 
-  // EncodedBytes() of the reply's part `index`, of one owner. `request`: the same frame every time. `gradient`:
-  // the payload of its part `index`.
+  // EncodedBytes() of the reply's part `index`, of one owner. `request`: the same frame every time.
+  // `gradient`: the payload of its part `index`.
   ByteChain ForPart(const Frame& request, size_t index, const ByteChain& gradient);
 
  private:

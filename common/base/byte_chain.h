@@ -91,9 +91,9 @@ class ByteWriter {
  public:
   explicit ByteWriter(const ByteChain& chain) : chain_(chain) {}
 
-  // Has `write` put the next `items` of `width` bytes (at most 8 each; all must lie within the chain), some at
-  // a time: items [first, first + count) to `to`, of any alignment. That is where they belong, but for an item
-  // that lies in two pieces.
+  // Has `write` put the next `items` of `width` bytes (at most 8 each; all must lie within the chain), some
+  // at a time: items [first, first + count) to `to`, of any alignment. That is where they belong, but for an
+  // item that lies in two pieces.
   void Write(size_t width, size_t items,
              absl::FunctionRef<void(uint8_t* to, size_t first, size_t count)> write);
 

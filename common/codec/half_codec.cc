@@ -14,75 +14,10 @@ namespace recon {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using F32 = hn::ScalableTag<float>;
-using U32 = hn::RebindToUnsigned<F32>;
-using U16 = hn::Rebind<uint16_t, F32>;
-using VU32 = hn::Vec<U32>;
-
-constexpr uint32_t kAbsMask = 0x7FFFFFFF;
-
-// FP32 bits -> FP16 bits in the low half, round to nearest even. `magnitude` is |x| bits, at most 65504.
-// Integer arithmetic, for targets without F16C: Highway's emulation rounds otherwise.
-HWY_INLINE VU32 HalfFromBits(U32 d, VU32 bits) {
-  const auto sign = hn::ShiftRight<16>(hn::And(bits, hn::Set(d, 0x80000000u)));
-  const auto magnitude = hn::And(bits, hn::Set(d, kAbsMask));
-  // Normal: rebias the exponent (127 - 15 = 112), add half of the last kept bit less one, plus that bit.
-  const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(d, 1u));
-  const auto rebiased = hn::Sub(magnitude, hn::Set(d, 112u << 23));
-  const auto normal = hn::ShiftRight<13>(hn::Add(hn::Add(rebiased, hn::Set(d, 0xFFFu)), odd));
-  // Subnormal (|x| < 2^-14): adding 0.5 lets the FPU round to multiples of 2^-24.
-  const F32 df;
-  const auto magic = hn::Set(df, 0.5f);
-  const auto shifted = hn::Add(hn::BitCast(df, magnitude), magic);
-  const auto subnormal = hn::Sub(hn::BitCast(d, shifted), hn::BitCast(d, magic));
-  const auto is_normal = hn::Ge(hn::BitCast(df, magnitude), hn::Set(df, 6.103515625e-05f));
-  return hn::Or(sign, hn::IfThenElse(hn::RebindMask(d, is_normal), normal, subnormal));
-}
-
-// FP32 bits -> BF16 bits in the low half, round to nearest even.
-HWY_INLINE VU32 Bf16FromBits(U32 d, VU32 bits) {
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d, 1u));
-  return hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(d, 0x7FFFu)), odd));
-}
-
-// The low halves of the lanes, to `out`.
-HWY_INLINE void StoreHalves(VU32 halves, uint16_t* out) {
-  hn::StoreU(hn::DemoteTo(U16(), hn::BitCast(hn::RebindToSigned<U32>(), halves)), U16(), out);
-}
-
-struct Fp16Traits {
-  static constexpr uint32_t kRoundsToInfinity = 0x477FF000;  // 65520
-  static constexpr uint32_t kLargest = 0x477FE000;           // 65504
-  static HWY_INLINE void Store(U32 d, VU32 bits, uint16_t* out) {
-#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-    // One instruction (F16C) that rounds to nearest even.
-    const hn::Rebind<hwy::float16_t, F32> d16;
-    (void)d;
-    hn::StoreU(hn::DemoteTo(d16, hn::BitCast(F32(), bits)), d16, reinterpret_cast<hwy::float16_t*>(out));
-#else
-    StoreHalves(HalfFromBits(d, bits), out);
-#endif
-  }
-};
-struct Bf16Traits {
-  static constexpr uint32_t kRoundsToInfinity = 0x7F7F8000;
-  static constexpr uint32_t kLargest = 0x7F7F0000;
-  static HWY_INLINE void Store(U32 d, VU32 bits, uint16_t* out) { StoreHalves(Bf16FromBits(d, bits), out); }
-};
-
-// Where a result will be written so soon is on its way to the cache. What lies beyond its end is fetched,
-// too.
-constexpr size_t kPrefetchBytes = 1024;
-
-// The bits of |x|, which compare as |x| does.
-HWY_INLINE hn::Vec<hn::RebindToSigned<U32>> Magnitude(VU32 bits) {
-  return hn::BitCast(hn::RebindToSigned<U32>(), hn::And(bits, hn::Set(U32(), kAbsMask)));
-}
-
 // Encodes one vector to `out`; adds to the counts.
 template <typename Traits>
 HWY_INLINE void EncodeVector(U32 d, VU32 bits, uint16_t* out, EncodeStats* stats) {
-  const hn::RebindToSigned<U32> di;
+  const I32 di;
   const auto magnitude = Magnitude(bits);
   const auto too_large = hn::Gt(magnitude, hn::Set(di, static_cast<int32_t>(Traits::kRoundsToInfinity) - 1));
   if (HWY_UNLIKELY(!hn::AllFalse(di, too_large))) {
@@ -100,7 +35,7 @@ HWY_INLINE void EncodeVector(U32 d, VU32 bits, uint16_t* out, EncodeStats* stats
 template <typename Traits>
 EncodeStats EncodeHalf(const float* HWY_RESTRICT values, size_t count, uint8_t* HWY_RESTRICT out) {
   const U32 d;
-  const hn::RebindToSigned<U32> di;
+  const I32 di;
   const size_t lanes = hn::Lanes(d);
   const auto* bits = reinterpret_cast<const uint32_t*>(values);
   EncodeStats stats;
@@ -108,7 +43,7 @@ EncodeStats EncodeHalf(const float* HWY_RESTRICT values, size_t count, uint8_t* 
   size_t i = 0;
   // Four vectors at a time: about a cache line of results, and one look at whether any value is too large.
   for (; i + 4 * lanes <= count; i += 4 * lanes) {
-    __builtin_prefetch(out + 2 * i + kPrefetchBytes, /*rw=*/1);
+    PrefetchResults(out + 2 * i);
     const auto b0 = hn::LoadU(d, bits + i), b1 = hn::LoadU(d, bits + i + lanes);
     const auto b2 = hn::LoadU(d, bits + i + 2 * lanes), b3 = hn::LoadU(d, bits + i + 3 * lanes);
     auto* halves = reinterpret_cast<uint16_t*>(out) + i;
@@ -165,10 +100,10 @@ EncodeStats EncodeBf16(const float* values, size_t count, uint8_t* out) {
   return EncodeHalf<Bf16Traits>(values, count, out);
 }
 void DecodeFp16(const uint8_t* bytes, size_t count, float* out) {
-  DecodeHalf(bytes, count, out, BitsFromHalf<U32>);
+  DecodeHalf(bytes, count, out, BitsFromHalf);
 }
 void DecodeBf16(const uint8_t* bytes, size_t count, float* out) {
-  DecodeHalf(bytes, count, out, BitsFromBf16<U32>);
+  DecodeHalf(bytes, count, out, BitsFromBf16);
 }
 
 // Numbers of `count` unsigned T whose bits under `mask` are all set.

@@ -7,6 +7,7 @@
 #define HWY_TARGET_INCLUDE "common/optim/optimizer_kernels.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 //
+#include "common/codec/codec.h"
 #include "common/codec/half_codec-inl.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
@@ -16,10 +17,7 @@ namespace recon {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using F32 = hn::ScalableTag<float>;
 using V = hn::Vec<F32>;
-
-using U32 = hn::RebindToUnsigned<F32>;
 
 // How a vector's worth of a gradient is read.
 struct Fp32Gradient {
@@ -49,6 +47,24 @@ constexpr size_t kPrefetchParams = 256;
 // What lies beyond an array's end is fetched, too, and not used.
 HWY_INLINE void PrefetchOnce(const float* values) { __builtin_prefetch(values, /*rw=*/0, /*locality=*/0); }
 
+// What is written of the new parameters, beside themselves. Put() gives the larger of `largest` and what was
+// put: beyond kRoundsToInfinity, what was written is wrong.
+struct NoReply {
+  static constexpr size_t kBytes = 0;
+  static constexpr uint32_t kRoundsToInfinity = 1;
+  static HWY_INLINE hn::Vec<I32> Put(V /*params*/, uint8_t* /*at*/, hn::Vec<I32> largest) { return largest; }
+};
+template <typename Traits>
+struct HalfReply {
+  static constexpr size_t kBytes = 2;
+  static constexpr uint32_t kRoundsToInfinity = Traits::kRoundsToInfinity;
+  static HWY_INLINE hn::Vec<I32> Put(V params, uint8_t* at, hn::Vec<I32> largest) {
+    const auto bits = hn::BitCast(U32(), params);
+    Traits::Store(U32(), bits, reinterpret_cast<uint16_t*>(at));
+    return hn::Max(largest, Magnitude(bits));
+  }
+};
+
 // Where one vector's worth of values lies.
 struct Pointers {
   float* params;
@@ -61,29 +77,30 @@ HWY_INLINE V ScaledGradient(F32 d, const UpdateCoefficients& c, V gradient, V p)
   return hn::Add(g, hn::Mul(hn::Set(d, c.weight_decay), p));
 }
 
+// Update() writes state, and gives the new parameters.
 struct Sgd {
-  static HWY_INLINE void Update(F32 d, const UpdateCoefficients& c, V gradient, const Pointers& at) {
+  static HWY_INLINE V Update(F32 d, const UpdateCoefficients& c, V gradient, const Pointers& at) {
     const V p = hn::LoadU(d, at.params);
     const V g = ScaledGradient(d, c, gradient, p);
-    hn::StoreU(hn::Sub(p, hn::Mul(hn::Set(d, c.learning_rate), g)), d, at.params);
+    return hn::Sub(p, hn::Mul(hn::Set(d, c.learning_rate), g));
   }
 };
 
 template <bool kNesterov>
 struct Momentum {
-  static HWY_INLINE void Update(F32 d, const UpdateCoefficients& c, V gradient, const Pointers& at) {
+  static HWY_INLINE V Update(F32 d, const UpdateCoefficients& c, V gradient, const Pointers& at) {
     const V p = hn::LoadU(d, at.params);
     const V g = ScaledGradient(d, c, gradient, p);
     const V mu = hn::Set(d, c.momentum);
     const V m = hn::Add(hn::Mul(mu, hn::LoadU(d, at.state1)), g);
     hn::StoreU(m, d, at.state1);
     const V direction = kNesterov ? hn::Add(g, hn::Mul(mu, m)) : m;
-    hn::StoreU(hn::Sub(p, hn::Mul(hn::Set(d, c.learning_rate), direction)), d, at.params);
+    return hn::Sub(p, hn::Mul(hn::Set(d, c.learning_rate), direction));
   }
 };
 
 struct Adam {
-  static HWY_INLINE void Update(F32 d, const UpdateCoefficients& c, V gradient, const Pointers& at) {
+  static HWY_INLINE V Update(F32 d, const UpdateCoefficients& c, V gradient, const Pointers& at) {
     const V p = hn::LoadU(d, at.params);
     const V g = ScaledGradient(d, c, gradient, p);
     const V m = hn::Add(hn::Mul(hn::Set(d, c.beta1), hn::LoadU(d, at.state1)),
@@ -95,65 +112,92 @@ struct Adam {
     const V denominator =
         hn::Add(hn::Mul(hn::Sqrt(v), hn::Set(d, c.inverse_sqrt_correction2)), hn::Set(d, c.epsilon));
     const V decayed = hn::Mul(p, hn::Set(d, c.decay_factor));
-    hn::StoreU(hn::Sub(decayed, hn::Div(hn::Mul(hn::Set(d, c.step_size), m), denominator)), d, at.params);
+    return hn::Sub(decayed, hn::Div(hn::Mul(hn::Set(d, c.step_size), m), denominator));
   }
 };
 
-template <typename Rule, typename Gradient>
-HWY_INLINE void Run(const UpdateCoefficients& coefficients, const uint8_t* gradient, size_t count,
-                    float* params, float* state1, float* state2) {
+// Whether all of the reply is right; what is too large for its format, or no number, is not. It may be where
+// the gradient is.
+template <typename Rule, typename Gradient, typename Reply>
+HWY_INLINE bool Run(const UpdateCoefficients& coefficients, const uint8_t* gradient, size_t count,
+                    float* params, float* state1, float* state2, uint8_t* reply) {
   const UpdateCoefficients c = coefficients;  // Stores to parameters cannot change it: it stays in registers.
   const F32 d;
   const size_t lanes = hn::Lanes(d);
+  const I32 di;
+  const auto too_large = hn::Set(di, static_cast<int32_t>(Reply::kRoundsToInfinity));
+  auto largest = hn::Zero(di);
   size_t i = 0;
   for (; i + lanes <= count; i += lanes) {
     PrefetchOnce(params + i + kPrefetchParams);
     if (state1 != nullptr) PrefetchOnce(state1 + i + kPrefetchParams);
     if (state2 != nullptr) PrefetchOnce(state2 + i + kPrefetchParams);
-    Rule::Update(d, c, Gradient::Load(d, gradient + i * Gradient::kBytes),
-                 {params + i, state1 ? state1 + i : nullptr, state2 ? state2 + i : nullptr});
+    if (Reply::kBytes > 0) PrefetchResults(reply + i * Reply::kBytes);
+    const V updated =
+        Rule::Update(d, c, Gradient::Load(d, gradient + i * Gradient::kBytes),
+                     {params + i, state1 ? state1 + i : nullptr, state2 ? state2 + i : nullptr});
+    hn::StoreU(updated, d, params + i);
+    largest = Reply::Put(updated, reply + i * Reply::kBytes, largest);
   }
-  if (i == count) return;
+  if (i == count) return hn::AllTrue(di, hn::Lt(largest, too_large));
   // The tail goes through padded copies, so that it is computed as every other value.
   const size_t bytes = (count - i) * sizeof(float);
-  HWY_ALIGN uint8_t g[HWY_MAX_BYTES] = {};
+  HWY_ALIGN uint8_t g[HWY_MAX_BYTES] = {}, r[HWY_MAX_BYTES] = {};
   HWY_ALIGN float p[HWY_MAX_BYTES / 4] = {}, s1[HWY_MAX_BYTES / 4] = {}, s2[HWY_MAX_BYTES / 4] = {};
   std::memcpy(g, gradient + i * Gradient::kBytes, (count - i) * Gradient::kBytes);
   std::memcpy(p, params + i, bytes);
   if (state1 != nullptr) std::memcpy(s1, state1 + i, bytes);
   if (state2 != nullptr) std::memcpy(s2, state2 + i, bytes);
-  Rule::Update(d, c, Gradient::Load(d, g), {p, s1, s2});
+  const V updated = Rule::Update(d, c, Gradient::Load(d, g), {p, s1, s2});
+  hn::Store(updated, d, p);
+  largest = Reply::Put(updated, r, largest);
   std::memcpy(params + i, p, bytes);
   if (state1 != nullptr) std::memcpy(state1 + i, s1, bytes);
   if (state2 != nullptr) std::memcpy(state2 + i, s2, bytes);
+  if (Reply::kBytes > 0) std::memcpy(reply + i * Reply::kBytes, r, (count - i) * Reply::kBytes);
+  return hn::AllTrue(di, hn::Lt(largest, too_large));
 }
 
-template <typename Gradient>
-HWY_INLINE void RunRule(const UpdateCoefficients& c, const uint8_t* gradient, size_t count, float* params,
-                        float* state1, float* state2) {
+template <typename Gradient, typename Reply>
+HWY_INLINE bool RunRule(const UpdateCoefficients& c, const uint8_t* gradient, size_t count, float* params,
+                        float* state1, float* state2, uint8_t* reply) {
   switch (c.kind) {
     case OptimizerKind::kSgd:
-      return Run<Sgd, Gradient>(c, gradient, count, params, nullptr, nullptr);
+      return Run<Sgd, Gradient, Reply>(c, gradient, count, params, nullptr, nullptr, reply);
     case OptimizerKind::kMomentum:
-      return Run<Momentum<false>, Gradient>(c, gradient, count, params, state1, nullptr);
+      return Run<Momentum<false>, Gradient, Reply>(c, gradient, count, params, state1, nullptr, reply);
     case OptimizerKind::kNesterov:
-      return Run<Momentum<true>, Gradient>(c, gradient, count, params, state1, nullptr);
+      return Run<Momentum<true>, Gradient, Reply>(c, gradient, count, params, state1, nullptr, reply);
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW:
-      return Run<Adam, Gradient>(c, gradient, count, params, state1, state2);
+      return Run<Adam, Gradient, Reply>(c, gradient, count, params, state1, state2, reply);
+  }
+  return true;
+}
+
+template <typename Reply>
+HWY_INLINE bool RunCodec(const UpdateCoefficients& c, CodecId codec, const uint8_t* gradient, size_t count,
+                         float* params, float* state1, float* state2, uint8_t* reply) {
+  switch (codec) {
+    case CodecId::kFp16:
+      return RunRule<Fp16Gradient, Reply>(c, gradient, count, params, state1, state2, reply);
+    case CodecId::kBf16:
+      return RunRule<Bf16Gradient, Reply>(c, gradient, count, params, state1, state2, reply);
+    default:
+      return RunRule<Fp32Gradient, Reply>(c, gradient, count, params, state1, state2, reply);
   }
 }
 
 void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_t* gradient, size_t count,
                         float* params, float* state1, float* state2) {
-  switch (codec) {
-    case CodecId::kFp16:
-      return RunRule<Fp16Gradient>(c, gradient, count, params, state1, state2);
-    case CodecId::kBf16:
-      return RunRule<Bf16Gradient>(c, gradient, count, params, state1, state2);
-    default:
-      return RunRule<Fp32Gradient>(c, gradient, count, params, state1, state2);
-  }
+  RunCodec<NoReply>(c, codec, gradient, count, params, state1, state2, nullptr);
+}
+
+bool UpdateAndEncode(const UpdateCoefficients& c, CodecId codec, const uint8_t* gradient, size_t count,
+                     float* params, float* state1, float* state2, CodecId reply_codec, uint8_t* reply) {
+  return reply_codec == CodecId::kFp16
+             ? RunCodec<HalfReply<Fp16Traits>>(c, codec, gradient, count, params, state1, state2, reply)
+             : RunCodec<HalfReply<Bf16Traits>>(c, codec, gradient, count, params, state1, state2, reply);
 }
 
 template <typename Gradient>
@@ -229,6 +273,7 @@ HWY_AFTER_NAMESPACE();
 namespace recon {
 
 HWY_EXPORT(ApplyEncodedUpdate);
+HWY_EXPORT(UpdateAndEncode);
 HWY_EXPORT(AddWeightedEncoded);
 HWY_EXPORT(CorrectByGap);
 HWY_EXPORT(CompensateDelay);
@@ -242,6 +287,14 @@ void ApplyUpdate(const UpdateCoefficients& c, const float* gradient, size_t coun
 void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_t* gradient, size_t count,
                         float* params, float* state1, float* state2) {
   HWY_DYNAMIC_DISPATCH(ApplyEncodedUpdate)(c, codec, gradient, count, params, state1, state2);
+}
+
+void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_t* gradient, size_t count,
+                        float* params, float* state1, float* state2, CodecId reply_codec, uint8_t* reply) {
+  if (!HWY_DYNAMIC_DISPATCH(UpdateAndEncode)(c, codec, gradient, count, params, state1, state2, reply_codec,
+                                             reply)) {
+    Encode(reply_codec, params, count, reply);  // It knows what to do with them.
+  }
 }
 
 void AddWeighted(const float* values, float weight, size_t count, float* sum) {

@@ -121,9 +121,9 @@ void ForEachRun(const EncodedGradient& gradient,
   uint8_t scratch[sizeof(float)];
   ByteReader reader(gradient.payload);
   for (size_t at = 0, run = 0; at < gradient.count; at += run) {
-    const size_t tile_left = kTileParams - at % kTileParams;
+    const size_t page_left = kPageParams - at % kPageParams;
     const uint8_t* values =
-        reader.ReadRun(width, std::min<size_t>(tile_left, gradient.count - at), scratch, &run);
+        reader.ReadRun(width, std::min<size_t>(page_left, gradient.count - at), scratch, &run);
     sink(at, values, run);
   }
 }

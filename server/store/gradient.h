@@ -39,8 +39,8 @@ inline constexpr size_t kTileParams = 2048;
 // Receives the gradient's values [offset, offset + values.size()).
 using TileSink = absl::FunctionRef<void(size_t offset, absl::Span<const float> values)>;
 
-// The encoded values of a gradient in fp32, fp16 or bf16 where they lie, in order: runs of at most
-// kTileParams that do not cross a tile's end.
+// The encoded values of a gradient in fp32, fp16 or bf16 where they lie, in order: runs that do not cross a
+// page's end.
 void ForEachRun(const EncodedGradient& gradient,
                 absl::FunctionRef<void(size_t offset, const uint8_t* values, size_t count)> sink);
 

@@ -88,29 +88,35 @@ void Shard::Correct(const Comparison& comparison, const float* now, const float*
 }
 
 void Shard::UpdateDense(const UpdateCoefficients& c, const Comparison& comparison,
-                        const EncodedGradient& gradient,
-                        absl::FunctionRef<void(size_t offset, size_t count)> updated) {
-  if (comparison.old != nullptr) {
-    alignas(64) float corrected[kTileParams];
-    ForEachTile(gradient, [&](size_t offset, absl::Span<const float> tile) {
-      std::copy(tile.begin(), tile.end(), corrected);
-      Correct(comparison, WritableTile(0, offset), comparison.At(offset), tile.size(), corrected);
-      UpdateTile(c, offset, {corrected, tile.size()});
-      updated(offset, tile.size());
-    });
-  } else if (!IsValueCodec(gradient.codec)) {
-    ForEachTile(gradient, [&](size_t offset, absl::Span<const float> tile) {
-      UpdateTile(c, offset, tile);
-      updated(offset, tile.size());
-    });
-  } else {
-    ForEachRun(gradient, [&](size_t offset, const uint8_t* values, size_t count) {
-      ApplyEncodedUpdate(c, gradient.codec, values, count, WritableTile(0, offset), StateTile(c, 1, offset),
-                         StateTile(c, 2, offset));
-      updated(offset, count);
+                        const EncodedGradient& gradient, Reply* reply) {
+  history_.NoteAll(version_ + 1);
+  if (comparison.old == nullptr && IsValueCodec(gradient.codec)) {
+    return ForEachRun(gradient, [&](size_t offset, const uint8_t* values, size_t count) {
+      UpdateRun(c, gradient.codec, offset, values, count, reply);
     });
   }
-  history_.NoteAll(version_ + 1);
+  alignas(64) float corrected[kTileParams];
+  ForEachTile(gradient, [&](size_t offset, absl::Span<const float> tile) {
+    if (comparison.old != nullptr) {
+      std::copy(tile.begin(), tile.end(), corrected);
+      Correct(comparison, WritableTile(0, offset), comparison.At(offset), tile.size(), corrected);
+      tile = {corrected, tile.size()};
+    }
+    UpdateRun(c, CodecId::kFp32, offset, reinterpret_cast<const uint8_t*>(tile.data()), tile.size(), reply);
+  });
+}
+
+void Shard::UpdateRun(const UpdateCoefficients& c, CodecId codec, size_t offset, const uint8_t* gradient,
+                      size_t count, Reply* reply) {
+  float* const params = WritableTile(0, offset);
+  float* const state1 = StateTile(c, 1, offset);
+  float* const state2 = StateTile(c, 2, offset);
+  if (reply == nullptr) return ApplyEncodedUpdate(c, codec, gradient, count, params, state1, state2);
+  reply->writer.Write(EncodedBytes(reply->codec, 1), count, [&](uint8_t* to, size_t first, size_t run) {
+    ApplyEncodedUpdate(c, codec, gradient + EncodedBytes(codec, first), run, params + first,
+                       state1 != nullptr ? state1 + first : nullptr,
+                       state2 != nullptr ? state2 + first : nullptr, reply->codec, to);
+  });
 }
 
 void Shard::UpdatePage(const UpdateCoefficients& c, const Comparison& comparison, const SparsePage& page) {
@@ -178,7 +184,7 @@ Shard::Outcome Shard::Apply(const PushId& id, const EncodedGradient& gradient, d
     (void)ForEachSparsePage(gradient.codec, gradient.count, gradient.payload,
                             [&](const SparsePage& page) { UpdatePage(c, comparison, page); });
   } else {
-    UpdateDense(c, comparison, gradient, [](size_t, size_t) {});
+    UpdateDense(c, comparison, gradient, nullptr);
   }
   kept_.Keep(++version_, pages_[0]);
   return Outcome::kTaken;
@@ -194,13 +200,8 @@ Shard::Outcome Shard::ApplyAndEncode(const PushId& id, const EncodedGradient& gr
   }
   const UpdateCoefficients c = CoefficientsFor(*config_, policy_, version_, scale * Discount(id));
   const ByteChain bytes = memory();
-  ByteWriter writer(bytes);
-  UpdateDense(c, ComparisonFor(id, gradient, c), gradient, [&](size_t offset, size_t count) {
-    const float* params = pages_[0][offset / kPageParams].data() + offset % kPageParams;
-    writer.Write(EncodedBytes(codec, 1), count, [&](uint8_t* to, size_t first, size_t run) {
-      Encode(codec, params + first, run, to);
-    });
-  });
+  Reply reply{codec, ByteWriter(bytes)};
+  UpdateDense(c, ComparisonFor(id, gradient, c), gradient, &reply);
   kept_.Keep(++version_, pages_[0]);
   encoded->Append(bytes);
   Lend(codec, *encoded);

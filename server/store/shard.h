@@ -74,9 +74,10 @@ class Shard {
   // One update: gradient * scale through the optimizer; version + 1. A sparse gradient updates the
   // parameters it names and their optimizer state, nothing else; see optimizer.h.
   Outcome Apply(const PushId& id, const EncodedGradient& gradient, double scale);
-  // The same for a dense gradient, and `encoded` is what Encoded(codec) would be then: values are encoded while
-  // they are in the cache. `codec` is fp16 or bf16. `memory` gives EncodedBytes() that are nobody else's (the
-  // gradient's own payload, if it has as many) and of one owner; only a push that is applied asks.
+  // The same for a dense gradient, and `encoded` is what Encoded(codec) would be then: values are encoded
+  // while they are in the cache. `codec` is fp16 or bf16. `memory` gives EncodedBytes() that are nobody
+  // else's (the gradient's own payload, if it has as many) and of one owner; only a push that is applied
+  // asks.
   Outcome ApplyAndEncode(const PushId& id, const EncodedGradient& gradient, double scale, CodecId codec,
                          absl::FunctionRef<ByteChain()> memory, ByteChain* encoded);
 
@@ -129,6 +130,12 @@ class Shard {
     }
   };
 
+  // Where new parameters are encoded, from front to back.
+  struct Reply {
+    CodecId codec;
+    ByteWriter writer;
+  };
+
   // An encoding that lives as long as somebody is sending it or what was encoded with it for one reply, and
   // can be had again until then: a shard that kept its own would add a quarter to the server's memory.
   class Lent {
@@ -149,9 +156,12 @@ class Shard {
   float* StateTile(const UpdateCoefficients& c, int plane, size_t offset);
   void Lend(CodecId codec, const ByteChain& encoded);
   void UpdateTile(const UpdateCoefficients& c, size_t offset, absl::Span<const float> gradient);
-  // The update that makes version_ + 1, by a dense gradient; `updated` is told each range, in order.
+  // The update that makes version_ + 1, by a dense gradient. `reply`: null if none is wanted.
   void UpdateDense(const UpdateCoefficients& c, const Comparison& comparison, const EncodedGradient& gradient,
-                   absl::FunctionRef<void(size_t offset, size_t count)> updated);
+                   Reply* reply);
+  // Of values that lie in one page, and come next in the reply. `codec` is fp32, fp16 or bf16.
+  void UpdateRun(const UpdateCoefficients& c, CodecId codec, size_t offset, const uint8_t* gradient,
+                 size_t count, Reply* reply);
   // One page of the update that makes version_ + 1.
   void UpdatePage(const UpdateCoefficients& c, const Comparison& comparison, const SparsePage& page);
 

@@ -80,10 +80,10 @@ TEST_CASE("a reply with all parameters in 16 bits is encoded into the transport'
           reply = std::move(answer);
           done.Notify();
         },
-        [&](size_t bytes) {
+        {[&](size_t bytes) {
           asked += bytes;
           return memory = std::shared_ptr<uint8_t[]>(new uint8_t[bytes]);
-        });
+        }});
     done.WaitForNotification();
     REQUIRE(reply.ok());
     return *DecodeFrame(*reply);
@@ -125,6 +125,59 @@ TEST_CASE("a reply with all parameters in 16 bits is encoded into the transport'
   const Frame mixed = push(frame);
   CHECK(asked == 0);
   for (size_t i = 1; i < 3; ++i) CHECK(value(mixed, i) == 1);
+}
+
+TEST_CASE("a reply is written over the request where the transport allows it and it has as many bytes",
+          "[param_server]") {
+  ParamServerHarness f(/*bound=*/-1);
+  ModelSpec model;
+  model.set_name("two shards");
+  TensorSpec* tensor = model.add_tensors();
+  tensor->set_name("w");
+  tensor->add_shape(kPageParams + 101);
+  f.Define(model, std::vector<float>(kPageParams + 101, 3));
+  f.Join(1);
+  uint64_t step = 0;
+  // The first part's gradients in `codec`, the second's in fp16; all are 1.
+  const auto push = [&](CodecId codec, bool over_request) {
+    Frame frame = f.PushFrame(1, step++, 1);
+    frame.header.reply_codec = static_cast<uint8_t>(CodecId::kFp16);
+    for (size_t i = 0; i < 2; ++i) {
+      const CodecId of_part = i == 0 ? codec : CodecId::kFp16;
+      const size_t count = frame.parts[i].count, bytes = EncodedBytes(of_part, count);
+      const std::vector<float> ones(count, 1);
+      const std::shared_ptr<uint8_t[]> memory(new uint8_t[bytes]);
+      Encode(of_part, ones.data(), count, memory.get());
+      frame.parts[i].codec = static_cast<uint8_t>(of_part);
+      frame.payloads[i] = ByteChain();
+      frame.payloads[i].Append(memory.get(), bytes, memory);
+    }
+    Notification done;
+    absl::StatusOr<ByteChain> reply = ByteChain();
+    f.server().Handle(
+        EncodeFrame(frame), Now(), [] {},
+        [&](absl::StatusOr<ByteChain> answer) {
+          reply = std::move(answer);
+          done.Notify();
+        },
+        {nullptr, over_request});
+    done.WaitForNotification();
+    REQUIRE(reply.ok());
+    Frame answer = *DecodeFrame(*reply);
+    std::vector<bool> over(2);
+    for (size_t i = 0; i < 2; ++i) {
+      const std::string bytes = answer.payloads[i].ToString();
+      std::vector<float> values(bytes.size() / 2);
+      Decode(CodecId::kFp16, reinterpret_cast<const uint8_t*>(bytes.data()), values.size(), values.data());
+      CHECK(values == std::vector<float>(frame.parts[i].count, 3 - static_cast<float>(step)));
+      over[i] = answer.payloads[i].pieces().front().data == frame.payloads[i].pieces().front().data;
+    }
+    return over;
+  };
+  CHECK(push(CodecId::kFp16, true) == std::vector<bool>{true, true});
+  CHECK(push(CodecId::kFp16, false) == std::vector<bool>{false, false});
+  CHECK(push(CodecId::kBf16, true) == std::vector<bool>{true, true});
+  CHECK(push(CodecId::kFp32, true) == std::vector<bool>{false, true});
 }
 
 TEST_CASE("a push sent twice is applied once and acknowledged twice", "[param_server]") {

@@ -97,4 +97,34 @@ TEST_CASE("a range of a chain has its bytes and keeps its owners alive", "[byte_
   }
 }
 
+TEST_CASE("a writer puts every item where a reader finds it, also one that lies in several pieces",
+          "[byte_chain]") {
+  constexpr size_t kItems = 10, kWidth = 3;
+  for (const auto& sizes : std::vector<std::vector<size_t>>{
+           {30}, {1, 29}, {3, 27}, {4, 26}, {14, 1, 1, 14}, {10, 10, 10}, std::vector<size_t>(30, 1)}) {
+    ByteChain chain;
+    for (const size_t size : sizes) {
+      const std::shared_ptr<uint8_t[]> piece(new uint8_t[size]());
+      chain.Append(piece.get(), size, piece);
+    }
+    ByteWriter writer(chain);
+    std::string written;
+    for (const size_t items : {size_t{1}, size_t{0}, size_t{7}, size_t{2}}) {
+      size_t next = 0;
+      writer.Write(kWidth, items, [&](uint8_t* to, size_t first, size_t count) {
+        REQUIRE(first == next);
+        REQUIRE(count >= 1);
+        next += count;
+        for (size_t i = 0; i < count * kWidth; ++i) {
+          to[i] = static_cast<uint8_t>('a' + written.size());
+          written += static_cast<char>(to[i]);
+        }
+      });
+      REQUIRE(next == items);
+    }
+    REQUIRE(written.size() == kItems * kWidth);
+    CHECK(chain.ToString() == written);
+  }
+}
+
 }  // namespace recon

@@ -162,6 +162,47 @@ TEST_CASE("an encoded gradient updates as its decoded values do, at any alignmen
   hwy::SetSupportedTargetsForTest(0);
 }
 
+TEST_CASE("a reply written with an update is the encoding of the new parameters, also over the gradient",
+          "[optimizer]") {
+  const int64_t supported = hwy::SupportedTargets();
+  for (int64_t targets = supported; targets != 0; targets &= targets - 1) {
+    hwy::SetSupportedTargetsForTest(targets & -targets);
+    INFO("SIMD target " << hwy::TargetName(targets & -targets));
+    for (const CodecId codec : {CodecId::kFp32, CodecId::kFp16, CodecId::kBf16}) {
+      for (const CodecId reply_codec : {CodecId::kFp16, CodecId::kBf16}) {
+        // Too large for fp16, for bf16, and no number: among the vectors and in the tail.
+        for (const float special : {0.0f, 7e4f, -3.4e38f, NAN}) {
+          for (size_t count = 0; count < 70; ++count) {
+            const std::vector<float> gradient = RandomValues(count, 9, -3, 3);
+            std::vector<uint8_t> bytes(1 + EncodedBytes(codec, count));
+            Encode(codec, gradient.data(), count, bytes.data() + 1);
+            for (const OptimizerKind kind : kKinds) {
+              State updated = SampleState(count);
+              if (special != 0 && count > 0) updated.params[count * 7 / 10] = special;
+              State expected = updated;
+              const UpdateCoefficients c = CoefficientsFor(Config(kind), GroupPolicy{}, 1, 0.37);
+              ApplyEncodedUpdate(c, codec, bytes.data() + 1, count, expected.params.data(),
+                                 expected.state1.data(), expected.state2.data());
+              std::vector<uint8_t> encoded(EncodedBytes(reply_codec, count));
+              Encode(reply_codec, expected.params.data(), count, encoded.data());
+              std::vector<uint8_t> reply(1 + encoded.size());
+              if (codec != CodecId::kFp32) reply = bytes;
+              ApplyEncodedUpdate(c, codec, (codec == CodecId::kFp32 ? bytes : reply).data() + 1, count,
+                                 updated.params.data(), updated.state1.data(), updated.state2.data(),
+                                 reply_codec, reply.data() + 1);
+              INFO(CodecName(codec) << " and " << CodecName(reply_codec) << ", " << OptimizerName(kind)
+                                    << ", " << count << " values, one of them " << special);
+              REQUIRE((updated == expected));
+              REQUIRE(std::vector<uint8_t>(reply.begin() + 1, reply.end()) == encoded);
+            }
+          }
+        }
+      }
+    }
+  }
+  hwy::SetSupportedTargetsForTest(0);
+}
+
 TEST_CASE("a weighted sum has the same bits on every SIMD target", "[optimizer]") {
   const std::vector<float> values = RandomValues(1001, 4, -1, 1);
   std::vector<float> expected = RandomValues(1001, 5, -1, 1);

@@ -83,6 +83,47 @@ TEST_CASE("messages of all sizes, in pieces, arrive as they were sent", "[exchan
   }
 }
 
+TEST_CASE("a reply written over its request leaves the others, and what was sent, alone", "[exchange]") {
+  HoldingServer server;
+  for (const std::string& kind : Transports()) {
+    INFO(kind);
+    const auto transport = Connect(server, kind);
+    // They come in one behind the other, and may share the network's buffers.
+    const size_t requests = std::min<size_t>(3, UnderWay(kind));
+    const auto text = [](size_t i) { return std::string(200'001 + i, static_cast<char>('a' + 2 * i)); };
+    std::vector<ByteChain> sent;
+    std::vector<std::shared_ptr<Answer>> answers;
+    for (size_t i = 0; i < requests; ++i) {
+      sent.push_back(ByteChain::FromString(text(i)));
+      answers.push_back(std::make_shared<Answer>());
+      transport->Call(sent.back(), [answer = answers.back()](absl::StatusOr<ByteChain> reply) {
+        answer->reply = std::move(reply);
+        answer->done.Notify();
+      });
+    }
+    std::vector<HoldingServer::Held> held;
+    for (size_t i = 0; i < requests; ++i) held.push_back(server.Take());
+    const bool over = kind == "one connection" || kind == "two connections";
+    for (HoldingServer::Held& one : held) {
+      const std::string request = one.request.ToString();
+      CHECK((request == text(request.size() - 200'001)));
+      REQUIRE(one.memory.over_request == over);
+      if (over) {
+        ByteWriter(one.request).Write(1, request.size(), [&](uint8_t* to, size_t first, size_t count) {
+          for (size_t i = 0; i < count; ++i) to[i] = static_cast<uint8_t>(request[first + i] + 1);
+        });
+      }
+      one.done(one.request);
+    }
+    for (size_t i = 0; i < requests; ++i) {
+      std::string expected = text(i);
+      if (over) std::fill(expected.begin(), expected.end(), static_cast<char>(expected[0] + 1));
+      CHECK((Await(answers[i])->ToString() == expected));
+      CHECK((sent[i].ToString() == text(i)));
+    }
+  }
+}
+
 TEST_CASE("errors arrive with their code, their text and when to ask again", "[exchange]") {
   for (const std::string& kind : Transports()) {
     INFO(kind);

@@ -37,7 +37,25 @@ OptimizerConfig Sgd(double rate) {
 
 // Of 16-bit values.
 auto MemoryOf(size_t values) {
-  return [values] { return std::shared_ptr<uint8_t[]>(new uint8_t[2 * values]); };
+  return [values] {
+    const std::shared_ptr<uint8_t[]> bytes(new uint8_t[2 * values]);
+    ByteChain chain;
+    chain.Append(bytes.get(), 2 * values, bytes);
+    return chain;
+  };
+}
+
+// The same bytes in the same pieces, of one owner, that may be written.
+ByteChain Copy(const ByteChain& bytes) {
+  const std::shared_ptr<uint8_t[]> all(new uint8_t[bytes.size() + bytes.pieces().size()]);
+  ByteChain copy;
+  uint8_t* at = all.get();
+  for (const ByteChain::Piece& piece : bytes.pieces()) {
+    std::memcpy(at, piece.data, piece.size);
+    copy.Append(at, piece.size, all);
+    at += piece.size + 1;  // Apart, as a network's buffers are.
+  }
+  return copy;
 }
 
 std::vector<float> Values(Shard* shard) {
@@ -104,6 +122,47 @@ TEST_CASE("what is encoded with an update is what is encoded after it, and is sh
       encoded = again = ByteChain();
       CHECK(owner.expired());
       CHECK(together.Encoded(reply).ToString() == apart.Encoded(reply).ToString());
+    }
+  }
+}
+
+TEST_CASE("a reply may be written over the gradient it answers", "[shard]") {
+  ApplyRules rules;
+  rules.optimizer = Sgd(0.5);
+  rules.cluster_epoch = 7;
+  for (const StalenessCorrection correction : {StalenessCorrection::kNone, StalenessCorrection::kGapAware}) {
+    rules.correction = {correction, correction == StalenessCorrection::kNone ? 0u : 2u};
+    for (const CodecId codec : {CodecId::kFp16, CodecId::kBf16}) {
+      for (const CodecId reply : {CodecId::kFp16, CodecId::kBf16}) {
+        for (const size_t cut : {size_t{0}, size_t{65'536}, size_t{40'001}, size_t{777}}) {
+          Shard over(ShardId(0), {0, 0, kSize}, 0, &rules.optimizer, {});
+          Shard apart(ShardId(0), {0, 0, kSize}, 0, &rules.optimizer, {});
+          over.SetRules(&rules, {});
+          apart.SetRules(&rules, {});
+          EncodedGradient gradient{codec, kSize, {}};
+          // The second is stale: it is compared, where that is the rule.
+          for (const uint64_t step : {0, 1}) {
+            const EncodedGradient sent = Gradient(codec, 0.3f, kSize, cut);
+            gradient.payload = Copy(sent.payload);
+            Shard::PushId id = Push(1, step);
+            id.base = 0;
+            ByteChain encoded;
+            CHECK(over.ApplyAndEncode(
+                      id, gradient, 1, reply, [&] { return gradient.payload; }, &encoded) ==
+                  Shard::Outcome::kTaken);
+            CHECK(apart.Apply(id, sent, 1) == Shard::Outcome::kTaken);
+            CHECK(Values(&over) == Values(&apart));
+            CHECK(encoded.pieces().front().data == gradient.payload.pieces().front().data);
+            const std::string expected = apart.Encoded(reply).ToString();
+            CHECK(encoded.ToString() == expected);
+            // In as many pieces it is lent.
+            const ByteChain lent = over.Encoded(reply);
+            CHECK(lent.ToString() == expected);
+            CHECK(lent.pieces().size() == encoded.pieces().size());
+            CHECK(lent.pieces().back().data == encoded.pieces().back().data);
+          }
+        }
+      }
     }
   }
 }
