@@ -26,6 +26,7 @@ class ReplyBuffer {
   ByteChain ForPart(const Frame& request, size_t index, const ByteChain& gradient);
 
  private:
+  bool OverRequest(const Frame& request, size_t index) const;
   void Allocate(const Frame& request);
 
   const ReplyMemory memory_;

@@ -13,7 +13,7 @@
 namespace recon {
 
 // One shard's gradient as it was received. The payload refers to network buffers and has passed
-// CheckPayload(). Immutable.
+// CheckPayload(). It stays as it is until it has been applied; its reply may be written over it then.
 struct EncodedGradient {
   CodecId codec = CodecId::kFp32;
   uint32_t count = 0;
@@ -32,8 +32,8 @@ struct Contribution {
   EncodedGradient gradient;
 };
 
-// Values that are updated at a time: their 8 KiB of FP32, as much of state, their gradient and their reply
-// stay in the first-level cache.
+// Values that are decoded or gathered at a time, before they are updated: their 8 KiB of FP32, and as much of
+// state, stay in the first-level cache.
 inline constexpr size_t kTileParams = 2048;
 
 // Receives the gradient's values [offset, offset + values.size()).

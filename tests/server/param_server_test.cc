@@ -142,16 +142,8 @@ TEST_CASE("a reply is written over the request where the transport allows it and
   const auto push = [&](CodecId codec, bool over_request) {
     Frame frame = f.PushFrame(1, step++, 1);
     frame.header.reply_codec = static_cast<uint8_t>(CodecId::kFp16);
-    for (size_t i = 0; i < 2; ++i) {
-      const CodecId of_part = i == 0 ? codec : CodecId::kFp16;
-      const size_t count = frame.parts[i].count, bytes = EncodedBytes(of_part, count);
-      const std::vector<float> ones(count, 1);
-      const std::shared_ptr<uint8_t[]> memory(new uint8_t[bytes]);
-      Encode(of_part, ones.data(), count, memory.get());
-      frame.parts[i].codec = static_cast<uint8_t>(of_part);
-      frame.payloads[i] = ByteChain();
-      frame.payloads[i].Append(memory.get(), bytes, memory);
-    }
+    if (codec != CodecId::kFp32) f.EncodePart(&frame, 0, codec);
+    f.EncodePart(&frame, 1, CodecId::kFp16);
     Notification done;
     absl::StatusOr<ByteChain> reply = ByteChain();
     f.server().Handle(

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -88,6 +89,19 @@ class ParamServerHarness {
   Frame PushFrame(uint32_t worker, uint64_t step, float value) {
     return MakeFrame(FrameKind::kPushPull, WorkerId(worker), IncarnationOf(worker), step,
                      std::vector<float>(server_.layout()->params(), value));
+  }
+
+  // Encodes a part that is FP32 in `codec` (fp16 or bf16), in memory that may be written.
+  static void EncodePart(Frame* frame, size_t index, CodecId codec) {
+    const std::string fp32 = frame->payloads[index].ToString();
+    std::vector<float> values(fp32.size() / sizeof(float));
+    std::memcpy(values.data(), fp32.data(), fp32.size());
+    const size_t bytes = EncodedBytes(codec, values.size());
+    const std::shared_ptr<uint8_t[]> memory(new uint8_t[bytes]);
+    Encode(codec, values.data(), values.size(), memory.get());
+    frame->parts[index].codec = static_cast<uint8_t>(codec);
+    frame->payloads[index] = ByteChain();
+    frame->payloads[index].Append(memory.get(), bytes, memory);
   }
 
   // A call under way.

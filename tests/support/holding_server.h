@@ -33,7 +33,7 @@ class HoldingServer {
     ByteChain request;  // In place.
     TakenCallback taken;
     Transport::Done done;
-    ReplyMemory memory;  // Shared memory's only.
+    ReplyMemory memory;
   };
 
   explicit HoldingServer(const std::string& address = "127.0.0.1:0", const std::string& shm_name = "",

@@ -14,8 +14,8 @@ namespace {
 
 constexpr uint32_t kSize = kPageParams + 5000;
 
-EncodedGradient Gradient(CodecId codec, float value, uint32_t count = kSize, size_t cut = 0) {
-  const std::vector<float> values(count, value);
+EncodedGradient Gradient(CodecId codec, const std::vector<float>& values, size_t cut) {
+  const auto count = static_cast<uint32_t>(values.size());
   std::string bytes(EncodedBytes(codec, count), '\0');
   Encode(codec, values.data(), count, reinterpret_cast<uint8_t*>(bytes.data()));
   EncodedGradient gradient{codec, count, {}};
@@ -26,6 +26,9 @@ EncodedGradient Gradient(CodecId codec, float value, uint32_t count = kSize, siz
     at += size;
   }
   return gradient;
+}
+EncodedGradient Gradient(CodecId codec, float value, uint32_t count = kSize, size_t cut = 0) {
+  return Gradient(codec, std::vector<float>(count, value), cut);
 }
 
 OptimizerConfig Sgd(double rate) {
@@ -126,38 +129,46 @@ TEST_CASE("what is encoded with an update is what is encoded after it, and is sh
   }
 }
 
-TEST_CASE("a reply may be written over the gradient it answers", "[shard]") {
+TEST_CASE("a reply may be written over the gradient it answers, or to any pieces", "[shard]") {
   ApplyRules rules;
-  rules.optimizer = Sgd(0.5);
+  rules.optimizer.kind = OptimizerKind::kAdam;
+  rules.optimizer.learning_rate = 0.01;
   rules.cluster_epoch = 7;
+  const int planes = StatePlanes(rules.optimizer.kind);
+  std::vector<float> values(kSize);
+  for (size_t i = 0; i < kSize; ++i) values[i] = static_cast<float>(i % 997) - 400;
+  struct Cuts {
+    size_t gradient, reply;
+  };
   for (const StalenessCorrection correction : {StalenessCorrection::kNone, StalenessCorrection::kGapAware}) {
     rules.correction = {correction, correction == StalenessCorrection::kNone ? 0u : 2u};
     for (const CodecId codec : {CodecId::kFp16, CodecId::kBf16}) {
       for (const CodecId reply : {CodecId::kFp16, CodecId::kBf16}) {
-        for (const size_t cut : {size_t{0}, size_t{65'536}, size_t{40'001}, size_t{777}}) {
-          Shard over(ShardId(0), {0, 0, kSize}, 0, &rules.optimizer, {});
-          Shard apart(ShardId(0), {0, 0, kSize}, 0, &rules.optimizer, {});
+        for (const Cuts cuts : {Cuts{0, 0}, {65'536, 65'536}, {40'001, 40'001}, {777, 777}, {0, 555}}) {
+          CAPTURE(CodecName(codec), CodecName(reply), cuts.gradient, cuts.reply);
+          Shard over(ShardId(0), {0, 0, kSize}, planes, &rules.optimizer, {});
+          Shard apart(ShardId(0), {0, 0, kSize}, planes, &rules.optimizer, {});
           over.SetRules(&rules, {});
           apart.SetRules(&rules, {});
-          EncodedGradient gradient{codec, kSize, {}};
           // The second is stale: it is compared, where that is the rule.
           for (const uint64_t step : {0, 1}) {
-            const EncodedGradient sent = Gradient(codec, 0.3f, kSize, cut);
-            gradient.payload = Copy(sent.payload);
+            const EncodedGradient sent = Gradient(codec, values, cuts.gradient);
+            const EncodedGradient gradient{codec, kSize, Copy(sent.payload)};
+            ByteChain memory = gradient.payload;
+            if (cuts.reply != cuts.gradient) memory = Copy(Gradient(reply, values, cuts.reply).payload);
             Shard::PushId id = Push(1, step);
             id.base = 0;
             ByteChain encoded;
             CHECK(over.ApplyAndEncode(
-                      id, gradient, 1, reply, [&] { return gradient.payload; }, &encoded) ==
-                  Shard::Outcome::kTaken);
+                      id, gradient, 1, reply, [&] { return memory; }, &encoded) == Shard::Outcome::kTaken);
             CHECK(apart.Apply(id, sent, 1) == Shard::Outcome::kTaken);
-            CHECK(Values(&over) == Values(&apart));
-            CHECK(encoded.pieces().front().data == gradient.payload.pieces().front().data);
+            CHECK((Values(&over) == Values(&apart)));
+            CHECK(encoded.pieces().front().data == memory.pieces().front().data);
             const std::string expected = apart.Encoded(reply).ToString();
-            CHECK(encoded.ToString() == expected);
+            CHECK((encoded.ToString() == expected));
             // In as many pieces it is lent.
             const ByteChain lent = over.Encoded(reply);
-            CHECK(lent.ToString() == expected);
+            CHECK((lent.ToString() == expected));
             CHECK(lent.pieces().size() == encoded.pieces().size());
             CHECK(lent.pieces().back().data == encoded.pieces().back().data);
           }
