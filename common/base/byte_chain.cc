@@ -11,6 +11,14 @@ namespace {
 
 constexpr size_t kValueBytesMax = 8;
 
+// From a piece's end to the beginning of the next one, if there is one.
+void StepOver(absl::Span<const ByteChain::Piece> pieces, size_t* piece, size_t* offset) {
+  while (*piece < pieces.size() && *offset == pieces[*piece].size) {
+    ++*piece;
+    *offset = 0;
+  }
+}
+
 }  // namespace
 
 ByteChain ByteChain::FromString(std::string bytes) {
@@ -64,10 +72,7 @@ std::string ByteChain::ToString() const {
 const uint8_t* ByteReader::Read(size_t size, uint8_t* scratch) {
   const auto& pieces = chain_.pieces();
   remaining_ -= size;
-  while (piece_ < pieces.size() && offset_ == pieces[piece_].size) {
-    ++piece_;
-    offset_ = 0;
-  }
+  StepOver(pieces, &piece_, &offset_);
   if (size == 0) return scratch;
   const ByteChain::Piece& first = pieces[piece_];
   if (first.size - offset_ >= size) {
@@ -92,10 +97,7 @@ const uint8_t* ByteReader::Read(size_t size, uint8_t* scratch) {
 
 const uint8_t* ByteReader::ReadRun(size_t width, size_t max, uint8_t* scratch, size_t* items) {
   const auto& pieces = chain_.pieces();
-  while (offset_ == pieces[piece_].size) {
-    ++piece_;
-    offset_ = 0;
-  }
+  StepOver(pieces, &piece_, &offset_);
   *items = std::max<size_t>(1, std::min(max, (pieces[piece_].size - offset_) / width));
   return Read(*items * width, scratch);
 }
@@ -104,10 +106,7 @@ void ByteWriter::Write(size_t width, size_t items,
                        absl::FunctionRef<void(uint8_t* to, size_t first, size_t count)> write) {
   const auto& pieces = chain_.pieces();
   for (size_t first = 0, count = 0; first < items; first += count) {
-    while (offset_ == pieces[piece_].size) {
-      ++piece_;
-      offset_ = 0;
-    }
+    StepOver(pieces, &piece_, &offset_);
     count = std::min(items - first, (pieces[piece_].size - offset_) / width);
     if (count > 0) {
       write(const_cast<uint8_t*>(pieces[piece_].data) + offset_, first, count);
@@ -118,10 +117,7 @@ void ByteWriter::Write(size_t width, size_t items,
     uint8_t item[kValueBytesMax];
     write(item, first, count);
     for (size_t i = 0; i < width; ++i, ++offset_) {
-      while (offset_ == pieces[piece_].size) {
-        ++piece_;
-        offset_ = 0;
-      }
+      StepOver(pieces, &piece_, &offset_);
       const_cast<uint8_t*>(pieces[piece_].data)[offset_] = item[i];
     }
   }

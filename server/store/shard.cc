@@ -48,9 +48,10 @@ float* Shard::WritableTile(int role, size_t offset) {
   return page + offset % kPageParams;
 }
 
-void Shard::UpdateTile(const UpdateCoefficients& c, size_t offset, absl::Span<const float> gradient) {
-  ApplyUpdate(c, gradient.data(), gradient.size(), WritableTile(0, offset), StateTile(c, 1, offset),
-              StateTile(c, 2, offset));
+void Shard::UpdateTile(const UpdateCoefficients& c, size_t offset, absl::Span<const float> gradient,
+                       Reply* reply) {
+  UpdateRun(c, CodecId::kFp32, offset, reinterpret_cast<const uint8_t*>(gradient.data()), gradient.size(),
+            reply);
 }
 
 double Shard::Discount(const PushId& id) const {
@@ -102,7 +103,7 @@ void Shard::UpdateDense(const UpdateCoefficients& c, const Comparison& compariso
       Correct(comparison, WritableTile(0, offset), comparison.At(offset), tile.size(), corrected);
       tile = {corrected, tile.size()};
     }
-    UpdateRun(c, CodecId::kFp32, offset, reinterpret_cast<const uint8_t*>(tile.data()), tile.size(), reply);
+    UpdateTile(c, offset, tile, reply);
   });
 }
 
@@ -130,7 +131,7 @@ void Shard::UpdatePage(const UpdateCoefficients& c, const Comparison& comparison
         Correct(comparison, WritableTile(0, offset + at), comparison.At(offset + at), tile.size(), corrected);
         tile = {corrected, tile.size()};
       }
-      UpdateTile(c, offset + at, tile);
+      UpdateTile(c, offset + at, tile, nullptr);
     }
     history_.NoteWholePage(version_ + 1, page.page);
     return;
@@ -253,8 +254,8 @@ void Shard::CloseStep(uint64_t step, const std::set<Contributor>& contributors) 
   if (AnySparse(counted)) {
     ForEachSumPage(counted, [&](const SparsePage& page) { UpdatePage(c, Comparison(), page); });
   } else {
-    ForEachSumTile(counted,
-                   [&](size_t offset, absl::Span<const float> tile) { UpdateTile(c, offset, tile); });
+    ForEachSumTile(
+        counted, [&](size_t offset, absl::Span<const float> tile) { UpdateTile(c, offset, tile, nullptr); });
     history_.NoteAll(version_ + 1);
   }
   ++version_;

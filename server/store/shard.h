@@ -155,7 +155,7 @@ class Shard {
   // The same of a plane of state (1 or 2); null if the optimizer has none such.
   float* StateTile(const UpdateCoefficients& c, int plane, size_t offset);
   void Lend(CodecId codec, const ByteChain& encoded);
-  void UpdateTile(const UpdateCoefficients& c, size_t offset, absl::Span<const float> gradient);
+  void UpdateTile(const UpdateCoefficients& c, size_t offset, absl::Span<const float> gradient, Reply* reply);
   // The update that makes version_ + 1, by a dense gradient. `reply`: null if none is wanted.
   void UpdateDense(const UpdateCoefficients& c, const Comparison& comparison, const EncodedGradient& gradient,
                    Reply* reply);

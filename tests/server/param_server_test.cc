@@ -10,7 +10,6 @@
 #include "catch2/catch.hpp"
 #include "common/base/limits.h"
 #include "common/base/retry_hint.h"
-#include "common/codec/sparse_codec.h"
 #include "tests/server/durability/sample_state.h"
 #include "tests/server/push_frames.h"
 
@@ -57,119 +56,6 @@ TEST_CASE("an asynchronous push is applied at once and answered with the paramet
   CHECK(reply.parts[0].version == 1);
   CHECK(reply.payloads[0].size() == 250 * 250 * 4);
   CHECK(f.Values(2) == std::vector<float>(kParams, -0.5f));
-}
-
-TEST_CASE("a reply with all parameters in 16 bits is encoded into the transport's memory", "[param_server]") {
-  ParamServerHarness f(/*bound=*/-1);
-  ModelSpec model;
-  model.set_name("three shards");
-  TensorSpec* tensor = model.add_tensors();
-  tensor->set_name("w");
-  tensor->add_shape(2 * kPageParams + 101);
-  f.Define(model, std::vector<float>(2 * kPageParams + 101, 3));
-  f.Join(1);
-  REQUIRE(f.server().layout()->shard_count() == 3);
-  std::shared_ptr<uint8_t[]> memory;
-  size_t asked = 0;
-  const auto push = [&](const Frame& frame) {
-    Notification done;
-    absl::StatusOr<ByteChain> reply = ByteChain();
-    f.server().Handle(
-        EncodeFrame(frame), Now(), [] {},
-        [&](absl::StatusOr<ByteChain> answer) {
-          reply = std::move(answer);
-          done.Notify();
-        },
-        {[&](size_t bytes) {
-          asked += bytes;
-          return memory = std::shared_ptr<uint8_t[]>(new uint8_t[bytes]);
-        }});
-    done.WaitForNotification();
-    REQUIRE(reply.ok());
-    return *DecodeFrame(*reply);
-  };
-  const auto value = [](const Frame& reply, size_t part) {
-    CHECK(static_cast<CodecId>(reply.parts[part].codec) == CodecId::kFp16);
-    const std::string bytes = reply.payloads[part].ToString();
-    std::vector<float> values(bytes.size() / 2);
-    Decode(CodecId::kFp16, reinterpret_cast<const uint8_t*>(bytes.data()), values.size(), values.data());
-    CHECK(values == std::vector<float>(values.size(), values[0]));
-    return values[0];
-  };
-
-  Frame frame = f.PushFrame(1, 0, 1);
-  frame.header.reply_codec = static_cast<uint8_t>(CodecId::kFp16);
-  const Frame reply = push(frame);
-  CHECK(asked == (2 * kPageParams + 101) * 2);
-  size_t at = 0;
-  for (size_t i = 0; i < 3; ++i) {
-    CHECK(value(reply, i) == 2);
-    REQUIRE(reply.payloads[i].pieces().size() == 1);
-    CHECK(reply.payloads[i].pieces()[0].data == memory.get() + at);
-    at += reply.payloads[i].size();
-  }
-  // The second time nothing is applied, nor encoded.
-  asked = 0;
-  const Frame again = push(frame);
-  for (size_t i = 0; i < 3; ++i) CHECK(value(again, i) == 2);
-  CHECK(asked == 0);
-
-  // A sparse part has a reply of what has changed; the others have memory of their own then.
-  frame.header.step = 1;
-  SparseWriter writer(CodecId::kSparseFp32);
-  const std::vector<float> ones(kPageParams, 1);
-  writer.AddWholePage(kPageParams, ones.data());
-  frame.parts[0].codec = static_cast<uint8_t>(CodecId::kSparseFp32);
-  frame.payloads[0] = ByteChain::FromString(writer.Finish());
-  asked = 0;
-  const Frame mixed = push(frame);
-  CHECK(asked == 0);
-  for (size_t i = 1; i < 3; ++i) CHECK(value(mixed, i) == 1);
-}
-
-TEST_CASE("a reply is written over the request where the transport allows it and it has as many bytes",
-          "[param_server]") {
-  ParamServerHarness f(/*bound=*/-1);
-  ModelSpec model;
-  model.set_name("two shards");
-  TensorSpec* tensor = model.add_tensors();
-  tensor->set_name("w");
-  tensor->add_shape(kPageParams + 101);
-  f.Define(model, std::vector<float>(kPageParams + 101, 3));
-  f.Join(1);
-  uint64_t step = 0;
-  // The first part's gradients in `codec`, the second's in fp16; all are 1.
-  const auto push = [&](CodecId codec, bool over_request) {
-    Frame frame = f.PushFrame(1, step++, 1);
-    frame.header.reply_codec = static_cast<uint8_t>(CodecId::kFp16);
-    if (codec != CodecId::kFp32) f.EncodePart(&frame, 0, codec);
-    f.EncodePart(&frame, 1, CodecId::kFp16);
-    Notification done;
-    absl::StatusOr<ByteChain> reply = ByteChain();
-    f.server().Handle(
-        EncodeFrame(frame), Now(), [] {},
-        [&](absl::StatusOr<ByteChain> answer) {
-          reply = std::move(answer);
-          done.Notify();
-        },
-        {nullptr, over_request});
-    done.WaitForNotification();
-    REQUIRE(reply.ok());
-    Frame answer = *DecodeFrame(*reply);
-    std::vector<bool> over(2);
-    for (size_t i = 0; i < 2; ++i) {
-      const std::string bytes = answer.payloads[i].ToString();
-      std::vector<float> values(bytes.size() / 2);
-      Decode(CodecId::kFp16, reinterpret_cast<const uint8_t*>(bytes.data()), values.size(), values.data());
-      CHECK(values == std::vector<float>(frame.parts[i].count, 3 - static_cast<float>(step)));
-      over[i] = answer.payloads[i].pieces().front().data == frame.payloads[i].pieces().front().data;
-    }
-    return over;
-  };
-  CHECK(push(CodecId::kFp16, true) == std::vector<bool>{true, true});
-  CHECK(push(CodecId::kFp16, false) == std::vector<bool>{false, false});
-  CHECK(push(CodecId::kBf16, true) == std::vector<bool>{true, true});
-  CHECK(push(CodecId::kFp32, true) == std::vector<bool>{false, true});
 }
 
 TEST_CASE("a push sent twice is applied once and acknowledged twice", "[param_server]") {

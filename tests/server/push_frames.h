@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/clock.h"
@@ -110,18 +111,21 @@ class ParamServerHarness {
     Notification done;
     absl::StatusOr<ByteChain> reply = ByteChain();
   };
-  std::shared_ptr<Pending> Send(const Frame& frame) { return SendBytes(EncodeFrame(frame)); }
-  std::shared_ptr<Pending> SendBytes(const ByteChain& bytes) {
+  std::shared_ptr<Pending> Send(const Frame& frame, ReplyMemory memory = {}) {
+    return SendBytes(EncodeFrame(frame), std::move(memory));
+  }
+  std::shared_ptr<Pending> SendBytes(const ByteChain& bytes, ReplyMemory memory = {}) {
     auto pending = std::make_shared<Pending>();
     const auto taken = [pending] {
       if (pending->taken.exchange(true) || pending->done.HasBeenNotified()) {
         throw std::runtime_error("taken twice, or after the answer");
       }
     };
-    server_.Handle(bytes, Now(), taken, [pending](absl::StatusOr<ByteChain> reply) {
+    const auto done = [pending](absl::StatusOr<ByteChain> reply) {
       pending->reply = std::move(reply);
       pending->done.Notify();
-    });
+    };
+    server_.Handle(bytes, Now(), taken, done, std::move(memory));
     return pending;
   }
   absl::Status Call(const Frame& frame) {
