@@ -15,8 +15,8 @@
 namespace recon {
 namespace {
 
-// Of those that restore: most wait for the disk while others decode.
-constexpr int kReadersALane = 6;
+// For each thread that applies: most wait for the disk while others decode.
+constexpr int kReadersPerThread = 6;
 // Whoever waits for a server sees how far it is.
 constexpr absl::Duration kProgressInterval = absl::Seconds(1);
 // Frames being replayed hold their segments of the log.
@@ -61,7 +61,7 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
     shards_[shard]->Restore(std::move(cut));
     return absl::OkStatus();
   };
-  LanePool readers("restore", kReadersALane * options_.lanes);
+  LanePool readers("restore", kReadersPerThread * options_.apply_threads);
   for (uint32_t at = 0; at < owned_.size(); ++at) {
     readers.Post(at, [&, i = owned_[at]] {
       statuses[i] = restore_shard(i);
@@ -200,10 +200,10 @@ absl::Status ParamServer::RecordControl(const std::vector<std::string>& records,
 absl::Status ParamServer::log_status() const { return log_ == nullptr ? absl::OkStatus() : log_->status(); }
 
 double ParamServer::replay_seconds() const {
-  const double lanes =
-      std::max<double>(1, std::min<double>(options_.lanes, static_cast<double>(owned_.size())));
+  const double threads =
+      std::max<double>(1, std::min<double>(options_.apply_threads, static_cast<double>(owned_.size())));
   const double bytes = log_ == nullptr ? 0 : static_cast<double>(log_->bytes_written());
-  return static_cast<double>(apply_nanos_.load()) / 1e9 / lanes + bytes / limits::kLogReadBytesPerSecond;
+  return static_cast<double>(apply_nanos_.load()) / 1e9 / threads + bytes / limits::kLogReadBytesPerSecond;
 }
 
 void ParamServer::BeginReplay(const ApplyRules& rules) {

@@ -59,7 +59,7 @@ ParamServer::ParamServer(const Options& options, Metrics* metrics)
       rules_(&live_rules_.back()),
       cluster_epoch_(options.rules.cluster_epoch),
       gate_(options.rules.bound, 0),
-      lanes_("lane", options.lanes) {}
+      lanes_("lane", options.apply_threads) {}
 
 ParamServer::~ParamServer() {
   BeginDrain();

@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/byte_chain.h"
 #include "common/base/ids.h"
-#include "common/base/lane.h"
+#include "common/base/lane_pool.h"
 #include "common/base/mutex.h"
 #include "common/codec/frame.h"
 #include "common/metrics/metrics.h"
@@ -70,7 +70,7 @@ class ParamServer {
     ApplyRules rules;
     // Whose state is kept for each parameter; by default that of the rules' optimizer.
     std::optional<StateOwner> state;
-    int lanes = 1;
+    int apply_threads = 1;
     // Bit i: pushes may not use codec i.
     uint32_t refused_codecs = 0;
     // Frames that are neither applied nor answered may hold so many bytes; in BSP that is a step's of all

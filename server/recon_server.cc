@@ -179,7 +179,7 @@ absl::Status ReconServer::Parts::Open() {
   }
   options.rules.cluster_epoch = cluster_epoch;
   options.rules.job_id = job_id;
-  options.lanes = flags.lanes;
+  options.apply_threads = flags.apply_threads;
   options.refused_codecs = flags.job.refused_codecs();
   options.bytes_in_flight_max = PhysicalMemoryBytes() / 2;
   options.state_bytes_max = PhysicalMemoryBytes();

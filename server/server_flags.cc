@@ -142,9 +142,10 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
   env(app->add_option("--log-level", flags->log_level, "debug, info, warn or error")
           ->check(CLI::IsMember({"debug", "info", "warn", "error"})),
       "RECON_LOG_LEVEL");
-  env(app->add_option("--lanes", flags->lanes, "threads that apply updates; 0 = one per core, at most 16")
+  env(app->add_option("--apply-threads", flags->apply_threads,
+                      "threads that apply updates; 0 = one per core, at most 16")
           ->check(CLI::Range(0, 256)),
-      "RECON_LANES");
+      "RECON_APPLY_THREADS");
 
   env(app->add_option("--optimizer", raw->optimizer, "sgd, momentum, nesterov, adam or adamw"),
       "RECON_OPTIMIZER");
@@ -402,8 +403,8 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
   for (const std::string& url : {flags->snapshot_dir, flags->from_snapshot}) {
     if (!url.empty()) RECON_RETURN_IF_ERROR(ParseStoreUrl(url).status());
   }
-  if (flags->lanes == 0) {
-    flags->lanes = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 16);
+  if (flags->apply_threads == 0) {
+    flags->apply_threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 16);
   }
   return absl::OkStatus();
 }
@@ -412,7 +413,7 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
 constexpr const char* kFlagsWithJoin[] = {
     "--help",      "--config",       "--listen",          "--data",          "--join",
     "--advertise", "--snapshot-dir", "--metrics-address", "--tls-cert",      "--tls-key",
-    "--tls-ca",    "--insecure",     "--lanes",           "--shared-memory", "--log-level"};
+    "--tls-ca",    "--insecure",     "--apply-threads",   "--shared-memory", "--log-level"};
 
 absl::Status CheckJoin(const CLI::App& app, const ServerFlags& flags) {
   if (flags.join.empty()) {

@@ -32,7 +32,7 @@ struct ServerFlags {
   std::string join;
   std::string advertise;
   std::string log_level = "info";
-  int lanes = 0;
+  int apply_threads = 0;
 
   OptimizerConfig optimizer;
   std::map<std::string, GroupPolicy> groups;

@@ -342,7 +342,7 @@ absl::Status ShardServer::Parts::Recover(const Assignment& assignment) {
   if (!assignment.state().empty()) {
     RECON_ASSIGN_OR_RETURN(options.state, ParseStateOwner(assignment.state()));
   }
-  options.lanes = flags_.lanes;
+  options.apply_threads = flags_.apply_threads;
   options.refused_codecs = assignment.refused_codecs();
   options.bytes_in_flight_max = PhysicalMemoryBytes() / 2;
   options.state_bytes_max = PhysicalMemoryBytes();

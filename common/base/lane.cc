@@ -4,7 +4,6 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/base/mutex.h"
 
 namespace recon {
@@ -46,10 +45,6 @@ void Lane::Run() {
     }
     task();
   }
-}
-
-LanePool::LanePool(const std::string& name, int lanes) {
-  for (int i = 0; i < lanes; ++i) lanes_.push_back(std::make_unique<Lane>(absl::StrCat(name, "-", i)));
 }
 
 }  // namespace recon

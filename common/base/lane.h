@@ -1,10 +1,8 @@
 #pragma once
 
 #include <deque>
-#include <memory>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
@@ -12,7 +10,8 @@
 
 namespace recon {
 
-// One thread that runs tasks in the order they were posted. What only a lane touches needs no lock.
+// One thread that runs tasks in the order they were posted. What only a lane touches needs no lock. Where
+// there are many lanes, a LanePool has fewer threads.
 //
 // Threads: Post() may be called from any thread, the lane's own included.
 // Shutdown: the destructor runs what was posted before it, then joins. Tasks posted after it began are
@@ -39,19 +38,6 @@ class Lane {
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::string name_;
   std::thread thread_;
-};
-
-// A fixed number of lanes; item i always runs on lane i modulo the number of lanes.
-class LanePool {
- public:
-  LanePool(const std::string& name, int lanes);
-
-  int size() const { return static_cast<int>(lanes_.size()); }
-  int LaneOf(uint32_t item) const { return static_cast<int>(item % lanes_.size()); }
-  void Post(uint32_t item, Lane::Task task) { lanes_[LaneOf(item)]->Post(std::move(task)); }
-
- private:
-  std::vector<std::unique_ptr<Lane>> lanes_;
 };
 
 }  // namespace recon

@@ -24,7 +24,7 @@ class InProcessJob {
     flags.listen = "127.0.0.1:0";
     flags.data = directory / "data";
     flags.snapshot_dir = directory / "data/snapshots";
-    flags.lanes = 2;
+    flags.apply_threads = 2;
     flags.optimizer.kind = OptimizerKind::kSgd;  // Stands staleness: what it learns does not hang on timing.
     flags.optimizer.learning_rate = 0.1;
     flags.policy.set_sync(bound < 0 ? "asp" : bound == 0 ? "bsp" : absl::StrCat("ssp:", bound));

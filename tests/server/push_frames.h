@@ -21,17 +21,17 @@ class ParamServerHarness {
   static constexpr uint64_t kEpoch = 4;
 
   explicit ParamServerHarness(int bound, OptimizerKind kind = OptimizerKind::kSgd, double rate = 1,
-                              int lanes = 2)
-      : ParamServerHarness(MakeOptions(bound, kind, rate, lanes)) {}
+                              int apply_threads = 2)
+      : ParamServerHarness(MakeOptions(bound, kind, rate, apply_threads)) {}
   explicit ParamServerHarness(const ParamServer::Options& options)
       : cluster_epoch_(options.rules.cluster_epoch), server_(options, &metrics_) {}
 
-  static ParamServer::Options MakeOptions(int bound, OptimizerKind kind, double rate, int lanes) {
+  static ParamServer::Options MakeOptions(int bound, OptimizerKind kind, double rate, int apply_threads) {
     ParamServer::Options options;
     options.rules.optimizer.kind = kind;
     options.rules.optimizer.learning_rate = rate;
     options.rules.bound = bound;
-    options.lanes = lanes;
+    options.apply_threads = apply_threads;
     options.rules.cluster_epoch = kEpoch;
     return options;
   }

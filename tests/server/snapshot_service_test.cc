@@ -41,7 +41,7 @@ TEST_CASE("a restored server goes on with equal bits, ledger included", "[snapsh
   REQUIRE(TakeOne(&service).ok());
   for (uint64_t step = 5; step < 9; ++step) first.Push(1, step, -0.2f)->done.WaitForNotification();
 
-  ParamServerHarness second(StalenessGate::kUnlimited, OptimizerKind::kAdam, 0.01, /*lanes=*/3);
+  ParamServerHarness second(StalenessGate::kUnlimited, OptimizerKind::kAdam, 0.01, /*apply_threads=*/3);
   REQUIRE(second.server().DefineModel(SampleModel()).ok());
   const SnapshotReader reader(store.get());
   REQUIRE(LoadNewest(reader, [&](const Manifest& manifest) {
@@ -83,7 +83,7 @@ TEST_CASE("of two servers of a job that cannot see each other, the newer has it"
   const auto store = *LocalStore::Open(directory.path(), /*writer=*/true);
   Metrics metrics;
   ParamServer::Options options =
-      ParamServerHarness::MakeOptions(StalenessGate::kUnlimited, OptimizerKind::kSgd, 1, /*lanes=*/1);
+      ParamServerHarness::MakeOptions(StalenessGate::kUnlimited, OptimizerKind::kSgd, 1, /*apply_threads=*/1);
   ParamServerHarness before(options);
   ++options.rules.cluster_epoch;
   ParamServerHarness after(options);

@@ -272,7 +272,7 @@ ParamServer::Options AdamServer() {
   ParamServer::Options options;
   options.rules.optimizer.kind = OptimizerKind::kAdam;
   options.rules.optimizer.learning_rate = 1e-6;
-  options.lanes = kThreads;
+  options.apply_threads = kThreads;
   return options;
 }
 

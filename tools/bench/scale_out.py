@@ -18,8 +18,8 @@ from namespaces import Star  # noqa: E402
 
 # The first steps fill pools and windows.
 WARM_UP = 3
-# All servers are on this machine: a lane for each of its cores in each of them would be too many.
-ONE_LANE = ["--lanes", 1]
+# All servers are on this machine: a thread for each of its cores in each of them would be too many.
+ONE_THREAD = ["--apply-threads", 1]
 
 
 def collect(processes, seconds):
@@ -44,10 +44,10 @@ def ours(options, servers):
     with Star(options.workers, options.mbit, servers, offloads=True) as star, LocalJob(options.bin, star.prefix, star.listen(0)) as job:
         job.start_server("--servers", servers, "--sync", "bsp", "--workers-min", options.workers, "--optimizer", "sgd",
                          "--split-samples", 1000, "--snapshot-interval", "1h", "--durability", options.durability,
-                         "--insecure", *ONE_LANE)
+                         "--insecure", *ONE_THREAD)
         for index in range(1, servers):
             job.spawn("server", index, [options.bin / "recon-server", "--join", job.address, "--insecure", "--listen",
-                                        star.listen(index), "--data", job.path / f"data{index}", *ONE_LANE])
+                                        star.listen(index), "--data", job.path / f"data{index}", *ONE_THREAD])
         processes = []
         for index in range(options.workers):
             command = [*star.prefix("worker", index), options.bin / "recon-bench", "step-load", "--server", job.address,

@@ -299,7 +299,7 @@ absl::Status RestoreSnapshot(const RestoreTarget& target) {
   RECON_ASSIGN_OR_RETURN(options.state, ParseStateOwner(manifest.optimizer()));
   options.rules.optimizer.kind = options.state->kind;
   options.rules.cluster_epoch = 0;  // No segment's: each brings its own rules.
-  options.lanes = 2;
+  options.apply_threads = 2;
   ParamServer params(options, &metrics);
   RECON_RETURN_IF_ERROR(params.DefineModel(manifest.model()));
   RECON_RETURN_IF_ERROR(params.Restore(reader, manifest, /*parameters_only=*/false));

@@ -1,7 +1,6 @@
 #include "common/base/lane.h"
 
 #include <algorithm>
-#include <atomic>
 #include <thread>
 
 #include "catch2/catch.hpp"
@@ -34,22 +33,6 @@ TEST_CASE("RunAndWait returns after the task and all before it", "[lane]") {
   for (int i = 0; i < 10; ++i) lane.Post([&] { ++count; });
   lane.RunAndWait([&] { ++count; });
   CHECK(count == 11);
-}
-
-TEST_CASE("a pool runs one item always on one lane", "[lane]") {
-  LanePool pool("test", 3);
-  std::vector<std::vector<std::thread::id>> ids(7);
-  std::atomic<int> left{70};
-  for (int i = 0; i < 70; ++i) {
-    pool.Post(static_cast<uint32_t>(i % 7), [&, i] {
-      ids[i % 7].push_back(std::this_thread::get_id());
-      --left;
-    });
-  }
-  while (left > 0) std::this_thread::yield();
-  for (const auto& item : ids) {
-    for (const auto& id : item) CHECK(id == item.front());
-  }
 }
 
 }  // namespace recon

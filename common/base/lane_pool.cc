@@ -1,0 +1,94 @@
+#include "common/base/lane_pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace recon {
+namespace {
+
+// So that threads seldom want the same one.
+constexpr int kLanesPerThread = 4;
+// What Linux keeps of a thread's name.
+constexpr size_t kNameBytes = 15;
+
+unsigned CurrentCore() {
+  unsigned core = 0;
+  getcpu(&core, nullptr);
+  return core;
+}
+
+}  // namespace
+
+LanePool::LanePool(const std::string& name, int threads)
+    : lanes_(static_cast<size_t>(threads * kLanesPerThread)) {
+  for (int i = 0; i < threads; ++i) {
+    threads_.emplace_back(
+        [this, named = absl::StrCat(name.substr(0, kNameBytes - 4), "-", i)] { Run(named); });
+  }
+}
+
+LanePool::~LanePool() {
+  {
+    MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void LanePool::Post(uint32_t item, Lane::Task task) {
+  MutexLock lock(&mu_);
+  if (stopping_) return;
+  Queue& lane = lanes_[static_cast<size_t>(LaneOf(item))];
+  lane.tasks.push_back(std::move(task));
+  if (lane.taken) return;
+  lane.taken = true;
+  ready_.push_back(&lane);
+  WakeOne();
+}
+
+// The one that fell asleep last has the warmest caches; but rather one that ran on another core than the
+// caller: Linux often wakes a thread where it ran before, even if that core is busy and another is not.
+void LanePool::WakeOne() {
+  if (asleep_.empty()) return;
+  const unsigned here = CurrentCore();
+  const auto elsewhere = std::find_if(asleep_.rbegin(), asleep_.rend(),
+                                      [here](const Sleeper* sleeper) { return sleeper->core != here; });
+  const auto chosen = elsewhere == asleep_.rend() ? std::prev(asleep_.end()) : std::prev(elsewhere.base());
+  (*chosen)->woken = true;
+  asleep_.erase(chosen);
+}
+
+void LanePool::RunNext() {
+  Queue* const lane = ready_.front();
+  ready_.pop_front();
+  Lane::Task task = std::move(lane->tasks.front());
+  lane->tasks.pop_front();
+  mu_.Unlock();
+  task();
+  task = nullptr;  // What it holds is the lane's, too.
+  mu_.Lock();
+  if (lane->tasks.empty()) {
+    lane->taken = false;
+  } else {
+    ready_.push_back(lane);
+  }
+}
+
+void LanePool::Run(const std::string& name) {
+  pthread_setname_np(pthread_self(), name.c_str());
+  MutexLock lock(&mu_);
+  while (true) {
+    while (!ready_.empty()) RunNext();
+    if (stopping_) return;
+    Sleeper self{CurrentCore()};
+    asleep_.push_back(&self);
+    mu_.Await([&] { return self.woken || stopping_; });
+  }
+}
+
+}  // namespace recon

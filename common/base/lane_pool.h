@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "common/base/lane.h"
+#include "common/base/mutex.h"
+
+namespace recon {
+
+// Lanes that share a few threads. Each runs its tasks one at a time, in the order in which they were posted,
+// on whatever thread has nothing to do: what only a lane touches needs no lock, and no lane waits while a
+// thread sleeps. A lane that has more to do than one task goes behind the others after each.
+//
+// Threads: Post() may be called from any thread, the pool's own included. A task that blocks keeps one of
+// them.
+// Shutdown: the destructor runs what was posted before it, then joins. Tasks posted after it began are
+// destroyed unrun.
+class LanePool {
+ public:
+  // `name` (at most 11 bytes are kept) is that of the threads, with a number.
+  LanePool(const std::string& name, int threads);
+  ~LanePool();
+  LanePool(const LanePool&) = delete;
+  LanePool& operator=(const LanePool&) = delete;
+
+  // Several for each thread.
+  int size() const { return static_cast<int>(lanes_.size()); }
+  // Item i always runs on lane i modulo the number of lanes.
+  int LaneOf(uint32_t item) const { return static_cast<int>(item % lanes_.size()); }
+  void Post(uint32_t item, Lane::Task task);
+
+ private:
+  struct Queue {
+    std::deque<Lane::Task> tasks;
+    bool taken = false;  // In `ready_`, or a thread runs its task.
+  };
+  // A thread with nothing to do.
+  struct Sleeper {
+    unsigned core;
+    bool woken = false;
+  };
+
+  void Run(const std::string& name);
+  void RunNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WakeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  Mutex mu_;
+  std::deque<Queue> lanes_;  // Its size does not change; what is in it is guarded by `mu_`.
+  std::deque<Queue*> ready_ ABSL_GUARDED_BY(mu_);
+  std::vector<Sleeper*> asleep_ ABSL_GUARDED_BY(mu_);  // The last one fell asleep last.
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace recon
