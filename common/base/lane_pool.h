@@ -23,7 +23,7 @@ namespace recon {
 // destroyed unrun.
 class LanePool {
  public:
-  // `name` (at most 11 bytes are kept) is that of the threads, with a number.
+  // At least one thread. `name` (at most 11 bytes are kept) is theirs, with a number.
   LanePool(const std::string& name, int threads);
   ~LanePool();
   LanePool(const LanePool&) = delete;

@@ -66,7 +66,7 @@ class TileDecoder {
   uint8_t scratch_[sizeof(float)];  // For a value that lies in two buffers.
 };
 
-// A whole shard's sum, kept by the lane's thread from one closing to the next.
+// A whole shard's sum, kept by a thread from one closing to the next.
 struct SumScratch {
   std::vector<float> sum;
   std::vector<uint64_t> named;  // One bit a value.
