@@ -18,7 +18,7 @@ namespace recon {
 
 // One frame from its arrival to its reply.
 struct ParamServer::Operation {
-  explicit Operation(ReplyMemory memory = {}) : reply_buffer(std::move(memory)) {}
+  explicit Operation(FrameMemory memory = {}) : reply_buffer(std::move(memory)) {}
 
   FrameKind kind = FrameKind::kPull;
   WorkerId worker;

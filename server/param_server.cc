@@ -125,7 +125,7 @@ absl::Status ParamServer::CheckMemory(uint64_t pages, const ApplyRules& rules,
       ", the server has ", options_.state_bytes_max));
 }
 
-void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done, ReplyMemory memory) {
+void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done, FrameMemory memory) {
   instruments_->bytes_in.Increment(static_cast<double>(bytes.size()));
   absl::StatusOr<Frame> frame = DecodeFrame(bytes);
   if (frame.ok() && frame->header.kind == static_cast<uint8_t>(FrameKind::kReply)) {
@@ -137,6 +137,7 @@ void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Do
     return;
   }
   const auto kind = static_cast<FrameKind>(frame->header.kind);
+  const bool untouched = memory.untouched;
   auto op = std::make_shared<Operation>(std::move(memory));
   op->kind = kind;
   op->frame = *std::move(frame);
@@ -151,8 +152,20 @@ void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Do
   op->reply_payloads.resize(op->frame.parts.size());
   op->outcomes.resize(op->frame.parts.size(), Shard::Outcome::kTaken);
 
+  {
+    MutexLock lock(&mu_);
+    ++operations_;
+    bytes_in_flight_ += op->bytes;
+  }
+  if (!untouched) return CheckAndSequence(op);
+  // The thread that reads it for the check applies it, at once.
+  const uint32_t lane = op->frame.parts.empty() ? 0 : LaneKey(op->frame.parts[0].shard);
+  lanes_.PostBehind(lane, [this, op] { CheckAndSequence(op); });
+}
+
+void ParamServer::CheckAndSequence(const OperationPtr& op) {
   absl::Status status;
-  if (kind != FrameKind::kPull) {
+  if (op->kind != FrameKind::kPull) {
     // Before the lock: it reads the whole payload.
     for (size_t i = 0; i < op->frame.parts.size() && status.ok(); ++i) {
       status = CheckContent(*op, i);
@@ -160,14 +173,12 @@ void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Do
   }
   {
     MutexLock lock(&mu_);
-    ++operations_;
-    bytes_in_flight_ += op->bytes;
     status.Update(CheckSender(*op));
-    if (status.ok() && kind != FrameKind::kPull) status.Update(CheckPush(*op));
+    if (status.ok() && op->kind != FrameKind::kPull) status.Update(CheckPush(*op));
     if (status.ok()) SequenceFrame(op);
   }
   if (status.ok()) return;
-  if (absl::IsResourceExhausted(status)) SayOverload(status, now);
+  if (absl::IsResourceExhausted(status)) SayOverload(status, op->arrived);
   Finish(op, status);
 }
 

@@ -153,7 +153,7 @@ class ParamServer {
   // Handles one frame: a pull, a push, or initial values. `taken` may run before `done` if a push is
   // delivered to the lanes and its reply has to wait for other workers: at once if some have not begun its
   // step, else when it has waited for limits::kInStepPatience.
-  void Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done, ReplyMemory memory = {});
+  void Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done, FrameMemory memory = {});
 
   // Membership, as the coordinator decides it. A worker must be admitted before its frames are taken.
   // `next_step` is the first step it has no acknowledgement for.
@@ -231,6 +231,8 @@ class ParamServer {
   struct Delivery;
   using OperationPtr = std::shared_ptr<Operation>;
 
+  // What is left of Handle() once the frame is decoded: on its caller's thread, or the first part's lane.
+  void CheckAndSequence(const OperationPtr& op);
   void SayOverload(const absl::Status& status, absl::Time now);
   // All of one payload; reads it, so it runs without the lock.
   absl::Status CheckContent(const Operation& op, size_t part) const;

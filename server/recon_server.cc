@@ -249,7 +249,7 @@ absl::Status ReconServer::Parts::Open() {
 
   if (!flags.metrics_address.empty()) RECON_RETURN_IF_ERROR(metrics.Serve(flags.metrics_address));
   const RequestHandler handler = [params = params.get()](const ByteChain& request, TakenCallback taken,
-                                                         Transport::Done done, ReplyMemory memory) {
+                                                         Transport::Done done, FrameMemory memory) {
     params->Handle(request, Now(), std::move(taken), std::move(done), std::move(memory));
   };
   RECON_RETURN_IF_ERROR(frames.Start(flags, tls, job_id, handler));

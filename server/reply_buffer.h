@@ -19,7 +19,7 @@ namespace recon {
 // Threads: thread-safe.
 class ReplyBuffer {
  public:
-  explicit ReplyBuffer(ReplyMemory memory) : memory_(std::move(memory)) {}
+  explicit ReplyBuffer(FrameMemory memory) : memory_(std::move(memory)) {}
 
   // EncodedBytes() of the reply's part `index`, of one owner. `request`: the same frame every time.
   // `gradient`: the payload of its part `index`.
@@ -29,7 +29,7 @@ class ReplyBuffer {
   bool OverRequest(const Frame& request, size_t index) const;
   void Allocate(const Frame& request);
 
-  const ReplyMemory memory_;
+  const FrameMemory memory_;
   std::once_flag allocated_;  // ThreadSanitizer knows it, and not Abseil's.
   std::shared_ptr<uint8_t[]> all_;
   std::vector<size_t> offsets_;  // In all_, of each part.

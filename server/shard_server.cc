@@ -142,7 +142,7 @@ absl::Status ShardServer::Parts::Open(const ServerFlags& flags) {
   }
   if (!flags.metrics_address.empty()) RECON_RETURN_IF_ERROR(metrics_.Serve(flags.metrics_address));
   const RequestHandler handler = [this](const ByteChain& request, TakenCallback taken, Transport::Done done,
-                                        ReplyMemory memory) {
+                                        FrameMemory memory) {
     ParamServer* params = serving_.load(std::memory_order_acquire);
     if (params == nullptr) return done(absl::UnavailableError("the server has no place in the job yet"));
     params->Handle(request, Now(), std::move(taken), std::move(done), std::move(memory));

@@ -37,8 +37,6 @@ constexpr size_t kRequestBytesInFlight = size_t{8} << 20;
 // but two at least and one at most for each connection: fewer, and cores wait for each other; more only fill
 // the caches.
 constexpr size_t kRequestFramesOnOneMachine = 6;
-// Through shared memory so many to each server: a frame costs less there, and one end sleeps sooner.
-constexpr size_t kRequestFramesInSharedMemory = 4;
 // With several servers, all of them together, their part of that: what is under way for longer than the links
 // need keeps a synchronous step open. But this, and to each server a frame for each connection, two at least.
 constexpr size_t kRequestBytesInFlightMin = size_t{4} << 20;

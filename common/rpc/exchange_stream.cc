@@ -70,7 +70,7 @@ void ExchangeStream::OnReadDone(bool ok) {
   service_->handler_(
       unwrapped->second, [stream, request] { stream->Taken(request.get()); },
       [stream, request](const absl::StatusOr<ByteChain>& reply) { stream->Reply(request.get(), reply); },
-      {nullptr, /*over_request=*/true});
+      {nullptr, /*over_request=*/true, /*untouched=*/false});
 }
 
 void ExchangeStream::Taken(Request* request) {

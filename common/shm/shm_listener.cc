@@ -85,7 +85,8 @@ void ShmListener::OnRequest(Connection* connection, const ByteChain& message) {
   handler_(
       unwrapped->second, [sender, call] { sender.Send(WrapTaken(call)); },
       [sender, call](const absl::StatusOr<ByteChain>& reply) { sender.Send(WrapReply(call, reply)); },
-      {[sender](size_t bytes) { return sender.Reserve(bytes); }, /*over_request=*/false});
+      {[sender](size_t bytes) { return sender.Reserve(bytes); }, /*over_request=*/false,
+       /*untouched=*/true});
 }
 
 void ShmListener::Reap() {

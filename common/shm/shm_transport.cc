@@ -35,9 +35,7 @@ struct ShmTransport::Connection {
 };
 
 ShmTransport::ShmTransport(std::string name, std::unique_ptr<Transport> otherwise)
-    : name_(std::move(name)), otherwise_(std::move(otherwise)) {
-  window_->SetOneMachine(true);
-}
+    : name_(std::move(name)), otherwise_(std::move(otherwise)) {}
 
 ShmTransport::~ShmTransport() {
   {

@@ -39,9 +39,7 @@ class ShmTransport final : public Transport {
 
   const std::string name_;
   // Its own: nothing is to be shared fairly with other servers, and one that stands still holds up no other.
-  // As if each of its frames had a connection.
-  const std::shared_ptr<SendWindow> window_ =
-      std::make_shared<SendWindow>(/*servers=*/1, limits::kRequestFramesInSharedMemory);
+  const std::shared_ptr<SendWindow> window_ = std::make_shared<SendWindow>(/*servers=*/1, /*connections=*/1);
   const std::unique_ptr<Transport> otherwise_;
   PendingCalls pending_;
 

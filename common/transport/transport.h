@@ -41,15 +41,18 @@ class Transport {
 // if the reply has to wait for others and the request needs no more care: its sender may then send more. Any
 // thread.
 using TakenCallback = absl::AnyInvocable<void()>;
-// Where a reply may be put. What is in it must not change once `done` has run.
-struct ReplyMemory {
-  // Memory for `bytes`: what lies there the transport does not have to copy. It lasts as long as the pointer.
-  // Null, itself or its result, if other memory serves as well. Any thread.
+// Of a request, and for its reply.
+struct FrameMemory {
+  // Memory for `bytes` of the reply: what lies there the transport does not have to copy. It lasts as long as
+  // the pointer; what is in it must not change once `done` has run. Null, itself or its result, if other
+  // memory serves as well. Any thread.
   std::function<std::shared_ptr<uint8_t[]>(size_t bytes)> allocate;
   // Whether the request's own bytes serve, too, once they have been read: nobody else looks at them.
   bool over_request = false;
+  // Whether nobody here has read or written the request yet: no core has it in its cache.
+  bool untouched = false;
 };
 using RequestHandler = std::function<void(const ByteChain& request, TakenCallback taken, Transport::Done done,
-                                          ReplyMemory memory)>;
+                                          FrameMemory memory)>;
 
 }  // namespace recon

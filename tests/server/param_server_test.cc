@@ -285,11 +285,12 @@ TEST_CASE("draining answers what waits and refuses what comes", "[param_server]"
 }
 
 TEST_CASE("malformed pushes get the right code and change nothing", "[param_server]") {
+  const bool untouched = GENERATE(false, true);  // Checked by the caller, or on a lane.
   Fixture f(kAsp);
   const auto refused = [&](auto change, absl::StatusCode code, const std::string& word) {
     Frame frame = f.PushFrame(1, 0, 1);
     change(&frame);
-    const auto pending = f.Send(frame);
+    const auto pending = f.Send(frame, {nullptr, /*over_request=*/false, untouched});
     const absl::Status status = Await(pending);
     INFO(status);
     CHECK(status.code() == code);

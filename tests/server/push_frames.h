@@ -111,10 +111,10 @@ class ParamServerHarness {
     Notification done;
     absl::StatusOr<ByteChain> reply = ByteChain();
   };
-  std::shared_ptr<Pending> Send(const Frame& frame, ReplyMemory memory = {}) {
+  std::shared_ptr<Pending> Send(const Frame& frame, FrameMemory memory = {}) {
     return SendBytes(EncodeFrame(frame), std::move(memory));
   }
-  std::shared_ptr<Pending> SendBytes(const ByteChain& bytes, ReplyMemory memory = {}) {
+  std::shared_ptr<Pending> SendBytes(const ByteChain& bytes, FrameMemory memory = {}) {
     auto pending = std::make_shared<Pending>();
     const auto taken = [pending] {
       if (pending->taken.exchange(true) || pending->done.HasBeenNotified()) {

@@ -27,7 +27,7 @@ ReplicaServer::ReplicaServer(const ParamLayout* layout, const Replica* replica, 
       bytes_(metrics->Counter("recon_worker_served_bytes_total",
                               "Payload bytes of parameters sent to workers that join")),
       service_([this](const ByteChain& request, const TakenCallback& /*taken*/, Transport::Done done,
-                      const ReplyMemory& /*memory*/) { done(Answer(request)); }) {}
+                      const FrameMemory& /*memory*/) { done(Answer(request)); }) {}
 
 ReplicaServer::~ReplicaServer() {
   service_.Close();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -67,19 +68,58 @@ TEST_CASE("a lane of a pool waits for no other while a thread has nothing to do"
 }
 
 TEST_CASE("a lane with many tasks lets the others of its thread run in between", "[lane]") {
+  constexpr int kMany = 100;
   std::vector<uint32_t> order;
   {
     LanePool pool("test", 1);
-    pool.Post(0, [&] {
-      for (const uint32_t lane : {0, 0, 0, 1, 2, 1}) {
-        pool.Post(lane, [&order, lane] { order.push_back(lane); });
-      }
+    pool.Post(3, [&] {
+      for (int i = 0; i < kMany; ++i) pool.Post(0, [&order] { order.push_back(0); });
+      for (const uint32_t lane : {1, 2}) pool.Post(lane, [&order, lane] { order.push_back(lane); });
     });
     Notification all_posted;
-    pool.Post(3, [&] { all_posted.Notify(); });
+    pool.Post(2, [&] { all_posted.Notify(); });
     all_posted.WaitForNotification();
   }
-  CHECK(order == std::vector<uint32_t>{1, 2, 0, 1, 0, 0});
+  REQUIRE(order.size() == kMany + 2);
+  const auto one = std::find(order.begin(), order.end(), 1);
+  const auto two = std::find(order.begin(), order.end(), 2);
+  CHECK(std::max(one, two) - order.begin() < kMany / 2);
+}
+
+TEST_CASE("what is posted behind a lane's tasks comes after them, and before the next one behind", "[lane]") {
+  std::vector<std::string> order;
+  {
+    LanePool pool("test", 1);
+    const auto add = [&order](const char* what) { return [&order, what] { order.emplace_back(what); }; };
+    const auto prepare = [&](const char* what, const char* then) {
+      return [&, what, then] {
+        order.emplace_back(what);
+        pool.Post(0, add(then));
+      };
+    };
+    pool.Post(1, [&] {
+      pool.PostBehind(0, prepare("prepare a", "a"));
+      pool.Post(0, add("x"));
+      pool.PostBehind(0, prepare("prepare b", "b"));
+      pool.Post(0, add("y"));
+    });
+    Notification all_posted;
+    pool.Post(2, [&] { all_posted.Notify(); });
+    all_posted.WaitForNotification();
+  }
+  CHECK(order == std::vector<std::string>{"x", "y", "prepare a", "a", "prepare b", "b"});
+}
+
+TEST_CASE("what is posted behind may post to any lane while the pool ends", "[lane]") {
+  constexpr uint32_t kTasks = 100;
+  std::atomic<uint32_t> ran{0};
+  {
+    LanePool pool("test", 2);
+    for (uint32_t i = 0; i < kTasks; ++i) {
+      pool.PostBehind(i, [&, i] { pool.Post(i + 1, [&ran] { ++ran; }); });
+    }
+  }
+  CHECK(ran == kTasks);
 }
 
 TEST_CASE("a pool runs what was posted before it ends", "[lane]") {

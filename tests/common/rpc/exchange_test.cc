@@ -21,11 +21,9 @@
 namespace recon {
 namespace {
 
-// Requests of a frame's size that are under way at once, to one server: by default elsewhere.
+// Requests of a frame's size that are under way at once, to one server: by default elsewhere, and through
+// shared memory.
 constexpr size_t kUnderWay = limits::kRequestBytesInFlight / limits::kFrameTargetBytes;
-size_t UnderWay(const std::string& transport) {
-  return transport == "shared memory" ? limits::kRequestFramesInSharedMemory : kUnderWay;
-}
 
 }  // namespace
 
@@ -35,13 +33,12 @@ TEST_CASE("replies find their calls, in whatever order they come", "[exchange]")
     INFO(kind);
     const auto transport = Connect(server, kind);
     std::vector<std::shared_ptr<Answer>> answers;
-    for (size_t i = 0; i < UnderWay(kind); ++i)
-      answers.push_back(Send(transport.get(), absl::StrCat("call ", i)));
+    for (size_t i = 0; i < kUnderWay; ++i) answers.push_back(Send(transport.get(), absl::StrCat("call ", i)));
     std::vector<HoldingServer::Held> held;
-    for (size_t i = 0; i < UnderWay(kind); ++i) held.push_back(server.Take());
+    for (size_t i = 0; i < kUnderWay; ++i) held.push_back(server.Take());
     for (size_t i = held.size(); i-- > 0;)
       held[i].done(ByteChain::FromString(held[i].request.ToString() + "!"));
-    for (size_t i = 0; i < UnderWay(kind); ++i) {
+    for (size_t i = 0; i < kUnderWay; ++i) {
       CHECK(Await(answers[i])->ToString() == absl::StrCat("call ", i, "!"));
     }
   }
@@ -89,7 +86,7 @@ TEST_CASE("a reply written over its request leaves the others, and what was sent
     INFO(kind);
     const auto transport = Connect(server, kind);
     // They come in one behind the other, and may share the network's buffers.
-    const size_t requests = std::min<size_t>(3, UnderWay(kind));
+    const size_t requests = std::min<size_t>(3, kUnderWay);
     const auto text = [](size_t i) { return std::string(200'001 + i, static_cast<char>('a' + 2 * i)); };
     std::vector<ByteChain> sent;
     std::vector<std::shared_ptr<Answer>> answers;
@@ -146,7 +143,7 @@ TEST_CASE("what is neither taken nor answered is bounded, and waits with its sen
     std::vector<std::shared_ptr<Answer>> answers;
     for (int i = 0; i < 40; ++i)
       answers.push_back(Send(transport.get(), std::string(limits::kFrameTargetBytes + 104, 'x')));
-    CHECK(server.Settled() == UnderWay(kind));
+    CHECK(server.Settled() == kUnderWay);
     // Those whose replies wait for others let others in: all of a synchronous step can come.
     std::vector<HoldingServer::Held> waiting;
     for (int i = 0; i < 40; ++i) {
@@ -192,7 +189,7 @@ TEST_CASE("small requests are bounded, too: their replies may be large", "[excha
     const auto transport = Connect(server, kind);
     std::vector<std::shared_ptr<Answer>> answers;
     for (int i = 0; i < 100; ++i) answers.push_back(Send(transport.get(), "pull"));
-    CHECK(server.Settled() == UnderWay(kind));
+    CHECK(server.Settled() == kUnderWay);
     for (int i = 0; i < 100; ++i) server.Take().done(ByteChain::FromString(std::string(kMiB, 'p')));
     for (const auto& answer : answers) CHECK(Await(answer)->size() == kMiB);
   }
