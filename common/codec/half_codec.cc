@@ -126,6 +126,15 @@ HWY_INLINE uint64_t CountMasked(const uint8_t* bytes, size_t count, T mask) {
   return found;
 }
 
+// Hardware does not look beyond a memory page of 4 KiB; what comes through shared memory is in no cache.
+constexpr size_t kPrefetchBytes = 4096;
+constexpr size_t kLineBytes = 64;
+
+// What lies beyond an array's end is fetched, too, and not used.
+HWY_INLINE void PrefetchRead(const void* at) {
+  __builtin_prefetch(static_cast<const uint8_t*>(at) + kPrefetchBytes);
+}
+
 // Whether no unsigned T has all bits under `mask` set: the largest is what counts, one comparison at the end.
 template <typename T>
 HWY_INLINE bool NoneMasked(const uint8_t* bytes, size_t count, T mask) {
@@ -136,6 +145,8 @@ HWY_INLINE bool NoneMasked(const uint8_t* bytes, size_t count, T mask) {
   const auto* values = reinterpret_cast<const T*>(bytes);
   size_t i = 0;
   for (; i + 2 * lanes <= count; i += 2 * lanes) {
+    PrefetchRead(values + i);
+    if (2 * lanes * sizeof(T) > kLineBytes) PrefetchRead(values + i + lanes);
     largest0 = hn::Max(largest0, hn::And(hn::LoadU(d, values + i), vector_mask));
     largest1 = hn::Max(largest1, hn::And(hn::LoadU(d, values + i + lanes), vector_mask));
   }
