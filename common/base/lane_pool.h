@@ -55,6 +55,7 @@ class LanePool {
   void WakeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Run(const std::string& name);
   void RunNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void YieldAwhile() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   Mutex mu_;
   std::deque<Queue> lanes_;  // Its size does not change; what is in it is guarded by `mu_`.
