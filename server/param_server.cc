@@ -152,14 +152,15 @@ void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Do
   op->reply_payloads.resize(op->frame.parts.size());
   op->outcomes.resize(op->frame.parts.size(), Shard::Outcome::kTaken);
 
+  uint32_t lane = 0;
   {
     MutexLock lock(&mu_);
     ++operations_;
     bytes_in_flight_ += op->bytes;
+    if (!op->frame.parts.empty()) lane = LaneKey(op->frame.parts[0].shard);  // There may be no model yet.
   }
   if (!untouched) return CheckAndSequence(op);
   // The thread that reads it for the check applies it, at once.
-  const uint32_t lane = op->frame.parts.empty() ? 0 : LaneKey(op->frame.parts[0].shard);
   lanes_.PostBehind(lane, [this, op] { CheckAndSequence(op); });
 }
 
