@@ -17,8 +17,8 @@ namespace recon {
 // on whatever thread has nothing to do: what only a lane touches needs no lock, and no lane waits while a
 // thread sleeps. A lane that has a lot to do goes behind the others after a few tasks.
 //
-// Threads: Post() may be called from any thread, the pool's own included. A task that blocks keeps one of
-// them.
+// Threads: Post() and PostBehind() may be called from any thread, the pool's own included. A task that blocks
+// keeps one of them.
 // Shutdown: the destructor runs what was posted before it, with what tasks of PostBehind() post in turn, then
 // joins. Tasks posted later are destroyed unrun.
 class LanePool {
