@@ -35,7 +35,7 @@ void ParamServer::OnLanes(const OperationPtr& op, PartStep step, LastStep last,
   op->lanes_left = static_cast<int>(std::count(has_parts.begin(), has_parts.end(), true));
   for (int lane = 0; lane < lanes_.size(); ++lane) {
     if (!has_parts[static_cast<size_t>(lane)]) continue;
-    lanes_.Post(static_cast<uint32_t>(lane), [this, op, step, last, cpu_nanos, lane, lane_of] {
+    auto share = [this, op, step, last, cpu_nanos, lane, lane_of] {
       {
         const ThreadCpuTimer timer(cpu_nanos);
         for (size_t i = 0; i < op->frame.parts.size(); ++i) {
@@ -43,7 +43,8 @@ void ParamServer::OnLanes(const OperationPtr& op, PartStep step, LastStep last,
         }
       }
       if (op->lanes_left.fetch_sub(1, std::memory_order_acq_rel) == 1) (this->*last)(op);
-    });
+    };
+    lanes_.Post(static_cast<uint32_t>(lane), Pooled(std::move(share)));
   }
 }
 
@@ -107,7 +108,7 @@ void ParamServer::DeliverPart(const OperationPtr& op, size_t index) {
 void ParamServer::Delivered(const OperationPtr& op) {
   if (op->kind == FrameKind::kPull) return Gather(op);
   if (CarriesGradient(op->kind) && op->rules->bound >= 0 && !op->in_step) op->taken();
-  std::vector<OperationPtr> released;
+  Operations released;
   std::function<void()> initialized;
   absl::Status status;
   {
@@ -146,12 +147,15 @@ void ParamServer::Delivered(const OperationPtr& op) {
   AnswerReleased(std::move(released));
 }
 
-void ParamServer::AnswerReleased(std::vector<OperationPtr> ops) {
+void ParamServer::AnswerReleased(Operations ops) {
   if (ops.empty()) return;
-  // Those who ask for the same shards side by side: one encoding serves them all.
-  std::stable_sort(ops.begin(), ops.end(), [](const OperationPtr& a, const OperationPtr& b) {
-    return a->frame.parts.front().shard < b->frame.parts.front().shard;
-  });
+  // Those who ask for the same shards side by side: one encoding serves them all. (It allocates even for
+  // one.)
+  if (ops.size() > 1) {
+    std::stable_sort(ops.begin(), ops.end(), [](const OperationPtr& a, const OperationPtr& b) {
+      return a->frame.parts.front().shard < b->frame.parts.front().shard;
+    });
+  }
   // Behind the closing that released them, if there was one.
   if (log_ != nullptr && ops.front()->rules->bound == 0) {
     log_->Barrier([this, ops = std::move(ops)](const absl::Status& written) {

@@ -10,7 +10,7 @@
 namespace recon {
 
 void ParamServer::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) {
-  std::vector<OperationPtr> released;
+  Operations released;
   {
     MutexLock lock(&mu_);
     Session& session = sessions_[worker];
@@ -27,8 +27,8 @@ void ParamServer::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_
 }
 
 void ParamServer::Expel(WorkerId worker) {
-  std::vector<OperationPtr> released;
-  std::vector<OperationPtr> expelled;
+  Operations released;
+  Operations expelled;
   {
     MutexLock lock(&mu_);
     // Before the steps that waited for it close: its splits are done again by others.
@@ -50,7 +50,7 @@ void ParamServer::Expel(WorkerId worker) {
 }
 
 void ParamServer::SetClusterEpoch(uint64_t epoch) {
-  std::vector<OperationPtr> waiting;
+  Operations waiting;
   {
     MutexLock lock(&mu_);
     cluster_epoch_ = epoch;
@@ -63,7 +63,7 @@ void ParamServer::SetClusterEpoch(uint64_t epoch) {
 }
 
 void ParamServer::SkipTo(uint64_t frontier) {
-  std::vector<OperationPtr> released;
+  Operations released;
   {
     MutexLock lock(&mu_);
     gate_.SkipTo(frontier);
@@ -74,7 +74,7 @@ void ParamServer::SkipTo(uint64_t frontier) {
 }
 
 void ParamServer::NoteAcknowledged(WorkerId worker, uint64_t next_step) {
-  std::vector<OperationPtr> released;
+  Operations released;
   {
     MutexLock lock(&mu_);
     gate_.Raise(worker, next_step);
@@ -86,7 +86,7 @@ void ParamServer::NoteAcknowledged(WorkerId worker, uint64_t next_step) {
 
 uint64_t ParamServer::Activate(WorkerId worker, uint64_t next_step, bool resumes) {
   uint64_t step;
-  std::vector<OperationPtr> released;
+  Operations released;
   {
     MutexLock lock(&mu_);
     // Steps that are closed for some shards are not begun by anyone.
@@ -102,7 +102,7 @@ uint64_t ParamServer::Activate(WorkerId worker, uint64_t next_step, bool resumes
 }
 
 void ParamServer::Deactivate(WorkerId worker) {
-  std::vector<OperationPtr> released;
+  Operations released;
   {
     MutexLock lock(&mu_);
     gate_.Leave(worker);

@@ -10,6 +10,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/pool_allocator.h"
 #include "common/codec/frame.h"
 #include "server/param_server.h"
 #include "server/reply_buffer.h"
@@ -38,9 +39,9 @@ struct ParamServer::Operation {
 
   std::atomic<uint64_t> staleness_max{0};
   // Element i belongs to the lane of part i until lanes_left is 0.
-  std::vector<PartHeader> reply_parts;
-  std::vector<ByteChain> reply_payloads;
-  std::vector<Shard::Outcome> outcomes;
+  PooledVector<PartHeader> reply_parts;
+  PooledVector<ByteChain> reply_payloads;
+  PooledVector<Shard::Outcome> outcomes;
   ReplyBuffer reply_buffer;
 
   // Under the server's lock: while its reply waits.
@@ -54,7 +55,9 @@ inline constexpr std::array<double, 8> kStalenessBounds = {0, 1, 2, 4, 8, 16, 32
 
 // What has come of a push.
 struct ParamServer::Delivery {
-  absl::flat_hash_set<uint32_t> shards;
+  using Shards = absl::flat_hash_set<uint32_t, absl::flat_hash_set<uint32_t>::hasher, std::equal_to<uint32_t>,
+                                     PoolAllocator<uint32_t>>;
+  Shards shards;
   size_t expected = 0;  // So many, of those that are counted here.
 };
 
@@ -64,7 +67,8 @@ struct ParamServer::Session {
   // First step of which nothing has come here.
   uint64_t next_begun = 0;
   // Pushes that are not complete, by step.
-  std::map<uint64_t, Delivery> delivered;
+  std::map<uint64_t, Delivery, std::less<uint64_t>, PoolAllocator<std::pair<const uint64_t, Delivery>>>
+      delivered;
 
   uint64_t pushes = 0;
   double staleness_sum = 0;

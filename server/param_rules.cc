@@ -51,7 +51,7 @@ absl::Status ParamServer::SwitchRules(const ApplyRules& rules, uint64_t first_st
     }
   }
   const absl::Status changing = absl::UnavailableError("the policy is being changed; ask again");
-  std::vector<OperationPtr> waiting;
+  Operations waiting;
   {
     MutexLock lock(&mu_);
     RECON_RETURN_IF_ERROR(log_status_);

@@ -138,7 +138,7 @@ void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Do
   }
   const auto kind = static_cast<FrameKind>(frame->header.kind);
   const bool untouched = memory.untouched;
-  auto op = std::make_shared<Operation>(std::move(memory));
+  auto op = MakePooled<Operation>(std::move(memory));
   op->kind = kind;
   op->frame = *std::move(frame);
   op->worker = WorkerId(op->frame.header.worker);
@@ -161,7 +161,7 @@ void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Do
   }
   if (!untouched) return CheckAndSequence(op);
   // The thread that reads it for the check applies it, at once.
-  lanes_.PostBehind(lane, [this, op] { CheckAndSequence(op); });
+  lanes_.PostBehind(lane, Pooled([this, op] { CheckAndSequence(op); }));
 }
 
 void ParamServer::CheckAndSequence(const OperationPtr& op) {
@@ -403,7 +403,7 @@ bool ParamServer::has_values() const {
 }
 
 void ParamServer::Tick(absl::Time now) {
-  std::vector<OperationPtr> expired;
+  Operations expired;
   {
     MutexLock lock(&mu_);
     for (const StalenessGate::Ticket ticket : gate_.TakeExpired(now)) {

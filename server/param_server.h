@@ -14,10 +14,12 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "common/base/byte_chain.h"
 #include "common/base/ids.h"
 #include "common/base/lane_pool.h"
 #include "common/base/mutex.h"
+#include "common/base/pool_allocator.h"
 #include "common/codec/frame.h"
 #include "common/metrics/metrics.h"
 #include "common/optim/apply_rules.h"
@@ -87,7 +89,7 @@ class ParamServer {
     Followers* followers = nullptr;
     // Of the others: parts of a push of a bounded job are delivered to these shards; the head decides when
     // the reply may go out. `push_parts`: of the whole push, on all servers. Called under the lock.
-    std::function<void(WorkerId, Incarnation, uint64_t step, const std::vector<uint32_t>& shards,
+    std::function<void(WorkerId, Incarnation, uint64_t step, absl::Span<const uint32_t> shards,
                        uint32_t push_parts)>
         report_delivery;
   };
@@ -230,6 +232,7 @@ class ParamServer {
   struct Session;
   struct Delivery;
   using OperationPtr = std::shared_ptr<Operation>;
+  using Operations = PooledVector<OperationPtr>;
 
   // What is left of Handle() once the frame is decoded: on its caller's thread, or the first part's lane.
   void CheckAndSequence(const OperationPtr& op);
@@ -253,14 +256,14 @@ class ParamServer {
   // A frame of the step has come; whether all workers push that step, or have.
   bool NoteBegun(const Operation& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // These shards have the worker's parts of the step; true if all `expected` have now that are counted here.
-  bool NoteShards(Session* session, WorkerId worker, uint64_t step, const std::vector<uint32_t>& shards,
+  bool NoteShards(Session* session, WorkerId worker, uint64_t step, absl::Span<const uint32_t> shards,
                   size_t expected) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Whether the reply to a push has to wait, for closings of its parts or for other workers.
   bool MustWait(const OperationPtr& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Wait(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // After any change of the gate: closes steps, tells the followers, and takes released replies out of
   // waiting_.
-  std::vector<OperationPtr> GateMoved() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Operations GateMoved() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CloseWhatIsComplete() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CloseShards(uint64_t step, const std::vector<uint32_t>& shards) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Puts it into the log, and releases those who wait for it to where Take...() find them.
@@ -269,7 +272,7 @@ class ParamServer {
   void TellFrontier() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellClosing(const StepClosing& closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waiting replies that `wanted` says.
-  std::vector<OperationPtr> TakeWaiting(const std::function<bool(const Operation&)>& wanted)
+  Operations TakeWaiting(const std::function<bool(const Operation&)>& wanted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool head() const { return options_.server == 0; }
   // A frame has neighbouring shards, and most frames are one lane's: it wakes no other one, and sends the
@@ -288,7 +291,7 @@ class ParamServer {
   void SetShardRules(const ParamLayout& layout, const ApplyRules* rules);
   absl::Status SwitchRules(const ApplyRules& rules, uint64_t first_step);
   uint64_t FirstStepNobodyHasBegun() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  std::vector<OperationPtr> TakeReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Operations TakeReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // The lane's.
   bool AnswersAtOnce(const Operation& op) const;
@@ -300,8 +303,8 @@ class ParamServer {
   void RecordDuplicates(size_t parts);
   void RecordPush(uint64_t staleness);
   void Answer(const OperationPtr& op);
-  void AnswerReleased(std::vector<OperationPtr> ops);
-  void AnswerDropped(std::vector<OperationPtr> ops);
+  void AnswerReleased(Operations ops);
+  void AnswerDropped(Operations ops);
   void EncodeReply(const OperationPtr& op, size_t part);
   void Gather(const OperationPtr& op);
   void Finish(const OperationPtr& op, const absl::Status& status);
@@ -342,9 +345,9 @@ class ParamServer {
   std::vector<uint64_t> first_open_ ABSL_GUARDED_BY(mu_);
   // Replies by the step and shard for whose closing they wait; some may not wait any more. And those who need
   // not.
-  std::map<std::pair<uint64_t, uint32_t>, std::vector<OperationPtr>> awaiting_closing_ ABSL_GUARDED_BY(mu_);
-  std::vector<OperationPtr> released_ ABSL_GUARDED_BY(mu_);
-  std::vector<OperationPtr> dropped_ ABSL_GUARDED_BY(mu_);
+  std::map<std::pair<uint64_t, uint32_t>, Operations> awaiting_closing_ ABSL_GUARDED_BY(mu_);
+  Operations released_ ABSL_GUARDED_BY(mu_);
+  Operations dropped_ ABSL_GUARDED_BY(mu_);
   // First frame of each step that is not closed, and closings on their way through the log.
   std::map<uint64_t, uint64_t> open_steps_ ABSL_GUARDED_BY(mu_);
   std::multiset<uint64_t> closings_in_log_ ABSL_GUARDED_BY(mu_);

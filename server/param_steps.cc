@@ -56,7 +56,7 @@ void ParamServer::RecordDelivery(const OperationPtr& op) {
   const size_t duplicates = op->frame.parts.size() - op->parts_taken;
   duplicates_ += duplicates;
   RecordDuplicates(duplicates);
-  std::vector<uint32_t> shards;
+  PooledVector<uint32_t> shards;
   shards.reserve(op->frame.parts.size());
   for (const PartHeader& part : op->frame.parts) shards.push_back(part.shard);
   const bool bounded = gate_.bound() != StalenessGate::kUnlimited;
@@ -87,7 +87,7 @@ bool ParamServer::NoteBegun(const Operation& op) {
 }
 
 bool ParamServer::NoteShards(Session* session, WorkerId worker, uint64_t step,
-                             const std::vector<uint32_t>& shards, size_t expected) {
+                             absl::Span<const uint32_t> shards, size_t expected) {
   if (head() && gate_.bound() == 0) {
     for (const uint32_t shard : shards) {
       if (!Closed(step, shard)) contributed_[step][shard].insert({worker, session->incarnation});
@@ -100,6 +100,7 @@ bool ParamServer::NoteShards(Session* session, WorkerId worker, uint64_t step,
   session->delivered.erase(session->delivered.begin(),
                            session->delivered.lower_bound(step - std::min(step, limits::kStepsAheadMax)));
   Delivery& delivered = session->delivered[step];
+  delivered.shards.reserve(expected);
   delivered.shards.insert(shards.begin(), shards.end());
   delivered.expected = expected;
   if (delivered.shards.size() < expected) return false;
@@ -138,9 +139,8 @@ void ParamServer::Wait(const OperationPtr& op) {
   }
 }
 
-std::vector<ParamServer::OperationPtr> ParamServer::TakeWaiting(
-    const std::function<bool(const Operation&)>& wanted) {
-  std::vector<OperationPtr> taken;
+ParamServer::Operations ParamServer::TakeWaiting(const std::function<bool(const Operation&)>& wanted) {
+  Operations taken;
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     if (!wanted(*it->second)) {
       ++it;
@@ -153,7 +153,7 @@ std::vector<ParamServer::OperationPtr> ParamServer::TakeWaiting(
   return taken;
 }
 
-std::vector<ParamServer::OperationPtr> ParamServer::GateMoved() {
+ParamServer::Operations ParamServer::GateMoved() {
   CloseWhatIsComplete();
   TellFrontier();
   return TakeReleased();
@@ -183,7 +183,7 @@ void ParamServer::ForgetAwaiting(uint64_t frontier) {
 void ParamServer::CloseShards(uint64_t step, const std::vector<uint32_t>& shards) {
   const auto open = contributed_.find(step);
   if (open == contributed_.end()) return;
-  std::vector<const absl::flat_hash_set<uint32_t>*> awaited;
+  std::vector<const Delivery::Shards*> awaited;
   for (const WorkerId worker : gate_.Awaited(step)) {
     const auto session = sessions_.find(worker);
     if (session == sessions_.end()) continue;
@@ -290,8 +290,8 @@ void ParamServer::TellFrontier() {
   });
 }
 
-std::vector<ParamServer::OperationPtr> ParamServer::TakeReleased() {
-  std::vector<OperationPtr> released = std::exchange(released_, {});
+ParamServer::Operations ParamServer::TakeReleased() {
+  Operations released = std::exchange(released_, {});
   for (const StalenessGate::Ticket ticket : gate_.TakeReleased()) {
     released.push_back(std::move(waiting_[ticket]));
     waiting_.erase(ticket);
@@ -318,7 +318,7 @@ void ParamServer::GiveUpWaiting(const absl::Status& log_status) {
 
 void ParamServer::NoteDelivered(WorkerId worker, Incarnation incarnation, uint64_t step,
                                 const std::vector<uint32_t>& shards, uint32_t push_parts) {
-  std::vector<OperationPtr> released;
+  Operations released;
   {
     MutexLock lock(&mu_);
     const auto session = sessions_.find(worker);
@@ -350,8 +350,8 @@ void ParamServer::ForgetDeliveriesTo(uint32_t server) {
 }
 
 void ParamServer::FollowClosing(const StepClosing& closing) {
-  std::vector<OperationPtr> released;
-  std::vector<OperationPtr> dropped;
+  Operations released;
+  Operations dropped;
   {
     MutexLock lock(&mu_);
     StepClosing ours = closing;
@@ -370,8 +370,8 @@ void ParamServer::FollowClosing(const StepClosing& closing) {
 }
 
 void ParamServer::FollowFrontier(uint64_t frontier, bool anyone_active) {
-  std::vector<OperationPtr> released;
-  std::vector<OperationPtr> dropped;
+  Operations released;
+  Operations dropped;
   {
     MutexLock lock(&mu_);
     gate_.Follow(frontier, anyone_active);
@@ -386,7 +386,7 @@ void ParamServer::FollowFrontier(uint64_t frontier, bool anyone_active) {
   AnswerReleased(std::move(released));
 }
 
-void ParamServer::AnswerDropped(std::vector<OperationPtr> ops) {
+void ParamServer::AnswerDropped(Operations ops) {
   for (const OperationPtr& op : ops) {
     Finish(op,
            absl::AbortedError(absl::StrCat("step ", op->frame.header.step, " was closed without this push")));

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -60,6 +61,7 @@ struct ReconServer::Parts {
   std::optional<DataLock> data_lock;
   std::optional<DataLock> snapshot_lock;
   Metrics metrics;
+  std::map<CopyReason, prometheus::Counter*> copied;  // Looked up once.
   std::unique_ptr<ObjectStore> store;
   std::unique_ptr<ControlDb> db;
   std::unique_ptr<Cluster> cluster;  // With more than one server.
@@ -518,10 +520,13 @@ absl::Status ReconServer::Parts::Drain() {
 
 void ReconServer::Parts::CountCopies() {
   for (const CopyReason reason : kCopyReasons) {
-    prometheus::Counter& counter =
-        metrics.Counter("recon_server_copied_bytes_total", "Bytes of frames that were not used in place",
-                        {{"why", CopyReasonName(reason)}});
-    counter.Increment(static_cast<double>(CopiedBytes(reason)) - counter.Value());
+    prometheus::Counter*& counter = copied[reason];
+    if (counter == nullptr) {
+      counter =
+          &metrics.Counter("recon_server_copied_bytes_total", "Bytes of frames that were not used in place",
+                           {{"why", CopyReasonName(reason)}});
+    }
+    counter->Increment(static_cast<double>(CopiedBytes(reason)) - counter->Value());
   }
 }
 

@@ -5,8 +5,8 @@
 #include <memory>
 #include <mutex>
 #include <utility>
-#include <vector>
 
+#include "common/base/pool_allocator.h"
 #include "common/codec/frame.h"
 #include "common/transport/transport.h"
 
@@ -29,10 +29,10 @@ class ReplyBuffer {
   bool OverRequest(const Frame& request, size_t index) const;
   void Allocate(const Frame& request);
 
-  const FrameMemory memory_;
+  FrameMemory memory_;
   std::once_flag allocated_;  // ThreadSanitizer knows it, and not Abseil's.
   std::shared_ptr<uint8_t[]> all_;
-  std::vector<size_t> offsets_;  // In all_, of each part.
+  PooledVector<size_t> offsets_;  // In all_, of each part.
 };
 
 }  // namespace recon

@@ -349,7 +349,7 @@ absl::Status ShardServer::Parts::Recover(const Assignment& assignment) {
   options.server = assignment.server();
   options.servers = assignment.servers();
   options.report_delivery = [this](WorkerId worker, Incarnation incarnation, uint64_t step,
-                                   const std::vector<uint32_t>& shards, uint32_t push_parts) {
+                                   absl::Span<const uint32_t> shards, uint32_t push_parts) {
     ServerReport report;
     report.mutable_delivered()->set_worker(worker.value());
     report.mutable_delivered()->set_incarnation(incarnation.value());

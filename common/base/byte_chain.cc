@@ -19,14 +19,20 @@ void StepOver(absl::Span<const ByteChain::Piece> pieces, size_t* piece, size_t* 
   }
 }
 
-}  // namespace
-
-ByteChain ByteChain::FromString(std::string bytes) {
-  auto owner = std::make_shared<const std::string>(std::move(bytes));
+// Of bytes in one place.
+template <typename Bytes>
+ByteChain ChainOf(Bytes bytes) {
+  auto owner = MakePooled<const Bytes>(std::move(bytes));
   ByteChain chain;
   chain.Append(owner->data(), owner->size(), owner);
   return chain;
 }
+
+}  // namespace
+
+ByteChain ByteChain::FromString(std::string bytes) { return ChainOf(std::move(bytes)); }
+
+ByteChain ByteChain::FromVector(PooledVector<uint8_t> bytes) { return ChainOf(std::move(bytes)); }
 
 void ByteChain::Append(const void* data, size_t size, std::shared_ptr<const void> owner) {
   if (size == 0) return;
@@ -62,10 +68,19 @@ ByteChain ByteChain::Range(size_t offset, size_t size) const {
   return range;
 }
 
+void ByteChain::CopyTo(void* to, size_t size) const {
+  auto* next = static_cast<uint8_t*>(to);
+  for (const Piece& piece : pieces_) {
+    const size_t take = std::min(size, piece.size);
+    std::memcpy(next, piece.data, take);
+    next += take;
+    size -= take;
+  }
+}
+
 std::string ByteChain::ToString() const {
-  std::string bytes;
-  bytes.reserve(size_);
-  for (const Piece& piece : pieces_) bytes.append(reinterpret_cast<const char*>(piece.data), piece.size);
+  std::string bytes(size_, '\0');
+  CopyTo(bytes.data(), size_);
   return bytes;
 }
 

@@ -10,6 +10,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "common/base/pool_allocator.h"
 
 namespace recon {
 
@@ -39,8 +40,9 @@ class ByteChain {
   }
   ~ByteChain() = default;
 
-  // Takes the string over.
+  // Takes the bytes over.
   static ByteChain FromString(std::string bytes);
+  static ByteChain FromVector(PooledVector<uint8_t> bytes);
 
   // What lies side by side and has one owner becomes one piece.
   void Append(const void* data, size_t size, std::shared_ptr<const void> owner);
@@ -53,11 +55,13 @@ class ByteChain {
 
   // Bytes [offset, offset + size); the range must lie within the chain.
   ByteChain Range(size_t offset, size_t size) const;
+  // Copies the first `size` bytes, of as many as there are at least.
+  void CopyTo(void* to, size_t size) const;
   std::string ToString() const;
 
  private:
   // A page in 16 bits comes in three of the network's buffers, or in two.
-  absl::InlinedVector<Piece, 3> pieces_;
+  absl::InlinedVector<Piece, 3, PoolAllocator<Piece>> pieces_;
   size_t size_ = 0;
 };
 

@@ -60,7 +60,7 @@ void LanePool::PostBehind(uint32_t item, Lane::Task task) {
   Add(item, std::move(task), &Queue::behind);
 }
 
-void LanePool::Add(uint32_t item, Lane::Task task, std::deque<Lane::Task> Queue::*to) {
+void LanePool::Add(uint32_t item, Lane::Task task, PooledDeque<Lane::Task> Queue::*to) {
   Queue& lane = lanes_[static_cast<size_t>(LaneOf(item))];
   (lane.*to).push_back(std::move(task));
   if (lane.taken) return;
@@ -100,7 +100,7 @@ void LanePool::RunNext() {
   ready_.pop_front();
   for (int i = 0; i < kTasksInARow && !lane->empty(); ++i) {
     const bool is_behind = lane->tasks.empty();
-    std::deque<Lane::Task>& from = is_behind ? lane->behind : lane->tasks;
+    PooledDeque<Lane::Task>& from = is_behind ? lane->behind : lane->tasks;
     Lane::Task task = std::move(from.front());
     from.pop_front();
     mu_.Unlock();

@@ -10,6 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "common/base/lane.h"
 #include "common/base/mutex.h"
+#include "common/base/pool_allocator.h"
 
 namespace recon {
 
@@ -39,7 +40,7 @@ class LanePool {
 
  private:
   struct Queue {
-    std::deque<Lane::Task> tasks, behind;
+    PooledDeque<Lane::Task> tasks, behind;
     bool taken = false;  // In `ready_`, or a thread runs its task.
 
     bool empty() const { return tasks.empty() && behind.empty(); }
@@ -50,7 +51,7 @@ class LanePool {
     bool woken = false;
   };
 
-  void Add(uint32_t item, Lane::Task task, std::deque<Lane::Task> Queue::*to)
+  void Add(uint32_t item, Lane::Task task, PooledDeque<Lane::Task> Queue::*to)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WakeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Run(const std::string& name);
@@ -59,7 +60,7 @@ class LanePool {
 
   Mutex mu_;
   std::deque<Queue> lanes_;  // Its size does not change; what is in it is guarded by `mu_`.
-  std::deque<Queue*> ready_ ABSL_GUARDED_BY(mu_);
+  PooledDeque<Queue*> ready_ ABSL_GUARDED_BY(mu_);
   size_t behind_ ABSL_GUARDED_BY(mu_) = 0;             // PostBehind()'s tasks that have not ended.
   std::vector<Sleeper*> asleep_ ABSL_GUARDED_BY(mu_);  // The last one fell asleep last.
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

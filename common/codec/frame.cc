@@ -15,10 +15,10 @@
 namespace recon {
 namespace {
 
-// `head` is header and part table, the checksum field included.
-uint64_t HeadChecksum(std::string head) {
-  std::memset(head.data() + offsetof(FrameHeader, checksum), 0, sizeof(uint64_t));
-  return Hash64(head.data(), head.size());
+// `head` is header and part table; the checksum field in it becomes 0.
+uint64_t HeadChecksum(PooledVector<uint8_t>* head) {
+  std::memset(head->data() + offsetof(FrameHeader, checksum), 0, sizeof(uint64_t));
+  return Hash64(head->data(), head->size());
 }
 
 absl::Status Malformed(absl::string_view field, uint64_t seen, absl::string_view expected) {
@@ -95,13 +95,12 @@ ByteChain EncodeFrame(Frame frame) {
     frame.parts[i].payload_bytes = static_cast<uint32_t>(frame.payloads[i].size());
     header.payload_bytes += frame.payloads[i].size();
   }
-  std::string head(kFrameHeaderBytes + frame.parts.size() * kPartHeaderBytes, '\0');
+  PooledVector<uint8_t> head(kFrameHeaderBytes + frame.parts.size() * kPartHeaderBytes);
   std::memcpy(head.data(), &header, kFrameHeaderBytes);
   std::memcpy(head.data() + kFrameHeaderBytes, frame.parts.data(), frame.parts.size() * kPartHeaderBytes);
-  header.checksum = HeadChecksum(head);
+  header.checksum = HeadChecksum(&head);
   std::memcpy(head.data(), &header, kFrameHeaderBytes);
-  ByteChain bytes = ByteChain::FromString(std::move(head));
-  bytes.Reserve(1 + frame.payloads.size());
+  ByteChain bytes = ByteChain::FromVector(std::move(head));
   for (const ByteChain& payload : frame.payloads) bytes.Append(payload);
   return bytes;
 }
@@ -114,11 +113,12 @@ absl::StatusOr<Frame> DecodeFrame(const ByteChain& bytes) {
     return Malformed("length", bytes.size(), absl::StrCat("at most ", limits::kFrameBytesMax));
   }
   Frame frame;
-  std::memcpy(&frame.header, bytes.Range(0, kFrameHeaderBytes).ToString().data(), kFrameHeaderBytes);
+  bytes.CopyTo(&frame.header, kFrameHeaderBytes);
   RECON_RETURN_IF_ERROR(CheckHeader(frame.header, bytes.size()));
   const size_t table_bytes = frame.header.part_count * kPartHeaderBytes;
-  const std::string head = bytes.Range(0, kFrameHeaderBytes + table_bytes).ToString();
-  const uint64_t checksum = HeadChecksum(head);
+  PooledVector<uint8_t> head(kFrameHeaderBytes + table_bytes);
+  bytes.CopyTo(head.data(), head.size());
+  const uint64_t checksum = HeadChecksum(&head);
   if (checksum != frame.header.checksum) {
     return absl::InvalidArgumentError(
         absl::StrFormat("frame: checksum is %#x, expected %#x", frame.header.checksum, checksum));

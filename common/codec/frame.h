@@ -1,10 +1,8 @@
 #pragma once
 
-#include <string>
-#include <vector>
-
 #include "absl/status/statusor.h"
 #include "common/base/byte_chain.h"
+#include "common/base/pool_allocator.h"
 #include "common/codec/wire_format.h"
 
 namespace recon {
@@ -12,8 +10,8 @@ namespace recon {
 // A decoded frame; part i's payload is payloads[i].
 struct Frame {
   FrameHeader header;
-  std::vector<PartHeader> parts;
-  std::vector<ByteChain> payloads;
+  PooledVector<PartHeader> parts;
+  PooledVector<ByteChain> payloads;
 };
 
 // The bytes of `frame`: fills in magic, version, counts, lengths and checksum. Payloads are not copied.

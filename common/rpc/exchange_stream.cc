@@ -42,9 +42,8 @@ void ExchangeStream::FinishIfIdle() {
 }
 
 void ExchangeStream::OnReadDone(bool ok) {
-  grpc::ByteBuffer message;
   absl::StatusOr<ByteChain> bytes = ByteChain();
-  const auto request = std::make_shared<Request>();
+  const auto request = MakePooled<Request>();
   {
     MutexLock lock(&mu_);
     reading_ = false;
@@ -53,8 +52,7 @@ void ExchangeStream::OnReadDone(bool ok) {
       return FinishIfIdle();
     }
     if (closing_.has_value()) return;
-    message.Swap(&incoming_);
-    bytes = ChainOf(message);
+    bytes = ChainOf(&incoming_);
     if (bytes.ok()) {
       request->charge = RequestCharge(bytes->size());
       bytes_held_ += request->charge;
@@ -64,12 +62,11 @@ void ExchangeStream::OnReadDone(bool ok) {
   }
   auto unwrapped = bytes.ok() ? Unwrap(*bytes) : bytes.status();
   if (!unwrapped.ok()) return Close(unwrapped.status());
-  message.Clear();
   request->call = unwrapped->first.call;
-  const auto stream = shared_from_this();
+  request->stream = shared_from_this();
   service_->handler_(
-      unwrapped->second, [stream, request] { stream->Taken(request.get()); },
-      [stream, request](const absl::StatusOr<ByteChain>& reply) { stream->Reply(request.get(), reply); },
+      unwrapped->second, [request] { request->stream->Taken(request.get()); },
+      [request](const absl::StatusOr<ByteChain>& reply) { request->stream->Reply(request.get(), reply); },
       {nullptr, /*over_request=*/true, /*untouched=*/false});
 }
 
@@ -77,7 +74,7 @@ void ExchangeStream::Taken(Request* request) {
   grpc::ByteBuffer message = BufferOf(WrapTaken(request->call));
   MutexLock lock(&mu_);
   bytes_held_ -= std::exchange(request->charge, 0);
-  Send(std::move(message));
+  Send(&message);
   ReadOn();
 }
 
@@ -86,15 +83,15 @@ void ExchangeStream::Reply(Request* request, const absl::StatusOr<ByteChain>& re
   MutexLock lock(&mu_);
   --requests_;
   bytes_held_ -= std::exchange(request->charge, 0);
-  Send(std::move(message));
+  Send(&message);
   ReadOn();
   FinishIfIdle();
 }
 
-void ExchangeStream::Send(grpc::ByteBuffer message) {
+void ExchangeStream::Send(grpc::ByteBuffer* message) {
   if (finished_ || closing_.has_value()) return;
-  bytes_held_ += message.Length();
-  outgoing_.push_back(std::move(message));
+  bytes_held_ += message->Length();
+  outgoing_.emplace_back().Swap(message);
   if (outgoing_.size() == 1) StartWrite(&outgoing_.front());
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
 #include <memory>
 #include <optional>
 
@@ -9,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/byte_chain.h"
 #include "common/base/mutex.h"
+#include "common/base/pool_allocator.h"
 #include "common/rpc/param_service.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
@@ -40,21 +40,23 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void FinishIfIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A request that is not answered yet.
   struct Request {
+    std::shared_ptr<ExchangeStream> stream;
     uint64_t call = 0;
     size_t charge = 0;  // 0 once it is taken.
   };
   void Taken(Request* request);
   void Reply(Request* request, const absl::StatusOr<ByteChain>& reply);
-  void Send(grpc::ByteBuffer message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Takes the message over.
+  void Send(grpc::ByteBuffer* message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   ParamService* const service_;  // Until OnDone().
   std::shared_ptr<ExchangeStream> self_;
   grpc::ByteBuffer incoming_;
 
   Mutex mu_;
-  std::deque<grpc::ByteBuffer> outgoing_ ABSL_GUARDED_BY(mu_);  // The first is being written.
-  size_t bytes_held_ ABSL_GUARDED_BY(mu_) = 0;                  // Read and not taken, or not written.
-  int requests_ ABSL_GUARDED_BY(mu_) = 0;                       // Not answered.
+  PooledDeque<grpc::ByteBuffer> outgoing_ ABSL_GUARDED_BY(mu_);  // The first is being written.
+  size_t bytes_held_ ABSL_GUARDED_BY(mu_) = 0;                   // Read and not taken, or not written.
+  int requests_ ABSL_GUARDED_BY(mu_) = 0;                        // Not answered.
   bool reading_ ABSL_GUARDED_BY(mu_) = false;
   bool no_more_reads_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;

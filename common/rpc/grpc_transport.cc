@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <deque>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
 #include "common/base/clock.h"
+#include "common/base/pool_allocator.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/payload.h"
@@ -104,9 +104,7 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
 
   void OnReadDone(bool ok) override {
     if (!ok) return End();
-    grpc::ByteBuffer message;
-    message.Swap(&incoming_);
-    const absl::StatusOr<ByteChain> bytes = ChainOf(message);
+    const absl::StatusOr<ByteChain> bytes = ChainOf(&incoming_);
     const auto unwrapped = bytes.ok() ? Unwrap(*bytes) : bytes.status();
     if (!unwrapped.ok()) return Cancel();
     const auto& [envelope, body] = *unwrapped;
@@ -155,7 +153,7 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
   }
 
   void End() {
-    std::deque<Unwritten> unwritten;  // Its owners are released without the lock.
+    PooledDeque<Unwritten> unwritten;  // Its owners are released without the lock.
     absl::flat_hash_set<uint64_t> under_way;
     {
       MutexLock lock(&mu_);
@@ -177,7 +175,7 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
 
   Mutex mu_;
   absl::flat_hash_set<uint64_t> under_way_ ABSL_GUARDED_BY(mu_);
-  std::deque<Unwritten> unwritten_ ABSL_GUARDED_BY(mu_);
+  PooledDeque<Unwritten> unwritten_ ABSL_GUARDED_BY(mu_);
   grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mu_);
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool ended_ ABSL_GUARDED_BY(mu_) = false;

@@ -8,8 +8,8 @@ namespace recon {
 
 // Between gRPC's buffers and ByteChain, without copying payloads. Thread-safe free functions.
 
-// Refers to the buffer's slices and keeps them alive. InvalidArgument if the buffer cannot be read.
-absl::StatusOr<ByteChain> ChainOf(const grpc::ByteBuffer& buffer);
+// Takes the buffer over and refers to its slices. InvalidArgument if it cannot be read.
+absl::StatusOr<ByteChain> ChainOf(grpc::ByteBuffer* buffer);
 
 // Slices that refer to the chain's pieces and keep the owners of all alive until gRPC has sent the last one.
 // Small pieces are copied: a slice of its own costs more than a copy of it.

@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/pool_allocator.h"
 #include "common/base/status_macros.h"
 #include "common/shm/shm_socket.h"
 #include "common/transport/envelope.h"
@@ -18,6 +19,12 @@ namespace {
 
 constexpr absl::Duration kRefusalPause = absl::Milliseconds(50);
 constexpr absl::Duration kRefusalLogInterval = absl::Seconds(10);
+
+// Where its replies go.
+struct Request {
+  ShmSender sender;
+  uint64_t call = 0;
+};
 
 }  // namespace
 
@@ -80,12 +87,11 @@ void ShmListener::Accept() {
 void ShmListener::OnRequest(Connection* connection, const ByteChain& message) {
   const auto unwrapped = Unwrap(message);
   if (!unwrapped.ok()) return connection->peer->Close();
-  const uint64_t call = unwrapped->first.call;
-  const ShmSender sender = connection->peer->sender();
+  const auto from = MakePooled<const Request>(Request{connection->peer->sender(), unwrapped->first.call});
   handler_(
-      unwrapped->second, [sender, call] { sender.Send(WrapTaken(call)); },
-      [sender, call](const absl::StatusOr<ByteChain>& reply) { sender.Send(WrapReply(call, reply)); },
-      {[sender](size_t bytes) { return sender.Reserve(bytes); }, /*over_request=*/false,
+      unwrapped->second, [from] { from->sender.Send(WrapTaken(from->call)); },
+      [from](const absl::StatusOr<ByteChain>& reply) { from->sender.Send(WrapReply(from->call, reply)); },
+      {[from](size_t bytes) { return from->sender.Reserve(bytes); }, /*over_request=*/false,
        /*untouched=*/true});
 }
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <deque>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/copied_bytes.h"
 #include "common/base/mutex.h"
+#include "common/base/pool_allocator.h"
 #include "common/base/status_macros.h"
 
 namespace recon {
@@ -74,12 +74,13 @@ class ShmLink {
       return absl::OkStatus();
     }
     link->kept.fetch_add(1);
+    auto let_go = [link, slot = entry.slot](const void*) mutable {
+      const std::shared_ptr<ShmLink> held = std::move(link);  // Not as long as weak pointers.
+      held->kept.fetch_sub(1);
+      held->GiveBack(slot);
+    };
     message->Append(bytes, entry.bytes,
-                    std::shared_ptr<const void>(bytes, [link, slot = entry.slot](const void*) mutable {
-                      const std::shared_ptr<ShmLink> held = std::move(link);  // Not as long as weak pointers.
-                      held->kept.fetch_sub(1);
-                      held->GiveBack(slot);
-                    }));
+                    std::shared_ptr<const void>(bytes, std::move(let_go), PoolAllocator<uint8_t>()));
     return absl::OkStatus();
   }
 
@@ -229,7 +230,7 @@ class ShmLink {
   std::vector<Uses> uses ABSL_GUARDED_BY(send_mu);
   size_t entries_there ABSL_GUARDED_BY(send_mu) = 0;
   absl::Status broken ABSL_GUARDED_BY(send_mu);
-  std::deque<ByteChain> backlog ABSL_GUARDED_BY(send_mu);  // There was no room.
+  PooledDeque<ByteChain> backlog ABSL_GUARDED_BY(send_mu);  // There was no room.
 
   Mutex receive_mu;  // Orders those who give slots back.
 };
@@ -283,7 +284,7 @@ std::shared_ptr<uint8_t[]> ShmSender::Reserve(size_t bytes) const {
     held->uses[slot].here = 0;
     held->FreeIfUnused(slot);
   };
-  return {link_->region->slot(link_->out, slot), std::move(let_go)};
+  return {link_->region->slot(link_->out, slot), std::move(let_go), PoolAllocator<uint8_t>()};
 }
 
 void ShmPeer::Close() {
@@ -300,7 +301,7 @@ void ShmPeer::Run(const OnMessage& on_message, const OnClosed& on_closed) {
       status = absl::UnavailableError("the other process has gone");
     }
   }
-  std::deque<ByteChain> unsent;  // Their memory is given back without the lock.
+  PooledDeque<ByteChain> unsent;  // Their memory is given back without the lock.
   {
     MutexLock lock(&link_->send_mu);
     link_->closed.store(true);

@@ -16,8 +16,8 @@ constexpr size_t kErrorTextBytesMax = 4096;
 constexpr size_t kHeadersMax = size_t{64} << 10;
 
 ByteChain Wrap(const Envelope& envelope, const ByteChain& body) {
-  ByteChain message =
-      ByteChain::FromString(std::string(reinterpret_cast<const char*>(&envelope), kEnvelopeBytes));
+  const auto* bytes = reinterpret_cast<const uint8_t*>(&envelope);
+  ByteChain message = ByteChain::FromVector({bytes, bytes + kEnvelopeBytes});
   message.Append(body);
   return message;
 }

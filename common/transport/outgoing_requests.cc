@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "common/base/pool_allocator.h"
 #include "common/transport/envelope.h"
 
 namespace recon {
@@ -17,7 +18,7 @@ bool OutgoingRequests::Add(uint64_t call, ByteChain message) {
     if (ended_) return false;
     requests_[call] = {place, std::move(message)};
   }
-  window_->Enter(place, charge, [self = shared_from_this(), call] { self->Admit(call); });
+  window_->Enter(place, charge, Pooled([self = shared_from_this(), call] { self->Admit(call); }));
   bool left;
   {
     MutexLock lock(&mu_);

@@ -2,12 +2,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
 #include "common/base/mutex.h"
+#include "common/base/pool_allocator.h"
 
 namespace recon {
 
@@ -62,7 +62,7 @@ class SendWindow {
   bool one_machine_ ABSL_GUARDED_BY(mu_) = false;
   size_t workers_ ABSL_GUARDED_BY(mu_) = 1;
   uint64_t next_place_ ABSL_GUARDED_BY(mu_) = 1;
-  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
+  PooledDeque<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, size_t> under_way_ ABSL_GUARDED_BY(mu_);
   size_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
   bool admitting_ ABSL_GUARDED_BY(mu_) = false;

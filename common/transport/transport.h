@@ -46,7 +46,7 @@ struct FrameMemory {
   // Memory for `bytes` of the reply: what lies there the transport does not have to copy. It lasts as long as
   // the pointer; what is in it must not change once `done` has run. Null, itself or its result, if other
   // memory serves as well. Any thread.
-  std::function<std::shared_ptr<uint8_t[]>(size_t bytes)> allocate;
+  absl::AnyInvocable<std::shared_ptr<uint8_t[]>(size_t bytes)> allocate;
   // Whether the request's own bytes serve, too, once they have been read: nobody else looks at them.
   bool over_request = false;
   // Whether nobody here has read or written the request yet: no core has it in its cache.

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "common/base/pool_allocator.h"
 #include "common/codec/codec.h"
 #include "common/codec/page_hash.h"
 #include "common/optim/optimizer_kernels.h"
@@ -279,7 +280,7 @@ ByteChain Shard::Encoded(CodecId codec) {
   ByteChain chain;
   if (codec == CodecId::kFp32) {
     for (uint32_t page = 0; page < placement_.pages(); ++page) {
-      auto owner = std::make_shared<const PageRef>(pages_[0][page]);
+      auto owner = MakePooled<const PageRef>(pages_[0][page]);
       chain.Append(owner->data(), placement_.PageSize(page) * sizeof(float), owner);
     }
     return chain;

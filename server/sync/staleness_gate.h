@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -9,6 +10,7 @@
 
 #include "absl/time/time.h"
 #include "common/base/ids.h"
+#include "common/base/pool_allocator.h"
 
 namespace recon {
 
@@ -81,7 +83,8 @@ class StalenessGate {
   struct Progress {
     bool active = false;
     uint64_t next_step = 0;
-    std::set<uint64_t> ahead;  // Pushed, but beyond a step that is not.
+    std::set<uint64_t, std::less<uint64_t>, PoolAllocator<uint64_t>>
+        ahead;  // Pushed, but beyond a step that is not.
   };
 
   static void RaiseTo(uint64_t next_step, Progress* progress);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
+#include "common/base/pool_allocator.h"
 
 namespace recon {
 namespace {
@@ -78,22 +79,23 @@ std::vector<absl::StatusOr<Frame>> ParamClient::CallAll(FrameKind kind, std::vec
     Transport* transport;
     uint64_t number;
   };
-  std::vector<Call> calls;
+  PooledVector<Call> calls;
   calls.reserve(frames.size());
-  const auto window = std::make_shared<Window>();
+  const auto window = MakePooled<Window>();
   for (size_t i = 0; i < frames.size(); ++i) {
     frames[i].header.kind = static_cast<uint8_t>(kind);
-    auto done = [window, reply = &replies[i], take = &on_reply](const absl::StatusOr<ByteChain>& bytes) {
-      *reply = DecodeReply(bytes);
-      MutexLock lock(&window->mu);
-      if (*take && reply->ok()) {
-        Frame header;
-        header.header = (*reply)->header;
-        (*take)(std::exchange(**reply, std::move(header)));
-      }
-      window->last_answer = Now();
-      ++window->answered;
-    };
+    auto done =
+        Pooled([window, reply = &replies[i], take = &on_reply](const absl::StatusOr<ByteChain>& bytes) {
+          *reply = DecodeReply(bytes);
+          MutexLock lock(&window->mu);
+          if (*take && reply->ok()) {
+            Frame header;
+            header.header = (*reply)->header;
+            (*take)(std::exchange(**reply, std::move(header)));
+          }
+          window->last_answer = Now();
+          ++window->answered;
+        });
     Transport* transport = TransportFor(transports, frames[i].parts.front().shard).get();
     if (transport == nullptr) {
       done(absl::UnavailableError("the shard's server is not connected"));

@@ -70,8 +70,7 @@ class StreamServer : public grpc::CallbackGenericService {
     Reactor(StreamServer* to, int of_number) : server(to), number(of_number) { StartRead(&message); }
     void OnReadDone(bool ok) override {
       if (!ok) return;
-      const auto unwrapped = Unwrap(*ChainOf(message));
-      message.Clear();
+      const auto unwrapped = Unwrap(*ChainOf(&message));
       StartRead(&message);  // The test may end the stream once it has the request.
       MutexLock lock(&server->mu_);
       server->requests_.push_back({number, unwrapped->first.call});

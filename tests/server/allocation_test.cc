@@ -1,0 +1,154 @@
+// What a push takes from the heap, once pools are filled: a program of its own, because it counts every
+// operator new there is in it. (gRPC allocates for itself; it has no part in this.)
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <new>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "catch2/catch.hpp"
+#include "common/shm/shm_listener.h"
+#include "common/shm/shm_transport.h"
+#include "tests/server/push_frames.h"
+
+namespace {
+
+std::atomic<uint64_t> allocations{0};
+
+void* Allocate(size_t bytes) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  void* const block = std::malloc(bytes);
+  if (block == nullptr) throw std::bad_alloc();
+  return block;
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) { return Allocate(bytes); }
+void* operator new[](size_t bytes) { return Allocate(bytes); }
+void operator delete(void* block) noexcept { std::free(block); }
+void operator delete[](void* block) noexcept { std::free(block); }
+void operator delete(void* block, size_t) noexcept { std::free(block); }
+void operator delete[](void* block, size_t) noexcept { std::free(block); }
+
+namespace recon {
+namespace {
+
+constexpr uint32_t kShards = 6;
+constexpr uint32_t kShardsInFrame = 3;
+constexpr uint64_t kSteps = 40;
+constexpr uint32_t kWorker = 1;
+
+ModelSpec Model() {
+  ModelSpec model;
+  model.set_name("six shards");
+  TensorSpec* tensor = model.add_tensors();
+  tensor->set_name("weights");
+  tensor->add_shape(kShards * kShardParamsMax);
+  return model;
+}
+
+// Takes a request and calls back with its reply.
+using Send = std::function<void(const ByteChain& request, std::atomic<uint64_t>* answered)>;
+
+// Frames of kSteps pushes with gradients in `memory`, in the order in which they are pushed.
+std::vector<ByteChain> Pushes(ParamServerHarness* harness, uint64_t first_step, CodecId reply,
+                              const std::function<std::shared_ptr<uint8_t[]>(size_t)>& memory) {
+  const size_t bytes = EncodedBytes(CodecId::kFp16, kShardParamsMax);
+  const std::vector<float> values(kShardParamsMax, 1e-3f);
+  const Frame all = harness->MakeFrame(FrameKind::kPushPull, WorkerId(kWorker),
+                                       ParamServerHarness::IncarnationOf(kWorker), 0, {});
+  std::vector<ByteChain> gradients;
+  for (uint32_t i = 0; i < kShards; ++i) {
+    const std::shared_ptr<uint8_t[]> to = memory(bytes);
+    Encode(CodecId::kFp16, values.data(), values.size(), to.get());
+    gradients.emplace_back().Append(to.get(), bytes, to);
+  }
+  std::vector<ByteChain> frames;
+  for (uint64_t step = first_step; step < first_step + kSteps; ++step) {
+    for (uint32_t first = 0; first < kShards; first += kShardsInFrame) {
+      Frame frame;
+      frame.header = all.header;
+      frame.header.step = step;
+      frame.header.reply_codec = static_cast<uint8_t>(reply);
+      for (uint32_t i = first; i < first + kShardsInFrame; ++i) {
+        frame.parts.push_back(all.parts[i]);
+        frame.parts.back().codec = static_cast<uint8_t>(CodecId::kFp16);
+        frame.payloads.push_back(gradients[i]);
+      }
+      frames.push_back(EncodeFrame(std::move(frame)));
+    }
+  }
+  return frames;
+}
+
+// The fewest allocations of a round of pushes, two of them under way; 0 ends it. Pools grow with the most
+// that has been under way at a time, which the first rounds need not reach.
+uint64_t FewestAllocations(ParamServerHarness* harness, CodecId reply, const Send& send,
+                           const std::function<std::shared_ptr<uint8_t[]>(size_t)>& memory) {
+  uint64_t fewest = UINT64_MAX;
+  for (uint64_t round = 0; round < 50 && fewest > 0; ++round) {
+    const std::vector<ByteChain> frames = Pushes(harness, round * kSteps, reply, memory);
+    std::atomic<uint64_t> answered{0};
+    const uint64_t before = allocations.load();
+    for (size_t i = 0; i < frames.size(); ++i) {
+      while (answered.load() + 2 * kShards / kShardsInFrame <= i) std::this_thread::yield();
+      send(frames[i], &answered);
+    }
+    while (answered.load() < frames.size()) std::this_thread::yield();
+    fewest = std::min(fewest, allocations.load() - before);
+  }
+  return fewest;
+}
+
+}  // namespace
+
+TEST_CASE("a push allocates nothing, on its way to the server and back", "[allocation]") {
+  ParamServerHarness harness(StalenessGate::kUnlimited, OptimizerKind::kMomentum, 1e-3);
+  harness.Define(Model(), std::vector<float>(kShards * kShardParamsMax));
+  harness.Join(kWorker);
+
+  SECTION("through shared memory: both ends") {
+    const std::string name = absl::StrCat("recon-allocation-", getpid());
+    const auto listener = *ShmListener::Start(
+        name, [&](const ByteChain& request, TakenCallback taken, Transport::Done done, FrameMemory memory) {
+          harness.server().Handle(request, Now(), std::move(taken), std::move(done), std::move(memory));
+        });
+    ShmTransport transport(name, nullptr);
+    REQUIRE(transport.Connected());
+    const auto send = [&](const ByteChain& request, std::atomic<uint64_t>* answered) {
+      transport.Call(request, [answered](const absl::StatusOr<ByteChain>& reply) {
+        if (reply.ok()) answered->fetch_add(1);
+      });
+    };
+    const auto memory = [&](size_t bytes) { return transport.RequestMemory(bytes); };
+    CHECK(FewestAllocations(&harness, CodecId::kFp16, send, memory) == 0);
+  }
+  SECTION("handed over by a transport that lends the request's memory for the reply") {
+    const auto send = [&](const ByteChain& request, std::atomic<uint64_t>* answered) {
+      const auto done = [answered](const absl::StatusOr<ByteChain>& reply) {
+        if (reply.ok()) answered->fetch_add(1);
+      };
+      harness.server().Handle(request, Now(), [] {}, done, {nullptr, /*over_request=*/true});
+    };
+    const auto memory = [](size_t bytes) { return std::shared_ptr<uint8_t[]>(new uint8_t[bytes]); };
+    CHECK(FewestAllocations(&harness, CodecId::kFp16, send, memory) == 0);
+  }
+  SECTION("with a reply of the pages themselves") {
+    const auto send = [&](const ByteChain& request, std::atomic<uint64_t>* answered) {
+      const auto done = [answered](const absl::StatusOr<ByteChain>& reply) {
+        if (reply.ok()) answered->fetch_add(1);
+      };
+      harness.server().Handle(
+          request, Now(), [] {}, done);
+    };
+    const auto memory = [](size_t bytes) { return std::shared_ptr<uint8_t[]>(new uint8_t[bytes]); };
+    CHECK(FewestAllocations(&harness, CodecId::kFp32, send, memory) == 0);
+  }
+}
+
+}  // namespace recon
