@@ -10,6 +10,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "common/base/mutex.h"
+#include "common/base/pool_allocator.h"
 
 namespace recon {
 namespace {
@@ -121,7 +122,7 @@ void Touch(float* values) {
 }  // namespace
 
 PageRef::Block* PageRef::NewBlock() {
-  auto* block = new Block;
+  auto* block = new (PoolAllocator<Block>().allocate(1)) Block;
   const PagePool::Page page = PagePool::Get().Take();
   if (page.fresh) Touch(page.values);
   block->values = page.values;
@@ -131,7 +132,8 @@ PageRef::Block* PageRef::NewBlock() {
 void PageRef::Drop(Block* block) {
   if (block == nullptr || block->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   PagePool::Get().Give(block->values);
-  delete block;
+  block->~Block();
+  PoolAllocator<Block>().deallocate(block, 1);
 }
 
 // Never dropped by the last reference: this one is not.

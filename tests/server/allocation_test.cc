@@ -4,9 +4,8 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <functional>
-#include <new>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -14,26 +13,7 @@
 #include "common/shm/shm_listener.h"
 #include "common/shm/shm_transport.h"
 #include "tests/server/push_frames.h"
-
-namespace {
-
-std::atomic<uint64_t> allocations{0};
-
-void* Allocate(size_t bytes) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  void* const block = std::malloc(bytes);
-  if (block == nullptr) throw std::bad_alloc();
-  return block;
-}
-
-}  // namespace
-
-void* operator new(size_t bytes) { return Allocate(bytes); }
-void* operator new[](size_t bytes) { return Allocate(bytes); }
-void operator delete(void* block) noexcept { std::free(block); }
-void operator delete[](void* block) noexcept { std::free(block); }
-void operator delete(void* block, size_t) noexcept { std::free(block); }
-void operator delete[](void* block, size_t) noexcept { std::free(block); }
+#include "tests/support/count_allocations.h"
 
 namespace recon {
 namespace {
@@ -94,13 +74,13 @@ uint64_t FewestAllocations(ParamServerHarness* harness, CodecId reply, const Sen
   for (uint64_t round = 0; round < 50 && fewest > 0; ++round) {
     const std::vector<ByteChain> frames = Pushes(harness, round * kSteps, reply, memory);
     std::atomic<uint64_t> answered{0};
-    const uint64_t before = allocations.load();
+    const uint64_t before = CountedAllocations();
     for (size_t i = 0; i < frames.size(); ++i) {
       while (answered.load() + 2 * kShards / kShardsInFrame <= i) std::this_thread::yield();
       send(frames[i], &answered);
     }
     while (answered.load() < frames.size()) std::this_thread::yield();
-    fewest = std::min(fewest, allocations.load() - before);
+    fewest = std::min(fewest, CountedAllocations() - before);
   }
   return fewest;
 }
