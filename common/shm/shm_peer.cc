@@ -278,6 +278,7 @@ std::shared_ptr<uint8_t[]> ShmSender::Reserve(size_t bytes) const {
     slot = ShmLink::TakeSlot(&link_->free_to_reserve);
     link_->uses[slot].here = 1;
   }
+  link_->region->Pin(link_->out, slot);
   auto let_go = [link = link_, slot](uint8_t*) mutable {
     const std::shared_ptr<ShmLink> held = std::move(link);  // Not as long as weak pointers.
     MutexLock lock(&held->send_mu);

@@ -26,8 +26,9 @@ class ShmSender {
   // the connection is closed, or the message larger than kShmSlotBytes.
   bool Send(const ByteChain& message) const;
 
-  // A slot, for what is to be sent, as long as the pointer. What a message has must not change once it has
-  // been sent. Null if the connection is closed, all such slots are in use, or none is as large.
+  // A slot, for what is to be sent, as long as the pointer, and pinned for the process' device if it has one
+  // (host_pinning.h). What a message has must not change once it has been sent. Null if the connection is
+  // closed, all such slots are in use, or none is as large.
   std::shared_ptr<uint8_t[]> Reserve(size_t bytes) const;
 
  private:

@@ -102,6 +102,7 @@ absl::StatusOr<std::unique_ptr<ShmRegion>> ShmRegion::Attach(int fd) {
 }
 
 ShmRegion::~ShmRegion() {
+  pinned_ = nullptr;
   munmap(header_, kRegionBytes);
   close(fd_);
 }

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "common/base/host_pinning.h"
 #include "common/base/limits.h"
 
 namespace recon {
@@ -79,12 +80,15 @@ class ShmRegion {
   int fd() const { return fd_; }
   ShmDirection* direction(int which) { return &header_->directions[which]; }
   uint8_t* slot(int which, uint32_t number);
+  // From now on a device of this process, if it uses one, copies to and from the slot as fast as it can.
+  void Pin(int which, uint32_t number) { pinned_->Pin(slot(which, number), kShmSlotBytes); }
 
  private:
   ShmRegion(int fd, void* memory) : fd_(fd), header_(static_cast<ShmHeader*>(memory)) {}
 
   const int fd_;
   ShmHeader* const header_;
+  std::unique_ptr<PinnedRanges> pinned_ = std::make_unique<PinnedRanges>();
 };
 
 }  // namespace recon

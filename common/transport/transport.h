@@ -33,7 +33,8 @@ class Transport {
   virtual void Disconnect() = 0;
   // Memory for `bytes` of requests: what lies there the transport does not have to copy. It lasts as long as
   // the pointer, and what is in it must not change once a request has it. What is asked for in turn lies side
-  // by side. Null if other memory serves as well, or there is none now.
+  // by side. Page-locked if the process uses a device (host_pinning.h). Null if other memory serves as well,
+  // or there is none now.
   virtual std::shared_ptr<uint8_t[]> RequestMemory(size_t /*bytes*/) { return nullptr; }
 };
 

@@ -224,7 +224,8 @@ class PushWorker {
     for (uint32_t i = 0; i < layout_->shard_count(); ++i) {
       const uint32_t count = layout_->shards()[i].size;
       const size_t size = EncodedBytes(CodecId::kFp16, count);
-      const std::shared_ptr<uint8_t[]> memory = client_->PayloadMemory(i, size);  // As a worker does it.
+      std::shared_ptr<uint8_t[]> memory = client_->PayloadMemory(i, size);  // As a worker does it.
+      if (memory == nullptr) memory.reset(new uint8_t[size]);
       Encode(CodecId::kFp16, values.data(), count, memory.get());
       gradients_[i].codec = CodecId::kFp16;
       gradients_[i].payload.Append(memory.get(), size, memory);

@@ -55,9 +55,7 @@ std::shared_ptr<uint8_t[]> ParamClient::PayloadMemory(uint32_t shard, size_t byt
     MutexLock lock(&mu_);
     transport = TransportFor(transports_, shard);
   }
-  std::shared_ptr<uint8_t[]> memory = transport != nullptr ? transport->RequestMemory(bytes) : nullptr;
-  if (memory == nullptr) memory.reset(new uint8_t[bytes]);
-  return memory;
+  return transport != nullptr ? transport->RequestMemory(bytes) : nullptr;
 }
 
 std::shared_ptr<Transport> ParamClient::TransportFor(const Transports& transports, uint32_t shard) const {

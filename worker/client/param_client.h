@@ -27,8 +27,8 @@ class ParamClient {
 
   // The way to each of the servers from now on; calls under way go on as they are.
   void Connect(std::vector<std::shared_ptr<Transport>> transports);
-  // Memory for `bytes` of a shard's payload, from which its server's transport need not copy; from the heap
-  // if it has no such memory.
+  // Memory for `bytes` of a shard's payload, from which its server's transport need not copy: its
+  // Transport::RequestMemory(). Null if other memory serves as well.
   std::shared_ptr<uint8_t[]> PayloadMemory(uint32_t shard, size_t bytes);
   // Cuts all connections (Transport::Disconnect()).
   void Disconnect();

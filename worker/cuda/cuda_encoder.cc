@@ -307,38 +307,90 @@ class CudaEncoder : public GradientEncoder {
       if (tasks[page].rule == PageRule::kInt8) packed_bytes += sizeof(float);
     }
     if (!run.any_sparse) packed_bytes = run.dense_bytes;
+    const std::vector<Body> bodies = BodiesOf(run, plan, tasks, results);
+    for (const Body& body : bodies) {
+      EncodedShard& encoded = push->shards[body.shard];
+      encoded.codec = body.codec;
+      if (body.codec == CodecId::kInt8 && !run.any_sparse) {
+        const uint32_t first = first_pages_[body.shard] - run.first_page;
+        encoded.payload = ScalesOf(results + first, layout_->shards()[body.shard].pages());
+      }
+    }
+    RECON_ASSIGN_OR_RETURN(const bool at_transport, DownloadToTransport(plan, bodies, lane, push));
+    if (at_transport) return absl::OkStatus();
     RECON_ASSIGN_OR_RETURN(const std::shared_ptr<PinnedBuffer> host, TakePinned(packed_bytes));
-    RECON_RETURN_IF_ERROR(Check(cudaMemcpyAsync(host->get(), lane->packed.get(), packed_bytes,
-                                                cudaMemcpyDeviceToHost, lane->stream.get()),
-                                "download of payloads"));
-    AddPayloads(run, plan, tasks, results, host, push);
-    return absl::OkStatus();
+    for (const Body& body : bodies) {
+      push->shards[body.shard].payload.Append(host->get() + body.from, body.bytes, host);
+    }
+    return Download(lane, 0, packed_bytes, host->get());
   }
 
-  // Cuts the run's payloads into those of its shards. The bytes may still be on their way.
-  void AddPayloads(const Run& run, const EncodePlan& plan, const PageTask* tasks, const PageResult* results,
-                   const std::shared_ptr<PinnedBuffer>& host, EncodedPush* push) const {
+  // A shard's payload in the run's output, without an int8 payload's scales where these are not in it.
+  struct Body {
+    uint32_t shard = 0;
+    CodecId codec = CodecId::kFp32;
+    uint64_t from = 0, bytes = 0;
+  };
+  std::vector<Body> BodiesOf(const Run& run, const EncodePlan& plan, const PageTask* tasks,
+                             const PageResult* results) const {
+    std::vector<Body> bodies;
     uint64_t at = 0;
     for (uint32_t i = run.first_shard; i < run.end_shard; ++i) {
       const ShardPlacement& shard = layout_->shards()[i];
       const PageRule rule = RuleOf(plan.groups[shard.group], plan.Flushes(i), options_.sampled);
       const uint32_t first = first_pages_[i] - run.first_page;
-      EncodedShard& encoded = push->shards[i];
-      encoded.codec = CodecOf(rule);
+      Body& body = bodies.emplace_back();
+      body.shard = i;
+      body.codec = CodecOf(rule);
       if (!run.any_sparse) {
-        const bool int8 = rule == PageRule::kInt8;
-        if (int8) encoded.payload = ScalesOf(results + first, shard.pages());
-        encoded.payload.Append(host->get() + tasks[first].out,
-                               shard.size * (int8 ? 1 : EncodedBytes(encoded.codec, 1)), host);
+        body.from = tasks[first].out;
+        body.bytes = shard.size * (rule == PageRule::kInt8 ? 1 : EncodedBytes(body.codec, 1));
         continue;
       }
-      uint64_t bytes = IsSparse(rule)            ? shard.pages() * kSparsePageHeaderBytes
-                       : rule == PageRule::kInt8 ? shard.pages() * sizeof(float)
-                                                 : 0;
-      for (uint32_t page = 0; page < shard.pages(); ++page) bytes += results[first + page].body_bytes;
-      encoded.payload.Append(host->get() + at, bytes, host);
-      at += bytes;
+      body.from = at;
+      body.bytes = IsSparse(rule)            ? shard.pages() * kSparsePageHeaderBytes
+                   : rule == PageRule::kInt8 ? shard.pages() * sizeof(float)
+                                             : 0;
+      for (uint32_t page = 0; page < shard.pages(); ++page) body.bytes += results[first + page].body_bytes;
+      at += body.bytes;
     }
+    return bodies;
+  }
+
+  // Begins to bring the payloads to where the transport sends them from. False if it has no pinned memory for
+  // all of them.
+  absl::StatusOr<bool> DownloadToTransport(const EncodePlan& plan, const std::vector<Body>& bodies,
+                                           Lane* lane, EncodedPush* push) const {
+    if (!plan.memory) return false;
+    std::vector<std::shared_ptr<uint8_t[]>> memory;
+    for (const Body& body : bodies) {
+      memory.push_back(plan.memory(body.shard, body.bytes));
+      if (memory.back() == nullptr || !IsPinned(memory.back().get())) return false;
+    }
+    for (size_t i = 0; i < bodies.size(); ++i) {
+      push->shards[bodies[i].shard].payload.Append(memory[i].get(), bodies[i].bytes, memory[i]);
+    }
+    // What lies side by side at both ends, and so in one range of pinned memory, is one copy.
+    for (size_t first = 0, end = 0; first < bodies.size(); first = end) {
+      uint64_t bytes = 0;
+      while (end < bodies.size() && bodies[end].from == bodies[first].from + bytes &&
+             memory[end].get() == memory[first].get() + bytes && OneOwner(memory[first], memory[end])) {
+        bytes += bodies[end++].bytes;
+      }
+      RECON_RETURN_IF_ERROR(Download(lane, bodies[first].from, bytes, memory[first].get()));
+    }
+    return true;
+  }
+
+  static bool OneOwner(const std::shared_ptr<uint8_t[]>& a, const std::shared_ptr<uint8_t[]>& b) {
+    return !a.owner_before(b) && !b.owner_before(a);
+  }
+
+  // The bytes are there when the stream has been waited for.
+  static absl::Status Download(Lane* lane, uint64_t from, uint64_t bytes, uint8_t* to) {
+    return Check(
+        cudaMemcpyAsync(to, lane->packed.get() + from, bytes, cudaMemcpyDeviceToHost, lane->stream.get()),
+        "download of payloads");
   }
 
   static ByteChain ScalesOf(const PageResult* results, uint32_t pages) {

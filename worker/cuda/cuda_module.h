@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/host_pinning.h"
 #include "worker/cuda/measure_codecs.h"
 #include "worker/model/mlp_model.h"
 #include "worker/model/model_backend.h"
@@ -19,6 +20,7 @@ struct CudaModule {
   // Devices this process can use. Unavailable, with the reason, if there are none.
   absl::StatusOr<int> (*device_count)();
   absl::StatusOr<std::unique_ptr<ModelBackend>> (*make_mlp)(MlpModel model, int device);
+  HostPinning pinning;
   // See measure_codecs.h.
   absl::StatusOr<std::vector<cuda::CodecMeasurement>> (*measure_codecs)(int device, uint64_t values,
                                                                         int rounds);

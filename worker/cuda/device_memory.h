@@ -83,6 +83,18 @@ class PinnedBuffer {
   size_t bytes_ = 0;
 };
 
+// HostPinning's functions; for all devices of the process.
+inline bool PinHostMemory(void* begin, size_t bytes) {
+  return Check(cudaHostRegister(begin, bytes, cudaHostRegisterPortable), "cudaHostRegister").ok();
+}
+inline void UnpinHostMemory(void* begin) { (void)Check(cudaHostUnregister(begin), "cudaHostUnregister"); }
+// Whether the copy engines can use the host memory there as it is.
+inline bool IsPinned(const void* memory) {
+  cudaPointerAttributes attributes{};
+  const absl::Status known = Check(cudaPointerGetAttributes(&attributes, memory), "cudaPointerGetAttributes");
+  return known.ok() && attributes.type == cudaMemoryTypeHost;
+}
+
 class Stream {
  public:
   Stream() = default;

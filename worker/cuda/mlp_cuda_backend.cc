@@ -242,6 +242,8 @@ absl::StatusOr<std::unique_ptr<ModelBackend>> MakeMlp(MlpModel model, int device
 
 extern "C" {
 extern const recon::CudaModule recon_cuda_module;
-const recon::CudaModule recon_cuda_module = {&recon::DeviceCount, &recon::MakeMlp,
+const recon::CudaModule recon_cuda_module = {&recon::DeviceCount,
+                                             &recon::MakeMlp,
+                                             {&recon::cuda::PinHostMemory, &recon::cuda::UnpinHostMemory},
                                              &recon::cuda::MeasureCodecs};
 }

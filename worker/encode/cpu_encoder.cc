@@ -111,8 +111,8 @@ EncodedShard CpuEncoder::EncodeShard(uint32_t number, uint32_t first_page, const
   // A codec without feedback after one with it sends the residual once.
   holds_residual_[number] = keep;
   const size_t size = EncodedBytes(codec, shard.size);
-  const std::shared_ptr<uint8_t[]> memory =
-      plan.memory ? plan.memory(number, size) : std::shared_ptr<uint8_t[]>(new uint8_t[size]);
+  std::shared_ptr<uint8_t[]> memory = plan.memory ? plan.memory(number, size) : nullptr;
+  if (memory == nullptr) memory.reset(new uint8_t[size]);
   EncodeDense(shard, first_page, gradient, codec, keep, keep || held, plan.seed, memory.get(), push);
   EncodedShard encoded{codec};
   encoded.payload.Append(memory.get(), size, memory);

@@ -42,7 +42,8 @@ struct EncodePlan {
   std::vector<bool> flush;
   bool Flushes(uint32_t shard) const { return !flush.empty() && flush[shard]; }
   uint64_t seed = 0;  // Of random choices; another one for each push.
-  // Gives memory for so many bytes of a shard's payload, of any kind but a GPU's. Empty: the heap serves.
+  // Gives memory for so many bytes of a shard's payload, from which it need not be copied when it is sent.
+  // Empty, itself or its result: the encoder's own serves as well.
   std::function<std::shared_ptr<uint8_t[]>(uint32_t shard, size_t bytes)> memory;
 };
 

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "common/base/host_pinning.h"
 #include "common/base/status_macros.h"
 #include "worker/cuda/cuda_module.h"
 #include "worker/model/mlp_backend.h"
@@ -44,7 +45,11 @@ absl::StatusOr<std::unique_ptr<ModelBackend>> MakeMlp(const std::string& sizes, 
         "--model ", options.model, " takes ", model.sizes.front(), " features and ", model.sizes.back(),
         " classes, the data has ", options.features, " and ", options.classes));
   }
-  if (device >= 0) return (*LoadCudaModule())->make_mlp(std::move(model), device);
+  if (device >= 0) {
+    RECON_ASSIGN_OR_RETURN(const CudaModule* cuda, LoadCudaModule());
+    SetHostPinning(cuda->pinning);
+    return cuda->make_mlp(std::move(model), device);
+  }
   return std::make_unique<MlpBackend>(std::move(model), options.threads);
 }
 

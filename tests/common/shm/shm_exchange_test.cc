@@ -10,11 +10,13 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <random>
 #include <thread>
 
 #include "absl/strings/match.h"
 #include "common/base/copied_bytes.h"
+#include "common/base/host_pinning.h"
 #include "common/base/limits.h"
 #include "common/shm/shm_socket.h"
 #include "tests/support/holding_server.h"
@@ -225,6 +227,55 @@ TEST_CASE("a request in the transport's memory is sent from there", "[exchange]"
     all.clear();
     CHECK(transport->RequestMemory(8) != nullptr);
   }
+}
+
+namespace {
+
+// What a device's driver would have pinned.
+std::map<uint8_t*, size_t> pinned_ranges;
+int unpinned = 0;
+
+bool PinRange(void* begin, size_t bytes) {
+  auto* const first = static_cast<uint8_t*>(begin);
+  const auto next = pinned_ranges.lower_bound(first);
+  REQUIRE((next == pinned_ranges.end() || next->first >= first + bytes));
+  REQUIRE((next == pinned_ranges.begin() || std::prev(next)->first + std::prev(next)->second <= first));
+  pinned_ranges[first] = bytes;
+  return true;
+}
+
+void UnpinRange(void* begin) {
+  auto* const first = static_cast<volatile uint8_t*>(begin);
+  first[0] = 1;  // It is mapped still.
+  REQUIRE(pinned_ranges.erase(static_cast<uint8_t*>(begin)) == 1);
+  ++unpinned;
+}
+
+}  // namespace
+
+TEST_CASE("the transport's memory is pinned once, as long as it is there", "[exchange]") {
+  SetHostPinning({PinRange, UnpinRange});
+  {
+    HoldingServer server;
+    const auto transport = Connect(server, "shared memory");
+    for (int i = 0; i < 20; ++i) {
+      const auto memory = transport->RequestMemory(3 * kMiB);
+      const auto range = std::prev(pinned_ranges.upper_bound(memory.get()));
+      CHECK(memory.get() + 3 * kMiB <= range->first + range->second);
+    }
+    // A slot is used again, and is not pinned again.
+    CHECK(pinned_ranges.size() < 10);
+    CHECK(unpinned == 0);
+  }
+  CHECK(pinned_ranges.empty());
+  CHECK(unpinned > 0);
+  SetHostPinning({[](void*, size_t) { return false; }, UnpinRange});
+  {
+    HoldingServer server;
+    const auto transport = Connect(server, "shared memory");
+    CHECK(transport->RequestMemory(kMiB) != nullptr);
+  }
+  SetHostPinning({});
 }
 
 TEST_CASE("a message that does not end ends the connection", "[exchange]") {

@@ -1,5 +1,8 @@
 #include <cmath>
+#include <cstdlib>
+#include <memory>
 #include <random>
+#include <utility>
 
 #include "catch2/catch.hpp"
 #include "worker/cuda/cuda_module.h"
@@ -18,6 +21,22 @@ EncodePlan Plan(const char* weights, const char* biases, uint64_t seed, bool flu
   return plan;
 }
 
+constexpr size_t kTransportBytes = size_t{64} << 20;
+
+// One range of memory, of which the encoder asks for its payloads' in turn.
+struct TransportMemory {
+  std::shared_ptr<uint8_t[]> Next(size_t bytes) {
+    used = (used + 63) / 64 * 64;
+    REQUIRE(used + bytes <= kTransportBytes);
+    return {all, begin + std::exchange(used, used + bytes)};
+  }
+
+  const std::shared_ptr<uint8_t[]> all{static_cast<uint8_t*>(std::aligned_alloc(4096, kTransportBytes)),
+                                       [](uint8_t* memory) { std::free(memory); }};
+  uint8_t* const begin = all.get();
+  size_t used = 0;
+};
+
 }  // namespace
 
 TEST_CASE("the CUDA encoder gives the CPU encoder's bytes for a device's gradients", "[gpu]") {
@@ -32,6 +51,8 @@ TEST_CASE("the CUDA encoder gives the CPU encoder's bytes for a device's gradien
   const ParamLayout layout = *ParamLayout::Create(model.spec);
   const auto backend = *(*module)->make_mlp(model, 0);
   backend->Bind(&layout);
+  TransportMemory transport;
+  REQUIRE((*module)->pinning.pin(transport.begin, kTransportBytes));
   const TrainAndTest data = MakeClusters(1000, 1, 33, 5);
   std::vector<float> parameters(layout.params());
   backend->InitialValues(7, absl::MakeSpan(parameters));
@@ -68,12 +89,23 @@ TEST_CASE("the CUDA encoder gives the CPU encoder's bytes for a device's gradien
         REQUIRE(backend->Gradient(batch, {parameters, 1}, absl::MakeSpan(on_host.host)).ok());
         REQUIRE(backend->GradientInto(batch, {parameters, 1}, on_device->get()).ok());
         const auto expected = cpu.Encode(&on_host, Plan(weights, biases, push, flush));
-        const auto got = (*gpu)->Encode(on_device->get(), Plan(weights, biases, push, flush));
+        // Every other push to memory as shared memory's transport gives it, pinned.
+        const bool in_transport = push % 2 == 0;
+        EncodePlan plan = Plan(weights, biases, push, flush);
+        transport.used = 0;
+        if (in_transport) plan.memory = [&](uint32_t, size_t bytes) { return transport.Next(bytes); };
+        const auto got = (*gpu)->Encode(on_device->get(), plan);
         REQUIRE(got.ok());
         for (uint32_t shard = 0; shard < layout.shard_count(); ++shard) {
           INFO("shard " << shard);
           REQUIRE(got->shards[shard].codec == expected->shards[shard].codec);
           REQUIRE(got->shards[shard].payload.ToString() == expected->shards[shard].payload.ToString());
+        }
+        for (uint32_t shard = 0; in_transport && shard < layout.shard_count(); ++shard) {
+          // Where it is sent from, but for what the host puts before it (int8's scales).
+          const ByteChain::Piece& body = got->shards[shard].payload.pieces().back();
+          CHECK(body.data >= transport.begin);
+          CHECK(body.data + body.size <= transport.begin + kTransportBytes);
         }
         CHECK(got->norm == Approx(expected->norm).epsilon(1e-6));
         CHECK(got->stats.saturated == expected->stats.saturated);

@@ -184,9 +184,14 @@ TEST_CASE("dense payloads lie in the memory that the plan gives", "[encode]") {
     REQUIRE(push.shards[i].payload.pieces().size() == 1);
     CHECK(push.shards[i].payload.pieces()[0].data == given[i].get());
   }
+  // Or elsewhere, if it gives none.
   CpuEncoder same({}, &layout);
+  plan.memory = [](uint32_t, size_t) { return nullptr; };
   gradient = Random(layout, 1);
-  CHECK(Decoded(layout, push) == Decoded(layout, *same.Encode(&gradient, Plan("fp16", "int8"))));
+  CHECK(Decoded(layout, push) == Decoded(layout, *same.Encode(&gradient, plan)));
+  CpuEncoder another({}, &layout);
+  gradient = Random(layout, 1);
+  CHECK(Decoded(layout, push) == Decoded(layout, *another.Encode(&gradient, Plan("fp16", "int8"))));
 }
 
 TEST_CASE("without feedback nothing is kept", "[encode]") {
