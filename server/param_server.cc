@@ -103,6 +103,7 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
   const size_t for_lanes = owned.size() / (2 * static_cast<size_t>(lanes_.size()));
   shards_in_a_row_ = static_cast<uint32_t>(std::max<size_t>(1, std::min(in_frame, for_lanes)));
   owned_ = std::move(owned);
+  owned_pages_ = pages;
   server_of_shard_ = server_of_shard;
   first_open_.assign(layout.shard_count(), 0);
   layout_ = std::make_shared<const ParamLayout>(std::move(layout));
@@ -116,13 +117,21 @@ uint64_t ParamServer::PlanesOf(const ApplyRules& rules) const {
 absl::Status ParamServer::CheckMemory(uint64_t pages, const ApplyRules& rules,
                                       const std::string& model) const {
   const uint64_t bytes = pages * PlanesOf(rules) * kPageBytes;
-  if (bytes <= options_.state_bytes_max) return absl::OkStatus();
+  if (bytes <= options_.memory_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "model ", model, " needs ", bytes, " bytes with its optimizer state",
       rules.correction.versions == 0 ? ""
                                      : absl::StrCat(" and the ", rules.correction.versions,
                                                     " versions that --staleness-correction keeps"),
-      ", the server has ", options_.state_bytes_max));
+      ", the server has ", options_.memory_bytes));
+}
+
+uint64_t ParamServer::BytesInFlightMax() const {
+  const uint64_t state = owned_pages_ * PlanesOf(*rules_) * kPageBytes;
+  const uint64_t left = options_.memory_bytes - std::min(state, options_.memory_bytes);
+  // One worker always may send what it may send.
+  return std::min(options_.bytes_in_flight_max,
+                  std::max<uint64_t>(left / 2, limits::kStreamBytesInFlightMax));
 }
 
 void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done, FrameMemory memory) {
@@ -239,10 +248,10 @@ absl::Status ParamServer::CheckSender(const Operation& op) const {
   if (op.kind != FrameKind::kInit && !has_values_) {
     return absl::UnavailableError("the server has no parameters yet");
   }
-  if (bytes_in_flight_ > options_.bytes_in_flight_max) {
+  if (const uint64_t allowed = BytesInFlightMax(); bytes_in_flight_ > allowed) {
     return WithRetryAfter(
         absl::ResourceExhaustedError(absl::StrCat(
-            "bytes in flight: ", bytes_in_flight_, ", allowed are ", options_.bytes_in_flight_max,
+            "bytes in flight: ", bytes_in_flight_, ", allowed are ", allowed,
             rules_->bound == 0 ? "; a synchronous step keeps the pushes of all workers: it needs fewer "
                                  "workers, a codec with fewer bytes, or more memory"
                                : "")),

@@ -78,8 +78,9 @@ class ParamServer {
     // Frames that are neither applied nor answered may hold so many bytes; in BSP that is a step's of all
     // workers.
     uint64_t bytes_in_flight_max = UINT64_MAX;
-    // Parameters, optimizer state and versions that gradients are compared with may take so many bytes.
-    uint64_t state_bytes_max = UINT64_MAX;
+    // Parameters, optimizer state and versions that gradients are compared with may take so many bytes, and
+    // those frames half of what is left.
+    uint64_t memory_bytes = UINT64_MAX;
 
     // Which of the job's servers this is (0 is the head), and how many there are: it has the shards that
     // ShardAssignment gives it.
@@ -288,6 +289,7 @@ class ParamServer {
   // ResourceExhausted if the server has not the memory for so many pages of parameters and what goes with
   // them.
   absl::Status CheckMemory(uint64_t pages, const ApplyRules& rules, const std::string& model) const;
+  uint64_t BytesInFlightMax() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SetShardRules(const ParamLayout& layout, const ApplyRules* rules);
   absl::Status SwitchRules(const ApplyRules& rules, uint64_t first_step);
   uint64_t FirstStepNobodyHasBegun() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -325,6 +327,7 @@ class ParamServer {
   // server has the shard; `owned_` are those that are here, ascending.
   std::vector<std::unique_ptr<Shard>> shards_;
   std::vector<uint32_t> owned_;
+  uint64_t owned_pages_ = 0;      // Of one plane. Set by DefineModel(), too.
   uint32_t shards_in_a_row_ = 1;  // On one lane. Set by DefineModel(), too.
   std::vector<uint32_t> server_of_shard_;
   uint64_t cluster_epoch_ ABSL_GUARDED_BY(mu_);

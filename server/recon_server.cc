@@ -37,6 +37,7 @@
 #include "server/param_server.h"
 #include "server/rpc/cluster_service.h"
 #include "server/rpc/control_service.h"
+#include "server/snapshot_memory.h"
 #include "server/snapshot_service.h"
 #include "server/state_recovery.h"
 
@@ -183,8 +184,7 @@ absl::Status ReconServer::Parts::Open() {
   options.rules.job_id = job_id;
   options.apply_threads = flags.apply_threads;
   options.refused_codecs = flags.job.refused_codecs();
-  options.bytes_in_flight_max = PhysicalMemoryBytes() / 2;
-  options.state_bytes_max = PhysicalMemoryBytes();
+  options.memory_bytes = ServerMemory();
   options.servers = flags.servers;
   if (flags.servers > 1) {
     RECON_ASSIGN_OR_RETURN(cluster, MakeCluster(options.rules, *options.state, before));

@@ -344,8 +344,7 @@ absl::Status ShardServer::Parts::Recover(const Assignment& assignment) {
   }
   options.apply_threads = flags_.apply_threads;
   options.refused_codecs = assignment.refused_codecs();
-  options.bytes_in_flight_max = PhysicalMemoryBytes() / 2;
-  options.state_bytes_max = PhysicalMemoryBytes();
+  options.memory_bytes = ServerMemory();
   options.server = assignment.server();
   options.servers = assignment.servers();
   options.report_delivery = [this](WorkerId worker, Incarnation incarnation, uint64_t step,

@@ -1,7 +1,5 @@
 #include "server/state_recovery.h"
 
-#include <unistd.h>
-
 #include <optional>
 #include <vector>
 
@@ -17,10 +15,6 @@
 #include "server/log_replay.h"
 
 namespace recon {
-
-uint64_t PhysicalMemoryBytes() {
-  return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE));
-}
 
 absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const Manifest& manifest,
                       bool parameters_only) {

@@ -14,8 +14,6 @@ namespace recon {
 
 // What every server does to have its state again, the head and the others. All of it blocks.
 
-uint64_t PhysicalMemoryBytes();
-
 // Restores a snapshot; it defines the model if nobody has yet. DataLoss if it is of another one.
 absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const Manifest& manifest,
                       bool parameters_only);

@@ -23,6 +23,9 @@ namespace {
 
 // Of a sender's entries, what its receiver may keep.
 constexpr uint32_t kKeptMax = kShmEntriesMax / 2;
+// And of replies a worker, in bytes: what it keeps for longer is to be its own memory, not the server's.
+// (What a server keeps of requests is the worker's, which has it for as long anyway.)
+constexpr size_t kRepliesKeptMax = 2 * limits::kRequestBytesInFlight;
 // A message in more pieces is copied.
 constexpr size_t kMessageEntriesMax = 64;
 // The first of its slots are for messages that have to be copied, the others for Reserve(). What is reserved
@@ -44,6 +47,7 @@ class ShmLink {
   ShmLink(ShmPeer::Side side, std::unique_ptr<ShmRegion> shared, OwnedFd me, OwnedFd peer)
       : region(std::move(shared)),
         out(side == ShmPeer::Side::kWorker ? 0 : 1),
+        kept_bytes_max(side == ShmPeer::Side::kWorker ? kRepliesKeptMax : SIZE_MAX),
         sending(region->direction(out)),
         receiving(region->direction(1 - out)),
         wake_me(std::move(me)),
@@ -58,8 +62,9 @@ class ShmLink {
     if (wants.load(std::memory_order_relaxed) != 0) WakeUp(wake_peer);
   }
 
-  // Adds an entry's bytes to its message: in place, unless so much is kept that the sender could run out of
-  // entries and wait for itself. DataLoss if the entry is empty, or the message gets larger than one can be.
+  // Adds an entry's bytes to its message: in place, unless so much is kept that the sender would need too
+  // much memory, or could run out of entries and wait for itself. DataLoss if the entry is empty, or the
+  // message gets larger than one can be.
   static absl::Status Receive(const std::shared_ptr<ShmLink>& link, const ShmRing::Entry& entry,
                               ByteChain* message) {
     if (entry.bytes == 0 || message->size() + entry.bytes > kShmSlotBytes ||
@@ -67,16 +72,18 @@ class ShmLink {
       return absl::DataLossError("shared memory: an empty entry, or a message does not end");
     }
     const uint8_t* bytes = link->region->slot(1 - link->out, entry.slot) + entry.offset;
-    if (link->kept.load() >= kKeptMax) {
+    if (link->kept.load() >= kKeptMax || link->kept_bytes.load() + entry.bytes > link->kept_bytes_max) {
       CountCopy(CopyReason::kSharedMemory, entry.bytes);
       message->Append(ByteChain::FromString(std::string(reinterpret_cast<const char*>(bytes), entry.bytes)));
       link->GiveBack(entry.slot);
       return absl::OkStatus();
     }
     link->kept.fetch_add(1);
-    auto let_go = [link, slot = entry.slot](const void*) mutable {
+    link->kept_bytes.fetch_add(entry.bytes);
+    auto let_go = [link, slot = entry.slot, bytes = entry.bytes](const void*) mutable {
       const std::shared_ptr<ShmLink> held = std::move(link);  // Not as long as weak pointers.
       held->kept.fetch_sub(1);
+      held->kept_bytes.fetch_sub(bytes);
       held->GiveBack(slot);
     };
     message->Append(bytes, entry.bytes,
@@ -212,12 +219,14 @@ class ShmLink {
 
   const std::unique_ptr<ShmRegion> region;
   const int out;
+  const size_t kept_bytes_max;
   ShmDirection* const sending;
   ShmDirection* const receiving;
   const OwnedFd wake_me;
   const OwnedFd wake_peer;
   std::atomic<bool> closed{false};
-  std::atomic<uint32_t> kept{0};  // Entries that are used in place.
+  std::atomic<uint32_t> kept{0};  // Entries that are used in place, and their bytes.
+  std::atomic<size_t> kept_bytes{0};
 
   Mutex send_mu;
   std::vector<uint32_t> free_for_copies ABSL_GUARDED_BY(send_mu);

@@ -396,13 +396,12 @@ class Bench {
       for (const auto& [transport, other] : others) {
         RECON_ASSIGN_OR_RETURN(const Job::Result other_push,
                                other->Run("push", options_.seconds, kDepth, 0, all));
+        RECON_ASSIGN_OR_RETURN(const Job::Result other_pull,
+                               other->Run("pull", options_.seconds, kDepth, 0, all));
         RECON_ASSIGN_OR_RETURN(const Job::Result other_both,
                                other->Run("pushpull", options_.seconds, kDepth, 0, all));
         if (round < 0) continue;
-        Figures& its = other_figures[transport];
-        its.Add("push_GBps", 2e-9 * other_push.params_per_second);
-        its.Add("pushpull_params_per_s", other_both.params_per_second);
-        its.Add("pushpull_cpu_seconds_per_GB", other_both.cpu_seconds / (4e-9 * other_both.params));
+        AddRates(other_push, other_pull, other_both, &other_figures[transport]);
         figures.Add(transport + "_vs_grpc_pushpull", other_both.params_per_second / both.params_per_second);
       }
       if (round < 0) continue;
