@@ -14,7 +14,9 @@ void ParamServer::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_
   {
     MutexLock lock(&mu_);
     Session& session = sessions_[worker];
-    if (session.incarnation != incarnation) {
+    if (session.number == 0 || session.incarnation != incarnation) {
+      session.number = next_session_++;
+      session.bytes_in_flight = 0;
       session.delivered.clear();
       session.next_begun = 0;
     }

@@ -28,6 +28,7 @@ struct ParamServer::Operation {
   ByteChain raw;  // The frame as it came in, until it is in the log.
   const ApplyRules* rules = nullptr;
   uint64_t bytes = 0;
+  uint64_t session = 0;  // Session::number of the one whose bytes in flight it is part of.
   absl::Time arrived;
   Taken taken;
   Done done;
@@ -64,12 +65,14 @@ struct ParamServer::Delivery {
 // A worker that the coordinator has admitted.
 struct ParamServer::Session {
   Incarnation incarnation;
+  uint64_t number = 0;  // No other has had it, not of the same process either.
   // First step of which nothing has come here.
   uint64_t next_begun = 0;
   // Pushes that are not complete, by step.
   std::map<uint64_t, Delivery, std::less<uint64_t>, PoolAllocator<std::pair<const uint64_t, Delivery>>>
       delivered;
 
+  uint64_t bytes_in_flight = 0;  // Of its frames that are neither applied nor answered.
   uint64_t pushes = 0;
   double staleness_sum = 0;
   uint64_t staleness_max = 0;

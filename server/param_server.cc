@@ -126,12 +126,35 @@ absl::Status ParamServer::CheckMemory(uint64_t pages, const ApplyRules& rules,
       ", the server has ", options_.memory_bytes));
 }
 
-uint64_t ParamServer::BytesInFlightMax() const {
-  const uint64_t state = owned_pages_ * PlanesOf(*rules_) * kPageBytes;
-  const uint64_t left = options_.memory_bytes - std::min(state, options_.memory_bytes);
+uint64_t ParamServer::MemoryLeft() const {
+  const uint64_t taken =
+      owned_pages_ * PlanesOf(*rules_) * kPageBytes + sessions_.size() * limits::kRepliesBytesMax;
+  return options_.memory_bytes - std::min(taken, options_.memory_bytes);
+}
+
+uint64_t ParamServer::memory_left() const {
+  MutexLock lock(&mu_);
+  return MemoryLeft();
+}
+
+absl::Status ParamServer::CheckBytesInFlight(const Session& sender, uint64_t frame) const {
   // One worker always may send what it may send.
-  return std::min(options_.bytes_in_flight_max,
-                  std::max<uint64_t>(left / 2, limits::kStreamBytesInFlightMax));
+  const uint64_t allowed = std::min(options_.bytes_in_flight_max,
+                                    std::max<uint64_t>(MemoryLeft() / 2, limits::kStreamBytesInFlightMax));
+  // The first half is whoever's comes first; of the other each has a share, one frame at least, lest a fast
+  // worker's pushes of synchronous steps keep out those that would let them close.
+  const uint64_t share = allowed / 2 / std::max<size_t>(sessions_.size(), 1);
+  const bool fits = bytes_in_flight_ <= allowed / 2 ||
+                    (bytes_in_flight_ <= allowed && sender.bytes_in_flight <= std::max(share, frame));
+  if (fits) return absl::OkStatus();
+  return WithRetryAfter(
+      absl::ResourceExhaustedError(absl::StrCat(
+          "bytes in flight: ", bytes_in_flight_, ", this worker's: ", sender.bytes_in_flight,
+          ", allowed are ", allowed, ", in its second half ", share, " a worker",
+          rules_->bound == 0 ? "; a synchronous step keeps the pushes of all workers: it needs fewer "
+                               "workers, a codec with fewer bytes, or more memory"
+                             : "")),
+      limits::kOverloadRetry);
 }
 
 void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done, FrameMemory memory) {
@@ -166,6 +189,10 @@ void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Do
     MutexLock lock(&mu_);
     ++operations_;
     bytes_in_flight_ += op->bytes;
+    if (const auto sender = sessions_.find(op->worker); sender != sessions_.end()) {
+      sender->second.bytes_in_flight += op->bytes;
+      op->session = sender->second.number;
+    }
     if (!op->frame.parts.empty()) lane = LaneKey(op->frame.parts[0].shard);  // There may be no model yet.
   }
   if (!untouched) return CheckAndSequence(op);
@@ -248,15 +275,7 @@ absl::Status ParamServer::CheckSender(const Operation& op) const {
   if (op.kind != FrameKind::kInit && !has_values_) {
     return absl::UnavailableError("the server has no parameters yet");
   }
-  if (const uint64_t allowed = BytesInFlightMax(); bytes_in_flight_ > allowed) {
-    return WithRetryAfter(
-        absl::ResourceExhaustedError(absl::StrCat(
-            "bytes in flight: ", bytes_in_flight_, ", allowed are ", allowed,
-            rules_->bound == 0 ? "; a synchronous step keeps the pushes of all workers: it needs fewer "
-                                 "workers, a codec with fewer bytes, or more memory"
-                               : "")),
-        limits::kOverloadRetry);
-  }
+  RECON_RETURN_IF_ERROR(CheckBytesInFlight(session->second, op.bytes));
   return CheckParts(op);
 }
 
@@ -345,14 +364,15 @@ void ParamServer::SequenceFrame(const OperationPtr& op) {
     op->raw = ByteChain();  // Its head may be all that keeps a buffer of the transport's.
     return DeliverFrame(op);
   }
-  log_->Append(LogRecordKind::kFrame, std::move(op->raw), [this, op](const absl::Status& written) {
+  auto logged = [this, op](const absl::Status& written) {
     if (!written.ok()) {
       Finish(op, LogFailed(written));
       return GiveUpWaiting(written);
     }
     MutexLock lock(&mu_);
     DeliverFrame(op);
-  });
+  };
+  log_->Append(LogRecordKind::kFrame, std::move(op->raw), Pooled(std::move(logged)));
 }
 
 void ParamServer::RecordDuplicates(size_t parts) {
@@ -385,6 +405,10 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
   MutexLock lock(&mu_);
   --operations_;
   bytes_in_flight_ -= op->bytes;
+  const auto sender = sessions_.find(op->worker);
+  if (sender != sessions_.end() && sender->second.number == op->session) {
+    sender->second.bytes_in_flight -= op->bytes;
+  }
   const auto kind = static_cast<FrameKind>(op->frame.header.kind);
   if (status.ok() && CarriesGradient(kind) && recover_ms_ == 0) {
     recover_ms_ = absl::ToDoubleMilliseconds(ProcessUptime());

@@ -79,7 +79,7 @@ class ParamServer {
     // workers.
     uint64_t bytes_in_flight_max = UINT64_MAX;
     // Parameters, optimizer state and versions that gradients are compared with may take so many bytes, and
-    // those frames half of what is left.
+    // those frames half of memory_left().
     uint64_t memory_bytes = UINT64_MAX;
 
     // Which of the job's servers this is (0 is the head), and how many there are: it has the shards that
@@ -214,6 +214,8 @@ class ParamServer {
   bool WaitUntilIdle(absl::Duration timeout);
 
   Stats GetStats() const;
+  // What the state, and replies that workers have not taken yet, leave of the memory.
+  uint64_t memory_left() const;
   uint64_t sequence() const;
   uint64_t cluster_epoch() const;
   // About the time that replaying all updates until now would take: reading them, and applying them on all
@@ -289,7 +291,10 @@ class ParamServer {
   // ResourceExhausted if the server has not the memory for so many pages of parameters and what goes with
   // them.
   absl::Status CheckMemory(uint64_t pages, const ApplyRules& rules, const std::string& model) const;
-  uint64_t BytesInFlightMax() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t MemoryLeft() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // ResourceExhausted if frames under way may not hold so many bytes. `frame`: this one's, counted already.
+  absl::Status CheckBytesInFlight(const Session& sender, uint64_t frame) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SetShardRules(const ParamLayout& layout, const ApplyRules* rules);
   absl::Status SwitchRules(const ApplyRules& rules, uint64_t first_step);
   uint64_t FirstStepNobodyHasBegun() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -336,6 +341,7 @@ class ParamServer {
   static constexpr uint64_t kLookAtAll = UINT64_MAX;
   uint64_t closed_to_ ABSL_GUARDED_BY(mu_) = kLookAtAll;
   std::map<WorkerId, Session> sessions_ ABSL_GUARDED_BY(mu_);
+  uint64_t next_session_ ABSL_GUARDED_BY(mu_) = 1;
   StalenessGate gate_ ABSL_GUARDED_BY(mu_);
   std::map<StalenessGate::Ticket, OperationPtr> waiting_ ABSL_GUARDED_BY(mu_);
   StalenessGate::Ticket next_ticket_ ABSL_GUARDED_BY(mu_) = 0;

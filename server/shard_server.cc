@@ -447,7 +447,7 @@ void ShardServer::Parts::WritePart(const CutCommand& command, StateCut cut) {
   const double replay_seconds = cut.replay_seconds;
   part.mutable_server()->set_sequence(cut.sequence);
   part.mutable_server()->set_log_from(cut.log_from);
-  const SnapshotMemory bound(assignment_->snapshot_memory_percent() / 100.0, cut);
+  const SnapshotMemory bound(assignment_->snapshot_memory_percent() / 100.0, params_->memory_left(), cut);
   absl::StatusOr<Manifest> written = writer_->WritePart(
       *params_->layout(), std::move(cut.shards), Generation(generation), params_->server(),
       command.background() ? SnapshotWriter::Pace::kBackground : SnapshotWriter::Pace::kNow);

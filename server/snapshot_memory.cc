@@ -11,6 +11,8 @@ namespace {
 
 // What a server takes beside state and frames.
 constexpr uint64_t kOwnBytes = uint64_t{150} << 20;
+// Less would have pushes wait for all of the snapshot.
+constexpr uint64_t kKeptPagesMin = 64;
 
 }  // namespace
 
@@ -19,16 +21,17 @@ uint64_t ServerMemory() {
   return limit - std::min(kOwnBytes, limit / 2);
 }
 
-SnapshotMemory::SnapshotMemory(double share, const StateCut& cut) : before_(GetPageUse()) {
+SnapshotMemory::SnapshotMemory(double share, uint64_t memory_left, const StateCut& cut)
+    : before_(GetPageUse()) {
   uint64_t pages = 0;
   for (const ShardCut& shard : cut.shards) {
     for (const std::vector<PageRef>& role : shard.pages) pages += role.size();
   }
-  const uint64_t used = before_.pages + cut.pages_of_versions;
-  const uint64_t there = ServerMemory() / kPageBytes;
-  const uint64_t room = there > used ? (there - used) / 2 : 0;
-  const uint64_t kept = std::min(room, static_cast<uint64_t>(share * static_cast<double>(pages)));
-  if (kept < pages) LimitPages(used + kept);
+  const auto wanted = static_cast<uint64_t>(share * static_cast<double>(pages));
+  const uint64_t kept = std::min(wanted, std::max(memory_left / 2 / kPageBytes, kKeptPagesMin));
+  if (kept >= pages) return;
+  // Pages that are all zeros take no memory yet; the state has a right to it all the same.
+  LimitPages(std::max(before_.pages, pages) + cut.pages_of_versions + kept);
 }
 
 SnapshotMemory::~SnapshotMemory() {

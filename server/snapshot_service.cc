@@ -145,7 +145,7 @@ absl::StatusOr<Manifest> SnapshotService::WriteParts(const ParamLayout& layout, 
   }
   std::vector<Manifest> parts;
   {
-    const SnapshotMemory bound(options_.memory, cut);
+    const SnapshotMemory bound(options_.memory, params_->memory_left(), cut);
     RECON_ASSIGN_OR_RETURN(parts.emplace_back(), writer_.WritePart(layout, std::move(cut.shards), generation,
                                                                    params_->server(), pace));
   }

@@ -13,10 +13,9 @@ namespace recon {
 
 uint64_t Hash64(const void* data, size_t size) { return XXH3_64bits(data, size); }
 
-StreamingHash64::StreamingHash64() : state_(XXH3_createState()) {
-  XXH3_64bits_reset(static_cast<XXH3_state_t*>(state_));
-}
+StreamingHash64::StreamingHash64() : state_(XXH3_createState()) { Reset(); }
 StreamingHash64::~StreamingHash64() { XXH3_freeState(static_cast<XXH3_state_t*>(state_)); }
+void StreamingHash64::Reset() { XXH3_64bits_reset(static_cast<XXH3_state_t*>(state_)); }
 void StreamingHash64::Update(const void* data, size_t size) {
   XXH3_64bits_update(static_cast<XXH3_state_t*>(state_), data, size);
 }

@@ -21,6 +21,8 @@ class StreamingHash64 {
   StreamingHash64(const StreamingHash64&) = delete;
   StreamingHash64& operator=(const StreamingHash64&) = delete;
 
+  // Forgets what it was given.
+  void Reset();
   void Update(const void* data, size_t size);
   uint64_t Digest() const;
 

@@ -52,6 +52,9 @@ constexpr int kDataConnections = 6;
 constexpr int kDataConnectionsMax = 16;
 // The server reads no further from a worker that sends more, nor from one that does not read its replies.
 constexpr size_t kStreamBytesInFlightMax = 2 * kRequestBytesInFlight;
+// Of its replies a server has at most so many in memory: written and not sent, or not taken from shared
+// memory.
+constexpr size_t kRepliesBytesMax = 4 * kRequestBytesInFlight;
 // When a worker that was sent away asks again.
 constexpr absl::Duration kOverloadRetry = absl::Milliseconds(200);
 // Replies that may wait for a staleness bound: every worker's whole window, several times over.

@@ -5,5 +5,8 @@ namespace recon {
 // Settings of the heap, of gRPC's locks and of scheduling for processes that move messages of about a MiB;
 // call it first in main().
 void TuneProcess();
+// The part of it that is variables of libraries, which look for them when they start: while there are no
+// other threads. What is set already stays.
+void TuneEnvironment();
 
 }  // namespace recon

@@ -1,4 +1,5 @@
 #include "common/storage/file_system.h"
+#include "common/base/pool_allocator.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -50,7 +51,7 @@ class LocalFile : public FileSystem::File {
   int fd() const { return fd_; }
 
   absl::Status Append(absl::Span<const absl::string_view> pieces) override {
-    std::vector<iovec> left;
+    PooledVector<iovec> left;
     left.reserve(pieces.size());
     for (const absl::string_view piece : pieces) {
       if (!piece.empty()) left.push_back({const_cast<char*>(piece.data()), piece.size()});

@@ -194,12 +194,6 @@ class UcxCore : public std::enable_shared_from_this<UcxCore> {
 };
 
 absl::Status UcxCore::Open(const std::string& listen) {
-  // A server that starts again listens on its port at once. It does so before others read the environment.
-  if (!listen.empty()) setenv("UCX_TCP_CM_REUSEADDR", "y", /*overwrite=*/0);
-  // Over TCP UCX 1.13 writes large messages into the other end's memory, and now and then fails an assertion
-  // when one is confirmed after its connection has ended: a process would go with its peer. (openucx/ucx#4676
-  // has it in an older one.) Sent otherwise, Push and PushPull over its TCP are 15 % slower.
-  setenv("UCX_TCP_PUT_ENABLE", "n", /*overwrite=*/0);
   ucp_params_t params = {};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;

@@ -141,19 +141,18 @@ absl::StatusOr<SegmentHead> DecodeSegmentHead(absl::string_view segment) {
 
 ByteChain FreezeRecord() { return ByteChain::FromString(std::string(1, '\0')); }
 
-std::string EncodeRecordHead(LogRecordKind kind, uint64_t sequence, uint64_t acknowledged,
-                             const ByteChain& payload) {
-  std::string head;
-  Put<uint32_t>(static_cast<uint32_t>(payload.size()), &head);
-  Put<uint8_t>(static_cast<uint8_t>(kind), &head);
-  head.append(3, '\0');
-  Put<uint64_t>(sequence, &head);
-  Put<uint64_t>(acknowledged, &head);
-  StreamingHash64 hash;
-  hash.Update(head.data(), head.size());
-  for (const ByteChain::Piece& piece : payload.pieces()) hash.Update(piece.data, piece.size);
-  Put<uint64_t>(hash.Digest(), &head);
-  return head;
+void AppendRecordHead(LogRecordKind kind, uint64_t sequence, uint64_t acknowledged, const ByteChain& payload,
+                      StreamingHash64* scratch, std::string* to) {
+  const size_t begin = to->size();
+  Put<uint32_t>(static_cast<uint32_t>(payload.size()), to);
+  Put<uint8_t>(static_cast<uint8_t>(kind), to);
+  to->append(3, '\0');
+  Put<uint64_t>(sequence, to);
+  Put<uint64_t>(acknowledged, to);
+  scratch->Reset();
+  scratch->Update(to->data() + begin, to->size() - begin);
+  for (const ByteChain::Piece& piece : payload.pieces()) scratch->Update(piece.data, piece.size);
+  Put<uint64_t>(scratch->Digest(), to);
 }
 
 uint64_t SkipZeros(absl::string_view segment, uint64_t offset) {

@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/base/byte_chain.h"
+#include "common/base/hash.h"
 #include "common/base/ids.h"
 #include "common/optim/apply_rules.h"
 
@@ -43,8 +44,9 @@ absl::StatusOr<SegmentHead> DecodeSegmentHead(absl::string_view segment);
 
 // What comes before a record's payload. After the payload come zeros, up to a multiple of 8 bytes.
 inline constexpr uint64_t kRecordHeadBytes = 4 + 1 + 3 + 8 + 8 + 8;
-std::string EncodeRecordHead(LogRecordKind kind, uint64_t sequence, uint64_t acknowledged,
-                             const ByteChain& payload);
+// `scratch`: for its checksum.
+void AppendRecordHead(LogRecordKind kind, uint64_t sequence, uint64_t acknowledged, const ByteChain& payload,
+                      StreamingHash64* scratch, std::string* to);
 inline constexpr uint64_t PaddedBytes(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 
 struct LogRecord {

@@ -70,34 +70,33 @@ absl::Status PushLog::status() const {
   return status_;
 }
 
-std::vector<PushLog::Entry> PushLog::TakeBatch() {
-  std::vector<Entry> batch;
+void PushLog::TakeBatch() {
   MutexLock lock(&mu_);
   mu_.Await([this] { return stopping_ || !queue_.empty(); });
   uint64_t bytes = 0;
   while (!queue_.empty() && bytes < limits::kLogBatchBytes) {
-    if (!queue_.front().new_head.empty() && !batch.empty()) break;  // Begins a batch.
+    if (!queue_.front().new_head.empty() && !batch_.empty()) break;  // Begins a batch.
     bytes += queue_.front().payload.size();
-    batch.push_back(std::move(queue_.front()));
+    batch_.push_back(std::move(queue_.front()));
     queue_.pop_front();
   }
-  return batch;
 }
 
 void PushLog::Run() {
   while (true) {
-    std::vector<Entry> batch = TakeBatch();
-    if (batch.empty()) return;
+    TakeBatch();
+    if (batch_.empty()) return;
     absl::Status status = this->status();
     if (status.ok()) {
-      status = Write(batch);
+      status = Write();
       if (!status.ok()) {
         spdlog::critical("the push log has failed, nothing more is acknowledged: {}", status.message());
         MutexLock lock(&mu_);
         status_ = status;
       }
     }
-    for (Entry& entry : batch) entry.done(status);
+    for (Entry& entry : batch_) entry.done(status);
+    batch_.clear();
   }
 }
 
@@ -121,39 +120,40 @@ absl::Status PushLog::OpenSegment(uint64_t bytes_needed) {
   return files_->SyncDirectory(options_.directory);
 }
 
-absl::Status PushLog::Write(const std::vector<Entry>& batch) {
-  if (!batch.front().new_head.empty()) {
-    segment_head_ = batch.front().new_head;
+absl::Status PushLog::Write() {
+  if (!batch_.front().new_head.empty()) {
+    segment_head_ = batch_.front().new_head;
     RECON_RETURN_IF_ERROR(OpenSegment(0));
   }
-  std::vector<std::string> heads;
-  heads.reserve(batch.size());
-  std::vector<absl::string_view> pieces;
-  uint64_t bytes = 0;
-  for (const Entry& entry : batch) {
+  heads_.clear();
+  heads_.reserve(batch_.size() * kRecordHeadBytes);  // They stay where they are.
+  pieces_.clear();
+  uint64_t bytes = 0, records = 0;
+  for (const Entry& entry : batch_) {
     if (entry.barrier) continue;
-    heads.push_back(
-        EncodeRecordHead(entry.kind, next_sequence_ + heads.size(), next_sequence_ - 1, entry.payload));
-    pieces.push_back(heads.back());
+    const size_t head = heads_.size();
+    AppendRecordHead(entry.kind, next_sequence_ + records++, next_sequence_ - 1, entry.payload, &hash_,
+                     &heads_);
+    pieces_.emplace_back(heads_.data() + head, kRecordHeadBytes);
     for (const ByteChain::Piece& piece : entry.payload.pieces()) {
-      pieces.emplace_back(reinterpret_cast<const char*>(piece.data), piece.size);
+      pieces_.emplace_back(reinterpret_cast<const char*>(piece.data), piece.size);
     }
     const uint64_t unpadded = kRecordHeadBytes + entry.payload.size();
-    pieces.emplace_back(kZeros, PaddedBytes(unpadded) - unpadded);
+    pieces_.emplace_back(kZeros, PaddedBytes(unpadded) - unpadded);
     bytes += PaddedBytes(unpadded);
   }
-  if (heads.empty()) return absl::OkStatus();
+  if (records == 0) return absl::OkStatus();
   // A batch stays in one segment: it is as large as a batch at least.
   if (segment_.bytes + bytes > options_.segment_bytes && segment_.bytes > segment_head_.size()) {
     RECON_RETURN_IF_ERROR(OpenSegment(bytes));
   }
   RECON_FAULT_POINT("log.before_write");
-  RECON_RETURN_IF_ERROR(segment_.file->Append(pieces));
+  RECON_RETURN_IF_ERROR(segment_.file->Append(pieces_));
   segment_.bytes += bytes;
   RECON_FAULT_POINT("log.before_sync");
   if (options_.sync) RECON_RETURN_IF_ERROR(segment_.file->Sync());
   RECON_FAULT_POINT("log.before_acknowledging");
-  next_sequence_ += heads.size();
+  next_sequence_ += records;
   bytes_written_.fetch_add(bytes);
   return absl::OkStatus();
 }

@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
 #include <thread>
@@ -12,8 +11,10 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "common/base/byte_chain.h"
+#include "common/base/hash.h"
 #include "common/base/limits.h"
 #include "common/base/mutex.h"
+#include "common/base/pool_allocator.h"
 #include "common/storage/file_system.h"
 #include "server/durability/log_format.h"
 
@@ -70,9 +71,9 @@ class PushLog {
 
   PushLog(const Options& options, FileSystem* files, const ApplyRules& rules, uint64_t next_sequence);
   void Run();
-  std::vector<Entry> TakeBatch();
+  void TakeBatch();
   absl::Status OpenSegment(uint64_t bytes_needed);
-  absl::Status Write(const std::vector<Entry>& batch);
+  absl::Status Write();
 
   // Set in the constructor.
   const Options options_;
@@ -82,10 +83,15 @@ class PushLog {
   std::string segment_head_;
   Segment segment_;
   uint64_t next_sequence_;
+  // Of the batch that is being written; their memory is used again.
+  std::vector<Entry> batch_;
+  std::string heads_;
+  std::vector<absl::string_view> pieces_;
+  StreamingHash64 hash_;
 
   std::atomic<uint64_t> bytes_written_{0};
   mutable Mutex mu_;
-  std::deque<Entry> queue_ ABSL_GUARDED_BY(mu_);
+  PooledDeque<Entry> queue_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
 

@@ -25,12 +25,13 @@ class Ignore : public recon::LogVisitor {
 // Checksums made right, so that what comes behind them is reached.
 std::string WithRecords(const std::string& bytes) {
   std::string segment = recon::EncodeSegmentHead(recon::ApplyRules());
+  recon::StreamingHash64 scratch;
   uint64_t sequence = 1;
   for (size_t at = 0; at < bytes.size();) {
     const size_t size = std::min<size_t>(1 + static_cast<uint8_t>(bytes[at]), bytes.size() - at);
     const recon::ByteChain payload = recon::ByteChain::FromString(bytes.substr(at, size));
     const auto kind = static_cast<recon::LogRecordKind>(1 + size % 4);
-    segment += recon::EncodeRecordHead(kind, sequence, sequence - 1, payload);
+    recon::AppendRecordHead(kind, sequence, sequence - 1, payload, &scratch, &segment);
     segment += payload.ToString();
     segment.resize(recon::PaddedBytes(segment.size()), '\0');
     sequence += bytes[at] == '!' ? 2 : 1;

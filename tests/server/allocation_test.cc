@@ -12,8 +12,11 @@
 #include "catch2/catch.hpp"
 #include "common/shm/shm_listener.h"
 #include "common/shm/shm_transport.h"
+#include "common/storage/file_system.h"
+#include "server/durability/push_log.h"
 #include "tests/server/push_frames.h"
 #include "tests/support/count_allocations.h"
+#include "tests/support/temp_dir.h"
 
 namespace recon {
 namespace {
@@ -32,8 +35,16 @@ ModelSpec Model() {
   return model;
 }
 
-// Takes a request and calls back with its reply.
-using Send = std::function<void(const ByteChain& request, std::atomic<uint64_t>* answered)>;
+struct Answers {
+  void Count(const absl::StatusOr<ByteChain>& reply) {
+    if (!reply.ok()) errors.fetch_add(1);
+    all.fetch_add(1);
+  }
+  std::atomic<uint64_t> all{0}, errors{0};
+};
+
+// Sends a request and counts its answer.
+using Send = std::function<void(const ByteChain& request, Answers* answers)>;
 
 // Frames of kSteps pushes with gradients in `memory`, in the order in which they are pushed.
 std::vector<ByteChain> Pushes(ParamServerHarness* harness, uint64_t first_step, CodecId reply,
@@ -73,24 +84,47 @@ uint64_t FewestAllocations(ParamServerHarness* harness, CodecId reply, const Sen
   uint64_t fewest = UINT64_MAX;
   for (uint64_t round = 0; round < 50 && fewest > 0; ++round) {
     const std::vector<ByteChain> frames = Pushes(harness, round * kSteps, reply, memory);
-    std::atomic<uint64_t> answered{0};
+    Answers answers;
     const uint64_t before = CountedAllocations();
     for (size_t i = 0; i < frames.size(); ++i) {
-      while (answered.load() + 2 * kShards / kShardsInFrame <= i) std::this_thread::yield();
-      send(frames[i], &answered);
+      while (answers.all.load() + 2 * kShards / kShardsInFrame <= i) std::this_thread::yield();
+      send(frames[i], &answers);
     }
-    while (answered.load() < frames.size()) std::this_thread::yield();
+    while (answers.all.load() < frames.size()) std::this_thread::yield();
     fewest = std::min(fewest, CountedAllocations() - before);
+    REQUIRE(answers.errors.load() == 0);
   }
   return fewest;
 }
 
 }  // namespace
 
+TEST_CASE("a pool keeps so much, and gives the rest back to the heap", "[allocation]") {
+  constexpr size_t kKept = kPooledBytesKept / kPooledBytesMax;
+  std::vector<void*> blocks(2 * kKept);
+  for (int round = 0; round < 2; ++round) {
+    for (void*& block : blocks) block = TakePooled(kPooledBytesMax);
+    for (void* block : blocks) GivePooled(block, kPooledBytesMax);
+    const uint64_t before = CountedAllocations();
+    for (void*& block : blocks) block = TakePooled(kPooledBytesMax);
+    CHECK(CountedAllocations() - before == kKept);
+    for (void* block : blocks) GivePooled(block, kPooledBytesMax);
+  }
+}
+
 TEST_CASE("a push allocates nothing, on its way to the server and back", "[allocation]") {
   ParamServerHarness harness(StalenessGate::kUnlimited, OptimizerKind::kMomentum, 1e-3);
   harness.Define(Model(), std::vector<float>(kShards * kShardParamsMax));
   harness.Join(kWorker);
+  const TempDir directory;
+  if (GENERATE(false, true)) {
+    INFO("with a push log");
+    PushLog::Options options;
+    options.directory = directory.path() + "/log";
+    harness.server().SetLog(
+        *PushLog::Open(options, FileSystem::Local(), ApplyRules(), harness.server().sequence() + 1));
+    harness.server().NoteSnapshot(1);
+  }
 
   SECTION("through shared memory: both ends") {
     const std::string name = absl::StrCat("recon-allocation-", getpid());
@@ -100,29 +134,23 @@ TEST_CASE("a push allocates nothing, on its way to the server and back", "[alloc
         });
     ShmTransport transport(name, nullptr);
     REQUIRE(transport.Connected());
-    const auto send = [&](const ByteChain& request, std::atomic<uint64_t>* answered) {
-      transport.Call(request, [answered](const absl::StatusOr<ByteChain>& reply) {
-        if (reply.ok()) answered->fetch_add(1);
-      });
+    const auto send = [&](const ByteChain& request, Answers* answers) {
+      transport.Call(request, [answers](const absl::StatusOr<ByteChain>& reply) { answers->Count(reply); });
     };
     const auto memory = [&](size_t bytes) { return transport.RequestMemory(bytes); };
     CHECK(FewestAllocations(&harness, CodecId::kFp16, send, memory) == 0);
   }
   SECTION("handed over by a transport that lends the request's memory for the reply") {
-    const auto send = [&](const ByteChain& request, std::atomic<uint64_t>* answered) {
-      const auto done = [answered](const absl::StatusOr<ByteChain>& reply) {
-        if (reply.ok()) answered->fetch_add(1);
-      };
+    const auto send = [&](const ByteChain& request, Answers* answers) {
+      const auto done = [answers](const absl::StatusOr<ByteChain>& reply) { answers->Count(reply); };
       harness.server().Handle(request, Now(), [] {}, done, {nullptr, /*over_request=*/true});
     };
     const auto memory = [](size_t bytes) { return std::shared_ptr<uint8_t[]>(new uint8_t[bytes]); };
     CHECK(FewestAllocations(&harness, CodecId::kFp16, send, memory) == 0);
   }
   SECTION("with a reply of the pages themselves") {
-    const auto send = [&](const ByteChain& request, std::atomic<uint64_t>* answered) {
-      const auto done = [answered](const absl::StatusOr<ByteChain>& reply) {
-        if (reply.ok()) answered->fetch_add(1);
-      };
+    const auto send = [&](const ByteChain& request, Answers* answers) {
+      const auto done = [answers](const absl::StatusOr<ByteChain>& reply) { answers->Count(reply); };
       harness.server().Handle(
           request, Now(), [] {}, done);
     };

@@ -50,12 +50,12 @@ TEST_CASE("frames may hold half of the memory that the state leaves; then worker
   constexpr uint64_t kState = 2 * 2 * kPageBytes;
   constexpr uint64_t kFrames = uint64_t{20} << 20;
   ParamServer::Options options = ParamServerHarness::MakeOptions(0, OptimizerKind::kMomentum, 1, 1);
-  options.memory_bytes = kState + 2 * kFrames;
+  constexpr uint32_t kWorkers = 200;
+  options.memory_bytes = kState + kWorkers * limits::kRepliesBytesMax + 2 * kFrames;
   ParamServerHarness harness(options);
   harness.Define(SampleModel(), std::vector<float>(kSampleParams, 0));
   REQUIRE(harness.server().WaitUntilIdle(absl::Seconds(10)));  // The values are no longer under way.
   // A synchronous step keeps what comes until all are there.
-  constexpr uint32_t kWorkers = 200;
   for (uint32_t i = 1; i <= kWorkers; ++i) harness.Join(i);
   std::vector<std::shared_ptr<ParamServerHarness::Pending>> pushes;
   uint64_t bytes = 0, held = 0;
@@ -75,6 +75,30 @@ TEST_CASE("frames may hold half of the memory that the state leaves; then worker
   // They count once there are no more workers than that.
   for (uint32_t i = static_cast<uint32_t>(held) + 1; i <= kWorkers; ++i) harness.server().Expel(WorkerId(i));
   for (uint32_t i = 1; i <= held; ++i) CHECK(Await(pushes[i - 1]).ok());
+}
+
+TEST_CASE("a fast worker's pushes of synchronous steps leave room for those that close them",
+          "[param_server]") {
+  ParamServer::Options options = ParamServerHarness::MakeOptions(0, OptimizerKind::kSgd, 1, 1);
+  options.bytes_in_flight_max = uint64_t{4} << 20;
+  ParamServerHarness harness(options);
+  harness.Define(SampleModel(), std::vector<float>(kSampleParams, 0));
+  harness.Join(1);
+  harness.Join(2);
+  REQUIRE(harness.server().WaitUntilIdle(absl::Seconds(10)));
+  std::vector<std::shared_ptr<ParamServerHarness::Pending>> fast;
+  for (uint64_t step = 0; step < 30; ++step) fast.push_back(harness.Push(1, step, 1));
+  REQUIRE(absl::IsResourceExhausted(Await(fast.back())));
+  size_t held = 0;
+  while (!Done(fast[held])) ++held;
+  CHECK(held >= 8);   // Half of what is allowed.
+  CHECK(held <= 12);  // And its share of the rest.
+  for (uint64_t step = 0; step < held; ++step) CHECK(Await(harness.Push(2, step, 1)).ok());
+  for (uint64_t step = 0; step < held; ++step) CHECK(Await(fast[step]).ok());
+  // What was refused is taken now.
+  const auto later = harness.Push(1, held, 1);
+  CHECK(Await(harness.Push(2, held, 1)).ok());
+  CHECK(Await(later).ok());
 }
 
 }  // namespace recon

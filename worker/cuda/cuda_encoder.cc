@@ -102,26 +102,24 @@ class CudaEncoder : public GradientEncoder {
 
   absl::StatusOr<EncodedPush> Encode(GradientBuffer* gradient, const EncodePlan& plan) override {
     RECON_RETURN_IF_ERROR(Check(cudaSetDevice(device_), "cudaSetDevice"));  // Of the calling thread.
-    absl::StatusOr<EncodedPush> push = EncodeAsync(static_cast<DeviceGradient*>(gradient), plan);
-    // Whatever came of it: nothing may still use the gradient or a buffer when they are used again.
-    for (Lane& lane : lanes_) {
-      const absl::Status done = Check(cudaStreamSynchronize(lane.stream.get()), "encode");
-      if (push.ok() && !done.ok()) push = done;
-    }
+    EncodedPush push;
+    absl::Status status = EncodeAsync(static_cast<DeviceGradient*>(gradient), plan, &push);
+    // Whatever came of it: nothing may still use the gradient or a buffer when they are used again, or go.
+    for (Lane& lane : lanes_) status.Update(Check(cudaStreamSynchronize(lane.stream.get()), "encode"));
+    RECON_RETURN_IF_ERROR(status);
     return push;
   }
 
  private:
-  absl::StatusOr<EncodedPush> EncodeAsync(DeviceGradient* device_gradient, const EncodePlan& plan) {
+  absl::Status EncodeAsync(DeviceGradient* device_gradient, const EncodePlan& plan, EncodedPush* push) {
     RECON_RETURN_IF_ERROR(AllocateMemory(plan));
     for (Lane& lane : lanes_) {
       RECON_RETURN_IF_ERROR(Check(cudaStreamWaitEvent(lane.stream.get(), device_gradient->ready.get(), 0),
                                   "wait for the gradient"));
     }
-    EncodedPush push;
-    push.shards.resize(layout_->shard_count());
-    for (uint32_t i = 0; i < layout_->shard_count(); ++i) push.shards[i].left_out = !plan.Has(i);
-    RECON_RETURN_IF_ERROR(Clip(device_gradient->values.get(), &push));
+    push->shards.resize(layout_->shard_count());
+    for (uint32_t i = 0; i < layout_->shard_count(); ++i) push->shards[i].left_out = !plan.Has(i);
+    RECON_RETURN_IF_ERROR(Clip(device_gradient->values.get(), push));
     // A run is started on its stream before the one before it is collected from the other.
     std::vector<Run> runs = Runs(plan);
     for (size_t i = 0; i <= runs.size(); ++i) {
@@ -129,11 +127,11 @@ class CudaEncoder : public GradientEncoder {
         RECON_RETURN_IF_ERROR(Start(runs[i], plan, device_gradient->values.get(), &lanes_[i % kStreams]));
       }
       if (i == 0) continue;
-      RECON_RETURN_IF_ERROR(Collect(runs[i - 1], plan, &lanes_[(i - 1) % kStreams], &push));
+      RECON_RETURN_IF_ERROR(Collect(runs[i - 1], plan, &lanes_[(i - 1) % kStreams], push));
     }
-    push.norm = std::sqrt(push.norm);
-    push.residual_norm = std::sqrt(std::accumulate(kept_squares_.begin(), kept_squares_.end(), 0.0));
-    return push;
+    push->norm = std::sqrt(push->norm);
+    push->residual_norm = std::sqrt(std::accumulate(kept_squares_.begin(), kept_squares_.end(), 0.0));
+    return absl::OkStatus();
   }
 
   absl::Status Clip(float* gradient, EncodedPush* push) {

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstddef>
 #include <utility>
 
@@ -83,11 +84,17 @@ class PinnedBuffer {
   size_t bytes_ = 0;
 };
 
-// HostPinning's functions; for all devices of the process.
+// HostPinning's functions. They are called on any thread, many of which have no device of their own: on the
+// process' device, lest CUDA begins to use another one for that.
+inline std::atomic<int> pinning_device{0};
 inline bool PinHostMemory(void* begin, size_t bytes) {
-  return Check(cudaHostRegister(begin, bytes, cudaHostRegisterPortable), "cudaHostRegister").ok();
+  return Check(cudaSetDevice(pinning_device.load()), "cudaSetDevice").ok() &&
+         Check(cudaHostRegister(begin, bytes, cudaHostRegisterPortable), "cudaHostRegister").ok();
 }
-inline void UnpinHostMemory(void* begin) { (void)Check(cudaHostUnregister(begin), "cudaHostUnregister"); }
+inline void UnpinHostMemory(void* begin) {
+  (void)Check(cudaSetDevice(pinning_device.load()), "cudaSetDevice");
+  (void)Check(cudaHostUnregister(begin), "cudaHostUnregister");
+}
 // Whether the copy engines can use the host memory there as it is.
 inline bool IsPinned(const void* memory) {
   cudaPointerAttributes attributes{};

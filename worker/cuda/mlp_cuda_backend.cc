@@ -232,6 +232,7 @@ absl::StatusOr<int> DeviceCount() {
 }
 
 absl::StatusOr<std::unique_ptr<ModelBackend>> MakeMlp(MlpModel model, int device) {
+  cuda::pinning_device.store(device);
   auto backend = std::make_unique<MlpCudaBackend>(std::move(model), device);
   RECON_RETURN_IF_ERROR(backend->Open());
   return std::unique_ptr<ModelBackend>(std::move(backend));

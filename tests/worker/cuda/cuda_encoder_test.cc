@@ -53,6 +53,7 @@ TEST_CASE("the CUDA encoder gives the CPU encoder's bytes for a device's gradien
   backend->Bind(&layout);
   TransportMemory transport;
   REQUIRE((*module)->pinning.pin(transport.begin, kTransportBytes));
+  const std::shared_ptr<void> unpin(transport.begin, (*module)->pinning.unpin);
   const TrainAndTest data = MakeClusters(1000, 1, 33, 5);
   std::vector<float> parameters(layout.params());
   backend->InitialValues(7, absl::MakeSpan(parameters));
