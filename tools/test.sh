@@ -44,7 +44,7 @@ for part in "${parts[@]}"; do
       ctest --preset "$part"
       ;;
     tsan)
-      tools/build.sh tsan concurrent_test allocation_test
+      tools/build.sh tsan concurrent_test
       ctest --preset tsan -L concurrent
       ;;
     fuzz)

@@ -53,12 +53,6 @@ std::vector<ByteChain> Pushes(ParamServerHarness* harness, uint64_t first_step, 
   const std::vector<float> values(kShardParamsMax, 1e-3f);
   const Frame all = harness->MakeFrame(FrameKind::kPushPull, WorkerId(kWorker),
                                        ParamServerHarness::IncarnationOf(kWorker), 0, {});
-  std::vector<ByteChain> gradients;
-  for (uint32_t i = 0; i < kShards; ++i) {
-    const std::shared_ptr<uint8_t[]> to = memory(bytes);
-    Encode(CodecId::kFp16, values.data(), values.size(), to.get());
-    gradients.emplace_back().Append(to.get(), bytes, to);
-  }
   std::vector<ByteChain> frames;
   for (uint64_t step = first_step; step < first_step + kSteps; ++step) {
     for (uint32_t first = 0; first < kShards; first += kShardsInFrame) {
@@ -69,7 +63,10 @@ std::vector<ByteChain> Pushes(ParamServerHarness* harness, uint64_t first_step, 
       for (uint32_t i = first; i < first + kShardsInFrame; ++i) {
         frame.parts.push_back(all.parts[i]);
         frame.parts.back().codec = static_cast<uint8_t>(CodecId::kFp16);
-        frame.payloads.push_back(gradients[i]);
+        const std::shared_ptr<uint8_t[]> gradient =
+            memory(bytes);  // Of its own: a reply may be written over it.
+        Encode(CodecId::kFp16, values.data(), values.size(), gradient.get());
+        frame.payloads.emplace_back().Append(gradient.get(), bytes, gradient);
       }
       frames.push_back(EncodeFrame(std::move(frame)));
     }
