@@ -5,12 +5,16 @@
 namespace recon {
 namespace {
 
-std::atomic<const HostPinning*> current{nullptr};
+// Whoever sees the first one sees the second.
+std::atomic<decltype(HostPinning::pin)> current_pin{nullptr};
+std::atomic<decltype(HostPinning::unpin)> current_unpin{nullptr};
 
 }  // namespace
 
-// Never destroyed: whoever has read the pointer may still use it.
-void SetHostPinning(const HostPinning& pinning) { current.store(new HostPinning(pinning)); }
+void SetHostPinning(const HostPinning& pinning) {
+  current_unpin.store(pinning.unpin);
+  current_pin.store(pinning.pin);
+}
 
 PinnedRanges::~PinnedRanges() {
   for (const auto& [begin, pinned] : ranges_) {
@@ -19,12 +23,12 @@ PinnedRanges::~PinnedRanges() {
 }
 
 void PinnedRanges::Pin(void* begin, size_t bytes) {
-  const HostPinning* const pinning = current.load();
-  if (pinning == nullptr || pinning->pin == nullptr) return;
+  const auto pin = current_pin.load();
+  if (pin == nullptr) return;
   MutexLock lock(&mu_);
-  unpin_ = pinning->unpin;
+  unpin_ = current_unpin.load();
   const auto [range, is_new] = ranges_.try_emplace(begin, false);
-  if (is_new) range->second = pinning->pin(begin, bytes);
+  if (is_new) range->second = pin(begin, bytes);
 }
 
 }  // namespace recon
