@@ -9,7 +9,6 @@
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
-#include "common/base/retry_hint.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
 #include "common/tensor/shard_assignment.h"
@@ -18,8 +17,6 @@
 
 namespace recon {
 namespace {
-
-constexpr absl::Duration kOverloadLogInterval = absl::Seconds(10);
 
 ParamServer::Options WithState(ParamServer::Options options) {
   if (!options.state) options.state = StateOf(options.rules);
@@ -110,53 +107,6 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
   return absl::OkStatus();
 }
 
-uint64_t ParamServer::PlanesOf(const ApplyRules& rules) const {
-  return 1 + static_cast<uint64_t>(state_planes()) + rules.correction.versions;
-}
-
-absl::Status ParamServer::CheckMemory(uint64_t pages, const ApplyRules& rules,
-                                      const std::string& model) const {
-  const uint64_t bytes = pages * PlanesOf(rules) * kPageBytes;
-  if (bytes <= options_.memory_bytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "model ", model, " needs ", bytes, " bytes with its optimizer state",
-      rules.correction.versions == 0 ? ""
-                                     : absl::StrCat(" and the ", rules.correction.versions,
-                                                    " versions that --staleness-correction keeps"),
-      ", the server has ", options_.memory_bytes));
-}
-
-uint64_t ParamServer::MemoryLeft() const {
-  const uint64_t taken =
-      owned_pages_ * PlanesOf(*rules_) * kPageBytes + sessions_.size() * limits::kRepliesBytesMax;
-  return options_.memory_bytes - std::min(taken, options_.memory_bytes);
-}
-
-uint64_t ParamServer::memory_left() const {
-  MutexLock lock(&mu_);
-  return MemoryLeft();
-}
-
-absl::Status ParamServer::CheckBytesInFlight(const Session& sender, uint64_t frame) const {
-  // One worker always may send what it may send.
-  const uint64_t allowed = std::min(options_.bytes_in_flight_max,
-                                    std::max<uint64_t>(MemoryLeft() / 2, limits::kStreamBytesInFlightMax));
-  // The first half is whoever's comes first; of the other each has a share, one frame at least, lest a fast
-  // worker's pushes of synchronous steps keep out those that would let them close.
-  const uint64_t share = allowed / 2 / std::max<size_t>(sessions_.size(), 1);
-  const bool fits = bytes_in_flight_ <= allowed / 2 ||
-                    (bytes_in_flight_ <= allowed && sender.bytes_in_flight <= std::max(share, frame));
-  if (fits) return absl::OkStatus();
-  return WithRetryAfter(
-      absl::ResourceExhaustedError(absl::StrCat(
-          "bytes in flight: ", bytes_in_flight_, ", this worker's: ", sender.bytes_in_flight,
-          ", allowed are ", allowed, ", in its second half ", share, " a worker",
-          rules_->bound == 0 ? "; a synchronous step keeps the pushes of all workers: it needs fewer "
-                               "workers, a codec with fewer bytes, or more memory"
-                             : "")),
-      limits::kOverloadRetry);
-}
-
 void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done, FrameMemory memory) {
   instruments_->bytes_in.Increment(static_cast<double>(bytes.size()));
   absl::StatusOr<Frame> frame = DecodeFrame(bytes);
@@ -217,16 +167,6 @@ void ParamServer::CheckAndSequence(const OperationPtr& op) {
   if (status.ok()) return;
   if (absl::IsResourceExhausted(status)) SayOverload(status, op->arrived);
   Finish(op, status);
-}
-
-// Now and then: there may be thousands of them a second.
-void ParamServer::SayOverload(const absl::Status& status, absl::Time now) {
-  {
-    MutexLock lock(&mu_);
-    if (now - overload_said_ < kOverloadLogInterval) return;
-    overload_said_ = now;
-  }
-  spdlog::warn("workers are told to wait: {}", status.message());
 }
 
 absl::Status ParamServer::CheckContent(const Operation& op, size_t index) const {

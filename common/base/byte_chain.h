@@ -50,8 +50,6 @@ class ByteChain {
 
   size_t size() const { return size_; }
   absl::Span<const Piece> pieces() const { return pieces_; }
-  // Room for so many pieces, where their number is known.
-  void Reserve(size_t pieces) { pieces_.reserve(pieces); }
 
   // Bytes [offset, offset + size); the range must lie within the chain.
   ByteChain Range(size_t offset, size_t size) const;

@@ -26,6 +26,8 @@ constexpr uint32_t kKeptMax = kShmEntriesMax / 2;
 // And of replies a worker, in bytes: what it keeps for longer is to be its own memory, not the server's.
 // (What a server keeps of requests is the worker's, which has it for as long anyway.)
 constexpr size_t kRepliesKeptMax = 2 * limits::kRequestBytesInFlight;
+// Replies of FP32 to a whole window of FP16 come on top of it.
+static_assert(kRepliesKeptMax + 2 * limits::kRequestBytesInFlight <= limits::kRepliesBytesMax);
 // A message in more pieces is copied.
 constexpr size_t kMessageEntriesMax = 64;
 // The first of its slots are for messages that have to be copied, the others for Reserve(). What is reserved
