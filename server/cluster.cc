@@ -119,7 +119,7 @@ void Cluster::Join(const std::shared_ptr<ServerLink>& link, const ServerHello& h
     }
   }
   if (place == 0) {
-    spdlog::info("server {} waits: all {} places are taken", hello.address(), servers());
+    LogInfo("server {} waits: all {} places are taken", hello.address(), servers());
     return;
   }
   Take(place, link, hello, now);
@@ -151,7 +151,7 @@ void Cluster::Take(uint32_t place, const std::shared_ptr<ServerLink>& link, cons
   }
   if (before != nullptr) before->Close(absl::UnavailableError("it has come again on another connection"));
   if (!Resumes(place, hello)) params_->ForgetDeliveriesTo(place);
-  spdlog::info("server {} has place {} of {}", hello.address(), place, servers());
+  LogInfo("server {} has place {} of {}", hello.address(), place, servers());
 }
 
 bool Cluster::Resumes(uint32_t place, const ServerHello& hello) const {
@@ -211,7 +211,7 @@ void Cluster::OnClosed(const std::shared_ptr<ServerLink>& link) {
     Lose(place);
     places_[place].last_heard = Now();
   }
-  spdlog::warn("server {} has gone: pushes wait until it is back", place);
+  LogWarn("server {} has gone: pushes wait until it is back", place);
 }
 
 void Cluster::Tick(absl::Time now) {
@@ -241,8 +241,8 @@ void Cluster::Tick(absl::Time now) {
     link->Close(absl::UnavailableError("it was silent for too long"));
   }
   for (auto& [place, spare] : replacements) {
-    spdlog::warn("server {} does not come back: {} takes its place, from the newest snapshot", place,
-                 spare.hello.address());
+    LogWarn("server {} does not come back: {} takes its place, from the newest snapshot", place,
+            spare.hello.address());
     Take(place, spare.link, spare.hello, now);
   }
 }

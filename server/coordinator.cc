@@ -107,8 +107,8 @@ absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
   started_ = !completions.empty();
   if (started_) {
     no_grants_before_ = Now() + kReturnGrace;
-    spdlog::info("job resumed: {} of {} samples completed", queue_->samples_completed(),
-                 record_->train_samples() * job_.data_epochs());
+    LogInfo("job resumed: {} of {} samples completed", queue_->samples_completed(),
+            record_->train_samples() * job_.data_epochs());
   }
   return absl::OkStatus();
 }
@@ -146,7 +146,7 @@ bool Coordinator::AskForInitialValues(WorkerId worker) {
 
 void Coordinator::OnInitialValues() {
   if (!HasValues()) return;
-  spdlog::info("initial values are there");
+  LogInfo("initial values are there");
   TakeInitialSnapshot();
 }
 
@@ -164,7 +164,7 @@ void Coordinator::OnServersChanged() {
   const absl::StatusOr<uint64_t> epoch =
       journal_->NextClusterEpoch(std::max(cluster_epoch_, cluster_->highest_epoch()));
   if (!epoch.ok()) {
-    spdlog::error("no new cluster epoch: {}", epoch.status().message());
+    LogError("no new cluster epoch: {}", epoch.status().message());
     epoch_retry_at_ = Now() + kSnapshotRetry;
     return;
   }
@@ -176,7 +176,7 @@ void Coordinator::OnServersChanged() {
   // The others first: they say "not yet" to whoever has registered again here, and never the reverse.
   cluster_->BeginEpoch(cluster_epoch_);
   params_->SetClusterEpoch(cluster_epoch_);
-  spdlog::info("all {} servers are there: cluster epoch {}", cluster_->servers(), cluster_epoch_);
+  LogInfo("all {} servers are there: cluster epoch {}", cluster_->servers(), cluster_epoch_);
   if (HasValues() && (must_snapshot_ || cluster_->needs_snapshot())) TakeInitialSnapshot();
   must_snapshot_ = false;
 }
@@ -197,7 +197,7 @@ void Coordinator::StartIfReady() {
   if (started_ || !HasValues() || snapshots_->status().generation() == 0) return;
   if (membership_.alive() < static_cast<int>(job_.workers_min())) return;
   started_ = true;
-  spdlog::info("job started with {} workers", membership_.alive());
+  LogInfo("job started with {} workers", membership_.alive());
   // All at once: the first synchronous step waits for everybody who was there at the start.
   for (const auto& [worker, member] : membership_.members()) {
     if (!member.gone) params_->Activate(worker, next_steps_[worker]);
@@ -208,7 +208,7 @@ void Coordinator::FinishIfDone(absl::Time now) {
   if (finishing_ || draining_ || !queue_ || !queue_->finished()) return;
   if (now < final_retry_at_) return;
   finishing_ = true;
-  spdlog::info("all {} data epochs are completed", job_.data_epochs());
+  LogInfo("all {} data epochs are completed", job_.data_epochs());
   snapshots_->Take("final", [this](const absl::StatusOr<SnapshotReply>& reply) {
     lane_.Post([this, ok = reply.ok()] {
       finished_ = ok;
@@ -225,8 +225,8 @@ void Coordinator::Tick(absl::Time now) {
     Depart(worker, "evicted, no heartbeat");
   }
   for (const LeaseTable::Lease& lease : leases_.TakeExpired(now)) {
-    spdlog::warn("lease of {} splits from {} (data epoch {}) by worker {} expired", lease.task.splits,
-                 lease.task.split.value(), lease.task.data_epoch, lease.holder.value());
+    LogWarn("lease of {} splits from {} (data epoch {}) by worker {} expired", lease.task.splits,
+            lease.task.split.value(), lease.task.data_epoch, lease.holder.value());
     queue_->Return(lease.task);
   }
   if (now >= watch_at_) WatchProgress(now);
@@ -238,8 +238,8 @@ void Coordinator::Tick(absl::Time now) {
   if (cluster_ != nullptr) cluster_->Tick(now);
   if (now >= epoch_retry_at_) OnServersChanged();
   if (codec_tuner_.Tick(now)) {
-    spdlog::info("codec auto: {}, parameters in {}: {}", codec_tuner_.choice().push(),
-                 codec_tuner_.choice().pull(), codec_tuner_.reason());
+    LogInfo("codec auto: {}, parameters in {}: {}", codec_tuner_.choice().push(),
+            codec_tuner_.choice().pull(), codec_tuner_.reason());
   }
   auto_codec_rung_.Set(static_cast<double>(codec_tuner_.rung_number()));
   if (phase() == PHASE_RUNNING) {

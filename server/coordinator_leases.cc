@@ -148,7 +148,7 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
   // Durable before it is acknowledged.
   const absl::Status saved = journal_->SaveCompletion(completion);
   if (absl::IsAlreadyExists(saved)) {
-    spdlog::error("{}", saved.message());
+    LogError("{}", saved.message());
     leases_.TakeFirst(lease, worker, task);
     queue_->Complete(task, completion.eval());  // Or everybody would wait for it.
     if (const auto rest = leases_.Take(lease, worker)) queue_->Return(*rest);
@@ -171,8 +171,8 @@ void Coordinator::NoteEvaluation(uint32_t data_epochs, int64_t unix_ms) {
   entry.set_accuracy(static_cast<double>(result->correct()) / static_cast<double>(result->samples()));
   entry.set_loss(result->loss_sum() / static_cast<double>(result->samples()));
   entry.set_unix_ms(unix_ms);
-  spdlog::info("data epoch {} of {}: test accuracy {:.4f}, loss {:.4f}", data_epochs, job_.data_epochs(),
-               entry.accuracy(), entry.loss());
+  LogInfo("data epoch {} of {}: test accuracy {:.4f}, loss {:.4f}", data_epochs, job_.data_epochs(),
+          entry.accuracy(), entry.loss());
   evaluations_.push_back(entry);
 }
 
@@ -188,9 +188,8 @@ void Coordinator::WatchProgress(absl::Time now) {
     const std::vector<Task> tasks = leases_.TakeAllOf(worker);
     ReturnTasks(tasks);
     params_->Deactivate(worker);
-    spdlog::warn("worker {} is alive, but has computed nothing for {}: {} leases taken back",
-                 membership_.Find(worker)->name, absl::FormatDuration(progress_.Patience(worker)),
-                 tasks.size());
+    LogWarn("worker {} is alive, but has computed nothing for {}: {} leases taken back",
+            membership_.Find(worker)->name, absl::FormatDuration(progress_.Patience(worker)), tasks.size());
   }
 }
 

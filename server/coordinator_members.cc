@@ -36,8 +36,8 @@ absl::Status Coordinator::AdoptModel(const RegisterRequest& request) {
   RECON_ASSIGN_OR_RETURN(const ParamLayout its_layout, ParamLayout::Create(request.model()));
   RECON_RETURN_IF_ERROR(CheckSyncPeriods(job_, its_layout));
   RECON_RETURN_IF_ERROR(params_->DefineModel(request.model()));
-  spdlog::info("model {}: {} parameters in {} shards", request.model().name(), params_->layout()->params(),
-               params_->layout()->shard_count());
+  LogInfo("model {}: {} parameters in {} shards", request.model().name(), params_->layout()->params(),
+          params_->layout()->shard_count());
   if (cluster_ != nullptr) cluster_->SetModel(request.model());
   return absl::OkStatus();
 }
@@ -106,8 +106,8 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
       return absl::InvalidArgumentError(
           absl::StrCat("next step ", first_new_step, ", the job's is ", params_->frontier()));
     }
-    spdlog::info("worker {} is at step {}, the job at {}: all go on from there", request.name(),
-                 first_new_step, params_->frontier());
+    LogInfo("worker {} is at step {}, the job at {}: all go on from there", request.name(), first_new_step,
+            params_->frontier());
     RECON_RETURN_IF_ERROR(GoOnBy(params_->rules(), first_new_step));
   }
   if (cluster_ != nullptr && !cluster_->live()) return absl::UnavailableError(cluster_->Missing());
@@ -138,9 +138,9 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   next_steps_[worker] = request.next_step();
   progress_.Excuse(worker, now);
   if (!renews) {
-    spdlog::info("worker {} {}: number {}, {}, codec {}, {} alive", request.name(),
-                 replaces ? "replaced" : "joined", worker.value(), request.device(), request.codec(),
-                 membership_.alive());
+    LogInfo("worker {} {}: number {}, {}, codec {}, {} alive", request.name(),
+            replaces ? "replaced" : "joined", worker.value(), request.device(), request.codec(),
+            membership_.alive());
   }
 
   RegisterReply reply;
@@ -256,14 +256,14 @@ void Coordinator::Depart(WorkerId worker, const std::string& how) {
   progress_.Forget(worker);
   if (policy_tuner_) policy_tuner_->Forget(worker);
   Expel(worker);
-  spdlog::info("worker {} {}: {} leases taken back, {} alive", membership_.Find(worker)->name, how,
-               tasks.size(), membership_.alive());
+  LogInfo("worker {} {}: {} leases taken back, {} alive", membership_.Find(worker)->name, how, tasks.size(),
+          membership_.alive());
 }
 
 void Coordinator::NoteResidualLost(const std::string& name, const WorkerProgress& progress) {
   if (progress.residual_norm() == 0) return;
   residuals_lost_.Increment();
-  spdlog::warn(
+  LogWarn(
       "worker {}: what its encoder had kept back for {:.0f} s is lost unless it comes back, L2 norm {:.3g}",
       name, progress.residual_age_seconds(), progress.residual_norm());
 }

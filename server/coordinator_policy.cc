@@ -38,7 +38,7 @@ absl::Status Coordinator::GoOnWith(const PolicySettings& settings) {
   TellWorkers(policy, &job_);
   optimizer_ = OptimizerName(policy.rules.optimizer.kind);
   codec_tuner_.Restart();
-  spdlog::info("policy: {}; cluster epoch {}", policy.job.policy().ShortDebugString(), cluster_epoch_);
+  LogInfo("policy: {}; cluster epoch {}", policy.job.policy().ShortDebugString(), cluster_epoch_);
   return absl::OkStatus();
 }
 
@@ -53,11 +53,11 @@ void Coordinator::TunePolicy(absl::Time now) {
     }
     if (!policy_tuner_->Tick(now, pushes, codec_tuner_.settled())) return;
     policy_due_at_ = now;
-    spdlog::info("policy auto: {}", policy_tuner_->reason());
+    LogInfo("policy auto: {}", policy_tuner_->reason());
   }
   if (now < policy_due_at_) return;
   const absl::Status status = GoOnWith(Chosen(auto_settings_, policy_tuner_->choice()));
-  if (!status.ok()) spdlog::warn("policy auto: not yet: {}", status.message());
+  if (!status.ok()) LogWarn("policy auto: not yet: {}", status.message());
   policy_due_at_ = status.ok() ? absl::InfiniteFuture() : now + kPolicyRetry;
 }
 

@@ -35,7 +35,7 @@ absl::Status FrameListeners::Start(const ServerFlags& flags, const TlsFlags& tls
       shm_ = *std::move(listener);
       shared_memory_ = name;
     } else {
-      spdlog::warn("workers on this machine use the network: {}", listener.status().message());
+      LogWarn("workers on this machine use the network: {}", listener.status().message());
     }
   }
   if (flags.ucx_listen.empty()) return absl::OkStatus();
@@ -44,7 +44,7 @@ absl::Status FrameListeners::Start(const ServerFlags& flags, const TlsFlags& tls
   // Workers of other machines do not reach "any": they take the host under which they know the server.
   const std::string host = flags.ucx_listen.substr(0, flags.ucx_listen.rfind(':'));
   ucx_address_ = absl::StrCat(ucx_->any_host() ? "" : host, ":", ucx_->port());
-  spdlog::info("UCX listens on port {}", ucx_->port());
+  LogInfo("UCX listens on port {}", ucx_->port());
   return absl::OkStatus();
 }
 

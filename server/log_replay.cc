@@ -20,8 +20,7 @@ absl::Status Replayer::OnRecord(LogRecordKind kind, uint64_t sequence, const Byt
   if (sequence > last_) return absl::CancelledError("far enough");
   bytes_ += payload.size();
   if (Now() >= next_progress_) {
-    spdlog::info("replaying the push log: at record {}, {:.1f} MB", sequence,
-                 static_cast<double>(bytes_) / 1e6);
+    LogInfo("replaying the push log: at record {}, {:.1f} MB", sequence, static_cast<double>(bytes_) / 1e6);
     next_progress_ = Now() + kProgressInterval;
   }
   if (kind == LogRecordKind::kFrame) return params_->ReplayFrame(sequence, payload);

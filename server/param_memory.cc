@@ -71,7 +71,7 @@ void ParamServer::SayOverload(const absl::Status& status, absl::Time now) {
     if (now - overload_said_ < kOverloadLogInterval) return;
     overload_said_ = now;
   }
-  spdlog::warn("workers are told to wait: {}", status.message());
+  LogWarn("workers are told to wait: {}", status.message());
 }
 
 }  // namespace recon

@@ -73,8 +73,8 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
     MutexLock lock(&mu);
     if (mu.AwaitFor(kProgressInterval, [&] { return left == 0; })) return true;
     const size_t done = owned_.size() - left;
-    spdlog::info("restoring snapshot {}: {} of {} shards, {} %", manifest.generation(), done, owned_.size(),
-                 100 * done / owned_.size());
+    LogInfo("restoring snapshot {}: {} of {} shards, {} %", manifest.generation(), done, owned_.size(),
+            100 * done / owned_.size());
     return false;
   };
   while (!wait_a_while()) {
@@ -153,7 +153,7 @@ void ParamServer::NoteSnapshot(uint64_t log_from) {
   }
   if (log_ == nullptr) return;
   const absl::Status trimmed = log_->Trim(needed);
-  if (!trimmed.ok()) spdlog::warn("push log: {}", trimmed.message());
+  if (!trimmed.ok()) LogWarn("push log: {}", trimmed.message());
 }
 
 void ParamServer::AwaitSnapshot() {

@@ -352,7 +352,7 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
   const auto kind = static_cast<FrameKind>(op->frame.header.kind);
   if (status.ok() && CarriesGradient(kind) && recover_ms_ == 0) {
     recover_ms_ = absl::ToDoubleMilliseconds(ProcessUptime());
-    spdlog::info("first push acknowledged {:.0f} ms after process start", recover_ms_);
+    LogInfo("first push acknowledged {:.0f} ms after process start", recover_ms_);
   }
 }
 

@@ -143,7 +143,7 @@ absl::Status ReconServer::Parts::Open() {
   RECON_RETURN_IF_ERROR(
       store->RemoveLeftovers({"packs/", "manifests/"}));  // It is ours, as far as can be known.
   if (!snapshot_url.local() && db->created() && before.generation() != 0) {
-    spdlog::warn(
+    LogWarn(
         "--data is new: this server takes job {:x} over, from snapshot {} of {}; the one that had it ends "
         "with its "
         "next snapshot",
@@ -178,7 +178,7 @@ absl::Status ReconServer::Parts::Open() {
     options.state = StateOf(of_flags.rules);
   }
   if (options.state->planes() > 0 && StatePlanes(policy.rules.optimizer.kind) == 0) {
-    spdlog::info("the state of {} is kept, and not used by the policy in force", StateName(*options.state));
+    LogInfo("the state of {} is kept, and not used by the policy in force", StateName(*options.state));
   }
   options.rules.cluster_epoch = cluster_epoch;
   options.rules.job_id = job_id;
@@ -230,9 +230,9 @@ absl::Status ReconServer::Parts::Open() {
   }
   if (policy_was_lost) return db->SavePolicy(recovered.policy);
   if (lost) {
-    spdlog::warn("there was no control database: filled with {} workers and {} completed splits from {}",
-                 recovered.workers.size(), recovered.completions.size(),
-                 replayed && replayed->records > 0 ? "snapshot and push log" : "the snapshot");
+    LogWarn("there was no control database: filled with {} workers and {} completed splits from {}",
+            recovered.workers.size(), recovered.completions.size(),
+            replayed && replayed->records > 0 ? "snapshot and push log" : "the snapshot");
     RECON_RETURN_IF_ERROR(
         SnapshotBeforeWork("recovered"));  // It has the new epoch, should the database go again.
   }
@@ -240,7 +240,7 @@ absl::Status ReconServer::Parts::Open() {
   // Not to come back when the flags are once more what they were. Only now: a start with wrong flags changes
   // nothing.
   if (!google::protobuf::util::MessageDifferencer::Equals(settings, flags.policy)) {
-    spdlog::info("the policy is the one that was set while the job ran: {}", settings.ShortDebugString());
+    LogInfo("the policy is the one that was set while the job ran: {}", settings.ShortDebugString());
   } else {
     RECON_RETURN_IF_ERROR(db->SavePolicy(PolicyRecord()));  // The journal tells the log, where that differs.
   }
@@ -266,8 +266,8 @@ absl::Status ReconServer::Parts::Open() {
   }
   RECON_ASSIGN_OR_RETURN(rpc, RpcServer::Start("--listen", flags.listen, tls, services));
   std::ofstream(flags.data + "/ADDRESS") << rpc->address() << "\n";
-  spdlog::info("listening on {}, cluster epoch {}, policy {}, optimizer {}", rpc->address(), cluster_epoch,
-               settings.ShortDebugString(), OptimizerName(policy.rules.optimizer.kind));
+  LogInfo("listening on {}, cluster epoch {}, policy {}, optimizer {}", rpc->address(), cluster_epoch,
+          settings.ShortDebugString(), OptimizerName(policy.rules.optimizer.kind));
   return absl::OkStatus();
 }
 
@@ -320,7 +320,7 @@ absl::Status ReconServer::Parts::OpenControlDb(const Manifest& before) {
   absl::StatusOr<std::unique_ptr<ControlDb>> opened = ControlDb::Open(directory);
   if (absl::IsDataLoss(opened.status()) && before.has_control()) {
     const std::string aside = absl::StrCat(directory, ".damaged-", absl::ToUnixMillis(Now()));
-    spdlog::error("THE CONTROL DATABASE IS DAMAGED: {}; it is kept as {}", opened.status().message(), aside);
+    LogError("THE CONTROL DATABASE IS DAMAGED: {}; it is kept as {}", opened.status().message(), aside);
     std::error_code error;
     std::filesystem::rename(directory, aside, error);
     if (error) return absl::UnavailableError(absl::StrCat("rename ", directory, ": ", error.message()));
@@ -375,8 +375,8 @@ absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
                          }));
   if (newest) {
     snapshots->NoteRestored(*newest);
-    spdlog::info("restored snapshot {} (sequence {}) {:.0f} ms after process start", newest->generation(),
-                 newest->sequence(), absl::ToDoubleMilliseconds(ProcessUptime()));
+    LogInfo("restored snapshot {} (sequence {}) {:.0f} ms after process start", newest->generation(),
+            newest->sequence(), absl::ToDoubleMilliseconds(ProcessUptime()));
     restored_sequence = newest->sequence();
     RECON_ASSIGN_OR_RETURN(recovered, DecodeControl(newest->control(), newest->model()));
     RECON_RETURN_IF_ERROR(GoOnFromLog(*newest));
@@ -454,7 +454,7 @@ absl::Status ReconServer::Parts::GoOnFromLog(const Manifest& restored) {
                      ": start with --servers ", ServersOf(restored),
                      ", drain, and then start with --servers ", flags.servers));
   }
-  spdlog::info("the state of {} servers is spread over {}", ServersOf(restored), flags.servers);
+  LogInfo("the state of {} servers is spread over {}", ServersOf(restored), flags.servers);
   spread_anew = true;
   return RemoveLog(LogDirectory());
 }
@@ -503,14 +503,14 @@ absl::Status ReconServer::Parts::OpenLog(const ApplyRules& rules) {
 }
 
 absl::Status ReconServer::Parts::Drain() {
-  spdlog::info("draining");
+  LogInfo("draining");
   // The push log has everything.
   if (flags.durability != ServerFlags::Durability::kSnapshot) store->CapPatience(kDrainPatience);
   coordinator->lane()->RunAndWait([this] { coordinator->BeginDrain(); });
   params->BeginDrain();
   const bool others_idle = cluster == nullptr || cluster->Drain(kDrainTimeout);
   if (!params->WaitUntilIdle(kDrainTimeout) || !others_idle)
-    spdlog::warn("some pushes were still running after {}", absl::FormatDuration(kDrainTimeout));
+    LogWarn("some pushes were still running after {}", absl::FormatDuration(kDrainTimeout));
   absl::Status status;
   if (params->has_values()) status = TakeSnapshot("drain");
   if (cluster != nullptr && status.ok()) cluster->Shutdown();
@@ -554,7 +554,7 @@ absl::StatusOr<std::unique_ptr<ReconServer>> ReconServer::Start(const ServerFlag
   RECON_RETURN_IF_ERROR(parts->Open());
   if (parts->policy_was_lost) {
     // All that there is was made for another policy than the log turned out to have. Now the database has it.
-    spdlog::info("starting anew, with the policy that the push log has");
+    LogInfo("starting anew, with the policy that the push log has");
     parts = nullptr;
     parts = std::make_unique<Parts>();
     parts->flags = flags;
@@ -581,7 +581,7 @@ absl::Status ReconServer::RunUntilStopped() {
       done = parts_->flags.exit_when_done && coordinator->DoneAndQuiet(Now(), kFarewell);
     });
     if (done) {
-      spdlog::info("done");
+      LogInfo("done");
       if (parts_->cluster != nullptr) parts_->cluster->Shutdown();
       parts_->params->BeginDrain();
       parts_->StopServing(absl::Seconds(1));
@@ -589,7 +589,7 @@ absl::Status ReconServer::RunUntilStopped() {
     }
   }
   RECON_RETURN_IF_ERROR(parts_->Drain());
-  spdlog::info("drained");
+  LogInfo("drained");
   return absl::OkStatus();
 }
 

@@ -151,7 +151,7 @@ absl::Status ShardServer::Parts::Open(const ServerFlags& flags) {
   param_service_ = std::make_unique<ParamService>(handler);
   RECON_ASSIGN_OR_RETURN(rpc_, RpcServer::Start("--listen", flags.listen, tls_, {param_service_.get()}));
   std::ofstream(flags.data + "/ADDRESS") << rpc_->address() << "\n";
-  spdlog::info("listening on {}, looking for the head at {}", rpc_->address(), flags.join);
+  LogInfo("listening on {}, looking for the head at {}", rpc_->address(), flags.join);
   follower_ = std::thread([this] { Follow(); });
   return absl::OkStatus();
 }
@@ -190,7 +190,7 @@ void ShardServer::Parts::Follow() {
     if (hopeless) return Fail(ended);
     if (drained_)
       return Fail(absl::UnavailableError("the head has gone while the job was drained: start again"));
-    if (!said) spdlog::warn("the head cannot be reached, trying again: {}", ended.message());
+    if (!said) LogWarn("the head cannot be reached, trying again: {}", ended.message());
     said = true;
     absl::SleepFor(kRejoin);
   }
@@ -236,7 +236,7 @@ absl::Status ShardServer::Parts::Execute(const ServerCommand& command) {
   switch (command.command_case()) {
     case ServerCommand::kBegin:
       params_->SetClusterEpoch(command.begin().cluster_epoch());
-      spdlog::info("cluster epoch {}", command.begin().cluster_epoch());
+      LogInfo("cluster epoch {}", command.begin().cluster_epoch());
       break;
     case ServerCommand::kAdmit:
       params_->Admit(WorkerId(command.admit().worker()), Incarnation(command.admit().incarnation()),
@@ -375,8 +375,8 @@ absl::Status ShardServer::Parts::Recover(const Assignment& assignment) {
                                            /*parameters_only=*/false);
                          }));
   if (newest) {
-    spdlog::info("restored its part of snapshot {} {:.0f} ms after process start", newest->generation(),
-                 absl::ToDoubleMilliseconds(ProcessUptime()));
+    LogInfo("restored its part of snapshot {} {:.0f} ms after process start", newest->generation(),
+            absl::ToDoubleMilliseconds(ProcessUptime()));
     writer_->NoteRestored(*newest);
     const Manifest mine = ForServer(*newest, assignment.server());
     bool needs_snapshot = true;
@@ -415,8 +415,8 @@ absl::Status ShardServer::Parts::Recover(const Assignment& assignment) {
   for (uint32_t i = 0; i < server_of_shard.size(); ++i) {
     if (server_of_shard[i] == assignment.server()) parameters += params_->layout()->shards()[i].size;
   }
-  spdlog::info("server {} of {}: {} of {} parameters of {}", assignment.server(), assignment.servers(),
-               parameters, params_->layout()->params(), assignment.model().name());
+  LogInfo("server {} of {}: {} of {} parameters of {}", assignment.server(), assignment.servers(), parameters,
+          params_->layout()->params(), assignment.model().name());
   params_->SetClusterEpoch(0);  // Nobody is let in before BeginEpoch.
   serving_.store(params_.get(), std::memory_order_release);
   return absl::OkStatus();
@@ -456,7 +456,7 @@ void ShardServer::Parts::WritePart(const CutCommand& command, StateCut cut) {
     last_part_ = part;
     last_part_replay_seconds_ = replay_seconds;
   } else {
-    spdlog::error("part of snapshot {}: {}", generation, written.status().message());
+    LogError("part of snapshot {}: {}", generation, written.status().message());
     part.set_error(std::string(written.status().message()));
   }
   ServerReport report;
@@ -468,7 +468,7 @@ void ShardServer::Parts::WritePart(const CutCommand& command, StateCut cut) {
     report.mutable_part()->set_error(absl::StrCat(
         "its part of the manifest has ", bytes, " bytes, allowed are ", limits::kControlMessageBytesMax,
         ": use more servers, or workers with names that come again"));
-    spdlog::error("part of snapshot {}: {}", generation, report.part().error());
+    LogError("part of snapshot {}: {}", generation, report.part().error());
   }
   Report(std::move(report));
 }
@@ -510,7 +510,7 @@ absl::Status ShardServer::Parts::Run() {
       MutexLock lock(&mu_);
       RECON_RETURN_IF_ERROR(failure_);
       if (done_) {
-        spdlog::info("the head has ended the job");
+        LogInfo("the head has ended the job");
         return absl::OkStatus();
       }
     }
@@ -520,7 +520,7 @@ absl::Status ShardServer::Parts::Run() {
     }
     Report(Progress());
   }
-  spdlog::info("stopped");
+  LogInfo("stopped");
   return absl::OkStatus();
 }
 

@@ -38,7 +38,7 @@ SnapshotMemory::~SnapshotMemory() {
   LimitPages(UINT64_MAX);
   const uint64_t waited = GetPageUse().waits - before_.waits;
   if (waited == 0) return;
-  spdlog::warn(
+  LogWarn(
       "pushes waited {} times for pages that the snapshot kept: --snapshot-memory, and the memory there is, "
       "say how many it may",
       waited);

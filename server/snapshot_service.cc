@@ -43,7 +43,7 @@ void SnapshotService::Take(const std::string& reason, Done done, SnapshotWriter:
     const absl::StatusOr<SnapshotReply> reply = TakeNow(reason, pace);
     if (!reply.ok()) {
       failed_.Increment();
-      spdlog::error("snapshot ({}) failed, the one before stays: {}", reason, reply.status().message());
+      LogError("snapshot ({}) failed, the one before stays: {}", reason, reply.status().message());
       MutexLock lock(&mu_);
       status_.set_failed(status_.failed() + 1);
       status_.set_last_error(std::string(reply.status().message()));
@@ -106,7 +106,7 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   const double seconds = absl::ToDoubleSeconds(Now() - start);
   NotePublished(manifest, seconds, cut.replay_seconds);
   const absl::Status collected = writer_.CollectGarbage();
-  if (!collected.ok()) spdlog::warn("old snapshots: {}", collected.message());
+  if (!collected.ok()) LogWarn("old snapshots: {}", collected.message());
   SnapshotReply reply;
   reply.set_generation(manifest.generation());
   reply.set_state_root(ToHex(manifest.state_root()));
@@ -190,11 +190,10 @@ void SnapshotService::NotePublished(const Manifest& manifest, double seconds, do
   published_.Increment();
   seconds_.Set(seconds);
   const SnapshotSizes sizes = SizesOf(manifest);
-  spdlog::info(
-      "snapshot {} published ({}): {:.1f} MB for {:.1f} MB, {:.1f} MB of them new, {:.2f} s, root {}",
-      manifest.generation(), manifest.reason(), static_cast<double>(sizes.stored) / 1e6,
-      static_cast<double>(sizes.raw) / 1e6, static_cast<double>(sizes.own) / 1e6, seconds,
-      ToHex(manifest.state_root()));
+  LogInfo("snapshot {} published ({}): {:.1f} MB for {:.1f} MB, {:.1f} MB of them new, {:.2f} s, root {}",
+          manifest.generation(), manifest.reason(), static_cast<double>(sizes.stored) / 1e6,
+          static_cast<double>(sizes.raw) / 1e6, static_cast<double>(sizes.own) / 1e6, seconds,
+          ToHex(manifest.state_root()));
   {
     MutexLock lock(&mu_);
     status_.set_published(status_.published() + 1);

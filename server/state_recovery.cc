@@ -38,7 +38,7 @@ absl::Status LoadInitial(ParamServer* params, const std::string& directory) {
         return LoadInto(params, reader, manifest, /*parameters_only=*/true);
       }));
   if (!found) return absl::NotFoundError(absl::StrCat("--from-snapshot ", directory, " holds no snapshot"));
-  spdlog::info("initial parameters from snapshot {} of {}", found->generation(), directory);
+  LogInfo("initial parameters from snapshot {} of {}", found->generation(), directory);
   return absl::OkStatus();
 }
 
@@ -48,20 +48,19 @@ absl::StatusOr<LogEnd> ReplayAndReport(const std::string& directory, const Manif
   RECON_ASSIGN_OR_RETURN(const LogEnd end,
                          ReplayLog(FileSystem::Local(), directory, manifest, params, control));
   if (end.records > 0) {
-    spdlog::info("replayed {} records of the push log ({:.1f} MB, to sequence {}) in {:.0f} ms", end.records,
-                 static_cast<double>(end.bytes) / 1e6, end.next_sequence - 1,
-                 absl::ToDoubleMilliseconds(Now() - start));
+    LogInfo("replayed {} records of the push log ({:.1f} MB, to sequence {}) in {:.0f} ms", end.records,
+            static_cast<double>(end.bytes) / 1e6, end.next_sequence - 1,
+            absl::ToDoubleMilliseconds(Now() - start));
   }
   if (end.records_lost > 0) {
-    spdlog::error(
+    LogError(
         "THE PUSH LOG IS DAMAGED: {}; {} records behind it cannot be applied and are kept in *.damaged{}",
         end.trailing, end.records_lost,
         synced ? "" : "; a power failure can do that, too, without --durability sync");
     metrics->Counter("recon_server_log_records_lost_total", "Records of a damaged push log")
         .Increment(static_cast<double>(end.records_lost));
   } else if (!end.trailing.empty()) {
-    spdlog::warn("the push log ends in {}: what a crash left of a push that was not acknowledged",
-                 end.trailing);
+    LogWarn("the push log ends in {}: what a crash left of a push that was not acknowledged", end.trailing);
   }
   return end;
 }

@@ -52,16 +52,20 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 
 if [ "${1:-}" = --tests ]; then
-  environment=$(dirname "$0")/../build/python
-  stamp="$environment/installed ${python_packages[*]}"
-  if [ ! -e "$stamp" ]; then
+  # Outside the clone, so that each clone need not install them again; build/python leads there.
+  environment=${XDG_CACHE_HOME:-$HOME/.cache}/recon/python-$(printf '%s\n' "${python_packages[@]}" | sha256sum | head -c 12)
+  if [ ! -e "$environment/installed" ]; then
     echo "setup: installing Python packages for the tests: ${python_packages[*]}"
     rm -rf "$environment"
     if python3 -m venv "$environment" && "$environment/bin/pip" install -q --disable-pip-version-check "${python_packages[@]}"; then
-      touch "$stamp"
+      touch "$environment/installed"
     else
       echo "setup: they could not be installed; the test \"formats\" will say that it was skipped" >&2
     fi
   fi
+  build=$(dirname "$0")/../build
+  mkdir -p "$build"
+  rm -rf "$build/python"
+  ln -s "$environment" "$build/python"
 fi
 echo "setup: everything is installed"

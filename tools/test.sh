@@ -38,10 +38,11 @@ run_fuzzer() {
 export -f run_fuzzer
 
 for part in "${parts[@]}"; do
+  started=$SECONDS
   case "$part" in
     release | dev)
       tools/build.sh "$part"
-      ctest --preset "$part"
+      ctest --preset "$part" -j "$(nproc)"
       ;;
     tsan)
       tools/build.sh tsan concurrent_test
@@ -52,5 +53,6 @@ for part in "${parts[@]}"; do
       run_fuzzers
       ;;
   esac
+  echo "test: $part took $((SECONDS - started)) s"
 done
 echo "test: all parts passed: ${parts[*]}"

@@ -39,7 +39,7 @@ std::map<std::string, Fault> ParseFaults() {
 }
 
 absl::Status Act(const char* name, const std::string& action) {
-  spdlog::warn("fault point {}: {}", name, action);
+  LogWarn("fault point {}: {}", name, action);
   if (action == "kill") kill(getpid(), SIGKILL);
   if (action == "enospc")
     return absl::ResourceExhaustedError(absl::StrCat(name, ": No space left on device"));

@@ -1,8 +1,48 @@
 #include "common/base/log.h"
 
+#include "absl/strings/str_cat.h"
 #include "spdlog/sinks/stdout_color_sinks.h"
+#include "spdlog/spdlog.h"
 
 namespace recon {
+namespace {
+
+spdlog::level::level_enum LevelOf(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarn:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+    case LogLevel::kCritical:
+      break;
+  }
+  return spdlog::level::critical;
+}
+
+bool IsControl(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
+
+}  // namespace
+
+std::string EscapeControls(absl::string_view text) {
+  std::string escaped;
+  escaped.reserve(text.size());
+  for (const char c : text) {
+    if (!IsControl(c)) {
+      escaped += c;
+    } else if (c == '\n') {
+      escaped += "\\n";
+    } else if (c == '\t') {
+      escaped += "\\t";
+    } else {
+      absl::StrAppend(&escaped, "\\x", absl::Hex(static_cast<unsigned char>(c), absl::kZeroPad2));
+    }
+  }
+  return escaped;
+}
 
 bool InitLog(absl::string_view level) {
   const auto parsed = spdlog::level::from_str(std::string(level));
@@ -13,6 +53,12 @@ bool InitLog(absl::string_view level) {
   logger->flush_on(spdlog::level::info);
   spdlog::set_default_logger(logger);
   return true;
+}
+
+void WriteLog(LogLevel level, fmt::string_view format, fmt::format_args args) {
+  spdlog::logger* const logger = spdlog::default_logger_raw();
+  if (!logger->should_log(LevelOf(level))) return;
+  logger->log(LevelOf(level), EscapeControls(fmt::vformat(format, args)));
 }
 
 }  // namespace recon

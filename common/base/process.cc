@@ -4,6 +4,8 @@
 #include <sched.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 
 #include "absl/synchronization/mutex.h"
 
@@ -35,6 +37,11 @@ void TuneProcess() {
   // instead of taking the core from it in the middle of a message. Threads that begin later inherit it.
   const sched_param param{};
   if (sched_getscheduler(0) == SCHED_OTHER) (void)sched_setscheduler(0, SCHED_BATCH, &param);
+}
+
+std::string ProgramDirectory() {
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
 }
 
 }  // namespace recon

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 namespace recon {
 
 // Settings of the heap, of gRPC's locks and of scheduling for processes that move messages of about a MiB;
@@ -8,5 +10,8 @@ void TuneProcess();
 // The part of it that is variables of libraries, which look for them when they start: while there are no
 // other threads. What is set already stays.
 void TuneEnvironment();
+
+// The directory that holds the running program, without a '/' at its end; empty if the system does not say.
+std::string ProgramDirectory();
 
 }  // namespace recon

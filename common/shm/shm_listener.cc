@@ -66,7 +66,7 @@ void ShmListener::Accept() {
   absl::StatusOr<std::unique_ptr<ShmPeer>> peer = AcceptShm(listener_);
   if (!peer.ok()) {
     if (Now() - last_refusal_ > kRefusalLogInterval) {
-      spdlog::warn("a connection was refused: {}", peer.status().message());
+      LogWarn("a connection was refused: {}", peer.status().message());
     }
     last_refusal_ = Now();
     absl::SleepFor(kRefusalPause);  // Out of file descriptors, the next one fails as soon.
@@ -77,7 +77,7 @@ void ShmListener::Accept() {
   open_.fetch_add(1);
   connection->peer->Start([this, connection](const ByteChain& message) { OnRequest(connection, message); },
                           [this, connection](const absl::Status& why) {
-                            spdlog::debug("shared memory: {}", why.message());
+                            LogDebug("shared memory: {}", why.message());
                             open_.fetch_sub(1);
                             connection->ended.store(true);
                             WakeUp(wake_);

@@ -66,12 +66,12 @@ bool ShmTransport::ConnectedLocked() {
     const bool refused = absl::IsPermissionDenied(peer.status());
     next_try_ = Now() + (refused ? kRetryRefused : std::max(kRetry, kRetryOfTry * (Now() - start)));
     if (!std::exchange(over_network_, true)) {
-      spdlog::info("frames go over the network: {}", peer.status().message());
+      LogInfo("frames go over the network: {}", peer.status().message());
     }
     return false;
   }
   over_network_ = false;
-  spdlog::info("frames go through shared memory");
+  LogInfo("frames go through shared memory");
   ended_.clear();  // Joins threads that have no more to do than to end their calls.
   connection_ = std::make_unique<Connection>();
   connection_->number = ++connections_;

@@ -76,8 +76,8 @@ absl::StatusOr<std::unique_ptr<ReaderLease>> ReaderLease::TakeIfWritable(ObjectS
                                                                          Generation generation) {
   absl::StatusOr<std::unique_ptr<ReaderLease>> lease = Take(store, generation);
   if (lease.ok() || absl::IsNotFound(lease.status())) return lease;
-  spdlog::warn("read without a lease, a server may remove snapshot {} meanwhile: {}", generation.value(),
-               lease.status().message());
+  LogWarn("read without a lease, a server may remove snapshot {} meanwhile: {}", generation.value(),
+          lease.status().message());
   return nullptr;
 }
 
@@ -105,7 +105,7 @@ void ReaderLease::Run() {
     }
     const absl::Status renewed = Renew();
     if (!renewed.ok()) {
-      spdlog::warn("lease of snapshot {}: {}; tried again", generation_.value(), renewed.message());
+      LogWarn("lease of snapshot {}: {}; tried again", generation_.value(), renewed.message());
     }
   }
 }
@@ -125,7 +125,7 @@ void RemoveExpiredLeases(ObjectStore* store, absl::Time now) {
   for (const FoundLease& lease : *leases) {
     if (lease.end > now) continue;
     const absl::Status removed = store->Delete(lease.name);
-    if (!removed.ok()) spdlog::warn("a lease that has ended stays: {}", removed.message());
+    if (!removed.ok()) LogWarn("a lease that has ended stays: {}", removed.message());
   }
 }
 

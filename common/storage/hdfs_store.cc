@@ -41,7 +41,7 @@ class HdfsStore::FileWriter : public ObjectStore::Writer {
   ~FileWriter() override {
     if (!created_ || closed_) return;
     const absl::Status removed = store_->Delete(temporary_);
-    if (!removed.ok()) spdlog::warn("a file that was given up stays: {}", removed.message());
+    if (!removed.ok()) LogWarn("a file that was given up stays: {}", removed.message());
   }
 
   absl::Status Append(absl::string_view bytes) override {

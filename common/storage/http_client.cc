@@ -234,7 +234,7 @@ absl::Status RetryUnavailable(const Patience& patience, absl::FunctionRef<absl::
     const absl::Duration wait = backoff.Next();
     if (Now() + wait > failed + patience.Get()) break;
     if (first) {
-      spdlog::warn("store: {}; tried again for {}", status.message(), absl::FormatDuration(patience.Get()));
+      LogWarn("store: {}; tried again for {}", status.message(), absl::FormatDuration(patience.Get()));
     }
     absl::SleepFor(wait);
     status = attempt();

@@ -69,7 +69,7 @@ class S3Store::PartWriter : public ObjectStore::Writer {
     request.method = "DELETE";
     request.url = store_->UrlOf(url_key_, "uploadId=" + UrlEncode(upload_));
     const absl::Status ended = store_->Call(request, name_).status();
-    if (!ended.ok()) spdlog::warn("an upload that was given up stays: {}", ended.message());
+    if (!ended.ok()) LogWarn("an upload that was given up stays: {}", ended.message());
   }
 
   absl::Status Append(absl::string_view bytes) override {

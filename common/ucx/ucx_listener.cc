@@ -20,7 +20,7 @@ class Listener final : public UcxListener {
     UcxEngine::Callbacks callbacks;
     callbacks.on_accepted = [this](uint64_t) { open_.fetch_add(1); };
     callbacks.on_closed = [this](uint64_t, const absl::Status& why) {
-      spdlog::debug("{}", why.message());
+      LogDebug("{}", why.message());
       open_.fetch_sub(1);
     };
     callbacks.on_message = [this](const UcxSender& from, const ByteChain& message) {

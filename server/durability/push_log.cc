@@ -90,7 +90,7 @@ void PushLog::Run() {
     if (status.ok()) {
       status = Write();
       if (!status.ok()) {
-        spdlog::critical("the push log has failed, nothing more is acknowledged: {}", status.message());
+        LogCritical("the push log has failed, nothing more is acknowledged: {}", status.message());
         MutexLock lock(&mu_);
         status_ = status;
       }

@@ -21,8 +21,7 @@ absl::StatusOr<std::optional<Manifest>> LoadNewest(const SnapshotReader& reader,
     const absl::Status status = manifest.ok() ? load(*manifest) : manifest.status();
     if (status.ok()) return *std::move(manifest);
     if (absl::IsFailedPrecondition(status) || CannotBeRead(status)) return status;
-    spdlog::error("SNAPSHOT {} IS DAMAGED: {}; falling back to the one before", it->value(),
-                  status.message());
+    LogError("SNAPSHOT {} IS DAMAGED: {}; falling back to the one before", it->value(), status.message());
     failure = status;
   }
   if (generations.empty()) return std::nullopt;

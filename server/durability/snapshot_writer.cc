@@ -333,7 +333,7 @@ void SnapshotWriter::NotePublished(const Manifest& manifest) {
 // By what is published, not by what was tried: a manifest may be there though publishing it failed.
 void SnapshotWriter::RemoveUnpublished() {
   const absl::Status removed = RemoveOrphanPacks();
-  if (!removed.ok()) spdlog::warn("what is left of a snapshot: {}", removed.message());
+  if (!removed.ok()) LogWarn("what is left of a snapshot: {}", removed.message());
 }
 
 absl::StatusOr<std::vector<Generation>> SnapshotWriter::Expired() {

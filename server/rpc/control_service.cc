@@ -29,7 +29,7 @@ ControlService::Reactor* ControlService::Register(Context* context, const Regist
                                                   RegisterReply* reply) {
   return OnLane(coordinator_->lane(), context, reply, [this, request]() {
     absl::StatusOr<RegisterReply> result = coordinator_->Register(*request, Now());
-    if (!result.ok()) spdlog::warn("worker {} refused: {}", request->name(), result.status().message());
+    if (!result.ok()) LogWarn("worker {} refused: {}", request->name(), result.status().message());
     return result;
   });
 }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "common/base/process.h"
 #include "tests/support/temp_dir.h"
 
 namespace recon {
@@ -19,8 +20,7 @@ constexpr absl::Duration kPoll = absl::Milliseconds(10);
 
 Process::Process(std::vector<std::string> arguments, std::string log, std::vector<std::string> environment)
     : log_(std::move(log)) {
-  if (arguments[0].find('/') == std::string::npos)
-    arguments[0] = std::string(RECON_BIN_DIR) + "/" + arguments[0];
+  if (arguments[0].find('/') == std::string::npos) arguments[0] = ProgramDirectory() + "/" + arguments[0];
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);

@@ -10,6 +10,7 @@
 #include "absl/strings/strip.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_dir.h"
+#include "tools/source_paths.h"
 
 namespace recon {
 
@@ -23,7 +24,7 @@ class SwiftServer {
   // False if it does not come up.
   bool Start() {
     process_ = std::make_unique<Process>(
-        std::vector<std::string>{"/usr/bin/python3", RECON_SOURCE_DIR "/tests/support/swift_server.py",
+        std::vector<std::string>{"/usr/bin/python3", InSources("tests/support/swift_server.py"),
                                  directory_ / "swift"},
         directory_ / "swift.log");
     const auto ready = [&] { return absl::StartsWith(process_->output(), "ready "); };

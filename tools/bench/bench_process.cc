@@ -11,11 +11,12 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "common/base/process.h"
+
 namespace recon {
 
 BenchProcess::BenchProcess(std::vector<std::string> arguments, const std::string& log) {
-  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe");
-  arguments[0] = self.parent_path() / arguments[0];
+  arguments[0] = ProgramDirectory() + "/" + arguments[0];
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);

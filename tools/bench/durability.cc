@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
+#include "common/base/process.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
 #include "common/snapshot/manifest.h"
@@ -27,6 +28,7 @@
 #include "tools/bench/push_gaps.h"
 #include "tools/bench/push_load.h"
 #include "tools/bench/shell.h"
+#include "tools/source_paths.h"
 
 namespace recon {
 namespace {
@@ -56,8 +58,8 @@ double Seconds(const std::function<void()>& work) {
 
 // What the script prints; see tools/bench/torch_state.py.
 absl::StatusOr<std::string> Torch(const std::string& arguments) {
-  const std::string command = absl::StrCat(
-      "/usr/bin/python3 ", Quoted(RECON_SOURCE_DIR "/tools/bench/torch_state.py"), " ", arguments);
+  const std::string command =
+      absl::StrCat("/usr/bin/python3 ", Quoted(InSources("tools/bench/torch_state.py")), " ", arguments);
   absl::StatusOr<std::string> out = OutputOf(command);
   if (out.ok()) return out;
   return absl::FailedPreconditionError(
@@ -396,8 +398,8 @@ absl::Status MeasureJoin(Json* json, Json* ratios) {
     (*json)["join"] = "not measured: network namespaces need root";
     return absl::OkStatus();
   }
-  const std::string script = RECON_SOURCE_DIR "/tools/bench/join.py";
-  const std::string binaries = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  const std::string script = InSources("tools/bench/join.py");
+  const std::string binaries = ProgramDirectory();
   RECON_ASSIGN_OR_RETURN(
       const std::string out,
       OutputOf(absl::StrCat("python3 ", Quoted(script), " --bin ", Quoted(binaries), " --json | tail -n 1")));

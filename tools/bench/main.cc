@@ -11,6 +11,7 @@
 #include "tools/bench/goodput.h"
 #include "tools/bench/step_load.h"
 #include "tools/bench/straggler.h"
+#include "tools/source_paths.h"
 
 // Exit codes: 0 measured, 1 failed, 2 wrong flags.
 int main(int argc, char** argv) {
@@ -52,7 +53,7 @@ int main(int argc, char** argv) {
   codecs_verb->add_option("--cuda", device, "measure this CUDA device instead of the CPU")
       ->check(CLI::Range(0, 64));
   recon::DurabilityOptions durability;
-  durability.state = RECON_SOURCE_DIR "/build/durability_state";
+  durability.state = recon::InSources("build/durability_state");
   CLI::App* durability_verb =
       app.add_subcommand("durability", "snapshots and the push log beside PyTorch's and plain appends");
   durability_verb->add_option("--rounds", durability.rounds, "medians are over these")

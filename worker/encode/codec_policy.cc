@@ -67,8 +67,8 @@ void CodecPolicy::Adopt(const CodecChoice& choice) {
   const absl::StatusOr<CodecSpec> push = ParseCodecSpec(choice.push());
   const absl::StatusOr<CodecId> pull = ParseValueCodec(choice.pull());
   if (!push.ok() || !pull.ok()) {
-    spdlog::warn("the server's choice of a codec cannot be used: {}",
-                 (push.ok() ? pull.status() : push.status()).message());
+    LogWarn("the server's choice of a codec cannot be used: {}",
+            (push.ok() ? pull.status() : push.status()).message());
     return;
   }
   choice_ = choice;
@@ -78,7 +78,7 @@ void CodecPolicy::Adopt(const CodecChoice& choice) {
     work_.set_choice(choice.version());
   } else {
     older_ = options_.depth + 2;
-    spdlog::info("codec {}, parameters in {}, by the server's choice", choice.push(), choice.pull());
+    LogInfo("codec {}, parameters in {}, by the server's choice", choice.push(), choice.pull());
   }
 }
 

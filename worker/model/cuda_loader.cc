@@ -1,10 +1,9 @@
 #include <dlfcn.h>
 
-#include <filesystem>
 #include <string>
-#include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/process.h"
 #include "worker/cuda/cuda_module.h"
 
 namespace recon {
@@ -13,9 +12,7 @@ namespace {
 absl::StatusOr<const CudaModule*> Load() {
   // The driver first: without one there is no use in loading the rest.
   if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL) == nullptr) return absl::NotFoundError("no CUDA driver");
-  std::error_code error;
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
-  const std::string path = program.parent_path() / kCudaModuleFile;
+  const std::string path = absl::StrCat(ProgramDirectory(), "/", kCudaModuleFile);
   void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (module == nullptr) return absl::NotFoundError(absl::StrCat("cannot load ", path, ": ", dlerror()));
   const void* symbol = dlsym(module, kCudaModuleSymbol);

@@ -175,7 +175,7 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush e
     const Session::Standing standing = session_->standing();
     if (session_->job()->has_local() != push.local) {
       dropped_.Increment();
-      spdlog::warn("push dropped: it was made for the policy before");
+      LogWarn("push dropped: it was made for the policy before");
       return false;
     }
     if (standing.identity.cluster_epoch() != push.base_epoch) {
@@ -205,7 +205,7 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush e
     }
     if (absl::IsAborted(worst)) {
       dropped_.Increment();
-      spdlog::warn("push dropped: {}", worst.message());
+      LogWarn("push dropped: {}", worst.message());
       return false;
     }
     resent_.Increment();

@@ -31,7 +31,7 @@ absl::StatusOr<PeersRead> ReadPeers(const std::vector<std::string>& peers, const
     absl::StatusOr<std::unique_ptr<Transport>> transport = ConnectForFrames(
         peer, tls, /*connections=*/1, std::make_shared<SendWindow>(/*servers=*/1, /*connections=*/1));
     if (!transport.ok()) {
-      spdlog::warn("worker at {}: {}", peer, transport.status().message());
+      LogWarn("worker at {}: {}", peer, transport.status().message());
       continue;
     }
     transports.push_back(*std::move(transport));
@@ -74,8 +74,8 @@ absl::StatusOr<PeersRead> ReadPeers(const std::vector<std::string>& peers, const
   for (size_t i = 0; i < replies.size(); ++i) failures[asked[i]].Update(replies[i].status());
   for (size_t i = 0; i < reached.size(); ++i) {
     if (!failures[i].ok()) {
-      spdlog::warn("worker at {} does not give its parameters, or not all of them: {}", reached[i],
-                   failures[i].message());
+      LogWarn("worker at {} does not give its parameters, or not all of them: {}", reached[i],
+              failures[i].message());
     }
   }
   if (bytes == 0) {

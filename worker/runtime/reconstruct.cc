@@ -23,14 +23,14 @@ absl::Status FromStore(const SnapshotOffer& offer, const ParamLayout& layout, Co
   const absl::Time start = Now();
   const absl::StatusOr<uint64_t> read = ReadSnapshot(offer, layout, replica);
   if (!read.ok()) {
-    spdlog::warn("all parameters come from the server: {}", read.status().message());
+    LogWarn("all parameters come from the server: {}", read.status().message());
     return PullParameters(pipeline, replica);
   }
   CommPipeline::Known known;
   known.versions = replica->versions();
   known.cluster_epoch = replica->cluster_epoch();
   RECON_ASSIGN_OR_RETURN(const std::vector<Frame> replies, pipeline->PullAll(known));
-  spdlog::info(
+  LogInfo(
       "parameters: {} bytes from snapshot {} of {}, {} bytes that changed since from the server, in {:.2f} s",
       *read, offer.generation.value(), offer.store, PayloadBytes(replies),
       absl::ToDoubleSeconds(Now() - start));
@@ -45,7 +45,7 @@ absl::Status FromWorkers(const std::vector<std::string>& peers, const TlsFlags& 
   const absl::StatusOr<PeersRead> read = ReadPeers(peers, tls, layout, stopped, replica);
   if (absl::IsCancelled(read.status())) return read.status();
   if (!read.ok()) {
-    spdlog::warn("all parameters come from the server: {}", read.status().message());
+    LogWarn("all parameters come from the server: {}", read.status().message());
     return PullParameters(pipeline, replica);
   }
   CommPipeline::Known known;
@@ -53,9 +53,8 @@ absl::Status FromWorkers(const std::vector<std::string>& peers, const TlsFlags& 
     known.hashes.push_back(replica->HashShard(shard));
   }
   RECON_ASSIGN_OR_RETURN(const std::vector<Frame> replies, pipeline->PullAll(known));
-  spdlog::info(
-      "parameters: {} bytes from {} other workers, {} bytes that differ from the server, in {:.2f} s",
-      read->bytes, read->peers, PayloadBytes(replies), absl::ToDoubleSeconds(Now() - start));
+  LogInfo("parameters: {} bytes from {} other workers, {} bytes that differ from the server, in {:.2f} s",
+          read->bytes, read->peers, PayloadBytes(replies), absl::ToDoubleSeconds(Now() - start));
   for (const Frame& reply : replies) RECON_RETURN_IF_ERROR(replica->TakeCorrections(reply));
   return absl::OkStatus();
 }
@@ -76,13 +75,13 @@ absl::Status Reconstruct(ParameterSource source, const TlsFlags& tls, const Para
       if (!session.snapshot_offer().store.empty()) {
         return FromStore(session.snapshot_offer(), layout, pipeline, replica);
       }
-      spdlog::info("all parameters come from the server: there is no snapshot yet");
+      LogInfo("all parameters come from the server: there is no snapshot yet");
       break;
     case ParameterSource::kWorkers:
       if (!session.peers().empty()) {
         return FromWorkers(session.peers(), tls, layout, stopped, pipeline, replica);
       }
-      spdlog::info("all parameters come from the server: no other worker hands out its own");
+      LogInfo("all parameters come from the server: no other worker hands out its own");
       break;
     case ParameterSource::kServer:
       break;

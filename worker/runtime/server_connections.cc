@@ -88,7 +88,7 @@ absl::Status ServerConnections::ConnectTo(const std::vector<ServerAddress>& serv
                       servers[i].ucx_address() == servers_[i].ucx_address();
     if (same) continue;
     RECON_ASSIGN_OR_RETURN(std::shared_ptr<Transport> transport, ConnectToServer(servers[i]));
-    if (transports_[i] != nullptr) spdlog::info("server {} is at {} now", i, servers[i].address());
+    if (transports_[i] != nullptr) LogInfo("server {} is at {} now", i, servers[i].address());
     replaced.push_back(std::exchange(transports_[i], std::move(transport)));
     servers_[i] = servers[i];
   }

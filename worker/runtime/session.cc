@@ -140,9 +140,9 @@ void Session::AdoptReply(const RegisterReply& reply) {
       }
     }
   }
-  spdlog::info("{} as worker {} of cluster epoch {}: first step {}, {} leases kept, {} lost",
-               again ? "registered again" : "registered", reply.worker(), reply.cluster_epoch(), FirstNew(),
-               held_.size() - static_cast<size_t>(lost), lost);
+  LogInfo("{} as worker {} of cluster epoch {}: first step {}, {} leases kept, {} lost",
+          again ? "registered again" : "registered", reply.worker(), reply.cluster_epoch(), FirstNew(),
+          held_.size() - static_cast<size_t>(lost), lost);
 }
 
 absl::Status Session::RegisterOnce() {
@@ -173,7 +173,7 @@ absl::Status Session::RegisterUntilOk() {
                                                  absl::FormatDuration(options_.reconnect_for), ": ",
                                                  status.message()));
     }
-    if (!said) spdlog::warn("the server cannot be reached, trying again: {}", status.message());
+    if (!said) LogWarn("the server cannot be reached, trying again: {}", status.message());
     said = true;
     if (stop_->load() || !Pause(backoff.Next())) return absl::CancelledError("the worker is stopping");
   }
@@ -198,7 +198,7 @@ absl::Status Session::Recover(const absl::Status& error, const Standing& used, B
     MutexLock lock(&mu_);
     if (stopping_) return absl::CancelledError("the worker is stopping");
   }
-  spdlog::warn("registering again: {}", error.message());
+  LogWarn("registering again: {}", error.message());
   const absl::Status status = RegisterUntilOk();
   if (!status.ok()) Fail(status);
   return status;
@@ -346,7 +346,7 @@ uint32_t Session::done(const HeldLeasePtr& held) const {
 
 void Session::Abandon(const HeldLeasePtr& held) {
   const absl::Status status = FinishLease(held, std::nullopt, EvalResult());
-  if (!status.ok()) spdlog::debug("lease given up: {}", status.message());
+  if (!status.ok()) LogDebug("lease given up: {}", status.message());
 }
 
 bool Session::lost(const HeldLeasePtr& held) const {
@@ -365,7 +365,7 @@ void Session::Leave(const std::string& reason) {
   request.set_reason(reason);
   request.set_residual_norm(counters_.residual_norm);
   const absl::Status status = client_->Leave(request).status();
-  if (!status.ok()) spdlog::debug("leaving: {}", status.message());
+  if (!status.ok()) LogDebug("leaving: {}", status.message());
 }
 
 bool Session::must_drain() const {

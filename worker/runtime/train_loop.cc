@@ -85,9 +85,9 @@ absl::Status TrainLoop::AdoptJob() {
   // Gradients are gradients, whatever the bound: what is not pushed yet goes with the next push.
   const bool other_kind = before != nullptr && before->has_local() != job.has_local();
   if (round_) round_->split->dropped = true;
-  if (sum_.holds() && other_kind) spdlog::warn("gradients that were not due yet are lost with the policy");
+  if (sum_.holds() && other_kind) LogWarn("gradients that were not due yet are lost with the policy");
   if (inner_begun_ && schedule_.partial()) {
-    spdlog::warn("movement of fragments whose turn had not come is lost with the policy");
+    LogWarn("movement of fragments whose turn had not come is lost with the policy");
   }
   if (round_ || other_kind || job.has_local()) ForgetUnpushed();
   RECON_ASSIGN_OR_RETURN(schedule_, PushSchedule::Create(job, *layout_));
@@ -98,9 +98,9 @@ absl::Status TrainLoop::AdoptJob() {
   }
   const uint64_t accumulated = uint64_t{options_.accumulate} * job.batch_samples();
   if (options_.accumulate > 1 && !job.has_local() && accumulated > job.split_samples()) {
-    spdlog::warn("--accumulate {}: a lease has {} samples, {} batches at most: pushes are of no more",
-                 options_.accumulate, job.split_samples(),
-                 (job.split_samples() + job.batch_samples() - 1) / job.batch_samples());
+    LogWarn("--accumulate {}: a lease has {} samples, {} batches at most: pushes are of no more",
+            options_.accumulate, job.split_samples(),
+            (job.split_samples() + job.batch_samples() - 1) / job.batch_samples());
   }
   inner_ = nullptr;
   inner_begun_ = false;
@@ -108,8 +108,8 @@ absl::Status TrainLoop::AdoptJob() {
     RECON_ASSIGN_OR_RETURN(const ApplyRules rules, DecodeRules(job.local().rules()));
     inner_ = std::make_unique<InnerOptimizer>(rules, layout_);
     if (schedule_.fragments() != std::max(1u, job.local().fragments())) {
-      spdlog::warn("--fragments {}: the model has {} shards, they make {} fragments", job.local().fragments(),
-                   layout_->shard_count(), schedule_.fragments());
+      LogWarn("--fragments {}: the model has {} shards, they make {} fragments", job.local().fragments(),
+              layout_->shard_count(), schedule_.fragments());
     }
   }
   EncoderOptions options = options_.encoder;
@@ -117,10 +117,10 @@ absl::Status TrainLoop::AdoptJob() {
   RECON_ASSIGN_OR_RETURN(std::unique_ptr<GradientEncoder> encoder, backend_->NewEncoder(options));
   pipeline_.SetEncoder(std::move(encoder));
   if (before == nullptr) return absl::OkStatus();
-  spdlog::info("the job goes on with {}",
-               job.has_local() ? absl::StrCat(job.local().steps(), " local steps") : "gradients");
+  LogInfo("the job goes on with {}",
+          job.has_local() ? absl::StrCat(job.local().steps(), " local steps") : "gradients");
   if (const double kept = session_->counters()->residual_norm.exchange(0); kept > 0) {
-    spdlog::warn("what was kept back for the policy before is lost, L2 norm {:.3g}", kept);
+    LogWarn("what was kept back for the policy before is lost, L2 norm {:.3g}", kept);
   }
   return absl::OkStatus();
 }
@@ -389,7 +389,7 @@ void TrainLoop::Submit(CommPipeline::Push push, const std::shared_ptr<OpenSplit>
       double none = 0;
       const double now = absl::ToDoubleMilliseconds(ProcessUptime());
       if (counters->reconstruct_ms.compare_exchange_strong(none, now)) {
-        spdlog::info("first push acknowledged {:.0f} ms after process start", now);
+        LogInfo("first push acknowledged {:.0f} ms after process start", now);
       }
     }
     --split->pushes_open;
@@ -450,8 +450,7 @@ absl::Status TrainLoop::CompleteFinishedSplits() {
     }
     const absl::Status status = session_->Complete(split->lease, split->number, EvalResult());
     if (absl::IsAborted(status)) {
-      spdlog::warn("a split of data epoch {} was lost: {}", split->lease->task.data_epoch(),
-                   status.message());
+      LogWarn("a split of data epoch {} was lost: {}", split->lease->task.data_epoch(), status.message());
     } else if (!status.ok()) {
       return status;
     }

@@ -91,7 +91,7 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   };
   session_options.adopt_codec = [&](const CodecChoice& choice) { policy.Adopt(choice); };
   session_options.on_silence = [&] {
-    spdlog::warn("the server is silent: its connections are cut");
+    LogWarn("the server is silent: its connections are cut");
     servers.Disconnect();
   };
   session_options.simulated =
@@ -100,8 +100,8 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   ControlClient control(channel);
   RECON_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                          Session::Join(session_options, &control, stop));
-  spdlog::info("{} on {}{}, {} parameters, codec {}", flags.name, backend->device(),
-               session_options.simulated ? " (simulated)" : "", layout.params(), policy.Describe());
+  LogInfo("{} on {}{}, {} parameters, codec {}", flags.name, backend->device(),
+          session_options.simulated ? " (simulated)" : "", layout.params(), policy.Describe());
 
   RECON_RETURN_IF_ERROR(policy.Restrict(session->job()->refused_codecs()));
   TrainLoop::Options options;
@@ -137,12 +137,12 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
     }
   }
   if (!status.ok() && stop->load() && (absl::IsCancelled(status) || absl::IsDeadlineExceeded(status))) {
-    spdlog::warn("{}", status.message());
+    LogWarn("{}", status.message());
     status = absl::OkStatus();
   }
   const bool finished = status.ok() && !stop->load();
-  spdlog::info("{}: {} steps, {} samples", finished ? "job finished" : "stopping",
-               session->counters()->steps.load(), session->counters()->samples.load());
+  LogInfo("{}: {} steps, {} samples", finished ? "job finished" : "stopping",
+          session->counters()->steps.load(), session->counters()->samples.load());
   session->Leave(finished ? "finished" : status.ok() ? "stopped" : "failed");
   return status;
 }

@@ -11,6 +11,7 @@
 #include "common/codec/codec.h"
 #include "common/codec/page_hash.h"
 #include "tests/support/temp_dir.h"
+#include "tools/source_paths.h"
 
 namespace recon {
 namespace {
@@ -85,7 +86,7 @@ TEST_CASE("a frame comes back as it was, however the network cut it", "[frame]")
 
 TEST_CASE("the wire format is what it was: golden bytes of version 1", "[frame]") {
   CHECK(ToHex(EncodeFrame(SampleFrame()).ToString()) + "\n" ==
-        ReadWholeFile(RECON_SOURCE_DIR "/tests/golden/frame_v1.hex"));
+        ReadWholeFile(InSources("tests/golden/frame_v1.hex")));
 }
 
 TEST_CASE("a frame of any other length is refused", "[frame]") {

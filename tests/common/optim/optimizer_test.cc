@@ -14,6 +14,7 @@
 #include "common/optim/optimizer_kernels.h"
 #include "common/optim/update_rules.h"
 #include "hwy/targets.h"
+#include "tools/source_paths.h"
 
 namespace recon {
 namespace {
@@ -229,7 +230,7 @@ TEST_CASE("a weighted sum has the same bits on every SIMD target", "[optimizer]"
 }
 
 TEST_CASE("the optimizers are PyTorch's", "[optimizer]") {
-  std::ifstream golden(RECON_SOURCE_DIR "/tests/golden/optimizer_golden.txt");
+  std::ifstream golden(InSources("tests/golden/optimizer_golden.txt"));
   int cases = 0;
   for (std::string line; std::getline(golden, line); ++cases) {
     const std::vector<std::string> parts = absl::StrSplit(line, " | ");

@@ -9,6 +9,7 @@
 #include "common/storage/local_store.h"
 #include "tests/server/durability/sample_state.h"
 #include "tests/support/temp_dir.h"
+#include "tools/source_paths.h"
 
 namespace recon {
 namespace {
@@ -98,7 +99,7 @@ TEST_CASE("a manifest that contradicts itself is refused, though its checksum is
 
 TEST_CASE("the state root is that of version 1: a fixed state, a fixed root", "[manifest]") {
   CHECK(ToHex(SampleManifest().state_root()) + "\n" ==
-        ReadWholeFile(RECON_SOURCE_DIR "/tests/golden/state_root_v1.hex"));
+        ReadWholeFile(InSources("tests/golden/state_root_v1.hex")));
 }
 
 }  // namespace recon

@@ -9,6 +9,7 @@
 #include "tests/common/storage/store_conformance.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/webhdfs_test_server.h"
+#include "tools/source_paths.h"
 
 namespace recon {
 namespace {
@@ -26,9 +27,8 @@ HdfsStore::Options TestOptions(absl::Duration patience = absl::Seconds(10)) {
 
 TEST_CASE("what Hadoop was recorded to answer is understood", "[hdfs]") {
   int exchanges = 0;
-  for (const absl::string_view line :
-       absl::StrSplit(ReadWholeFile(RECON_SOURCE_DIR "/tests/common/storage/webhdfs_recorded.tsv"), '\n',
-                      absl::SkipEmpty())) {
+  for (const absl::string_view line : absl::StrSplit(
+           ReadWholeFile(InSources("tests/common/storage/webhdfs_recorded.tsv")), '\n', absl::SkipEmpty())) {
     const std::vector<std::string> fields = absl::StrSplit(line, '\t');
     REQUIRE(fields.size() == 4);
     const std::string &expected = fields[2], &body = fields[3];

@@ -1,0 +1,2 @@
+// Precompiles headers.h.
+#include "tools/cmake/headers.h"

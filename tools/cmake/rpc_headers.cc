@@ -1,0 +1,2 @@
+// Precompiles rpc_headers.h.
+#include "tools/cmake/rpc_headers.h"
