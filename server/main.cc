@@ -6,9 +6,9 @@
 #include "common/base/shutdown_signal.h"
 #include "common/rpc/grpc_tuning.h"
 #include "common/rpc/poller_limit.h"
-#include "server/recon_server.h"
-#include "server/server_flags.h"
-#include "server/shard_server.h"
+#include "server/process/recon_server.h"
+#include "server/process/server_flags.h"
+#include "server/process/shard_server.h"
 
 namespace {
 

@@ -11,8 +11,8 @@ trap 'rm -f "$log"' EXIT
 echo "build: $preset"
 start=$SECONDS
 if ! { cmake --preset "$preset" && cmake --build --preset "$preset" "${targets[@]}"; } >"$log" 2>&1; then
-  grep -E 'error|FAILED|warning:' "$log" | head -n 50 || true
-  tail -n 15 "$log"
+  grep -E 'error|FAILED|warning:' "$log" | head -n 50 | cut -c 1-500 || true
+  tail -n 15 "$log" | cut -c 1-500
   echo "build: $preset failed" >&2
   exit 1
 fi

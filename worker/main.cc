@@ -8,8 +8,8 @@
 #include "common/base/shutdown_signal.h"
 #include "common/rpc/grpc_tuning.h"
 #include "common/rpc/poller_limit.h"
-#include "worker/runtime/worker.h"
-#include "worker/runtime/worker_flags.h"
+#include "worker/process/worker.h"
+#include "worker/process/worker_flags.h"
 
 // Exit codes: 0 job finished or stopped by a signal, 1 failed, 2 wrong flags, or data or a model that does
 // not fit.

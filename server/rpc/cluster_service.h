@@ -6,7 +6,7 @@
 #include "absl/base/thread_annotations.h"
 #include "common/base/mutex.h"
 #include "proto/cluster.grpc.pb.h"
-#include "server/cluster.h"
+#include "server/cluster/cluster.h"
 
 namespace recon {
 

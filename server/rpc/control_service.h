@@ -3,8 +3,8 @@
 #include <atomic>
 
 #include "proto/control.grpc.pb.h"
-#include "server/coordinator.h"
-#include "server/snapshot_service.h"
+#include "server/control/coordinator.h"
+#include "server/recovery/snapshot_service.h"
 
 namespace recon {
 

@@ -2,7 +2,7 @@
 
 #include "catch2/catch.hpp"
 #include "common/optim/optimizer_kernels.h"
-#include "tests/server/push_frames.h"
+#include "tests/server/data_plane/push_frames.h"
 #include "worker/data/cluster_dataset.h"
 #include "worker/model/mlp_backend.h"
 

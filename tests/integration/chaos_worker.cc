@@ -29,9 +29,9 @@
 #include "common/tensor/param_layout.h"
 #include "tests/integration/chaos_model.h"
 #include "tests/support/link_proxy.h"
-#include "worker/client/param_client.h"
-#include "worker/runtime/frames.h"
-#include "worker/runtime/server_connections.h"
+#include "worker/comm/frames.h"
+#include "worker/comm/param_client.h"
+#include "worker/comm/server_connections.h"
 
 namespace recon {
 namespace {

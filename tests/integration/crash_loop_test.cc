@@ -20,8 +20,8 @@
 #include "common/storage/local_store.h"
 #include "common/tensor/param_layout.h"
 #include "tests/integration/process_job.h"
-#include "worker/client/param_client.h"
-#include "worker/runtime/frames.h"
+#include "worker/comm/frames.h"
+#include "worker/comm/param_client.h"
 
 namespace recon {
 namespace {

@@ -10,10 +10,10 @@
 #include "common/base/clock.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
-#include "server/recon_server.h"
+#include "server/process/recon_server.h"
 #include "tests/integration/completed_once.h"
 #include "tests/support/temp_dir.h"
-#include "worker/runtime/worker.h"
+#include "worker/process/worker.h"
 
 namespace recon {
 

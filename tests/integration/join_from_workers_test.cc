@@ -15,13 +15,13 @@
 #include "common/rpc/rpc_server.h"
 #include "common/tensor/page.h"
 #include "common/tensor/shard_assignment.h"
-#include "tests/server/push_frames.h"
+#include "tests/server/data_plane/push_frames.h"
 #include "tests/support/certificates.h"
-#include "worker/client/param_client.h"
-#include "worker/runtime/frames.h"
-#include "worker/runtime/peer_source.h"
-#include "worker/runtime/replica.h"
-#include "worker/runtime/replica_server.h"
+#include "worker/comm/frames.h"
+#include "worker/comm/param_client.h"
+#include "worker/comm/peer_source.h"
+#include "worker/comm/replica.h"
+#include "worker/comm/replica_server.h"
 
 namespace recon {
 namespace {

@@ -37,9 +37,9 @@
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
 #include "nlohmann/json.hpp"
-#include "worker/client/param_client.h"
+#include "worker/comm/frames.h"
+#include "worker/comm/param_client.h"
 #include "worker/model/model_shapes.h"
-#include "worker/runtime/frames.h"
 
 namespace recon {
 namespace {

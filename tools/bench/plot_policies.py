@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Draws what tools/bench/policies.sh --json measured, and what recon-bench goodput --json simulated: two SVG files beside
-server/POLICIES.md. Needs matplotlib (tools/setup.sh --bench)."""
+server/control/POLICIES.md. Needs matplotlib (tools/setup.sh --bench)."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import pyplot  # noqa: E402
 
-HERE = pathlib.Path(__file__).resolve().parent.parent.parent / "server"
+HERE = pathlib.Path(__file__).resolve().parent.parent.parent / "server" / "control"
 
 
 def last_json(path):

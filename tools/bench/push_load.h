@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
-#include "server/param_server.h"
+#include "server/data_plane/param_server.h"
 
 namespace recon {
 

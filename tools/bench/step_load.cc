@@ -19,10 +19,10 @@
 #include "common/rpc/poller_limit.h"
 #include "common/tensor/param_layout.h"
 #include "nlohmann/json.hpp"
-#include "worker/runtime/frames.h"
-#include "worker/runtime/replica.h"
-#include "worker/runtime/server_connections.h"
-#include "worker/runtime/session.h"
+#include "worker/comm/frames.h"
+#include "worker/comm/replica.h"
+#include "worker/comm/server_connections.h"
+#include "worker/comm/session.h"
 
 namespace recon {
 namespace {

@@ -13,7 +13,7 @@
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
-#include "server/policy.h"
+#include "server/control/policy.h"
 #include "tools/reconctl/render.h"
 #include "tools/reconctl/verbs.h"
 

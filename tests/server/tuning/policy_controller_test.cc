@@ -6,7 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "catch2/catch.hpp"
-#include "server/policy.h"
+#include "server/control/policy.h"
 #include "server/tuning/policy_tuner.h"
 
 namespace recon {

@@ -1,0 +1,259 @@
+#include "server/control/coordinator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
+#include "common/base/limits.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+
+namespace recon {
+namespace {
+
+Task TaskOf(const Completion& completion) {
+  Task task;
+  task.kind = completion.kind();
+  task.data_epoch = completion.data_epoch();
+  task.split = SplitId(completion.split());
+  task.begin = completion.begin();
+  task.end = completion.end();
+  return task;
+}
+
+absl::Status Differs(const char* what, uint64_t seen, uint64_t expected) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(what, " is ", seen, ", this job was started with ", expected));
+}
+
+// After a restart no split is granted for so long: workers that were computing one register again first (they
+// try at least once a second) and go on with it.
+constexpr absl::Duration kReturnGrace = absl::Seconds(1);
+// Between two tries of a snapshot that the job cannot go on without.
+constexpr absl::Duration kSnapshotRetry = absl::Seconds(2);
+
+}  // namespace
+
+Coordinator::Coordinator(const Options& options, ParamServer* params, ControlJournal* journal,
+                         SnapshotService* snapshots, Cluster* cluster, Metrics* metrics)
+    : options_(options),
+      params_(params),
+      journal_(journal),
+      snapshots_(snapshots),
+      cluster_(cluster),
+      members_(metrics->Gauge("recon_server_members", "Workers alive")),
+      samples_completed_(metrics->Gauge("recon_server_samples_completed", "Training samples completed")),
+      accuracy_(metrics->Gauge("recon_server_test_accuracy", "Accuracy of the last evaluation")),
+      departures_(metrics->Counter("recon_server_departures_total", "Workers that left or were evicted")),
+      residuals_lost_(
+          metrics->Counter("recon_server_residuals_lost_total",
+                           "Workers that went, or were given up, with gradient values kept back")),
+      auto_codec_rung_(
+          metrics->Gauge("recon_server_auto_codec_rung",
+                         "What --codec auto stands for: 0 fp32, the higher the more is left out")),
+      job_(options.job),
+      optimizer_(options.optimizer),
+      cluster_epoch_(options.cluster_epoch),
+      membership_(options.timeouts),
+      // 2^40 grants per cluster epoch: numbers never meet those of another.
+      leases_(absl::Milliseconds(options.job.lease_duration_ms()), options.cluster_epoch << 40),
+      progress_(absl::Milliseconds(options.job.lease_duration_ms())),
+      codec_tuner_(options.job.refused_codecs()),
+      lane_("control") {
+  if (!IsAuto(options_.policy)) return;
+  auto_settings_ = options_.policy;
+  policy_tuner_.emplace(AutoLimits(auto_settings_));
+}
+
+absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
+  if (restored) restored_generation_ = restored->generation();
+  RECON_ASSIGN_OR_RETURN(record_, journal_->LoadJob());
+  RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, journal_->LoadCompletions());
+  if (!record_) {
+    if (completions.empty()) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        completions.size(),
+        " splits are completed, but nothing says of what job: the control database was lost, and "
+        "neither snapshot nor push log has it"));
+  }
+  if (record_->split_samples() != job_.split_samples()) {
+    return Differs("--split-samples", job_.split_samples(), record_->split_samples());
+  }
+  if (record_->eval_split_samples() != job_.eval_split_samples()) {
+    return Differs("--eval-split-samples", job_.eval_split_samples(), record_->eval_split_samples());
+  }
+  if (record_->seed() != job_.seed()) return Differs("--seed", job_.seed(), record_->seed());
+  if (params_->layout() == nullptr) RECON_RETURN_IF_ERROR(params_->DefineModel(record_->model()));
+  const std::string difference = ModelDifference(record_->model(), params_->layout()->model());
+  if (!difference.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the snapshots are not of this data directory's job: ", difference));
+  }
+  RECON_RETURN_IF_ERROR(CheckSyncPeriods(job_, *params_->layout()));
+  if (cluster_ != nullptr) cluster_->SetModel(record_->model());
+  RECON_RETURN_IF_ERROR(StartQueue(*record_));
+  // Training before evaluations (their kinds sort so): a finished pass makes its evaluation's tasks.
+  for (const Completion& completion : completions) {
+    const auto task = queue_->Find(completion.kind(), completion.data_epoch(), SplitId(completion.split()));
+    if (!task.ok() || task->begin != completion.begin() || task->end != completion.end()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("split ", completion.split(), " of data epoch ", completion.data_epoch(),
+                       " is completed but not part of this job: was --data-epochs lowered?"));
+    }
+    queue_->Complete(TaskOf(completion), completion.eval());
+    if (completion.kind() == LEASE_EVAL) NoteEvaluation(completion.data_epoch(), completion.unix_ms());
+  }
+  started_ = !completions.empty();
+  if (started_) {
+    no_grants_before_ = Now() + kReturnGrace;
+    LogInfo("job resumed: {} of {} samples completed", queue_->samples_completed(),
+            record_->train_samples() * job_.data_epochs());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::StartQueue(const JobRecord& record) {
+  SplitQueue::Config config;
+  config.train_samples = record.train_samples();
+  config.test_samples = record.test_samples();
+  config.split_samples = record.split_samples();
+  config.eval_split_samples = record.eval_split_samples();
+  config.data_epochs = job_.data_epochs();
+  RECON_ASSIGN_OR_RETURN(queue_, SplitQueue::Create(config));
+  return absl::OkStatus();
+}
+
+JobPhase Coordinator::phase() const {
+  if (finished_) return PHASE_FINISHED;
+  if (draining_) return PHASE_DRAINING;
+  return started_ && HasValues() ? PHASE_RUNNING : PHASE_WAITING;
+}
+
+bool Coordinator::AskForInitialValues(WorkerId worker) {
+  if (initializer_ && *initializer_ != worker) {
+    const Membership::Member* other = membership_.Find(*initializer_);
+    if (other != nullptr && !other->gone) return false;
+  }
+  // It tries again: what has come stays.
+  if (initializer_ == worker && initializer_epoch_ == cluster_epoch_) return true;
+  initializer_ = worker;
+  initializer_epoch_ = cluster_epoch_;
+  params_->AwaitInitialValues(worker, [this] { lane_.Post([this] { OnInitialValues(); }); });
+  if (cluster_ != nullptr) cluster_->AwaitInitialValues(worker);
+  return true;
+}
+
+void Coordinator::OnInitialValues() {
+  if (!HasValues()) return;
+  LogInfo("initial values are there");
+  TakeInitialSnapshot();
+}
+
+bool Coordinator::HasValues() const {
+  return params_->has_values() && (cluster_ == nullptr || cluster_->all_have_values());
+}
+
+void Coordinator::OnServersChanged() {
+  if (cluster_->live()) {
+    if (initializer_ && !started_ && snapshots_->status().generation() == 0) OnInitialValues();
+    return;
+  }
+  if (!cluster_->complete()) return;
+  epoch_retry_at_ = absl::InfiniteFuture();
+  const absl::StatusOr<uint64_t> epoch =
+      journal_->NextClusterEpoch(std::max(cluster_epoch_, cluster_->highest_epoch()));
+  if (!epoch.ok()) {
+    LogError("no new cluster epoch: {}", epoch.status().message());
+    epoch_retry_at_ = Now() + kSnapshotRetry;
+    return;
+  }
+  cluster_epoch_ = *epoch;
+  // A step that is closed for all of another's shards may be open for ours; more than that we have lost.
+  if (job_.bound() == 0 && cluster_->highest_frontier() > params_->frontier() + 1) {
+    params_->SkipTo(cluster_->highest_frontier());
+  }
+  // The others first: they say "not yet" to whoever has registered again here, and never the reverse.
+  cluster_->BeginEpoch(cluster_epoch_);
+  params_->SetClusterEpoch(cluster_epoch_);
+  LogInfo("all {} servers are there: cluster epoch {}", cluster_->servers(), cluster_epoch_);
+  if (HasValues() && (must_snapshot_ || cluster_->needs_snapshot())) TakeInitialSnapshot();
+  must_snapshot_ = false;
+}
+
+void Coordinator::TakeInitialSnapshot() {
+  // Before any work: a job that has begun can always be restored, and so can servers that have begun a log.
+  snapshot_retry_at_ = absl::InfiniteFuture();
+  snapshots_->Take(snapshots_->status().generation() == 0 ? "initial" : "recovered",
+                   [this](const absl::StatusOr<SnapshotReply>& reply) {
+                     lane_.Post([this, ok = reply.ok()] {
+                       if (!ok) snapshot_retry_at_ = Now() + kSnapshotRetry;
+                       StartIfReady();
+                     });
+                   });
+}
+
+void Coordinator::StartIfReady() {
+  if (started_ || !HasValues() || snapshots_->status().generation() == 0) return;
+  if (membership_.alive() < static_cast<int>(job_.workers_min())) return;
+  started_ = true;
+  LogInfo("job started with {} workers", membership_.alive());
+  // All at once: the first synchronous step waits for everybody who was there at the start.
+  for (const auto& [worker, member] : membership_.members()) {
+    if (!member.gone) params_->Activate(worker, next_steps_[worker]);
+  }
+}
+
+void Coordinator::FinishIfDone(absl::Time now) {
+  if (finishing_ || draining_ || !queue_ || !queue_->finished()) return;
+  if (now < final_retry_at_) return;
+  finishing_ = true;
+  LogInfo("all {} data epochs are completed", job_.data_epochs());
+  snapshots_->Take("final", [this](const absl::StatusOr<SnapshotReply>& reply) {
+    lane_.Post([this, ok = reply.ok()] {
+      finished_ = ok;
+      finishing_ = ok;
+      finished_at_ = Now();
+      if (!ok) final_retry_at_ = Now() + kSnapshotRetry;
+    });
+  });
+}
+
+void Coordinator::Tick(absl::Time now) {
+  for (const WorkerId worker : membership_.Expire(now)) {
+    NoteResidualLost(membership_.Find(worker)->name, membership_.Find(worker)->progress);
+    Depart(worker, "evicted, no heartbeat");
+  }
+  for (const LeaseTable::Lease& lease : leases_.TakeExpired(now)) {
+    LogWarn("lease of {} splits from {} (data epoch {}) by worker {} expired", lease.task.splits,
+            lease.task.split.value(), lease.task.data_epoch, lease.holder.value());
+    queue_->Return(lease.task);
+  }
+  if (now >= watch_at_) WatchProgress(now);
+  NoteFastest();
+  members_.Set(membership_.alive());
+  if (queue_) samples_completed_.Set(static_cast<double>(queue_->samples_completed()));
+  if (!evaluations_.empty()) accuracy_.Set(evaluations_.back().accuracy());
+  params_->Tick(now);
+  if (cluster_ != nullptr) cluster_->Tick(now);
+  if (now >= epoch_retry_at_) OnServersChanged();
+  if (codec_tuner_.Tick(now)) {
+    LogInfo("codec auto: {}, parameters in {}: {}", codec_tuner_.choice().push(),
+            codec_tuner_.choice().pull(), codec_tuner_.reason());
+  }
+  auto_codec_rung_.Set(static_cast<double>(codec_tuner_.rung_number()));
+  if (phase() == PHASE_RUNNING) {
+    TunePolicy(now);
+    snapshots_->Tick(now);
+  }
+  if (now >= snapshot_retry_at_) TakeInitialSnapshot();
+  FinishIfDone(now);
+}
+
+bool Coordinator::DoneAndQuiet(absl::Time now, absl::Duration grace) const {
+  // Not before whoever follows the job has seen its end.
+  if (now - finished_at_ < grace / 3) return false;
+  return finished_ && (membership_.alive() == 0 || now - finished_at_ > grace);
+}
+
+}  // namespace recon

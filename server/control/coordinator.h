@@ -1,0 +1,178 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/base/ids.h"
+#include "common/base/lane.h"
+#include "proto/control.pb.h"
+#include "server/cluster/cluster.h"
+#include "server/control/control_journal.h"
+#include "server/control/policy.h"
+#include "server/data_plane/param_server.h"
+#include "server/membership/membership.h"
+#include "server/membership/progress_watch.h"
+#include "server/recovery/snapshot_service.h"
+#include "server/scheduler/lease_table.h"
+#include "server/scheduler/split_queue.h"
+#include "server/tuning/codec_tuner.h"
+#include "server/tuning/policy_tuner.h"
+
+namespace recon {
+
+// The control plane without gRPC: who is a member, who works on what, when a job starts and ends.
+//
+// Threads: every method runs on the control lane, one after the other (see lane()); they may block on the
+// disk (ControlJournal), not on anything else. Time is an argument.
+class Coordinator {
+ public:
+  struct Options {
+    JobConfig job;
+    Membership::Timeouts timeouts;
+    uint64_t cluster_epoch = 1;
+    std::string optimizer;
+    uint64_t job_id = 0;
+    std::string snapshot_dir;  // As workers can open it.
+    // A lease has as many splits as its worker computes in so long; 0: one.
+    absl::Duration lease_target;
+    // What another policy is made from, and what the flags say.
+    PolicyBase policy_base;
+    PolicySettings policy_of_flags;
+    // And what is in force: those, or what was set later.
+    PolicySettings policy;
+  };
+
+  // The pointers must outlive the coordinator. `cluster`: the job's other servers; null if there are none.
+  Coordinator(const Options& options, ParamServer* params, ControlJournal* journal,
+              SnapshotService* snapshots, Cluster* cluster, Metrics* metrics);
+
+  // When all servers are there, a snapshot has to come before anything else: this one's log goes on from it.
+  // Before servers come.
+  void RequireSnapshot() { must_snapshot_ = true; }
+
+  // What RegisterReply says of them; before workers come.
+  void OfferFrames(const std::string& shared_memory, const std::string& ucx_address) {
+    shared_memory_ = shared_memory;
+    ucx_address_ = ucx_address;
+  }
+
+  // Takes up the job a data directory holds. FailedPrecondition, naming the flag, if the job's settings
+  // differ from what it was started with. `restored` is the snapshot it continues from, if any.
+  absl::Status Recover(const std::optional<Manifest>& restored);
+
+  // The lane all other methods must run on.
+  Lane* lane() { return &lane_; }
+
+  absl::StatusOr<RegisterReply> Register(const RegisterRequest& request, absl::Time now);
+  absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatRequest& request, absl::Time now);
+  absl::StatusOr<AcquireReply> Acquire(const AcquireRequest& request, absl::Time now);
+  absl::StatusOr<CompleteReply> Complete(const CompleteRequest& request, absl::Time now);
+  absl::StatusOr<LeaveReply> Leave(const LeaveRequest& request);
+  absl::StatusOr<StatusReply> Status(absl::Time now);
+  absl::StatusOr<CompletionsReply> Completions() const;
+
+  // The job goes on by another policy. InvalidArgument for one that means nothing, FailedPrecondition for one
+  // that this job cannot have.
+  absl::StatusOr<SetPolicyReply> SetPolicy(const SetPolicyRequest& request);
+
+  // Evicts silent members, takes back expired leases.
+  void Tick(absl::Time now);
+
+  // The cluster's event: servers that have come begin a new epoch with all others.
+  void OnServersChanged();
+
+  // No more leases.
+  void BeginDrain() { draining_ = true; }
+  // All work is done and its last snapshot published, and the workers have been told (or `grace` passed).
+  bool DoneAndQuiet(absl::Time now, absl::Duration grace) const;
+
+ private:
+  JobPhase phase() const;
+  absl::StatusOr<WorkerId> CheckIdentity(const WorkerIdentity& identity, absl::Time now);
+  // The job goes on by these settings; by what auto begins with, if they are that.
+  absl::Status GoOnWith(const PolicySettings& settings);
+  // And by what auto has chosen, until it is in force.
+  void TunePolicy(absl::Time now);
+  // A new cluster epoch, by these rules; no step before `first_step` is begun in it.
+  absl::Status GoOnBy(ApplyRules rules, uint64_t first_step);
+  absl::Status AdoptModel(const RegisterRequest& request);
+  // On every server.
+  bool HasValues() const;
+  void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step);
+  // Where `worker` may find parameters besides here.
+  std::vector<std::string> PeersFor(WorkerId worker, absl::Time now) const;
+  void Expel(WorkerId worker);
+  absl::Status CheckDataset(const RegisterRequest& request) const;
+  absl::Status StartQueue(const JobRecord& record);
+  void AdoptLeases(const RegisterRequest& request, WorkerId worker, absl::Time now, RegisterReply* reply);
+  bool AskForInitialValues(WorkerId worker);
+  void OnInitialValues();
+  void TakeInitialSnapshot();
+  void StartIfReady();
+  // Counts what a worker that did not leave in good order took with it.
+  void NoteResidualLost(const std::string& name, const WorkerProgress& progress);
+  void ReturnTasks(const std::vector<Task>& tasks);
+  void Depart(WorkerId worker, const std::string& how);
+  // Takes back the leases of workers that are alive and stand still, and lets nobody wait for them.
+  void WatchProgress(absl::Time now);
+  void NoteEvaluation(uint32_t data_epochs, int64_t unix_ms);
+  void FinishIfDone(absl::Time now);
+  Lease ToLease(const Task& task, LeaseId id) const;
+  // Of this worker's rounds; 0 without them.
+  uint32_t LocalStepsOf(WorkerId worker);
+  void NoteFastest();
+
+  std::string shared_memory_, ucx_address_;
+  const Options options_;
+  ParamServer* const params_;
+  ControlJournal* const journal_;
+  SnapshotService* const snapshots_;
+  Cluster* const cluster_;
+  prometheus::Gauge& members_;
+  prometheus::Gauge& samples_completed_;
+  prometheus::Gauge& accuracy_;
+  prometheus::Counter& departures_;
+  prometheus::Counter& residuals_lost_;
+  prometheus::Gauge& auto_codec_rung_;
+
+  // Control lane only.
+  JobConfig job_;
+  std::string optimizer_;
+  uint64_t cluster_epoch_;
+  Membership membership_;
+  LeaseTable leases_;
+  ProgressWatch progress_;
+  absl::Time watch_at_ = absl::InfinitePast();
+  double fastest_batch_seconds_ = 0;  // Of all workers' batches; 0 if none has computed one.
+  CodecTuner codec_tuner_;
+  // With --sync auto: the settings, and what chooses within them.
+  PolicySettings auto_settings_;
+  std::optional<PolicyTuner> policy_tuner_;
+  absl::Time policy_due_at_ = absl::InfiniteFuture();  // Its choice is to be in force.
+  std::optional<SplitQueue> queue_;
+  std::optional<JobRecord> record_;
+  std::vector<EvalEntry> evaluations_;
+  std::optional<WorkerId> initializer_;
+  uint64_t initializer_epoch_ = 0;  // In which all servers were told of it.
+  bool started_ = false;
+  bool must_snapshot_ = false;
+  bool draining_ = false;
+  bool finishing_ = false;
+  bool finished_ = false;
+  absl::Time no_grants_before_ = absl::InfinitePast();
+  absl::Time snapshot_retry_at_ = absl::InfiniteFuture();
+  absl::Time final_retry_at_ = absl::InfinitePast();
+  absl::Time epoch_retry_at_ = absl::InfiniteFuture();
+  absl::Time finished_at_ = absl::InfiniteFuture();
+  uint64_t restored_generation_ = 0;
+  std::map<WorkerId, uint64_t> next_steps_;  // As registered, for the common start.
+
+  Lane lane_;  // Last: stops before what its tasks use is destroyed.
+};
+
+}  // namespace recon

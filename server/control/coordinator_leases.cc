@@ -1,0 +1,196 @@
+// Of Coordinator: who works on what.
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
+#include "common/base/limits.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "server/control/coordinator.h"
+#include "server/scheduler/lease_size.h"
+#include "server/scheduler/local_steps.h"
+
+namespace recon {
+namespace {
+
+// Between two looks at who stands still.
+constexpr absl::Duration kWatchInterval = absl::Milliseconds(200);
+
+}  // namespace
+
+void Coordinator::AdoptLeases(const RegisterRequest& request, WorkerId worker, absl::Time now,
+                              RegisterReply* reply) {
+  ReturnTasks(leases_.TakeAllOf(worker));
+  for (const Lease& held : request.held()) {
+    // No lease that was ever granted is larger.
+    if (held.splits() > limits::kLeaseSplitsMax) continue;
+    const auto task =
+        queue_->Find(held.kind(), held.data_epoch(), SplitId(held.split()), std::max(1u, held.splits()));
+    if (!task.ok()) continue;
+    if (const std::optional<Task> rest = queue_->TakeRest(*task)) {
+      *reply->add_adopted() = ToLease(*rest, leases_.Grant(*rest, worker, now));
+    }
+  }
+}
+
+Lease Coordinator::ToLease(const Task& task, LeaseId id) const {
+  Lease lease;
+  lease.set_lease(id.value());
+  lease.set_kind(task.kind);
+  lease.set_data_epoch(task.data_epoch);
+  lease.set_split(task.split.value());
+  lease.set_splits(task.splits);
+  lease.set_begin(task.begin);
+  lease.set_end(task.end);
+  return lease;
+}
+
+uint32_t Coordinator::LocalStepsOf(WorkerId worker) {
+  const uint32_t steps = job_.local().steps();
+  if (!job_.policy().local_steps_by_speed()) return steps;
+  return LocalStepsBySpeed(steps, membership_.Find(worker)->progress.batch_seconds(), fastest_batch_seconds_);
+}
+
+void Coordinator::NoteFastest() {
+  fastest_batch_seconds_ = 0;
+  for (const auto& [worker, member] : membership_.members()) {
+    const double seconds = member.progress.batch_seconds();
+    const bool first = fastest_batch_seconds_ == 0;
+    if (!member.gone && seconds > 0 && (first || seconds < fastest_batch_seconds_)) {
+      fastest_batch_seconds_ = seconds;
+    }
+  }
+}
+
+absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request, absl::Time now) {
+  RECON_ASSIGN_OR_RETURN(const WorkerId worker, CheckIdentity(request.identity(), now));
+  AcquireReply reply;
+  reply.set_phase(phase());
+  if (!HasValues()) {
+    // Only of a new job: a server that is away has some, and comes back with them.
+    const bool none_anywhere =
+        !started_ && snapshots_->status().generation() == 0 && (cluster_ == nullptr || cluster_->live());
+    if (none_anywhere) reply.set_needs_initial_values(AskForInitialValues(worker));
+    return reply;
+  }
+  StartIfReady();
+  reply.set_phase(phase());
+  if (phase() != PHASE_RUNNING || now < no_grants_before_) return reply;
+  if (request.next_step() > limits::kStepMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("next step ", request.next_step(), ", allowed are ", limits::kStepMax));
+  }
+  if (leases_.HeldBy(worker).size() >= limits::kLeasesPerWorkerMax) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the worker holds ", limits::kLeasesPerWorkerMax, " leases"));
+  }
+  // What a synchronous step is made of must not hang on how fast somebody was: two runs end in equal bits.
+  const absl::Duration target = job_.bound() == 0 ? absl::ZeroDuration() : options_.lease_target;
+  const uint32_t splits =
+      LeaseSplits(membership_.Find(worker)->progress.samples_per_second(), job_.split_samples(), target,
+                  queue_->free_splits(), membership_.alive());
+  const std::optional<Task> task = queue_->Next(splits);
+  if (!task) {
+    // Nothing to do until somebody fails: nobody shall wait for this worker's next step.
+    params_->Deactivate(worker);
+    FinishIfDone(now);
+    reply.set_phase(phase());
+    return reply;
+  }
+  *reply.mutable_lease() = ToLease(*task, leases_.Grant(*task, worker, now));
+  progress_.Excuse(worker, now);
+  reply.set_start_step(task->kind == LEASE_TRAIN ? params_->Activate(worker, request.next_step())
+                                                 : request.next_step());
+  return reply;
+}
+
+absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& request, absl::Time now) {
+  RECON_ASSIGN_OR_RETURN(const WorkerId worker, CheckIdentity(request.identity(), now));
+  const LeaseId lease(request.lease());
+  if (!leases_.Holds(lease, worker)) {
+    return absl::AbortedError(
+        absl::StrCat("lease ", request.lease(), " is not held by this worker any more"));
+  }
+  if (request.abandon()) {
+    queue_->Return(*leases_.Take(lease, worker));
+    return CompleteReply();
+  }
+  const Task held = *leases_.Find(lease, worker);
+  const SplitId split(request.split());
+  if (split != held.split) {
+    // Said again: the reply was lost.
+    if (split.value() + 1 == held.split.value() && queue_->done(held.kind, held.data_epoch, split)) {
+      return CompleteReply();
+    }
+    return absl::AbortedError(
+        absl::StrCat("split ", split.value(), ": the next of the lease is ", held.split.value()));
+  }
+  RECON_ASSIGN_OR_RETURN(const Task task, queue_->Find(held.kind, held.data_epoch, split));
+  Completion completion;
+  completion.set_kind(task.kind);
+  completion.set_data_epoch(task.data_epoch);
+  completion.set_split(task.split.value());
+  completion.set_begin(task.begin);
+  completion.set_end(task.end);
+  completion.set_worker(membership_.Find(worker)->name);
+  completion.set_incarnation(request.identity().incarnation());
+  completion.set_unix_ms(absl::ToUnixMillis(now));
+  if (task.kind == LEASE_EVAL) {
+    if (request.eval().samples() != task.end - task.begin ||
+        request.eval().correct() > request.eval().samples()) {
+      return absl::InvalidArgumentError(absl::StrCat("evaluation of ", request.eval().samples(), " samples, ",
+                                                     request.eval().correct(), " correct; the lease has ",
+                                                     task.end - task.begin));
+    }
+    *completion.mutable_eval() = request.eval();
+  }
+  // Durable before it is acknowledged.
+  const absl::Status saved = journal_->SaveCompletion(completion);
+  if (absl::IsAlreadyExists(saved)) {
+    LogError("{}", saved.message());
+    leases_.TakeFirst(lease, worker, task);
+    queue_->Complete(task, completion.eval());  // Or everybody would wait for it.
+    if (const auto rest = leases_.Take(lease, worker)) queue_->Return(*rest);
+    return absl::AbortedError(saved.message());
+  }
+  if (!saved.ok()) return saved;  // It may try again.
+  leases_.TakeFirst(lease, worker, task);
+  queue_->Complete(task, completion.eval());
+  if (task.kind == LEASE_EVAL) NoteEvaluation(task.data_epoch, completion.unix_ms());
+  FinishIfDone(now);
+  return CompleteReply();
+}
+
+void Coordinator::NoteEvaluation(uint32_t data_epochs, int64_t unix_ms) {
+  const std::optional<EvalResult> result = queue_->Evaluation(data_epochs);
+  if (!result || result->samples() == 0) return;
+  EvalEntry entry;
+  entry.set_data_epochs(data_epochs);
+  entry.set_samples(result->samples());
+  entry.set_accuracy(static_cast<double>(result->correct()) / static_cast<double>(result->samples()));
+  entry.set_loss(result->loss_sum() / static_cast<double>(result->samples()));
+  entry.set_unix_ms(unix_ms);
+  LogInfo("data epoch {} of {}: test accuracy {:.4f}, loss {:.4f}", data_epochs, job_.data_epochs(),
+          entry.accuracy(), entry.loss());
+  evaluations_.push_back(entry);
+}
+
+void Coordinator::ReturnTasks(const std::vector<Task>& tasks) {
+  for (const Task& task : tasks) queue_->Return(task);
+}
+
+void Coordinator::WatchProgress(absl::Time now) {
+  watch_at_ = now + kWatchInterval;
+  for (const WorkerId worker : leases_.Holders()) {
+    if (phase() != PHASE_RUNNING) progress_.Excuse(worker, now);
+    if (!progress_.StandsStill(worker, now)) continue;
+    const std::vector<Task> tasks = leases_.TakeAllOf(worker);
+    ReturnTasks(tasks);
+    params_->Deactivate(worker);
+    LogWarn("worker {} is alive, but has computed nothing for {}: {} leases taken back",
+            membership_.Find(worker)->name, absl::FormatDuration(progress_.Patience(worker)), tasks.size());
+  }
+}
+
+}  // namespace recon

@@ -1,0 +1,271 @@
+// Of Coordinator: who is a member, from registration to departure.
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
+#include "common/base/host_port.h"
+#include "common/base/limits.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "server/control/coordinator.h"
+
+namespace recon {
+
+absl::StatusOr<WorkerId> Coordinator::CheckIdentity(const WorkerIdentity& identity, absl::Time now) {
+  if (identity.cluster_epoch() != cluster_epoch_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cluster epoch ", identity.cluster_epoch(), ", the server's is ", cluster_epoch_));
+  }
+  const WorkerId worker(identity.worker());
+  RECON_RETURN_IF_ERROR(membership_.Hear(worker, Incarnation(identity.incarnation()), now));
+  return worker;
+}
+
+absl::Status Coordinator::AdoptModel(const RegisterRequest& request) {
+  const auto layout = params_->layout();
+  if (layout != nullptr) {
+    const std::string difference = ModelDifference(layout->model(), request.model());
+    if (!difference.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("the job trains another model: ", difference));
+    }
+    return CheckSyncPeriods(job_, *layout);  // It may be another job's snapshot's.
+  }
+  RECON_ASSIGN_OR_RETURN(const ParamLayout its_layout, ParamLayout::Create(request.model()));
+  RECON_RETURN_IF_ERROR(CheckSyncPeriods(job_, its_layout));
+  RECON_RETURN_IF_ERROR(params_->DefineModel(request.model()));
+  LogInfo("model {}: {} parameters in {} shards", request.model().name(), params_->layout()->params(),
+          params_->layout()->shard_count());
+  if (cluster_ != nullptr) cluster_->SetModel(request.model());
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::CheckDataset(const RegisterRequest& request) const {
+  if (request.train_samples() != record_->train_samples()) {
+    return absl::InvalidArgumentError(absl::StrCat("the worker has ", request.train_samples(),
+                                                   " training samples, the job has ",
+                                                   record_->train_samples()));
+  }
+  if (request.test_samples() != record_->test_samples()) {
+    return absl::InvalidArgumentError(absl::StrCat("the worker has ", request.test_samples(),
+                                                   " test samples, the job has ", record_->test_samples()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& request, absl::Time now) {
+  if (request.name().empty() || request.name().size() > limits::kNameBytesMax || request.incarnation() == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("worker name '", request.name(), "' of ", request.name().size(), " bytes (1 to ",
+                     limits::kNameBytesMax, " allowed), incarnation ", request.incarnation(), " (0 is not)"));
+  }
+  if (request.held_size() > static_cast<int>(limits::kLeasesPerWorkerMax)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(request.held_size(), " leases, allowed are ", limits::kLeasesPerWorkerMax));
+  }
+  if (request.device().size() > limits::kNameBytesMax || request.codec().size() > limits::kNameBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("device of ", request.device().size(), " and codec of ",
+                                                   request.codec().size(), " bytes, allowed are ",
+                                                   limits::kNameBytesMax));
+  }
+  if (!request.serves_parameters().empty()) {
+    RECON_RETURN_IF_ERROR(CheckAddress("--serve-parameters", request.serves_parameters()));
+  }
+  // What it begins next: what it was told before the server died, though older steps are under way.
+  const uint64_t first_new_step = std::max(request.next_step(), request.first_new_step());
+  if (first_new_step > limits::kStepMax || request.train_samples() > limits::kSamplesMax ||
+      request.test_samples() > limits::kSamplesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "next step ", first_new_step, ", training samples ", request.train_samples(), ", test samples ",
+        request.test_samples(), ": allowed are ", limits::kStepMax, " and ", limits::kSamplesMax));
+  }
+  RECON_RETURN_IF_ERROR(ParamLayout::Create(request.model()).status());
+  if (!record_) {
+    JobRecord record;
+    *record.mutable_model() = request.model();
+    record.set_train_samples(request.train_samples());
+    record.set_test_samples(request.test_samples());
+    record.set_split_samples(job_.split_samples());
+    record.set_eval_split_samples(job_.eval_split_samples());
+    record.set_seed(job_.seed());
+    RECON_RETURN_IF_ERROR(StartQueue(record));
+    RECON_RETURN_IF_ERROR(AdoptModel(request));
+    RECON_RETURN_IF_ERROR(journal_->SaveJob(record));
+    record_ = record;
+  }
+  RECON_RETURN_IF_ERROR(AdoptModel(request));
+  RECON_RETURN_IF_ERROR(CheckDataset(request));
+  // Its numbers are of a time when nobody waited for others. It cannot go back, and would wait until all have
+  // come so far: they go on from there instead. (Of several servers each would have to.)
+  const uint64_t reach =
+      params_->frontier() + limits::kStepsAheadMax + static_cast<uint64_t>(std::max(0, job_.bound()));
+  if (job_.bound() >= 0 && cluster_ == nullptr && first_new_step > reach) {
+    if (first_new_step >= limits::kStepMax / 2) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("next step ", first_new_step, ", the job's is ", params_->frontier()));
+    }
+    LogInfo("worker {} is at step {}, the job at {}: all go on from there", request.name(), first_new_step,
+            params_->frontier());
+    RECON_RETURN_IF_ERROR(GoOnBy(params_->rules(), first_new_step));
+  }
+  if (cluster_ != nullptr && !cluster_->live()) return absl::UnavailableError(cluster_->Missing());
+  RECON_ASSIGN_OR_RETURN(const WorkerId worker, journal_->WorkerIdFor(request.name()));
+
+  Membership::Member member;
+  member.name = request.name();
+  member.incarnation = Incarnation(request.incarnation());
+  member.device = request.device();
+  member.codec = request.codec();
+  member.simulated = request.simulated();
+  member.serves_parameters = request.serves_parameters();
+  const Membership::Member* before = membership_.Find(worker);
+  const WorkerProgress progress_before = before == nullptr ? WorkerProgress() : before->progress;
+  const bool replaces = before != nullptr && !before->gone && before->incarnation != member.incarnation;
+  const bool renews = before != nullptr && !before->gone && before->incarnation == member.incarnation;
+  RECON_RETURN_IF_ERROR(membership_.Admit(worker, member, now));
+  if (replaces) {
+    NoteResidualLost(request.name(), progress_before);
+    ReturnTasks(leases_.TakeAllOf(worker));
+    codec_tuner_.Forget(worker);
+    progress_.Forget(worker);
+    if (policy_tuner_) policy_tuner_->Forget(worker);
+    Expel(worker);
+  }
+  Admit(worker, member.incarnation, request.next_step());
+
+  next_steps_[worker] = request.next_step();
+  progress_.Excuse(worker, now);
+  if (!renews) {
+    LogInfo("worker {} {}: number {}, {}, codec {}, {} alive", request.name(),
+            replaces ? "replaced" : "joined", worker.value(), request.device(), request.codec(),
+            membership_.alive());
+  }
+
+  RegisterReply reply;
+  reply.set_worker(worker.value());
+  reply.set_cluster_epoch(cluster_epoch_);
+  reply.set_has_values(HasValues());
+  *reply.mutable_job() = job_;
+  *reply.mutable_codec_choice() = codec_tuner_.choice();
+  reply.set_shared_memory(shared_memory_);
+  reply.set_ucx_address(ucx_address_);
+  reply.set_snapshot_dir(options_.snapshot_dir);
+  const SnapshotStatus snapshot = snapshots_->status();
+  reply.set_snapshot_generation(snapshot.generation());
+  reply.set_snapshot_root(snapshot.state_root());
+  if (cluster_ != nullptr) {
+    for (ServerAddress& server : cluster_->Addresses()) *reply.add_servers() = std::move(server);
+  }
+  for (std::string& peer : PeersFor(worker, now)) reply.add_peers(std::move(peer));
+  reply.set_workers(static_cast<uint32_t>(membership_.alive()));
+  AdoptLeases(request, worker, now, &reply);
+  // Asynchronous workers count steps of their own: a jump to where others are would look like an error.
+  reply.set_start_step(job_.bound() < 0 ? request.next_step() : params_->GetStats().frontier_step);
+  const bool trains = std::any_of(reply.adopted().begin(), reply.adopted().end(),
+                                  [](const Lease& lease) { return lease.kind() == LEASE_TRAIN; });
+  if (trains) reply.set_start_step(params_->Activate(worker, request.next_step(), /*resumes=*/true));
+  StartIfReady();
+  return reply;
+}
+
+std::vector<std::string> Coordinator::PeersFor(WorkerId worker, absl::Time now) const {
+  std::vector<std::string> peers;
+  for (const auto& [id, member] : membership_.members()) {
+    // Who has computed a step has parameters.
+    if (id == worker || member.gone || membership_.suspect(member, now) || member.serves_parameters.empty() ||
+        member.progress.steps() == 0) {
+      continue;
+    }
+    peers.push_back(member.serves_parameters);
+  }
+  // Those who join one after the other ask different ones.
+  if (!peers.empty()) {
+    const auto first = static_cast<std::ptrdiff_t>(worker.value() % peers.size());
+    std::rotate(peers.begin(), peers.begin() + first, peers.end());
+  }
+  if (peers.size() > limits::kPeersMax) peers.resize(limits::kPeersMax);
+  return peers;
+}
+
+absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& request, absl::Time now) {
+  RECON_ASSIGN_OR_RETURN(const WorkerId worker, CheckIdentity(request.identity(), now));
+  if (request.next_step() > limits::kStepMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("next step ", request.next_step(), ", allowed are ", limits::kStepMax));
+  }
+  if (request.progress().codec().size() > limits::kProgressTextBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("codec of ", request.progress().codec().size(),
+                                                   " bytes, allowed are ", limits::kProgressTextBytesMax));
+  }
+  membership_.Find(worker)->progress = request.progress();
+  params_->NoteAcknowledged(worker, request.next_step());
+  HeartbeatReply reply;
+  const StepWork& work = request.progress().step_work();
+  progress_.Report(worker, request.progress().batches(), now);
+  if (request.progress().waiting()) progress_.Excuse(worker, now);
+  if (policy_tuner_) {
+    RECON_RETURN_IF_ERROR(policy_tuner_->Report(worker, work, request.progress().last_loss()));
+  }
+  if (work.automatic()) {
+    RECON_RETURN_IF_ERROR(codec_tuner_.Report(worker, work));
+  }
+  *reply.mutable_codec_choice() = codec_tuner_.choice();
+  reply.set_local_steps(LocalStepsOf(worker));
+  reply.set_workers(static_cast<uint32_t>(membership_.alive()));
+  reply.set_phase(phase());
+  for (const uint64_t lease : request.leases()) {
+    leases_.Renew(LeaseId(lease), worker, now);
+    if (!leases_.Holds(LeaseId(lease), worker)) reply.add_lost(lease);
+  }
+  return reply;
+}
+
+void Coordinator::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) {
+  params_->Admit(worker, incarnation, next_step);
+  if (cluster_ != nullptr) cluster_->Admit(worker, incarnation, next_step);
+}
+
+void Coordinator::Expel(WorkerId worker) {
+  params_->Expel(worker);
+  if (cluster_ != nullptr) cluster_->Expel(worker);
+}
+
+absl::StatusOr<LeaveReply> Coordinator::Leave(const LeaveRequest& request) {
+  const WorkerId worker(request.identity().worker());
+  const Membership::Member* member = membership_.Find(worker);
+  if (member == nullptr || member->gone || member->incarnation.value() != request.identity().incarnation()) {
+    return absl::FailedPreconditionError(absl::StrCat("worker ", worker.value(), " is not a member"));
+  }
+  if (request.residual_norm() > 0 && request.reason() != "finished") {
+    WorkerProgress progress = membership_.Find(worker)->progress;
+    progress.set_residual_norm(request.residual_norm());
+    NoteResidualLost(membership_.Find(worker)->name, progress);
+  }
+  Depart(worker, absl::StrCat("left (", request.reason(), ")"));
+  return LeaveReply();
+}
+
+void Coordinator::Depart(WorkerId worker, const std::string& how) {
+  departures_.Increment();
+  membership_.Remove(worker);
+  const std::vector<Task> tasks = leases_.TakeAllOf(worker);
+  ReturnTasks(tasks);
+  codec_tuner_.Forget(worker);
+  progress_.Forget(worker);
+  if (policy_tuner_) policy_tuner_->Forget(worker);
+  Expel(worker);
+  LogInfo("worker {} {}: {} leases taken back, {} alive", membership_.Find(worker)->name, how, tasks.size(),
+          membership_.alive());
+}
+
+void Coordinator::NoteResidualLost(const std::string& name, const WorkerProgress& progress) {
+  if (progress.residual_norm() == 0) return;
+  residuals_lost_.Increment();
+  LogWarn(
+      "worker {}: what its encoder had kept back for {:.0f} s is lost unless it comes back, L2 norm {:.3g}",
+      name, progress.residual_age_seconds(), progress.residual_norm());
+}
+
+}  // namespace recon

@@ -1,0 +1,88 @@
+// Of Coordinator: how the job goes on by another policy.
+
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "server/control/coordinator.h"
+
+namespace recon {
+namespace {
+
+// Between two tries of a change of policy that has to wait: each stops the job for a moment.
+constexpr absl::Duration kPolicyRetry = absl::Seconds(30);
+
+}  // namespace
+
+// Workers register again, learn what has changed, and send again what they had under way.
+absl::Status Coordinator::GoOnBy(ApplyRules rules, uint64_t first_step) {
+  RECON_ASSIGN_OR_RETURN(rules.cluster_epoch, journal_->NextClusterEpoch(cluster_epoch_));
+  const absl::Status changed = params_->ChangeRules(rules, first_step);
+  membership_.Excuse(Now());  // Nobody was heard of meanwhile.
+  progress_.ExcuseAll(Now());
+  if (changed.ok()) cluster_epoch_ = rules.cluster_epoch;
+  return changed;
+}
+
+absl::Status Coordinator::GoOnWith(const PolicySettings& settings) {
+  RECON_ASSIGN_OR_RETURN(Policy policy, ResolvePolicy(settings, options_.policy_base));
+  RECON_RETURN_IF_ERROR(CheckRound(settings, policy, job_.batch_samples(), job_.split_samples()));
+  if (const auto layout = params_->layout()) RECON_RETURN_IF_ERROR(CheckSyncPeriods(policy.job, *layout));
+  if (finishing_ || finished_ || draining_) {
+    return absl::FailedPreconditionError("the job is at its end: its policy is not changed any more");
+  }
+  policy.rules.job_id = options_.job_id;
+  RECON_RETURN_IF_ERROR(GoOnBy(policy.rules, 0));
+  TellWorkers(policy, &job_);
+  optimizer_ = OptimizerName(policy.rules.optimizer.kind);
+  codec_tuner_.Restart();
+  LogInfo("policy: {}; cluster epoch {}", policy.job.policy().ShortDebugString(), cluster_epoch_);
+  return absl::OkStatus();
+}
+
+void Coordinator::TunePolicy(absl::Time now) {
+  if (!policy_tuner_ || finishing_) return;
+  if (policy_due_at_ == absl::InfiniteFuture()) {
+    if (!policy_tuner_->Due(now)) return;
+    std::map<WorkerId, PolicyTuner::Pushes> pushes;
+    for (const auto& [worker, stats] : params_->GetStats().workers) {
+      pushes[worker] = {stats.pushes, stats.staleness_mean * static_cast<double>(stats.pushes),
+                        stats.waiting_seconds};
+    }
+    if (!policy_tuner_->Tick(now, pushes, codec_tuner_.settled())) return;
+    policy_due_at_ = now;
+    LogInfo("policy auto: {}", policy_tuner_->reason());
+  }
+  if (now < policy_due_at_) return;
+  const absl::Status status = GoOnWith(Chosen(auto_settings_, policy_tuner_->choice()));
+  if (!status.ok()) LogWarn("policy auto: not yet: {}", status.message());
+  policy_due_at_ = status.ok() ? absl::InfiniteFuture() : now + kPolicyRetry;
+}
+
+absl::StatusOr<SetPolicyReply> Coordinator::SetPolicy(const SetPolicyRequest& request) {
+  if (IsAuto(request.policy()) && cluster_ != nullptr) {
+    return absl::FailedPreconditionError("the policy of a job with several servers cannot be changed live");
+  }
+  RECON_RETURN_IF_ERROR(GoOnWith(request.policy()));
+  policy_tuner_.reset();
+  policy_due_at_ = absl::InfiniteFuture();
+  if (IsAuto(request.policy())) {
+    auto_settings_ = request.policy();
+    policy_tuner_.emplace(AutoLimits(auto_settings_));
+  }
+  PolicyRecord record;
+  *record.mutable_set() = request.policy();
+  *record.mutable_flags() = options_.policy_of_flags;
+  if (const absl::Status saved = journal_->SavePolicy(record); !saved.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat("the policy is in force, but will not outlive this server: ", saved.message()));
+  }
+  SetPolicyReply reply;
+  *reply.mutable_job() = job_;
+  reply.set_cluster_epoch(cluster_epoch_);
+  return reply;
+}
+
+}  // namespace recon

@@ -1,0 +1,98 @@
+// Of Coordinator: what it tells of the job.
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "common/base/clock.h"
+#include "common/base/copied_bytes.h"
+#include "common/base/status_macros.h"
+#include "server/control/coordinator.h"
+
+namespace recon {
+
+absl::StatusOr<CompletionsReply> Coordinator::Completions() const {
+  RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, journal_->LoadCompletions());
+  CompletionsReply reply;
+  for (const Completion& completion : completions) *reply.add_completions() = completion;
+  return reply;
+}
+
+absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
+  const ParamServer::Stats stats = params_->GetStats();
+  StatusReply reply;
+  reply.set_phase(phase());
+  reply.set_cluster_epoch(cluster_epoch_);
+  *reply.mutable_job() = job_;
+  reply.set_optimizer(optimizer_);
+  reply.set_uptime_seconds(absl::ToDoubleSeconds(ProcessUptime()));
+  reply.set_recover_ms(stats.recover_ms);
+  reply.set_pushes(stats.pushes);
+  reply.set_duplicate_pushes(stats.duplicates);
+  reply.set_frontier_step(stats.frontier_step);
+  reply.set_restored_generation(restored_generation_);
+  *reply.mutable_snapshot() = snapshots_->status();
+  for (const CopyReason reason : kCopyReasons) {
+    CopiedBytesStatus* copied = reply.add_copied_bytes();
+    copied->set_why(CopyReasonName(reason));
+    copied->set_bytes(CopiedBytes(reason));
+  }
+  if (policy_tuner_) reply.set_policy_reason(policy_tuner_->reason());
+  if (codec_tuner_.in_use()) {
+    *reply.mutable_codec_choice() = codec_tuner_.choice();
+    reply.set_codec_reason(codec_tuner_.reason());
+    reply.set_codec_settled(codec_tuner_.settled());
+  }
+  for (const EvalEntry& entry : evaluations_) *reply.add_evaluations() = entry;
+  if (cluster_ != nullptr) {
+    for (ServerStatus& server : cluster_->Status(now)) *reply.add_servers() = std::move(server);
+  }
+  if (const auto layout = params_->layout(); layout != nullptr) {
+    reply.set_model(layout->model().name());
+    reply.set_parameters(layout->params());
+    reply.set_shards(layout->shard_count());
+  }
+  if (record_) {
+    reply.set_train_samples(record_->train_samples());
+    reply.set_samples_total(record_->train_samples() * job_.data_epochs());
+    reply.set_samples_completed(queue_->samples_completed());
+    reply.set_data_epochs_completed(static_cast<double>(queue_->samples_completed()) /
+                                    static_cast<double>(record_->train_samples()));
+  }
+  for (const auto& [worker, member] : membership_.members()) {
+    MemberStatus* out = reply.add_members();
+    out->set_name(member.name);
+    out->set_worker(worker.value());
+    out->set_incarnation(member.incarnation.value());
+    out->set_device(member.device);
+    out->set_codec(member.codec);
+    out->set_simulated(member.simulated);
+    const std::vector<LeaseId> leases = leases_.HeldBy(worker);
+    out->set_leases(static_cast<uint32_t>(leases.size()));
+    uint32_t splits = 0;
+    for (const LeaseId lease : leases) splits += leases_.Find(lease, worker)->splits;
+    out->set_splits(splits);
+    out->set_local_steps(LocalStepsOf(worker));
+    out->set_heartbeat_age_ms(absl::ToDoubleMilliseconds(now - member.last_heard));
+    *out->mutable_progress() = member.progress;
+    bool active = false;
+    if (const auto found = stats.workers.find(worker); found != stats.workers.end()) {
+      active = found->second.active;
+      out->set_next_step(found->second.next_step);
+      out->set_staleness_mean(found->second.staleness_mean);
+      out->set_staleness_max(found->second.staleness_max);
+      for (const uint64_t count : found->second.staleness_counts) out->add_staleness_counts(count);
+      out->set_pushes(found->second.pushes);
+    }
+    out->set_state(member.gone                        ? MEMBER_GONE
+                   : membership_.suspect(member, now) ? MEMBER_SUSPECT
+                   : active                           ? MEMBER_ACTIVE
+                                                      : MEMBER_IDLE);
+    if (!member.gone) {
+      reply.set_samples_per_second(reply.samples_per_second() + member.progress.samples_per_second());
+    }
+  }
+  return reply;
+}
+
+}  // namespace recon

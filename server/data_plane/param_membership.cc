@@ -1,0 +1,117 @@
+// Of ParamServer: which workers it takes pushes from, and whom the steps wait for.
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "server/data_plane/param_operation.h"
+#include "server/data_plane/param_server.h"
+
+namespace recon {
+
+void ParamServer::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) {
+  Operations released;
+  {
+    MutexLock lock(&mu_);
+    Session& session = sessions_[worker];
+    if (session.number == 0 || session.incarnation != incarnation) {
+      session.number = next_session_++;
+      session.bytes_in_flight = 0;
+      session.delivered.clear();
+      session.next_begun = 0;
+    }
+    session.incarnation = incarnation;
+    gate_.Know(worker, next_step);
+    closed_to_ = kLookAtAll;
+    released = GateMoved();
+  }
+  AnswerReleased(std::move(released));
+}
+
+void ParamServer::Expel(WorkerId worker) {
+  Operations released;
+  Operations expelled;
+  {
+    MutexLock lock(&mu_);
+    // Before the steps that waited for it close: its splits are done again by others.
+    for (auto& [step, shards] : contributed_) {
+      for (auto& [shard, contributors] : shards) {
+        const auto first = contributors.lower_bound({worker, Incarnation(0)});
+        const auto last = contributors.upper_bound({worker, Incarnation(UINT64_MAX)});
+        contributors.erase(first, last);
+      }
+    }
+    expelled = TakeWaiting([worker](const Operation& op) { return op.worker == worker; });
+    gate_.Forget(worker);
+    sessions_.erase(worker);
+    closed_to_ = kLookAtAll;
+    released = GateMoved();
+  }
+  for (const OperationPtr& op : expelled) Finish(op, absl::FailedPreconditionError("the worker was evicted"));
+  AnswerReleased(std::move(released));
+}
+
+void ParamServer::SetClusterEpoch(uint64_t epoch) {
+  Operations waiting;
+  {
+    MutexLock lock(&mu_);
+    cluster_epoch_ = epoch;
+    // What they wait for may have been said to a server that has gone.
+    waiting = TakeWaiting([](const Operation&) { return true; });
+  }
+  for (const OperationPtr& op : waiting) {
+    Finish(op, absl::UnavailableError("a new cluster epoch has begun; ask again"));
+  }
+}
+
+void ParamServer::SkipTo(uint64_t frontier) {
+  Operations released;
+  {
+    MutexLock lock(&mu_);
+    gate_.SkipTo(frontier);
+    closed_to_ = kLookAtAll;
+    released = GateMoved();
+  }
+  AnswerReleased(std::move(released));
+}
+
+void ParamServer::NoteAcknowledged(WorkerId worker, uint64_t next_step) {
+  Operations released;
+  {
+    MutexLock lock(&mu_);
+    gate_.Raise(worker, next_step);
+    closed_to_ = kLookAtAll;
+    released = GateMoved();
+  }
+  AnswerReleased(std::move(released));
+}
+
+uint64_t ParamServer::Activate(WorkerId worker, uint64_t next_step, bool resumes) {
+  uint64_t step;
+  Operations released;
+  {
+    MutexLock lock(&mu_);
+    // Steps that are closed for some shards are not begun by anyone.
+    const uint64_t begun = resumes || gate_.bound() != 0 || first_open_.empty()
+                               ? 0
+                               : *std::max_element(first_open_.begin(), first_open_.end());
+    step = gate_.Join(worker, next_step, begun);
+    closed_to_ = kLookAtAll;
+    released = GateMoved();
+  }
+  AnswerReleased(std::move(released));
+  return step;
+}
+
+void ParamServer::Deactivate(WorkerId worker) {
+  Operations released;
+  {
+    MutexLock lock(&mu_);
+    gate_.Leave(worker);
+    closed_to_ = kLookAtAll;
+    released = GateMoved();
+  }
+  AnswerReleased(std::move(released));
+}
+
+}  // namespace recon

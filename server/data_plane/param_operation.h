@@ -1,0 +1,92 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/pool_allocator.h"
+#include "common/codec/frame.h"
+#include "server/data_plane/param_server.h"
+#include "server/data_plane/reply_buffer.h"
+
+namespace recon {
+
+// One frame from its arrival to its reply.
+struct ParamServer::Operation {
+  explicit Operation(FrameMemory memory = {}) : reply_buffer(std::move(memory)) {}
+
+  FrameKind kind = FrameKind::kPull;
+  WorkerId worker;
+  Incarnation incarnation;
+  Frame frame;
+  ByteChain raw;  // The frame as it came in, until it is in the log.
+  const ApplyRules* rules = nullptr;
+  uint64_t bytes = 0;
+  uint64_t session = 0;  // Session::number of the one whose bytes in flight it is part of.
+  absl::Time arrived;
+  Taken taken;
+  Done done;
+  // Workers push this step side by side: it is taken only when it is answered, or has waited for long.
+  bool in_step = false;
+
+  std::atomic<int> lanes_left{0};  // OnLanes()
+  std::atomic<uint32_t> parts_taken{0};
+
+  std::atomic<uint64_t> staleness_max{0};
+  // Element i belongs to the lane of part i until lanes_left is 0.
+  PooledVector<PartHeader> reply_parts;
+  PooledVector<ByteChain> reply_payloads;
+  PooledVector<Shard::Outcome> outcomes;
+  ReplyBuffer reply_buffer;
+
+  // Under the server's lock: while its reply waits.
+  StalenessGate::Ticket ticket = 0;
+  absl::Time waiting_since;
+  int closings_left = 0;
+};
+
+// What staleness is counted in: up to each of these, and more.
+inline constexpr std::array<double, 8> kStalenessBounds = {0, 1, 2, 4, 8, 16, 32, 64};
+
+// What has come of a push.
+struct ParamServer::Delivery {
+  using Shards = absl::flat_hash_set<uint32_t, absl::flat_hash_set<uint32_t>::hasher, std::equal_to<uint32_t>,
+                                     PoolAllocator<uint32_t>>;
+  Shards shards;
+  size_t expected = 0;  // So many, of those that are counted here.
+};
+
+// A worker that the coordinator has admitted.
+struct ParamServer::Session {
+  Incarnation incarnation;
+  uint64_t number = 0;  // No other has had it, not of the same process either.
+  // First step of which nothing has come here.
+  uint64_t next_begun = 0;
+  // Pushes that are not complete, by step.
+  std::map<uint64_t, Delivery, std::less<uint64_t>, PoolAllocator<std::pair<const uint64_t, Delivery>>>
+      delivered;
+
+  uint64_t bytes_in_flight = 0;  // Of its frames that are neither applied nor answered.
+  uint64_t pushes = 0;
+  double staleness_sum = 0;
+  uint64_t staleness_max = 0;
+  std::array<uint64_t, kStalenessBounds.size() + 1> staleness_counts = {};
+  double waiting_seconds = 0;
+};
+
+inline bool CarriesGradient(FrameKind kind) {
+  return kind == FrameKind::kPush || kind == FrameKind::kPushPull;
+}
+
+// Workers try again until the server has been started anew.
+inline absl::Status LogFailed(const absl::Status& status) {
+  return absl::UnavailableError(absl::StrCat("the push log has failed: ", status.message()));
+}
+
+}  // namespace recon

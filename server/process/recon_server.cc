@@ -1,0 +1,596 @@
+#include "server/process/recon_server.h"
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
+#include "common/base/copied_bytes.h"
+#include "common/base/data_lock.h"
+#include "common/base/host_port.h"
+#include "common/base/limits.h"
+#include "common/base/log.h"
+#include "common/base/mutex.h"
+#include "common/base/shutdown_signal.h"
+#include "common/base/status_macros.h"
+#include "common/optim/update_rules.h"
+#include "common/rpc/param_service.h"
+#include "common/rpc/rpc_server.h"
+#include "common/snapshot/manifest.h"
+#include "common/storage/store_url.h"
+#include "common/transport/transport.h"
+#include "google/protobuf/util/message_differencer.h"
+#include "server/cluster/cluster.h"
+#include "server/control/control_journal.h"
+#include "server/control/coordinator.h"
+#include "server/data_plane/param_server.h"
+#include "server/durability/control_db.h"
+#include "server/durability/push_log.h"
+#include "server/durability/recovery.h"
+#include "server/process/frame_listeners.h"
+#include "server/recovery/log_replay.h"
+#include "server/recovery/snapshot_memory.h"
+#include "server/recovery/snapshot_service.h"
+#include "server/recovery/state_recovery.h"
+#include "server/rpc/cluster_service.h"
+#include "server/rpc/control_service.h"
+
+namespace recon {
+namespace {
+
+constexpr absl::Duration kTick = absl::Milliseconds(100);
+constexpr absl::Duration kDrainTimeout = absl::Seconds(10);
+// A store that does not answer is asked again for so long then.
+constexpr absl::Duration kDrainPatience = absl::Seconds(5);
+// How long after the end of a job workers may still ask for its outcome.
+constexpr absl::Duration kFarewell = absl::Seconds(5);
+// A control database that was lost had counted starts that no snapshot tells of; their epochs must not come
+// again.
+constexpr uint64_t kStartsNobodyKnowsOf = 1000;
+
+}  // namespace
+
+// In the order of their construction; destroyed in reverse.
+struct ReconServer::Parts {
+  ServerFlags flags;
+  std::optional<DataLock> data_lock;
+  std::optional<DataLock> snapshot_lock;
+  Metrics metrics;
+  std::map<CopyReason, prometheus::Counter*> copied;  // Looked up once.
+  std::unique_ptr<ObjectStore> store;
+  std::unique_ptr<ControlDb> db;
+  std::unique_ptr<Cluster> cluster;  // With more than one server.
+  std::unique_ptr<ParamServer> params;
+  std::unique_ptr<ControlJournal> journal;
+  std::unique_ptr<SnapshotService> snapshots;
+  std::unique_ptr<Coordinator> coordinator;
+  std::optional<LogEnd> replayed;
+  ControlState recovered;  // From snapshot and log.
+  uint64_t restored_sequence = 0;
+  bool spread_anew = false;  // Over another number of servers.
+  // Open() stopped half way: the push log has another policy than all was made for.
+  bool policy_was_lost = false;
+  std::atomic<bool> drain_requested{false};
+  FrameListeners frames;
+  std::unique_ptr<ParamService> param_service;
+  std::unique_ptr<ControlService> control_service;
+  std::unique_ptr<ClusterService> cluster_service;
+  std::unique_ptr<RpcServer> rpc;
+
+  absl::Status Open();
+  absl::Status OpenControlDb(const Manifest& before);
+  absl::StatusOr<PolicySettings> PolicyInForce() const;
+  absl::StatusOr<Manifest> NewestManifest() const;
+  absl::Status CheckNotReplaced(const Manifest& before) const;
+  absl::StatusOr<std::optional<Manifest>> Recover();
+  absl::Status GoOnFromLog(const Manifest& restored);
+  absl::Status CheckNoPushesInLog() const;
+  absl::Status LeaveLog();
+  absl::Status OpenLog(const ApplyRules& rules);
+  absl::Status CheckNotBeyond(const Manifest& past) const;
+  absl::Status TakeSnapshot(const std::string& reason);
+  absl::Status SnapshotBeforeWork(const std::string& reason);
+  absl::StatusOr<std::unique_ptr<Cluster>> MakeCluster(const ApplyRules& rules, const StateOwner& state,
+                                                       const Manifest& before);
+  void StartCluster();
+  bool Synced() const { return flags.durability == ServerFlags::Durability::kSync; }
+  std::string LogDirectory() const { return flags.data + "/log"; }
+  absl::Status Drain();
+  void StopServing(absl::Duration timeout);
+  void CountCopies();
+};
+
+absl::Status ReconServer::Parts::Open() {
+  // Flags first: a wrong one must not touch the data directory.
+  const TlsFlags tls{flags.tls_cert, flags.tls_key, flags.tls_ca, flags.insecure};
+  RECON_RETURN_IF_ERROR(CheckAddress("--listen", flags.listen));
+  RECON_RETURN_IF_ERROR(ServerCredentialsFor(flags.listen, tls).status());
+  RECON_ASSIGN_OR_RETURN(DataLock data_held, DataLock::Acquire(flags.data));
+  data_lock.emplace(std::move(data_held));
+  // Of its own: two jobs must not collect each other's packs.
+  RECON_ASSIGN_OR_RETURN(const StoreUrl snapshot_url, ParseStoreUrl(flags.snapshot_dir));
+  if (snapshot_url.local()) {
+    RECON_ASSIGN_OR_RETURN(DataLock snapshots_held, DataLock::Acquire(snapshot_url.path));
+    snapshot_lock.emplace(std::move(snapshots_held));
+    // Ours, so that readers of other users cannot make one that we cannot look into.
+    for (const char* below : {"/leases", "/pins"}) {
+      RECON_RETURN_IF_ERROR(FileSystem::Local()->CreateDirectories(snapshot_url.path + below));
+    }
+  }
+  RECON_ASSIGN_OR_RETURN(store, OpenStore(flags.snapshot_dir, /*writer=*/true));
+  RECON_ASSIGN_OR_RETURN(const Manifest before, NewestManifest());
+  RECON_RETURN_IF_ERROR(OpenControlDb(before));
+  RECON_ASSIGN_OR_RETURN(const ServerPlace place, db->LoadPlace());
+  if (place.server_id() != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--data ", flags.data, " is that of a server with --join: a job's head needs its own"));
+  }
+  // Before anything is saved: a wrong --snapshot-dir must not make another job of this one.
+  if (before.generation() == 0) RECON_RETURN_IF_ERROR(CheckNoPushesInLog());
+  RECON_ASSIGN_OR_RETURN(const uint64_t job_id, db->JobId(before.job_id()));
+  if (before.job_id() != 0 && before.job_id() != job_id) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--snapshot-dir ", flags.snapshot_dir, " has snapshots of job ",
+                     absl::Hex(before.job_id()), ", --data ", flags.data, " is of job ", absl::Hex(job_id)));
+  }
+  if (!snapshot_url.local()) RECON_RETURN_IF_ERROR(CheckNotReplaced(before));
+  RECON_RETURN_IF_ERROR(
+      store->RemoveLeftovers({"packs/", "manifests/"}));  // It is ours, as far as can be known.
+  if (!snapshot_url.local() && db->created() && before.generation() != 0) {
+    LogWarn(
+        "--data is new: this server takes job {:x} over, from snapshot {} of {}; the one that had it ends "
+        "with its "
+        "next snapshot",
+        job_id, before.generation(), flags.snapshot_dir);
+  }
+  // Or it was created by a start that came to no snapshot.
+  RECON_ASSIGN_OR_RETURN(const uint64_t last_epoch, db->ClusterEpoch());
+  const bool lost =
+      before.has_control() && (db->created() || last_epoch >= before.cluster_epoch() + kStartsNobodyKnowsOf);
+  RECON_ASSIGN_OR_RETURN(const uint64_t cluster_epoch,
+                         db->NextClusterEpoch(before.cluster_epoch() + (lost ? kStartsNobodyKnowsOf : 0)));
+
+  const PolicyBase policy_base = {flags.optimizer, flags.groups, flags.job.batch_samples(),
+                                  flags.job.workers_min()};
+  if (db->created()) RECON_RETURN_IF_ERROR(db->SavePolicy(before.control().policy()));
+  RECON_ASSIGN_OR_RETURN(const PolicySettings settings, PolicyInForce());
+  RECON_ASSIGN_OR_RETURN(const Policy policy, ResolvePolicy(settings, policy_base));
+  if (flags.split_samples_by_default) {
+    RECON_ASSIGN_OR_RETURN(const std::optional<JobRecord> record, db->LoadJob());
+    if (record) flags.job.set_split_samples(record->split_samples());
+  }
+  RECON_RETURN_IF_ERROR(CheckRound(settings, policy, flags.job.batch_samples(), flags.job.split_samples()));
+
+  ParamServer::Options options;
+  options.rules = policy.rules;
+  options.state = StateOf(policy.rules);
+  if (options.state->planes() == 0 && before.generation() != 0) {
+    // Kept while a policy is in force that does not need it.
+    RECON_ASSIGN_OR_RETURN(options.state, ParseStateOwner(before.optimizer()));
+  } else if (options.state->planes() == 0) {
+    RECON_ASSIGN_OR_RETURN(const Policy of_flags, ResolvePolicy(flags.policy, policy_base));
+    options.state = StateOf(of_flags.rules);
+  }
+  if (options.state->planes() > 0 && StatePlanes(policy.rules.optimizer.kind) == 0) {
+    LogInfo("the state of {} is kept, and not used by the policy in force", StateName(*options.state));
+  }
+  options.rules.cluster_epoch = cluster_epoch;
+  options.rules.job_id = job_id;
+  options.apply_threads = flags.apply_threads;
+  options.refused_codecs = flags.job.refused_codecs();
+  options.memory_bytes = ServerMemory();
+  options.servers = flags.servers;
+  if (flags.servers > 1) {
+    RECON_ASSIGN_OR_RETURN(cluster, MakeCluster(options.rules, *options.state, before));
+    options.followers = cluster.get();
+  }
+  params = std::make_unique<ParamServer>(options, &metrics);
+  journal = std::make_unique<ControlJournal>(db.get(), params.get());
+
+  SnapshotService::Options snapshot_options;
+  snapshot_options.writer.keep = flags.snapshot_keep;
+  snapshot_options.writer.zstd_level = flags.zstd_level;
+  snapshot_options.writer.shared = !snapshot_url.local();
+  snapshot_options.interval = flags.snapshot_interval;
+  if (flags.durability != ServerFlags::Durability::kSnapshot)
+    snapshot_options.replay_target = flags.replay_target;
+  snapshot_options.memory = flags.snapshot_memory_percent / 100.0;
+  snapshot_options.optimizer = StateName(params->state());
+  snapshot_options.job_id = job_id;
+  snapshot_options.control = [this](uint64_t sequence) { return journal->StateAt(sequence); };
+  snapshots =
+      std::make_unique<SnapshotService>(snapshot_options, params.get(), store.get(), &metrics, cluster.get());
+
+  Coordinator::Options coordinator_options;
+  coordinator_options.job = flags.job;
+  coordinator_options.timeouts = {flags.suspect_after, flags.evict_after};
+  coordinator_options.cluster_epoch = cluster_epoch;
+  TellWorkers(policy, &coordinator_options.job);
+  coordinator_options.optimizer = OptimizerName(policy.rules.optimizer.kind);
+  coordinator_options.job_id = job_id;
+  coordinator_options.snapshot_dir = snapshot_url.Absolute();
+  coordinator_options.lease_target = flags.lease_target;
+  coordinator_options.policy_base = policy_base;
+  coordinator_options.policy_of_flags = flags.policy;
+  coordinator_options.policy = settings;
+  coordinator = std::make_unique<Coordinator>(coordinator_options, params.get(), journal.get(),
+                                              snapshots.get(), cluster.get(), &metrics);
+  if (cluster != nullptr) StartCluster();
+
+  RECON_ASSIGN_OR_RETURN(const std::optional<Manifest> restored, Recover());
+  if (lost) {
+    RECON_ASSIGN_OR_RETURN(const PolicyRecord known, db->LoadPolicy());
+    policy_was_lost = !google::protobuf::util::MessageDifferencer::Equals(known, recovered.policy);
+  }
+  if (policy_was_lost) return db->SavePolicy(recovered.policy);
+  if (lost) {
+    LogWarn("there was no control database: filled with {} workers and {} completed splits from {}",
+            recovered.workers.size(), recovered.completions.size(),
+            replayed && replayed->records > 0 ? "snapshot and push log" : "the snapshot");
+    RECON_RETURN_IF_ERROR(
+        SnapshotBeforeWork("recovered"));  // It has the new epoch, should the database go again.
+  }
+  RECON_RETURN_IF_ERROR(OpenLog(options.rules));
+  // Not to come back when the flags are once more what they were. Only now: a start with wrong flags changes
+  // nothing.
+  if (!google::protobuf::util::MessageDifferencer::Equals(settings, flags.policy)) {
+    LogInfo("the policy is the one that was set while the job ran: {}", settings.ShortDebugString());
+  } else {
+    RECON_RETURN_IF_ERROR(db->SavePolicy(PolicyRecord()));  // The journal tells the log, where that differs.
+  }
+  RECON_RETURN_IF_ERROR(journal->Start(recovered));
+  absl::Status resumed;
+  coordinator->lane()->RunAndWait([&] { resumed = coordinator->Recover(restored); });
+  RECON_RETURN_IF_ERROR(resumed);
+
+  if (!flags.metrics_address.empty()) RECON_RETURN_IF_ERROR(metrics.Serve(flags.metrics_address));
+  const RequestHandler handler = [params = params.get()](const ByteChain& request, TakenCallback taken,
+                                                         Transport::Done done, FrameMemory memory) {
+    params->Handle(request, Now(), std::move(taken), std::move(done), std::move(memory));
+  };
+  RECON_RETURN_IF_ERROR(frames.Start(flags, tls, job_id, handler));
+  coordinator->lane()->RunAndWait(
+      [&] { coordinator->OfferFrames(frames.shared_memory(), frames.ucx_address()); });
+  param_service = std::make_unique<ParamService>(handler);
+  control_service = std::make_unique<ControlService>(coordinator.get(), snapshots.get(), &drain_requested);
+  std::vector<grpc::Service*> services = {param_service.get(), control_service.get()};
+  if (cluster != nullptr) {
+    cluster_service = std::make_unique<ClusterService>(cluster.get());
+    services.push_back(cluster_service.get());
+  }
+  RECON_ASSIGN_OR_RETURN(rpc, RpcServer::Start("--listen", flags.listen, tls, services));
+  std::ofstream(flags.data + "/ADDRESS") << rpc->address() << "\n";
+  LogInfo("listening on {}, cluster epoch {}, policy {}, optimizer {}", rpc->address(), cluster_epoch,
+          settings.ShortDebugString(), OptimizerName(policy.rules.optimizer.kind));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Cluster>> ReconServer::Parts::MakeCluster(const ApplyRules& rules,
+                                                                         const StateOwner& state,
+                                                                         const Manifest& before) {
+  Cluster::Options options;
+  Assignment& assignment = options.assignment;
+  assignment.set_servers(flags.servers);
+  assignment.set_job_id(rules.job_id);
+  *assignment.mutable_rules() = EncodeRules(rules);
+  assignment.set_state(StateName(state));
+  assignment.set_refused_codecs(flags.job.refused_codecs());
+  assignment.set_durability(DurabilityName(flags.durability));
+  assignment.set_log_segment_bytes(flags.log_segment_bytes);
+  // Another process may have another working directory.
+  RECON_ASSIGN_OR_RETURN(const StoreUrl snapshot_url, ParseStoreUrl(flags.snapshot_dir));
+  assignment.set_snapshot_dir(snapshot_url.Absolute());
+  assignment.set_zstd_level(flags.zstd_level);
+  assignment.set_snapshot_keep(flags.snapshot_keep.last);
+  assignment.set_snapshot_memory_percent(flags.snapshot_memory_percent);
+  if (!flags.from_snapshot.empty()) {
+    RECON_ASSIGN_OR_RETURN(const StoreUrl initial, ParseStoreUrl(flags.from_snapshot));
+    assignment.set_from_snapshot(initial.Absolute());
+  }
+  options.silence_max = flags.evict_after;
+  options.replace_after = flags.replace_after;
+  RECON_ASSIGN_OR_RETURN(ServerTable table, db->LoadServers());
+  const auto servers = static_cast<int>(flags.servers);
+  if (table.id_size() != servers) {
+    table.Clear();
+    // The manifest knows them, too.
+    if (before.servers_size() == servers) {
+      for (const ServerPart& server : before.servers()) table.add_id(server.id());
+    }
+  }
+  return std::make_unique<Cluster>(options, table);
+}
+
+void ReconServer::Parts::StartCluster() {
+  Cluster::Events events;
+  events.changed = [this] { coordinator->OnServersChanged(); };
+  events.save = [this](const ServerTable& table) { return db->SaveServers(table); };
+  cluster->Start(params.get(), coordinator->lane(), std::move(events));
+}
+
+// One that is damaged is set aside if there is a snapshot to fill a new one from.
+absl::Status ReconServer::Parts::OpenControlDb(const Manifest& before) {
+  const std::string directory = flags.data + "/control";
+  absl::StatusOr<std::unique_ptr<ControlDb>> opened = ControlDb::Open(directory);
+  if (absl::IsDataLoss(opened.status()) && before.has_control()) {
+    const std::string aside = absl::StrCat(directory, ".damaged-", absl::ToUnixMillis(Now()));
+    LogError("THE CONTROL DATABASE IS DAMAGED: {}; it is kept as {}", opened.status().message(), aside);
+    std::error_code error;
+    std::filesystem::rename(directory, aside, error);
+    if (error) return absl::UnavailableError(absl::StrCat("rename ", directory, ": ", error.message()));
+    opened = ControlDb::Open(directory);
+  }
+  RECON_ASSIGN_OR_RETURN(db, std::move(opened));
+  return absl::OkStatus();
+}
+
+// What was set live, unless the flags have changed since.
+absl::StatusOr<PolicySettings> ReconServer::Parts::PolicyInForce() const {
+  RECON_ASSIGN_OR_RETURN(const PolicyRecord record, db->LoadPolicy());
+  if (!record.has_set() ||
+      !google::protobuf::util::MessageDifferencer::Equals(record.flags(), flags.policy)) {
+    return flags.policy;
+  }
+  return record.set();
+}
+
+// Of those that can be read; an empty one if there is none at all.
+// A server that comes back after another has taken its place: what it has in --data is of a history that
+// ended.
+absl::Status ReconServer::Parts::CheckNotReplaced(const Manifest& before) const {
+  if (db->created()) return absl::OkStatus();
+  RECON_ASSIGN_OR_RETURN(const uint64_t ours, db->ClusterEpoch());
+  if (before.cluster_epoch() <= ours) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("another server has taken the job over: snapshot ", before.generation(), " of ",
+                   flags.snapshot_dir, " has cluster epoch ", before.cluster_epoch(), ", --data ", flags.data,
+                   " knows of ", ours, ": start it with a new --data, if the other is dead"));
+}
+
+absl::StatusOr<Manifest> ReconServer::Parts::NewestManifest() const {
+  const SnapshotReader reader(store.get());
+  RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
+  if (generations.empty()) return Manifest();
+  absl::Status failure;
+  for (auto it = generations.rbegin(); it != generations.rend(); ++it) {
+    absl::StatusOr<Manifest> manifest = reader.ReadManifest(*it);
+    if (manifest.ok()) return manifest;
+    failure = manifest.status();
+    if (CannotBeRead(failure) || absl::IsFailedPrecondition(failure)) return failure;
+  }
+  return absl::DataLossError(
+      absl::StrCat("none of ", generations.size(), " snapshots verifies; the oldest: ", failure.message()));
+}
+
+absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
+  const SnapshotReader reader(store.get());
+  RECON_ASSIGN_OR_RETURN(std::optional<Manifest> newest, LoadNewest(reader, [&](const Manifest& manifest) {
+                           return LoadInto(params.get(), reader, manifest, /*parameters_only=*/false);
+                         }));
+  if (newest) {
+    snapshots->NoteRestored(*newest);
+    LogInfo("restored snapshot {} (sequence {}) {:.0f} ms after process start", newest->generation(),
+            newest->sequence(), absl::ToDoubleMilliseconds(ProcessUptime()));
+    restored_sequence = newest->sequence();
+    RECON_ASSIGN_OR_RETURN(recovered, DecodeControl(newest->control(), newest->model()));
+    RECON_RETURN_IF_ERROR(GoOnFromLog(*newest));
+    if (newest->job_id() == 0) RECON_RETURN_IF_ERROR(CheckNotBeyond(*newest));
+    RECON_RETURN_IF_ERROR(db->Merge(recovered));
+    // One that no server wrote: a log of this job does not go with it.
+    if (newest->job_id() == 0) RECON_RETURN_IF_ERROR(SnapshotBeforeWork("adopted"));
+    // A log that goes on from here is of other shards than that snapshot's.
+    if (spread_anew) RECON_RETURN_IF_ERROR(SnapshotBeforeWork("spread"));
+    return newest;
+  }
+  RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, db->LoadCompletions());
+  if (!completions.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(completions.size(),
+                     " splits are completed, but there is no snapshot of their parameters: is "
+                     "--snapshot-dir another than before?"));
+  }
+  // What the job or a worker's number has left there, the control database has, too.
+  RECON_RETURN_IF_ERROR(LeaveLog());
+  if (flags.from_snapshot.empty()) return std::nullopt;
+  RECON_RETURN_IF_ERROR(LoadInitial(params.get(), flags.from_snapshot));
+  // The new job's own first snapshot: from here on it does not need the other directory.
+  RECON_RETURN_IF_ERROR(SnapshotBeforeWork("initial"));
+  return std::nullopt;
+}
+
+// A snapshot of the past, with a data directory that has gone on from it: what came between would be taken
+// for done.
+absl::Status ReconServer::Parts::CheckNotBeyond(const Manifest& past) const {
+  RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, db->LoadCompletions());
+  size_t more = 0;
+  for (const Completion& completion : completions) {
+    more += recovered.completions.count(ControlState::KeyOf(completion)) == 0 ? 1 : 0;
+  }
+  if (more == 0 || !past.has_control()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--data ", flags.data, " has ", more, " splits completed that the snapshot of --snapshot-dir ",
+      flags.snapshot_dir, " has not: to go on from there, give it a new --data"));
+}
+
+// Once the others are there, if there are any: nothing is taken before.
+absl::Status ReconServer::Parts::SnapshotBeforeWork(const std::string& reason) {
+  if (cluster == nullptr) return TakeSnapshot(reason);
+  coordinator->RequireSnapshot();
+  params->AwaitSnapshot();
+  return absl::OkStatus();
+}
+
+absl::Status ReconServer::Parts::TakeSnapshot(const std::string& reason) {
+  Notification taken;
+  absl::Status status;
+  snapshots->Take(reason, [&](const absl::StatusOr<SnapshotReply>& reply) {
+    status = reply.status();
+    taken.Notify();
+  });
+  taken.WaitForNotification();
+  return status;
+}
+
+absl::Status ReconServer::Parts::GoOnFromLog(const Manifest& restored) {
+  if (ServersOf(restored) == flags.servers) {
+    RECON_ASSIGN_OR_RETURN(
+        replayed, ReplayAndReport(LogDirectory(), restored, Synced(), params.get(), &recovered, &metrics));
+    return absl::OkStatus();
+  }
+  // The log is of other shards. What it has of the control state, the database has, too.
+  RECON_ASSIGN_OR_RETURN(const uint64_t pushes,
+                         CountLoggedPushes(FileSystem::Local(), LogDirectory(), restored.sequence() + 1));
+  if (pushes > 0 || db->created()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("snapshot ", restored.generation(), " is of ", ServersOf(restored), " servers, and ",
+                     pushes > 0 ? absl::StrCat("the push logs have ", pushes, " pushes beyond it")
+                                : "the control database was lost",
+                     ": start with --servers ", ServersOf(restored),
+                     ", drain, and then start with --servers ", flags.servers));
+  }
+  LogInfo("the state of {} servers is spread over {}", ServersOf(restored), flags.servers);
+  spread_anew = true;
+  return RemoveLog(LogDirectory());
+}
+
+// Without a snapshot there is nothing that a log could go on from.
+absl::Status ReconServer::Parts::CheckNoPushesInLog() const {
+  RECON_ASSIGN_OR_RETURN(const uint64_t pushes, CountLoggedPushes(FileSystem::Local(), LogDirectory()));
+  if (pushes == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      LogDirectory(), " has ", pushes, " pushes that go on from a snapshot, but there is none in ",
+      flags.snapshot_dir, ": is --snapshot-dir another than before?"));
+}
+
+// Once more from the log, never again: there will be none that goes on from it.
+absl::Status ReconServer::Parts::LeaveLog() {
+  FileSystem* files = FileSystem::Local();
+  RECON_ASSIGN_OR_RETURN(std::vector<std::string> names, files->List(LogDirectory()));
+  const auto other = [](const std::string& name) { return !FirstSequenceOf(name).ok(); };
+  names.erase(std::remove_if(names.begin(), names.end(), other), names.end());
+  if (names.empty()) return absl::OkStatus();
+  RECON_ASSIGN_OR_RETURN(const uint64_t pushes,
+                         CountLoggedPushes(FileSystem::Local(), LogDirectory(), restored_sequence + 1));
+  if (cluster != nullptr && params->has_values() && pushes == 0) return RemoveLog(LogDirectory());
+  if (cluster != nullptr && params->has_values()) {
+    return absl::FailedPreconditionError(
+        "--durability snapshot, but there are push logs: start the servers with "
+        "--durability log once more, drain, and then change it");
+  }
+  if (params->has_values()) RECON_RETURN_IF_ERROR(TakeSnapshot("recovered"));
+  return RemoveLog(LogDirectory());
+}
+
+absl::Status ReconServer::Parts::OpenLog(const ApplyRules& rules) {
+  if (flags.durability == ServerFlags::Durability::kSnapshot) return LeaveLog();
+  PushLog::Options options;
+  options.directory = LogDirectory();
+  options.sync = Synced();
+  if (replayed && NeedsSnapshotFirst(*replayed, options.sync, params->sequence())) {
+    RECON_RETURN_IF_ERROR(SnapshotBeforeWork("recovered"));
+  }
+  options.segment_bytes = flags.log_segment_bytes;
+  RECON_ASSIGN_OR_RETURN(auto log,
+                         PushLog::Open(options, FileSystem::Local(), rules, params->sequence() + 1));
+  params->SetLog(std::move(log));
+  return absl::OkStatus();
+}
+
+absl::Status ReconServer::Parts::Drain() {
+  LogInfo("draining");
+  // The push log has everything.
+  if (flags.durability != ServerFlags::Durability::kSnapshot) store->CapPatience(kDrainPatience);
+  coordinator->lane()->RunAndWait([this] { coordinator->BeginDrain(); });
+  params->BeginDrain();
+  const bool others_idle = cluster == nullptr || cluster->Drain(kDrainTimeout);
+  if (!params->WaitUntilIdle(kDrainTimeout) || !others_idle)
+    LogWarn("some pushes were still running after {}", absl::FormatDuration(kDrainTimeout));
+  absl::Status status;
+  if (params->has_values()) status = TakeSnapshot("drain");
+  if (cluster != nullptr && status.ok()) cluster->Shutdown();
+  StopServing(absl::Seconds(1));
+  return status;
+}
+
+void ReconServer::Parts::CountCopies() {
+  for (const CopyReason reason : kCopyReasons) {
+    prometheus::Counter*& counter = copied[reason];
+    if (counter == nullptr) {
+      counter =
+          &metrics.Counter("recon_server_copied_bytes_total", "Bytes of frames that were not used in place",
+                           {{"why", CopyReasonName(reason)}});
+    }
+    counter->Increment(static_cast<double>(CopiedBytes(reason)) - counter->Value());
+  }
+}
+
+void ReconServer::Parts::StopServing(absl::Duration timeout) {
+  frames.Stop();
+  param_service->Close();
+  if (cluster_service != nullptr) cluster_service->Close();
+  rpc->Shutdown(timeout);
+}
+
+ReconServer::ReconServer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+
+ReconServer::~ReconServer() {
+  // Waiting replies first: the RPC server cannot end while they are open. Then what the lanes have posted
+  // to each other, while both ends still exist.
+  parts_->params->BeginDrain();
+  parts_->StopServing(absl::ZeroDuration());
+  parts_->coordinator->lane()->RunAndWait([this] { parts_->coordinator->BeginDrain(); });
+  parts_->snapshots->Flush();
+}
+
+absl::StatusOr<std::unique_ptr<ReconServer>> ReconServer::Start(const ServerFlags& flags) {
+  auto parts = std::make_unique<Parts>();
+  parts->flags = flags;
+  RECON_RETURN_IF_ERROR(parts->Open());
+  if (parts->policy_was_lost) {
+    // All that there is was made for another policy than the log turned out to have. Now the database has it.
+    LogInfo("starting anew, with the policy that the push log has");
+    parts = nullptr;
+    parts = std::make_unique<Parts>();
+    parts->flags = flags;
+    RECON_RETURN_IF_ERROR(parts->Open());
+    if (parts->policy_was_lost) return absl::InternalError("the control database does not keep the policy");
+  }
+  return std::unique_ptr<ReconServer>(new ReconServer(std::move(parts)));
+}
+
+const std::string& ReconServer::address() const { return parts_->rpc->address(); }
+
+void ReconServer::RequestDrain() { parts_->drain_requested.store(true); }
+
+absl::Status ReconServer::RunUntilStopped() {
+  Coordinator* coordinator = parts_->coordinator.get();
+  while (!ShutdownSignal::Wait(kTick) && !parts_->drain_requested.load()) {
+    // What it has acknowledged is safe; the rest is for the next start to decide.
+    RECON_RETURN_IF_ERROR(parts_->params->log_status());
+    RECON_RETURN_IF_ERROR(parts_->snapshots->taken_over());
+    parts_->CountCopies();
+    bool done = false;
+    coordinator->lane()->RunAndWait([&] {
+      coordinator->Tick(Now());
+      done = parts_->flags.exit_when_done && coordinator->DoneAndQuiet(Now(), kFarewell);
+    });
+    if (done) {
+      LogInfo("done");
+      if (parts_->cluster != nullptr) parts_->cluster->Shutdown();
+      parts_->params->BeginDrain();
+      parts_->StopServing(absl::Seconds(1));
+      return absl::OkStatus();
+    }
+  }
+  RECON_RETURN_IF_ERROR(parts_->Drain());
+  LogInfo("drained");
+  return absl::OkStatus();
+}
+
+}  // namespace recon

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "server/process/server_flags.h"
+
+namespace recon {
+
+// A whole recon-server, put together from its layers; main() and the tests run the same one.
+//
+// Threads: Start(), RunUntilStopped() and the destructor on one thread; RequestDrain() on any.
+class ReconServer {
+ public:
+  // Locks the data directory, recovers the newest snapshot that verifies, raises the cluster epoch and
+  // opens the port, in this order.
+  static absl::StatusOr<std::unique_ptr<ReconServer>> Start(const ServerFlags& flags);
+  ~ReconServer();
+
+  // host:port.
+  const std::string& address() const;
+
+  // Serves until a drain is asked for (RequestDrain(), reconctl drain, SIGTERM) or, with
+  // --exit-when-done, the job is done; then drains: no new work, what runs is finished, a snapshot.
+  absl::Status RunUntilStopped();
+  void RequestDrain();
+
+ private:
+  struct Parts;
+  explicit ReconServer(std::unique_ptr<Parts> parts);
+
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace recon

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/base/limits.h"
+#include "proto/control.pb.h"
+#include "server/control/policy.h"
+#include "server/durability/retention.h"
+
+namespace recon {
+
+// What recon-server was told, checked. Values come from flags, a --config file (TOML) and environment
+// variables RECON_<FLAG>, in this order of precedence.
+struct ServerFlags {
+  std::string listen = "127.0.0.1:7070";
+  std::string data;
+  std::string snapshot_dir;   // Default: <data>/snapshots.
+  std::string from_snapshot;  // Directory to take initial parameters from.
+  std::string metrics_address;
+  std::string tls_cert, tls_key, tls_ca;
+  bool insecure = false;
+  bool shared_memory = true;
+  std::string ucx_listen;  // HOST:PORT; empty: no UCX.
+  bool exit_when_done = false;
+  // Of a job with several servers: how many, the head among them;
+  uint32_t servers = 1;
+  absl::Duration replace_after;
+  // and of another than the head: the head's address, and its own as workers reach it.
+  std::string join;
+  std::string advertise;
+  std::string log_level = "info";
+  int apply_threads = 0;
+
+  OptimizerConfig optimizer;
+  std::map<std::string, GroupPolicy> groups;
+  PolicySettings policy;
+  // But for what comes from the policy.
+  JobConfig job;
+  // A job that has begun keeps what it has.
+  bool split_samples_by_default = false;
+
+  // What survives a crash; see server/durability/LOG.md.
+  enum class Durability { kSync, kLog, kSnapshot };
+  Durability durability = Durability::kLog;
+  uint64_t log_segment_bytes = limits::kLogSegmentBytes;
+  absl::Duration replay_target;
+  absl::Duration snapshot_interval;
+  RetentionRules snapshot_keep;
+  int snapshot_memory_percent = 100;
+  int zstd_level = 1;
+  absl::Duration suspect_after;
+  absl::Duration lease_target;  // 0: leases of one split.
+  absl::Duration evict_after;
+};
+
+// As --durability has it.
+std::string DurabilityName(ServerFlags::Durability durability);
+absl::StatusOr<ServerFlags::Durability> ParseDurability(const std::string& name);
+
+// Parses the command line. Prints help, version or an error and returns the exit code instead of flags
+// when the program should end: 0 after help, 2 after an error.
+absl::StatusOr<ServerFlags> ParseServerFlags(int argc, char** argv, int* exit_code);
+
+}  // namespace recon

@@ -1,0 +1,262 @@
+#include "server/recovery/snapshot_service.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
+#include "common/base/hash.h"
+#include "common/base/log.h"
+#include "common/base/mutex.h"
+#include "common/base/status_macros.h"
+#include "common/snapshot/manifest.h"
+#include "server/recovery/log_replay.h"
+#include "server/recovery/snapshot_memory.h"
+
+namespace recon {
+
+namespace {
+
+// A snapshot that fails is not tried again before.
+constexpr absl::Duration kBetweenTries = absl::Seconds(1);
+
+}  // namespace
+
+SnapshotService::SnapshotService(const Options& options, ParamServer* params, ObjectStore* store,
+                                 Metrics* metrics, Cluster* cluster)
+    : options_(options),
+      params_(params),
+      cluster_(cluster),
+      store_(store),
+      published_(metrics->Counter("recon_server_snapshots_total", "Snapshots published")),
+      failed_(metrics->Counter("recon_server_snapshot_failures_total", "Snapshots given up on")),
+      seconds_(metrics->Gauge("recon_server_snapshot_seconds", "Time the last snapshot took")),
+      generation_(metrics->Gauge("recon_server_snapshot_generation", "Newest published generation")),
+      writer_(store, options.writer),
+      last_periodic_(Now()),
+      lane_("snapshot") {}
+
+void SnapshotService::Take(const std::string& reason, Done done, SnapshotWriter::Pace pace) {
+  const bool waits = pace == SnapshotWriter::Pace::kNow;
+  if (waits) Hurry(1);
+  lane_.Post([this, reason, pace, waits, done = std::move(done)]() mutable {
+    const absl::StatusOr<SnapshotReply> reply = TakeNow(reason, pace);
+    if (!reply.ok()) {
+      failed_.Increment();
+      LogError("snapshot ({}) failed, the one before stays: {}", reason, reply.status().message());
+      MutexLock lock(&mu_);
+      status_.set_failed(status_.failed() + 1);
+      status_.set_last_error(std::string(reply.status().message()));
+    }
+    if (waits) Hurry(-1);
+    done(reply);
+  });
+}
+
+void SnapshotService::Hurry(int change) {
+  writer_.Hurry(change);
+  if (cluster_ != nullptr) cluster_->Hurry(change);
+}
+
+absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason, SnapshotWriter::Pace pace) {
+  const auto layout = params_->layout();
+  if (layout == nullptr || !params_->has_values()) {
+    return absl::FailedPreconditionError("no snapshot: the server has no parameters yet");
+  }
+  const absl::Time start = Now();
+  RECON_ASSIGN_OR_RETURN(const Generation next, writer_.NextGeneration());
+  RECON_RETURN_IF_ERROR(CheckStillOurs(Generation(next.value() - 1)));
+  // Not one that other servers may still be writing to.
+  const Generation generation = std::max(next, Generation(last_tried_.value() + 1));
+  last_tried_ = generation;
+  std::function<void()> cut_others;
+  if (cluster_ != nullptr) {
+    RECON_RETURN_IF_ERROR(cluster_->BeginSnapshot(generation.value()));
+    cut_others = [this, background = pace == SnapshotWriter::Pace::kBackground] {
+      cluster_->SendCut(background);
+    };
+  }
+  StateCut cut;
+  Notification ready;
+  params_->Cut(
+      [&](StateCut taken) {
+        cut = std::move(taken);
+        ready.Notify();
+      },
+      cut_others);
+  ready.WaitForNotification();
+  SnapshotWriter::Description description;
+  description.optimizer = options_.optimizer;
+  description.state_planes = params_->state_planes();
+  description.sequence = cut.sequence;
+  description.log_from = cut.log_from;
+  description.cluster_epoch = params_->cluster_epoch();
+  description.job_id = options_.job_id;
+  description.frontier_step = cut.frontier_step;
+  description.created_unix_ms = absl::ToUnixMillis(start);
+  description.reason = reason;
+  absl::StatusOr<Manifest> written =
+      WriteParts(*layout, std::move(cut), std::move(description), generation, pace);
+  if (!written.ok()) {
+    writer_.RemoveUnpublished();
+    return written.status();
+  }
+  const Manifest& manifest = *written;
+  last_known_ = Generation(manifest.generation());
+  const double seconds = absl::ToDoubleSeconds(Now() - start);
+  NotePublished(manifest, seconds, cut.replay_seconds);
+  const absl::Status collected = writer_.CollectGarbage();
+  if (!collected.ok()) LogWarn("old snapshots: {}", collected.message());
+  SnapshotReply reply;
+  reply.set_generation(manifest.generation());
+  reply.set_state_root(ToHex(manifest.state_root()));
+  reply.set_stored_bytes(SizesOf(manifest).stored);
+  reply.set_seconds(seconds);
+  return reply;
+}
+
+// Where no lock keeps a second server of the job away (one that was started in the place of this one, say,
+// which then was not dead): the one with the newer cluster epoch has the job.
+absl::Status SnapshotService::CheckStillOurs(Generation newest) {
+  if (newest.value() == 0 || newest == last_known_) return absl::OkStatus();
+  const absl::StatusOr<Manifest> manifest = SnapshotReader(store_).ReadManifest(newest);
+  if (!manifest.ok()) {  // Damaged: passed over when this server started.
+    const bool passed_over = absl::IsDataLoss(manifest.status()) || absl::IsNotFound(manifest.status());
+    return passed_over ? absl::OkStatus() : manifest.status();
+  }
+  const bool other_job = manifest->job_id() != 0 && manifest->job_id() != options_.job_id;
+  if (!other_job && manifest->cluster_epoch() <= params_->cluster_epoch()) return absl::OkStatus();
+  const std::string whose =
+      absl::StrCat("snapshot ", newest.value(), " of ", store_->Describe(), " is of job ",
+                   absl::Hex(manifest->job_id()), ", cluster epoch ", manifest->cluster_epoch());
+  MutexLock lock(&mu_);
+  taken_over_ = absl::FailedPreconditionError(absl::StrCat(
+      other_job ? "another job has the store now: " : "another server has taken the job over: ", whose,
+      "; ours is ", absl::Hex(options_.job_id), ", epoch ", params_->cluster_epoch()));
+  return taken_over_;
+}
+
+absl::StatusOr<Manifest> SnapshotService::WriteParts(const ParamLayout& layout, StateCut cut,
+                                                     SnapshotWriter::Description description,
+                                                     Generation generation, SnapshotWriter::Pace pace) {
+  if (options_.control) {
+    RECON_ASSIGN_OR_RETURN(const ControlState control, options_.control(cut.sequence));
+    description.control = EncodeControl(control);
+  }
+  std::vector<Manifest> parts;
+  {
+    const SnapshotMemory bound(options_.memory, params_->memory_left(), cut);
+    RECON_ASSIGN_OR_RETURN(parts.emplace_back(), writer_.WritePart(layout, std::move(cut.shards), generation,
+                                                                   params_->server(), pace));
+  }
+  RECON_RETURN_IF_ERROR(CheckPacks(parts.back(), params_->server()));
+  std::vector<ServerPart> servers;
+  if (cluster_ != nullptr) {
+    ServerPart& head = servers.emplace_back();
+    head.set_sequence(description.sequence);
+    head.set_log_from(description.log_from);
+    RECON_ASSIGN_OR_RETURN(std::vector<SnapshotPart> others, cluster_->CollectParts());
+    for (SnapshotPart& other : others) {
+      RECON_RETURN_IF_ERROR(CheckPacks(other.part(), other.server().id()));
+      servers.push_back(other.server());
+      parts.push_back(std::move(*other.mutable_part()));
+    }
+  }
+  // Writing may have taken long.
+  RECON_ASSIGN_OR_RETURN(const Generation next, writer_.NextGeneration());
+  RECON_RETURN_IF_ERROR(CheckStillOurs(Generation(next.value() - 1)));
+  if (cluster_ != nullptr) RECON_RETURN_IF_ERROR(cluster_->EndSnapshot());
+  RECON_ASSIGN_OR_RETURN(Manifest manifest, writer_.Publish(layout, description, generation, std::move(parts),
+                                                            std::move(servers)));
+  if (cluster_ != nullptr) cluster_->NotePublished();
+  return manifest;
+}
+
+// That we see what another server has written.
+absl::Status SnapshotService::CheckPacks(const Manifest& part, uint64_t server) const {
+  for (const PackEntry& pack : part.packs()) {
+    const absl::StatusOr<uint64_t> size = store_->Size(pack.name());
+    if (size.ok() && *size == pack.bytes()) continue;
+    if (!size.ok() && !absl::IsNotFound(size.status())) return size.status();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "server ", absl::Hex(server), " has written ", pack.name(), " with ", pack.bytes(), " bytes, but in ",
+        store_->Describe(), " it ", size.ok() ? absl::StrCat("has ", *size) : "is not there",
+        ": do all servers have the same --snapshot-dir, and does nobody else write there?"));
+  }
+  return absl::OkStatus();
+}
+
+void SnapshotService::NotePublished(const Manifest& manifest, double seconds, double replay_seconds) {
+  published_.Increment();
+  seconds_.Set(seconds);
+  const SnapshotSizes sizes = SizesOf(manifest);
+  LogInfo("snapshot {} published ({}): {:.1f} MB for {:.1f} MB, {:.1f} MB of them new, {:.2f} s, root {}",
+          manifest.generation(), manifest.reason(), static_cast<double>(sizes.stored) / 1e6,
+          static_cast<double>(sizes.raw) / 1e6, static_cast<double>(sizes.own) / 1e6, seconds,
+          ToHex(manifest.state_root()));
+  {
+    MutexLock lock(&mu_);
+    status_.set_published(status_.published() + 1);
+    status_.set_seconds(seconds);
+    replay_seconds_at_last_ = replay_seconds;
+  }
+  NoteNewest(manifest);
+}
+
+void SnapshotService::NoteRestored(const Manifest& manifest) {
+  lane_.RunAndWait([&] {
+    writer_.NoteRestored(manifest);
+    last_known_ = Generation(manifest.generation());
+  });
+  NoteNewest(manifest);
+}
+
+void SnapshotService::NoteNewest(const Manifest& manifest) {
+  params_->NoteSnapshot(FirstRecordFor(manifest));
+  generation_.Set(static_cast<double>(manifest.generation()));
+  MutexLock lock(&mu_);
+  status_.set_generation(manifest.generation());
+  status_.set_unix_ms(manifest.created_unix_ms());
+  const SnapshotSizes sizes = SizesOf(manifest);
+  status_.set_stored_bytes(sizes.stored);
+  status_.set_raw_bytes(sizes.raw);
+  status_.set_state_root(ToHex(manifest.state_root()));
+  last_sequence_ = manifest.sequence();
+}
+
+void SnapshotService::Tick(absl::Time now) {
+  bool due = false;
+  {
+    MutexLock lock(&mu_);
+    if (periodic_running_ || now < next_try_ || (cluster_ != nullptr && !cluster_->live())) return;
+    if (params_->sequence() == last_sequence_ || !params_->has_values()) return;
+    due = now - last_periodic_ >= options_.interval;
+    const double replay_seconds = std::max(params_->replay_seconds() - replay_seconds_at_last_,
+                                           cluster_ == nullptr ? 0 : cluster_->replay_seconds());
+    if (!due && replay_seconds < absl::ToDoubleSeconds(options_.replay_target)) return;
+    periodic_running_ = true;
+    last_periodic_ = now;
+    next_try_ = now + kBetweenTries;
+  }
+  const auto done = [this](const absl::StatusOr<SnapshotReply>&) {
+    MutexLock lock(&mu_);
+    periodic_running_ = false;
+  };
+  Take(due ? "periodic" : "replay", done, SnapshotWriter::Pace::kBackground);
+}
+
+void SnapshotService::Flush() {
+  lane_.RunAndWait([] {});
+}
+
+absl::Status SnapshotService::taken_over() const {
+  MutexLock lock(&mu_);
+  return taken_over_;
+}
+
+SnapshotStatus SnapshotService::status() const {
+  MutexLock lock(&mu_);
+  return status_;
+}
+
+}  // namespace recon

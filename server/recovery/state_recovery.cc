@@ -1,0 +1,80 @@
+#include "server/recovery/state_recovery.h"
+
+#include <optional>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "common/snapshot/reader_lease.h"
+#include "common/storage/file_system.h"
+#include "common/storage/store_url.h"
+#include "server/durability/log_format.h"
+#include "server/durability/recovery.h"
+#include "server/recovery/log_replay.h"
+
+namespace recon {
+
+absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const Manifest& manifest,
+                      bool parameters_only) {
+  const auto layout = params->layout();
+  if (layout == nullptr) {
+    RECON_RETURN_IF_ERROR(params->DefineModel(manifest.model()));
+  } else if (const std::string difference = ModelDifference(layout->model(), manifest.model());
+             !difference.empty()) {
+    return absl::DataLossError(absl::StrCat("another model: ", difference));
+  }
+  return params->Restore(reader, manifest, parameters_only);
+}
+
+absl::Status LoadInitial(ParamServer* params, const std::string& directory) {
+  RECON_ASSIGN_OR_RETURN(const auto source, OpenStore(directory, /*writer=*/false));
+  const SnapshotReader reader(source.get());
+  RECON_ASSIGN_OR_RETURN(
+      const std::optional<Manifest> found, LoadNewest(reader, [&](const Manifest& manifest) {
+        RECON_ASSIGN_OR_RETURN(const auto lease,
+                               ReaderLease::TakeIfWritable(source.get(), Generation(manifest.generation())));
+        return LoadInto(params, reader, manifest, /*parameters_only=*/true);
+      }));
+  if (!found) return absl::NotFoundError(absl::StrCat("--from-snapshot ", directory, " holds no snapshot"));
+  LogInfo("initial parameters from snapshot {} of {}", found->generation(), directory);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LogEnd> ReplayAndReport(const std::string& directory, const Manifest& manifest, bool synced,
+                                       ParamServer* params, ControlState* control, Metrics* metrics) {
+  const absl::Time start = Now();
+  RECON_ASSIGN_OR_RETURN(const LogEnd end,
+                         ReplayLog(FileSystem::Local(), directory, manifest, params, control));
+  if (end.records > 0) {
+    LogInfo("replayed {} records of the push log ({:.1f} MB, to sequence {}) in {:.0f} ms", end.records,
+            static_cast<double>(end.bytes) / 1e6, end.next_sequence - 1,
+            absl::ToDoubleMilliseconds(Now() - start));
+  }
+  if (end.records_lost > 0) {
+    LogError(
+        "THE PUSH LOG IS DAMAGED: {}; {} records behind it cannot be applied and are kept in *.damaged{}",
+        end.trailing, end.records_lost,
+        synced ? "" : "; a power failure can do that, too, without --durability sync");
+    metrics->Counter("recon_server_log_records_lost_total", "Records of a damaged push log")
+        .Increment(static_cast<double>(end.records_lost));
+  } else if (!end.trailing.empty()) {
+    LogWarn("the push log ends in {}: what a crash left of a push that was not acknowledged", end.trailing);
+  }
+  return end;
+}
+
+absl::Status RemoveLog(const std::string& directory) {
+  FileSystem* files = FileSystem::Local();
+  RECON_ASSIGN_OR_RETURN(const std::vector<std::string> names, files->List(directory));
+  bool removed = false;
+  for (const std::string& name : names) {
+    if (!FirstSequenceOf(name).ok()) continue;
+    RECON_RETURN_IF_ERROR(files->Remove(absl::StrCat(directory, "/", name)));
+    removed = true;
+  }
+  return removed ? files->SyncDirectory(directory) : absl::OkStatus();
+}
+
+}  // namespace recon

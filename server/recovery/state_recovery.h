@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/metrics/metrics.h"
+#include "common/snapshot/control_state.h"
+#include "common/snapshot/snapshot_reader.h"
+#include "server/data_plane/param_server.h"
+#include "server/durability/log_reader.h"
+
+namespace recon {
+
+// What every server does to have its state again, the head and the others. All of it blocks.
+
+// Restores a snapshot; it defines the model if nobody has yet. DataLoss if it is of another one.
+absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const Manifest& manifest,
+                      bool parameters_only);
+// A new job's parameters, from the newest snapshot of a directory (--from-snapshot).
+absl::Status LoadInitial(ParamServer* params, const std::string& directory);
+
+// ReplayLog(), and says what it came to. `synced`: whether the log was written with --durability sync.
+absl::StatusOr<LogEnd> ReplayAndReport(const std::string& directory, const Manifest& manifest, bool synced,
+                                       ParamServer* params, ControlState* control, Metrics* metrics);
+// Removes a push log's segments.
+absl::Status RemoveLog(const std::string& directory);
+
+}  // namespace recon

@@ -1,0 +1,255 @@
+#include "worker/comm/comm_pipeline.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/backoff.h"
+#include "common/base/clock.h"
+#include "common/base/limits.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "common/codec/half_codec.h"
+#include "worker/comm/frames.h"
+
+namespace recon {
+namespace {
+
+// OK if all are; else the error that decides what to do, the gravest first.
+absl::Status Worst(const std::vector<absl::StatusOr<Frame>>& replies) {
+  absl::Status worst;
+  for (const auto& reply : replies) {
+    if (reply.ok()) continue;
+    const absl::Status& status = reply.status();
+    const bool passing = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+    if (worst.ok() || !passing) worst = status;
+  }
+  return worst;
+}
+
+}  // namespace
+
+CommPipeline::CommPipeline(int depth, const ParamLayout* layout, ModelBackend* backend, CodecPolicy* policy,
+                           ParamClient* client, Session* session, Metrics* metrics)
+    : layout_(layout),
+      backend_(backend),
+      policy_(policy),
+      client_(client),
+      session_(session),
+      bytes_(metrics->Counter("recon_worker_pushed_bytes_total", "Payload bytes of gradients sent")),
+      resent_(metrics->Counter("recon_worker_resent_pushes_total", "Pushes sent again after an error")),
+      dropped_(metrics->Counter("recon_worker_dropped_pushes_total",
+                                "Pushes whose step was closed without them, or whose policy is no more")),
+      saturated_(
+          metrics->Counter("recon_worker_saturated_values_total", "Values cut to the codec's largest")),
+      flushes_(metrics->Counter("recon_worker_residual_flushes_total",
+                                "Pushes that sent a shard's whole residual")),
+      bytes_per_parameter_(metrics->Gauge("recon_worker_bytes_per_parameter",
+                                          "Payload bytes of the last push, by parameters")),
+      residual_(metrics->Gauge("recon_worker_residual_norm", "L2 norm of what the encoder keeps back")),
+      seconds_(metrics->Histogram("recon_worker_push_seconds", "From a push's sending to its reply",
+                                  {.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10})),
+      encode_seconds_(
+          metrics->Histogram("recon_worker_encode_seconds", "Encoding time of a push",
+                             {.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5})) {
+  for (int i = 0; i < depth; ++i) threads_.emplace_back([this] { Run(); });
+}
+
+CommPipeline::~CommPipeline() {
+  {
+    MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void CommPipeline::SetEncoder(std::unique_ptr<GradientEncoder> encoder) {
+  MutexLock lock(&mu_);
+  encoder_ = std::move(encoder);
+}
+
+absl::StatusOr<std::unique_ptr<GradientBuffer>> CommPipeline::TakeBuffer() {
+  {
+    MutexLock lock(&mu_);
+    if (!buffers_.empty()) {
+      std::unique_ptr<GradientBuffer> buffer = std::move(buffers_.back());
+      buffers_.pop_back();
+      return buffer;
+    }
+  }
+  return backend_->NewGradientBuffer();
+}
+
+void CommPipeline::Submit(Push push) {
+  MutexLock lock(&mu_);
+  ++under_way_;
+  queue_.push_back(std::move(push));
+}
+
+void CommPipeline::WaitUntilBelow(int pushes) {
+  MutexLock lock(&mu_);
+  mu_.Await([this, pushes] { return under_way_ < pushes; });
+}
+
+bool CommPipeline::WaitUntilBelowOrReplies(int pushes) {
+  MutexLock lock(&mu_);
+  mu_.Await([this, pushes] { return under_way_ < pushes || !replies_.empty(); });
+  return under_way_ < pushes;
+}
+
+std::vector<Frame> CommPipeline::TakeReplies() {
+  MutexLock lock(&mu_);
+  return std::exchange(replies_, {});
+}
+
+bool CommPipeline::TakeEncoded(Push* push, absl::StatusOr<EncodedPush>* encoded) {
+  MutexLock in_order(&encoding_);
+  GradientEncoder* encoder = nullptr;
+  {
+    MutexLock lock(&mu_);
+    mu_.Await([this] { return stopping_ || !queue_.empty(); });
+    if (queue_.empty()) return false;
+    *push = std::move(queue_.front());
+    queue_.pop_front();
+    encoder = encoder_.get();
+  }
+  push->plan.memory = [this](uint32_t shard, size_t bytes) { return client_->PayloadMemory(shard, bytes); };
+  const absl::Time start = Now();
+  *encoded = encoder->Encode(push->gradient.get(), push->plan);
+  push->encode_time = Now() - start;
+  encode_seconds_.Observe(absl::ToDoubleSeconds(push->encode_time));
+  if (encoded->ok()) {
+    residual_.Set((*encoded)->residual_norm);
+    session_->counters()->residual_norm = (*encoded)->residual_norm;
+    if (!push->plan.flush.empty()) flushes_.Increment();
+  }
+  MutexLock lock(&mu_);
+  buffers_.push_back(std::move(push->gradient));
+  return true;
+}
+
+void CommPipeline::Run() {
+  while (true) {
+    Push push;
+    absl::StatusOr<EncodedPush> encoded = EncodedPush();
+    if (!TakeEncoded(&push, &encoded)) return;
+    const absl::StatusOr<bool> applied =
+        encoded.ok() ? PushUntilDone(push, *std::move(encoded)) : absl::StatusOr<bool>(encoded.status());
+    if (!applied.ok()) session_->Fail(applied.status());
+    session_->Acknowledge(push.step);
+    push.done(applied.ok() && *applied);
+    MutexLock lock(&mu_);
+    --under_way_;
+  }
+}
+
+absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush encoded) {
+  if (encoded.stats.non_finite > 0) {
+    return absl::OutOfRangeError(
+        absl::StrCat("step ", push.step, ": ", encoded.stats.non_finite,
+                     " gradient values are infinite or not a number; is the learning rate too high?"));
+  }
+  session_->counters()->saturated += encoded.stats.saturated;
+  saturated_.Increment(static_cast<double>(encoded.stats.saturated));
+  std::vector<EncodedShard> shards = std::move(encoded.shards);
+  uint64_t bytes = 0;
+  uint64_t params = 0;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    if (!shards[i].left_out) params += layout_->shards()[i].size;
+    shards[i].version = push.base_versions[i];
+    if (!push.shard_samples.empty()) shards[i].samples = push.shard_samples[i];
+    bytes += shards[i].payload.size();
+  }
+  bytes_.Increment(static_cast<double>(bytes));
+  FrameHeader header;
+  header.reply_codec = static_cast<uint8_t>(policy_->pull_codec());
+  header.step = push.step;
+  header.order_key = push.order_key;
+  header.samples = push.samples;
+  header.gradient_norm = static_cast<float>(encoded.gradient_norm);
+  const absl::Duration deadline =
+      FrameDeadline(bytes + EncodedBytes(static_cast<CodecId>(header.reply_codec), layout_->params()),
+                    push.local ? limits::kRoundReplyWaitMax : limits::kReplyWaitMax);
+  bytes_per_parameter_.Set(static_cast<double>(bytes) / static_cast<double>(layout_->params()));
+  Backoff backoff;
+  while (true) {
+    const Session::Standing standing = session_->standing();
+    if (session_->job()->has_local() != push.local) {
+      dropped_.Increment();
+      LogWarn("push dropped: it was made for the policy before");
+      return false;
+    }
+    if (standing.identity.cluster_epoch() != push.base_epoch) {
+      // The restarted server counts versions from its snapshot: the old numbers name other values.
+      for (EncodedShard& shard : shards) shard.version = 0;
+    }
+    const absl::Time start = Now();
+    std::vector<absl::StatusOr<Frame>> results =
+        client_->CallAll(FrameKind::kPushPull,
+                         FramesFor(*layout_, header, standing.identity, shards, client_->server_of_shard()),
+                         deadline, [this](Frame reply) {
+                           MutexLock lock(&mu_);
+                           replies_.push_back(std::move(reply));
+                         });
+    const absl::Status worst = Worst(results);
+    if (worst.ok()) {
+      CodecPolicy::Exchange exchange;
+      exchange.share = static_cast<double>(params) / static_cast<double>(layout_->params());
+      exchange.push_bytes = bytes;
+      for (const auto& result : results) exchange.pull_bytes += result->header.payload_bytes;
+      const absl::Time end = Now();
+      seconds_.Observe(absl::ToDoubleSeconds(end - start));
+      exchange.encode = push.encode_time;
+      exchange.exchange = end - start;
+      policy_->NotePush(exchange, encoded);
+      return true;
+    }
+    if (absl::IsAborted(worst)) {
+      dropped_.Increment();
+      LogWarn("push dropped: {}", worst.message());
+      return false;
+    }
+    resent_.Increment();
+    RECON_RETURN_IF_ERROR(session_->Recover(worst, standing, &backoff));
+  }
+}
+
+absl::StatusOr<std::vector<Frame>> CommPipeline::PullAll(const Known& known) {
+  FrameHeader header;
+  header.reply_codec = static_cast<uint8_t>(CodecId::kFp32);
+  Backoff backoff;
+  while (true) {
+    const Session::Standing standing = session_->standing();
+    std::vector<EncodedShard> shards(layout_->shard_count());
+    if (standing.identity.cluster_epoch() == known.cluster_epoch) {
+      for (size_t i = 0; i < known.versions.size(); ++i) shards[i].version = known.versions[i];
+    }
+    for (size_t i = 0; i < known.hashes.size(); ++i) {
+      shards[i].codec = known.hashes[i].codec;
+      shards[i].payload = known.hashes[i].payload;
+    }
+    std::vector<absl::StatusOr<Frame>> results = client_->CallAll(
+        FrameKind::kPull, FramesFor(*layout_, header, standing.identity, shards, client_->server_of_shard()),
+        FrameDeadline(EncodedBytes(CodecId::kFp32, layout_->params())));
+    const absl::Status worst = Worst(results);
+    if (!worst.ok()) {
+      RECON_RETURN_IF_ERROR(session_->Recover(worst, standing, &backoff));
+      continue;
+    }
+    std::vector<Frame> replies;
+    for (auto& result : results) replies.push_back(*std::move(result));
+    return replies;
+  }
+}
+
+absl::Status CommPipeline::SendInitialValues(std::vector<float> values) {
+  if (CountNonFinite(values.data(), values.size()) > 0) {
+    return absl::InvalidArgumentError("an initial value is infinite or not a number");
+  }
+  const std::vector<EncodedShard> shards = PlainShards(*layout_, std::move(values));
+  const WorkerIdentity identity = session_->standing().identity;
+  return Worst(client_->CallAll(
+      FrameKind::kInit, FramesFor(*layout_, FrameHeader(), identity, shards, client_->server_of_shard()),
+      FrameDeadline(EncodedBytes(CodecId::kFp32, layout_->params()))));
+}
+
+}  // namespace recon

@@ -1,0 +1,121 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
+#include "common/codec/codec.h"
+#include "common/codec/frame.h"
+#include "common/metrics/metrics.h"
+#include "common/tensor/param_layout.h"
+#include "worker/comm/param_client.h"
+#include "worker/comm/replica.h"
+#include "worker/comm/session.h"
+#include "worker/encode/codec_policy.h"
+#include "worker/encode/gradient_encoder.h"
+#include "worker/model/model_backend.h"
+
+namespace recon {
+
+// Encodes, pushes and receives while the next step is computed: a bounded number of pushes is under way, each
+// on a thread of its own that tries until the push is acknowledged or known to be dropped. A push that is
+// dropped (its step was closed without it) takes with it what it carried of the residual.
+//
+// Threads: Submit(), WaitUntilBelow() and TakeReplies() on the training thread; callbacks of a push run on
+// its thread. Ownership: the pointers must outlive the pipeline.
+// Shutdown: the destructor waits for the pushes under way; Session::Fail() makes them end early.
+class CommPipeline {
+ public:
+  struct Push {
+    uint64_t step = 0;
+    uint64_t order_key = 0;
+    uint32_t samples = 0;
+    std::unique_ptr<GradientBuffer> gradient;
+    EncodePlan plan;
+    // Versions of the shards the gradient was computed from, and the cluster epoch that counted them.
+    std::vector<uint64_t> base_versions;
+    uint64_t base_epoch = 0;
+    // Of each shard, how many samples its gradient is the mean of; empty: `samples`, as all.
+    std::vector<uint32_t> shard_samples;
+    // How far parameters of the worker's own have moved, not a gradient: what the server makes of one would
+    // be nonsense with the other.
+    bool local = false;
+    absl::Duration encode_time;  // Filled in by the pipeline.
+    // Called once: whether the push was applied (true) or dropped, because its step was closed or the job's
+    // policy is another.
+    std::function<void(bool applied)> done;
+  };
+
+  // `depth` pushes are under way at most.
+  CommPipeline(int depth, const ParamLayout* layout, ModelBackend* backend, CodecPolicy* policy,
+               ParamClient* client, Session* session, Metrics* metrics);
+  ~CommPipeline();
+
+  // What pushes are encoded with from now on; before the first, and while none is under way.
+  void SetEncoder(std::unique_ptr<GradientEncoder> encoder);
+
+  // A gradient buffer, used again when its push is encoded.
+  absl::StatusOr<std::unique_ptr<GradientBuffer>> TakeBuffer();
+  void Submit(Push push);
+  // Waits until fewer than `pushes` are under way, or the session has failed.
+  void WaitUntilBelow(int pushes);
+  // The same, but returns false as soon as there are replies to be taken meanwhile.
+  bool WaitUntilBelowOrReplies(int pushes);
+  // Replies that came since the last call, oldest first.
+  std::vector<Frame> TakeReplies();
+
+  // What a puller has already, by one of both, or by none.
+  struct Known {
+    // Of each shard the version, of a server of that cluster epoch: while it is the same, only what has
+    // changed since is sent.
+    std::vector<uint64_t> versions;
+    uint64_t cluster_epoch = 0;
+    // Of each shard its pages' hashes (Replica::HashShard()): only pages that differ are sent.
+    std::vector<Replica::Values> hashes;
+  };
+  // Pulls all shards, trying until it succeeds or the session fails. Blocks.
+  absl::StatusOr<std::vector<Frame>> PullAll(const Known& known);
+  // Sends initial values. Blocks. FailedPrecondition if another worker was asked meanwhile.
+  absl::Status SendInitialValues(std::vector<float> values);
+
+ private:
+  void Run();
+  // The next push of the queue, encoded; false when there will be none.
+  bool TakeEncoded(Push* push, absl::StatusOr<EncodedPush>* encoded);
+  absl::StatusOr<bool> PushUntilDone(const Push& push, EncodedPush encoded);
+
+  // Set in the constructor.
+  const ParamLayout* const layout_;
+  ModelBackend* const backend_;
+  CodecPolicy* const policy_;
+  ParamClient* const client_;
+  Session* const session_;
+  prometheus::Counter& bytes_;
+  prometheus::Counter& resent_;
+  prometheus::Counter& dropped_;
+  prometheus::Counter& saturated_;
+  prometheus::Counter& flushes_;
+  prometheus::Gauge& bytes_per_parameter_;
+  prometheus::Gauge& residual_;
+  prometheus::Histogram& seconds_;
+  prometheus::Histogram& encode_seconds_;
+
+  Mutex encoding_;  // Held by the one thread that encodes: pushes are encoded in order.
+
+  Mutex mu_;
+  std::unique_ptr<GradientEncoder> encoder_ ABSL_GUARDED_BY(mu_);  // Stays while a push is under way.
+  std::deque<Push> queue_ ABSL_GUARDED_BY(mu_);
+  int under_way_ ABSL_GUARDED_BY(mu_) = 0;  // Queued ones included.
+  std::vector<Frame> replies_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::unique_ptr<GradientBuffer>> buffers_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace recon

@@ -1,0 +1,181 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/base/backoff.h"
+#include "common/base/ids.h"
+#include "common/base/mutex.h"
+#include "common/rpc/control_client.h"
+#include "worker/comm/snapshot_source.h"
+
+namespace recon {
+
+// A worker's standing with the server: registered, heard of, with leases; and registered again whenever
+// the server has restarted or had given the worker up.
+//
+// Threads: thread-safe. A thread of its own sends heartbeats.
+// Shutdown: Leave() in good order, or just destroy: the server notices by silence.
+class Session {
+ public:
+  struct Options {
+    std::string name;
+    ModelSpec model;
+    uint64_t train_samples = 0;
+    uint64_t test_samples = 0;
+    std::string device;
+    // Fills in what else a heartbeat tells. Heartbeat thread.
+    std::function<void(WorkerProgress*)> describe;
+    // Heartbeats have had no answer for limits::kServerSilenceMax; again after as long. Heartbeat thread.
+    std::function<void()> on_silence;
+    // Takes what every registration says of the job's servers. Any thread; must not call the session.
+    std::function<absl::Status(const RegisterReply&)> adopt_servers;
+    // Takes how many workers the job has, as heartbeats' answers say. Heartbeat thread.
+    std::function<void(uint32_t)> adopt_workers;
+    // Takes what --codec auto stands for. Any thread; must not call the session.
+    std::function<void(const CodecChoice&)> adopt_codec;
+    std::string codec;
+    // host:port where other workers find this one's parameters; empty if it does not hand them out.
+    std::string serves;
+    bool simulated = false;
+    // How long to keep trying when the server cannot be reached.
+    absl::Duration reconnect_for = absl::Minutes(10);
+  };
+  // Numbers the heartbeats carry, written by the training threads.
+  struct Counters {
+    std::atomic<uint64_t> steps{0};
+    std::atomic<uint64_t> samples{0};
+    std::atomic<uint64_t> saturated{0};
+    std::atomic<double> reconstruct_ms{0};
+    std::atomic<double> last_loss{0};
+    std::atomic<double> residual_norm{0};
+    std::atomic<uint64_t> batches{0};
+    std::atomic<double> batch_seconds{0};
+    std::atomic<int> waiting{0};  // How many calls of the training thread wait for a server.
+  };
+  // A lease this worker works on. The number changes when the server restarts.
+  struct HeldLease {
+    Lease task;  // As it was granted; never changes.
+    // Guarded by the session's lock, as what follows.
+    uint64_t number = 0;
+    uint32_t done = 0;  // How many of its splits are completed.
+    bool lost = false;  // Or given back.
+  };
+  using HeldLeasePtr = std::shared_ptr<HeldLease>;
+
+  // Who this worker is to the server, by its how-manieth registration.
+  struct Standing {
+    WorkerIdentity identity;
+    uint64_t registration = 0;
+  };
+
+  // Registers, trying again while the server cannot be reached, until `stop`. `client` and `stop` must
+  // outlive the session.
+  static absl::StatusOr<std::unique_ptr<Session>> Join(const Options& options, ControlClient* client,
+                                                       const std::atomic<bool>* stop);
+  ~Session();
+
+  Standing standing() const;
+  // As the last registration said: another object when the server has changed anything of it.
+  std::shared_ptr<const JobConfig> job() const;
+  bool server_has_values() const { return server_has_values_; }
+  // By the first registration: the newest snapshot, and where workers are that hand out their parameters.
+  const SnapshotOffer& snapshot_offer() const { return snapshot_offer_; }
+  const std::vector<std::string>& peers() const { return peers_; }
+  Counters* counters() { return &counters_; }
+  JobPhase phase() const;
+  // Why the worker cannot go on; OK while it can.
+  absl::Status fatal() const;
+  void Fail(const absl::Status& status);
+
+  // Handles an error of a call that was made with the standing `used`: registers again if that is the cure,
+  // waits and returns OK if trying again makes sense, or returns the error. Any thread. `backoff` is the
+  // caller's, one for each operation it tries.
+  absl::Status Recover(const absl::Status& error, const Standing& used, Backoff* backoff);
+
+  // The next lease, or none; `initial_values_wanted` if the server has none and asks this worker.
+  struct Acquired {
+    HeldLeasePtr lease;
+    JobPhase phase = PHASE_WAITING;
+    bool initial_values_wanted = false;
+  };
+  absl::StatusOr<Acquired> Acquire();
+  // Reports the lease's so-manieth split, from 0, as done; in their order. Aborted if it was lost.
+  absl::Status Complete(const HeldLeasePtr& held, uint32_t split, const EvalResult& eval);
+  // How many of its splits are completed; those at its front, by others perhaps, after it had been lost for a
+  // while.
+  uint32_t done(const HeldLeasePtr& held) const;
+  void Abandon(const HeldLeasePtr& held);
+  bool lost(const HeldLeasePtr& held) const;
+  // Batches of a round of local steps, as the server has last said; 0 if it has not.
+  uint32_t local_steps() const { return local_steps_.load(std::memory_order_relaxed); }
+  void Leave(const std::string& reason);
+
+  // Steps: the next one to push, and which are not acknowledged. While must_drain(), the next step would
+  // be so far from one that is still under way (it tries again, or steps jump to where the others are) that a
+  // ledger might not tell it from an old one: what is under way has to be acknowledged first.
+  bool must_drain() const;
+  // None if that is so by now.
+  std::optional<uint64_t> TakeStep();
+  void Acknowledge(uint64_t step);
+
+ private:
+  Session(const Options& options, ControlClient* client, const std::atomic<bool>* stop);
+
+  absl::Status RegisterOnce() ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status RegisterUntilOk();
+  RegisterRequest MakeRequest() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AdoptReply(const RegisterReply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool MustDrain() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t FirstNew() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t FirstUnacknowledged() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void HeartbeatLoop();
+  void HeartbeatOnce(double samples_per_second);
+  // Without a split: all that is left of it is given back.
+  absl::Status FinishLease(const HeldLeasePtr& held, std::optional<uint32_t> split, const EvalResult& eval);
+  // Sleeps, but not beyond Stop(); false if stopped.
+  bool Pause(absl::Duration duration);
+
+  // Set in the constructor.
+  const Options options_;
+  ControlClient* const client_;
+  const std::atomic<bool>* const stop_;
+  const Incarnation incarnation_;
+  bool server_has_values_ = false;  // By the first registration.
+  SnapshotOffer snapshot_offer_;    // Likewise.
+  std::vector<std::string> peers_;  // Likewise.
+
+  Counters counters_;
+  std::atomic<uint32_t> local_steps_{0};
+  Mutex registering_;  // Held by the one thread that registers.
+
+  mutable Mutex mu_;
+  WorkerIdentity identity_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<const JobConfig> job_ ABSL_GUARDED_BY(mu_);
+  // Tells a caller that another thread has registered meanwhile.
+  uint64_t registrations_ ABSL_GUARDED_BY(mu_) = 0;
+  std::set<HeldLeasePtr> held_ ABSL_GUARDED_BY(mu_);
+  uint64_t next_step_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t first_allowed_step_ ABSL_GUARDED_BY(mu_) = 0;
+  std::set<uint64_t> unacknowledged_ ABSL_GUARDED_BY(mu_);
+  JobPhase phase_ ABSL_GUARDED_BY(mu_) = PHASE_WAITING;
+  absl::Status fatal_ ABSL_GUARDED_BY(mu_);
+  absl::Time silent_since_ = absl::InfiniteFuture();  // Heartbeat thread only.
+  absl::Time unreachable_since_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+
+  std::thread heartbeats_;
+};
+
+}  // namespace recon

@@ -1,0 +1,244 @@
+#include "worker/process/worker_flags.h"
+
+#include <unistd.h>
+
+#include <iostream>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/base/host_port.h"
+#include "common/base/limits.h"
+#include "common/base/status_macros.h"
+#include "common/ucx/ucx_transport.h"
+
+namespace recon {
+namespace {
+
+struct RawFlags {
+  std::string codec = "fp16";
+  std::string pull_codec = "auto";
+  std::string error_feedback = "on";
+  std::string topk = "exact";
+  std::string residual = "fp32";
+  std::string residual_flush = "60s";
+  std::string transport = "auto";
+  std::string parameters_from = "server";
+  double step_ms = 0;
+  std::string reconnect_for = "10m";
+  std::vector<std::string> tensor_groups;
+};
+
+void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
+  const auto env = [](CLI::Option* option, const char* name) { return option->envname(name); };
+  app->set_config("--config", "", "TOML file with the same names as the flags");
+  env(app->add_option("--server", flags->server, "HOST:PORT of recon-server"), "RECON_SERVER");
+  env(app->add_option("--name", flags->name,
+                      "unique in the job; a new process with the name of a dead one replaces it; default "
+                      "<host>-<process>"),
+      "RECON_NAME");
+  env(app->add_option(
+          "--model", flags->model.model,
+          "mlp:784-512-256-10 or synthetic:resnet50|vgg16|bert-base|SHAPES_FILE (simulated computing)"),
+      "RECON_MODEL");
+  env(app->add_option("--data", flags->data,
+                      "idx:DIR, cifar10:DIR or clusters:TRAIN,TEST[,FEATURES,CLASSES]"),
+      "RECON_DATASET");
+  env(app->add_option(
+          "--tensor-group", raw->tensor_groups,
+          "PATTERN=GROUP: tensors whose names match are of that group, for the policies and codecs "
+          "of groups; the first that matches counts; the same for all workers of a job"),
+      "RECON_TENSOR_GROUP");
+  env(app->add_option("--device", flags->model.device, "auto, cpu or cuda:N"), "RECON_DEVICE");
+  env(app->add_option("--threads", flags->model.threads, "CPU threads of matrix products")
+          ->check(CLI::Range(1, 1024)),
+      "RECON_THREADS");
+  env(app->add_option("--codec", raw->codec,
+                      "of gradients: auto, fp32, fp16, bf16, int8, topk:RATIO, randomk:RATIO or "
+                      "threshold:MAGNITUDE; then ,GROUP=CODEC for groups that match a pattern"),
+      "RECON_CODEC");
+  env(app->add_option("--pull-codec", raw->pull_codec,
+                      "of parameters: fp32, fp16, bf16, or auto: as --codec auto chooses, else fp32"),
+      "RECON_PULL_CODEC");
+  env(app->add_option("--error-feedback", raw->error_feedback,
+                      "on: what int8 and sparse codecs leave out is added to the next gradient")
+          ->check(CLI::IsMember({"on", "off"})),
+      "RECON_ERROR_FEEDBACK");
+  env(app->add_option("--topk", raw->topk, "exact, or sampled: the threshold is that of a sample")
+          ->check(CLI::IsMember({"exact", "sampled"})),
+      "RECON_TOPK");
+  env(app->add_option("--sparsity-warmup", flags->codec.warmup_data_epochs,
+                      "data epochs over which topk and randomk fall from a ratio of 0.25 to theirs")
+          ->check(CLI::Range(0.0, 1e6)),
+      "RECON_SPARSITY_WARMUP");
+  env(app->add_option("--momentum-correction", flags->encoder.momentum,
+                      "momentum the worker applies before it selects (deep gradient compression); use it "
+                      "with --optimizer sgd on the server")
+          ->check(CLI::Range(0.0, 0.9999)),
+      "RECON_MOMENTUM_CORRECTION");
+  env(app->add_option("--residual", raw->residual, "fp32, or bf16: half the memory for what is left out")
+          ->check(CLI::IsMember({"fp32", "bf16"})),
+      "RECON_RESIDUAL");
+  env(app->add_option("--residual-flush", raw->residual_flush,
+                      "what is left out is sent whole once in so long; a killed worker loses no more"),
+      "RECON_RESIDUAL_FLUSH");
+  env(app->add_option("--depth", flags->depth,
+                      "pushes under way while computing; bsp uses 1, ssp:S at most S+1")
+          ->check(CLI::Range(1, limits::kPipelineDepthMax)),
+      "RECON_DEPTH");
+  env(app->add_option(
+             "--accumulate", flags->accumulate,
+             "batches whose gradients, their mean, make one push: larger batches than the device holds, or "
+             "fewer bytes; without local steps")
+          ->check(CLI::Range(1, 1'000'000)),
+      "RECON_ACCUMULATE");
+  env(app->add_option(
+             "--connections", flags->connections,
+             "to each server at most, for gradients and parameters; with TLS more of them carry more")
+          ->check(CLI::Range(1, limits::kDataConnectionsMax)),
+      "RECON_CONNECTIONS");
+  env(app->add_option("--transport", raw->transport,
+                      "auto (shared memory where the server is on this machine and offers it), grpc, or ucx "
+                      "(InfiniBand, RoCE; where the server has --ucx-listen)")
+          ->check(CLI::IsMember({"auto", "grpc", "ucx"})),
+      "RECON_TRANSPORT");
+  env(app->add_option("--step-ms", raw->step_ms, "simulated computing time: each step takes at least so long")
+          ->check(CLI::Range(0.0, 3.6e6)),
+      "RECON_STEP_MS");
+  env(app->add_option(
+             "--parameters-from", raw->parameters_from,
+             "where a worker that joins takes them: server, store (the newest snapshot, read where the "
+             "server writes it), or workers (those with --serve-parameters); what of it is not the server's "
+             "comes from the server")
+          ->check(CLI::IsMember({"server", "store", "workers"}))
+          ->capture_default_str(),
+      "RECON_PARAMETERS_FROM");
+  env(app->add_option("--serve-parameters", flags->serve_parameters,
+                      "HOST:PORT where this worker hands its parameters to workers that join, HOST as they "
+                      "reach it; off by default"),
+      "RECON_SERVE_PARAMETERS");
+  env(app->add_option("--slow-factor", flags->slow_factor,
+                      "simulated slowness: each step takes so many times its computing time, or --step-ms")
+          ->check(CLI::Range(1.0, 1e4)),
+      "RECON_SLOW_FACTOR");
+  env(app->add_option("--reconnect-for", raw->reconnect_for,
+                      "keep trying so long when the server cannot be reached"),
+      "RECON_RECONNECT_FOR");
+  env(app->add_option("--metrics-address", flags->metrics_address,
+                      "HOST:PORT for Prometheus; off by default"),
+      "RECON_WORKER_METRICS_ADDRESS");
+  env(app->add_option("--tls-cert", flags->tls.cert, "PEM certificate of this worker"), "RECON_TLS_CERT");
+  env(app->add_option("--tls-key", flags->tls.key, "PEM key of the certificate"), "RECON_TLS_KEY");
+  env(app->add_option("--tls-ca", flags->tls.ca, "PEM certificate of the CA that the server must have"),
+      "RECON_TLS_CA");
+  env(app->add_flag("--insecure", flags->tls.insecure, "plain text to an address other than loopback"),
+      "RECON_INSECURE");
+  env(app->add_option("--log-level", flags->log_level, "debug, info, warn or error")
+          ->check(CLI::IsMember({"debug", "info", "warn", "error"})),
+      "RECON_LOG_LEVEL");
+  for (CLI::Option* option : app->get_options()) {
+    if (option->get_name() != "--help" && option->get_name() != "--config") option->capture_default_str();
+  }
+}
+
+absl::Status Prefixed(const char* flag, const absl::Status& status) {
+  return absl::InvalidArgumentError(absl::StrCat(flag, ": ", status.message()));
+}
+
+absl::Status Convert(const RawFlags& raw, WorkerFlags* flags) {
+  RECON_RETURN_IF_ERROR(CheckAddress("--server", flags->server));
+  absl::StatusOr<CodecRules> rules = CodecRules::Parse(raw.codec);
+  if (!rules.ok()) return Prefixed("--codec", rules.status());
+  flags->codec.rules = *std::move(rules);
+  flags->codec.pull_auto = raw.pull_codec == "auto";
+  if (!flags->codec.pull_auto) {
+    const absl::StatusOr<CodecId> pull_codec = ParseValueCodec(raw.pull_codec);
+    if (!pull_codec.ok()) return Prefixed("--pull-codec", pull_codec.status());
+    flags->codec.pull_codec = *pull_codec;
+  }
+  flags->encoder.feedback = raw.error_feedback == "on";
+  flags->encoder.sampled = raw.topk == "sampled";
+  flags->encoder.bf16_residual = raw.residual == "bf16";
+  if (flags->encoder.momentum > 0 && !flags->encoder.feedback) {
+    return absl::InvalidArgumentError("--momentum-correction needs --error-feedback on");
+  }
+  if (!absl::ParseDuration(raw.residual_flush, &flags->codec.flush_period) ||
+      flags->codec.flush_period <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--residual-flush ", raw.residual_flush, ": expected a duration such as 60s"));
+  }
+  if (!absl::ParseDuration(raw.reconnect_for, &flags->reconnect_for) ||
+      flags->reconnect_for < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--reconnect-for ", raw.reconnect_for, ": expected a duration such as 10m"));
+  }
+  for (const std::string& rule : raw.tensor_groups) {
+    const std::pair<std::string, std::string> halves = absl::StrSplit(rule, absl::MaxSplits('=', 1));
+    if (halves.first.empty() || halves.second.empty() || halves.second.size() > limits::kNameBytesMax) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--tensor-group ", rule, ": expected PATTERN=GROUP, such as layer0.*=first"));
+    }
+    flags->tensor_groups.push_back(halves);
+  }
+  flags->step_time = absl::Milliseconds(raw.step_ms);
+  flags->shared_memory = raw.transport == "auto";
+  flags->ucx = raw.transport == "ucx";
+  if (flags->ucx && !HaveUcx()) {
+    return absl::InvalidArgumentError("--transport ucx: this program has been built without UCX");
+  }
+  if (flags->ucx && !flags->tls.insecure) {
+    return absl::InvalidArgumentError(
+        "--transport ucx: UCX is plain text and lets everybody in: give --insecure");
+  }
+  if (flags->ucx && !flags->tls.cert.empty()) {
+    return absl::InvalidArgumentError(
+        "--transport ucx: UCX neither encrypts nor checks who connects: not with TLS");
+  }
+  if (raw.parameters_from == "store") flags->parameters_from = ParameterSource::kStore;
+  if (raw.parameters_from == "workers") flags->parameters_from = ParameterSource::kWorkers;
+  if (!flags->serve_parameters.empty()) {
+    RECON_RETURN_IF_ERROR(CheckAddress("--serve-parameters", flags->serve_parameters));
+    if (IsWildcard(flags->serve_parameters)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--serve-parameters ", flags->serve_parameters,
+                       ": name the address at which other workers reach this one"));
+    }
+  }
+  if (flags->name.size() > limits::kNameBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--name has ", flags->name.size(), " bytes, allowed are ", limits::kNameBytesMax));
+  }
+  if (flags->name.empty()) {
+    char host[128] = "worker";
+    gethostname(host, sizeof(host) - 1);
+    flags->name = absl::StrCat(host, "-", getpid());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<WorkerFlags> ParseWorkerFlags(int argc, char** argv, int* exit_code) {
+  WorkerFlags flags;
+  flags.model.model = "mlp:784-512-256-10";
+  flags.model.device = "auto";
+  RawFlags raw;
+  CLI::App app{"recon-worker: leases data, computes gradients, pushes and pulls"};
+  app.allow_config_extras(CLI::config_extras_mode::error);
+  DefineFlags(&app, &flags, &raw);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    *exit_code = app.exit(error) == 0 ? 0 : 2;
+    return absl::InvalidArgumentError(error.what());
+  }
+  const absl::Status converted = Convert(raw, &flags);
+  if (!converted.ok()) {
+    std::cerr << "recon-worker: " << converted.message() << "\n";
+    *exit_code = 2;
+    return converted;
+  }
+  return flags;
+}
+
+}  // namespace recon
