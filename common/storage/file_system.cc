@@ -1,5 +1,4 @@
 #include "common/storage/file_system.h"
-#include "common/base/pool_allocator.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -13,10 +12,15 @@
 #include <cstring>
 #include <filesystem>
 #include <system_error>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
+#include "common/base/pool_allocator.h"
 #include "common/base/status_macros.h"
 #include "common/storage/aligned_buffer.h"
+#include "common/storage/errno_status.h"
+#include "common/storage/patience.h"
 
 namespace recon {
 namespace {
@@ -26,16 +30,6 @@ namespace fs = std::filesystem;
 // Reads of this size and more go past the page cache, in pieces of kDirectPiece at most.
 constexpr uint64_t kDirectBytes = uint64_t{128} << 10;
 constexpr uint64_t kDirectPiece = uint64_t{1} << 20;
-
-absl::Status Errno(int error, const std::string& what) {
-  const std::string text =
-      absl::StrCat(what, ": ", std::error_code(error, std::generic_category()).message());
-  if (error == ENOENT) return absl::NotFoundError(text);
-  if (error == EEXIST) return absl::AlreadyExistsError(text);
-  if (error == EACCES || error == EPERM || error == EROFS) return absl::PermissionDeniedError(text);
-  if (error == ENOSPC || error == EDQUOT || error == EFBIG) return absl::ResourceExhaustedError(text);
-  return absl::DataLossError(text);
-}
 
 class LocalFile : public FileSystem::File {
  public:
@@ -60,7 +54,7 @@ class LocalFile : public FileSystem::File {
       const auto count = static_cast<int>(std::min<size_t>(left.size() - first, IOV_MAX));
       ssize_t written = pwritev(fd_, &left[first], count, static_cast<off_t>(offset_));
       if (written < 0 && errno == EINTR) continue;
-      if (written < 0) return Errno(errno, absl::StrCat("write ", path_));
+      if (written < 0) return ErrnoStatus(errno, absl::StrCat("write ", path_));
       offset_ += static_cast<uint64_t>(written);
       while (first < left.size() && static_cast<size_t>(written) >= left[first].iov_len) {
         written -= static_cast<ssize_t>(left[first++].iov_len);
@@ -76,7 +70,7 @@ class LocalFile : public FileSystem::File {
   absl::Status Allocate(uint64_t bytes) override {
     int error = EINTR;
     while (error == EINTR) error = posix_fallocate(fd_, 0, static_cast<off_t>(bytes));
-    return error == 0 ? absl::OkStatus() : Errno(error, absl::StrCat("allocate ", path_));
+    return error == 0 ? absl::OkStatus() : ErrnoStatus(error, absl::StrCat("allocate ", path_));
   }
 
   void StartWriting() override {
@@ -86,7 +80,9 @@ class LocalFile : public FileSystem::File {
   }
 
   absl::Status Sync() override {
-    if (fdatasync(fd_) != 0) return Errno(errno, absl::StrCat("fsync ", path_));
+    int synced = fdatasync(fd_);
+    while (synced != 0 && errno == EINTR) synced = fdatasync(fd_);
+    if (synced != 0) return ErrnoStatus(errno, absl::StrCat("fsync ", path_));
     return absl::OkStatus();
   }
 
@@ -116,7 +112,7 @@ class LocalFile : public FileSystem::File {
     for (uint64_t done = 0; done < size;) {
       const ssize_t got = pread(fd_, out + done, size - done, static_cast<off_t>(offset + done));
       if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return Errno(errno, absl::StrCat("read ", path_));
+      if (got < 0) return ErrnoStatus(errno, absl::StrCat("read ", path_));
       if (got == 0) {
         return absl::DataLossError(absl::StrCat(path_, " ends at byte ", offset + done, ", ", size,
                                                 " bytes were expected from byte ", offset));
@@ -133,81 +129,141 @@ class LocalFile : public FileSystem::File {
   uint64_t started_ = 0;  // To be written, up to here.
 };
 
+// Each operation by itself, once.
+namespace once {
+
+absl::StatusOr<std::unique_ptr<FileSystem::File>> Create(const std::string& path) {
+  auto file = std::make_unique<LocalFile>(path, O_WRONLY | O_CREAT | O_TRUNC);
+  if (!file->ok()) return ErrnoStatus(errno, absl::StrCat("create ", path));
+  return std::unique_ptr<FileSystem::File>(std::move(file));
+}
+
+absl::StatusOr<uint64_t> Size(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, absl::StrCat("look at ", path));
+  if (!S_ISREG(info.st_mode)) return absl::FailedPreconditionError(absl::StrCat(path, " is not a file"));
+  return static_cast<uint64_t>(info.st_size);
+}
+
+absl::Status ReadInto(const std::string& path, uint64_t offset, uint64_t size, char* out) {
+  if (size >= kDirectBytes) {
+    // Past the page cache: what is read once in a large piece would only be copied there. Where the file
+    // system cannot do that, through it.
+    LocalFile direct(path, O_RDONLY | O_DIRECT);
+    if (direct.ok() && direct.ReadDirect(offset, size, out)) return absl::OkStatus();
+  }
+  LocalFile file(path, O_RDONLY);
+  if (!file.ok()) return ErrnoStatus(errno, absl::StrCat("open ", path));
+  return file.ReadAt(offset, size, out);
+}
+
+absl::Status SyncDirectory(const std::string& path) {
+  const LocalFile directory(path, O_RDONLY | O_DIRECTORY);
+  if (!directory.ok()) return ErrnoStatus(errno, absl::StrCat("open ", path));
+  if (fsync(directory.fd()) != 0) return ErrnoStatus(errno, absl::StrCat("fsync ", path));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> IsDirectory(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) == 0) return S_ISDIR(info.st_mode);
+  if (errno == ENOENT || errno == ENOTDIR) return false;
+  return ErrnoStatus(errno, absl::StrCat("look at ", path));
+}
+
+absl::StatusOr<std::vector<std::string>> List(const std::string& directory) {
+  std::vector<std::string> names;
+  RECON_ASSIGN_OR_RETURN(const bool is_there, IsDirectory(directory));
+  if (!is_there) return names;
+  std::error_code error;
+  fs::recursive_directory_iterator walk(directory, error);
+  for (; !error && walk != fs::recursive_directory_iterator(); walk.increment(error)) {
+    std::error_code gone;  // It was removed since.
+    if (walk->is_regular_file(gone)) names.push_back(walk->path().lexically_relative(directory));
+    if (gone && gone.value() != ENOENT) error = gone;
+    if (error) break;
+  }
+  if (error) return ErrnoStatus(error.value(), absl::StrCat("list ", directory));
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace once
+
 class LocalFileSystem : public FileSystem {
  public:
+  LocalFileSystem() : patience_(PatienceFromEnvironment().value_or(limits::kStorePatience)) {}
+
   absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path) override {
-    auto file = std::make_unique<LocalFile>(path, O_WRONLY | O_CREAT | O_TRUNC);
-    if (!file->ok()) return Errno(errno, absl::StrCat("create ", path));
-    return std::unique_ptr<File>(std::move(file));
+    return Patiently([&] { return once::Create(path); });
   }
-
   absl::StatusOr<uint64_t> Size(const std::string& path) override {
-    struct stat info;
-    if (stat(path.c_str(), &info) != 0) return Errno(errno, path);
-    return static_cast<uint64_t>(info.st_size);
+    return Patiently([&] { return once::Size(path); });
   }
-
   absl::Status ReadInto(const std::string& path, uint64_t offset, uint64_t size, char* out) override {
-    if (size >= kDirectBytes) {
-      // Past the page cache: what is read once in a large piece would only be copied there. Where the file
-      // system cannot do that, through it.
-      LocalFile direct(path, O_RDONLY | O_DIRECT);
-      if (direct.ok() && direct.ReadDirect(offset, size, out)) return absl::OkStatus();
-    }
-    LocalFile file(path, O_RDONLY);
-    if (!file.ok()) return Errno(errno, absl::StrCat("open ", path));
-    return file.ReadAt(offset, size, out);
+    return RetryUnavailable(patience_, [&] { return once::ReadInto(path, offset, size, out); });
   }
 
   absl::Status Rename(const std::string& from, const std::string& to) override {
-    if (rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
-    return Errno(errno, absl::StrCat("rename ", from));
+    return RetryUnavailable(patience_, [&] {
+      if (rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+      return ErrnoStatus(errno, absl::StrCat("rename ", from));
+    });
   }
 
   absl::Status Link(const std::string& from, const std::string& to) override {
-    if (link(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
-    return Errno(errno, absl::StrCat("link ", to));
+    return RetryUnavailable(patience_, [&] {
+      if (link(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+      return ErrnoStatus(errno, absl::StrCat("link ", to));
+    });
   }
 
   absl::Status Remove(const std::string& path) override {
-    if (unlink(path.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
-    return Errno(errno, absl::StrCat("delete ", path));
+    return RetryUnavailable(patience_, [&] {
+      if (unlink(path.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
+      return ErrnoStatus(errno, absl::StrCat("delete ", path));
+    });
   }
 
   absl::Status SyncDirectory(const std::string& path) override {
-    const LocalFile directory(path, O_RDONLY | O_DIRECTORY);
-    if (!directory.ok()) return Errno(errno, absl::StrCat("open ", path));
-    if (fsync(directory.fd()) != 0) return Errno(errno, absl::StrCat("fsync ", path));
-    return absl::OkStatus();
+    // Not once more: as with Sync(), the second attempt may succeed without what the first one dropped.
+    return once::SyncDirectory(path);
   }
 
   absl::Status CreateDirectories(const std::string& path) override {
-    if (IsDirectory(path)) return absl::OkStatus();
+    RECON_ASSIGN_OR_RETURN(const bool is_there, IsDirectory(path));
+    if (is_there) return absl::OkStatus();
     const std::string parent = fs::absolute(path).lexically_normal().parent_path();
     if (parent != path) RECON_RETURN_IF_ERROR(CreateDirectories(parent));
-    std::error_code error;
-    fs::create_directory(path, error);
-    if (error) return Errno(error.value(), absl::StrCat("create ", path));
+    RECON_RETURN_IF_ERROR(RetryUnavailable(patience_, [&] {
+      std::error_code error;
+      fs::create_directory(path, error);
+      return error ? ErrnoStatus(error.value(), absl::StrCat("create ", path)) : absl::OkStatus();
+    }));
     return SyncDirectory(parent);
   }
 
-  bool IsDirectory(const std::string& path) override {
-    std::error_code error;
-    return fs::is_directory(path, error);
+  absl::StatusOr<bool> IsDirectory(const std::string& path) override {
+    return Patiently([&] { return once::IsDirectory(path); });
+  }
+  absl::StatusOr<std::vector<std::string>> List(const std::string& directory) override {
+    return Patiently([&] { return once::List(directory); });
+  }
+  void CapPatience(absl::Duration most) override { patience_.Cap(most); }
+
+ private:
+  // What `attempt` returns, a StatusOr, once it is something else than Unavailable or patience is over.
+  template <typename Attempt>
+  std::invoke_result_t<Attempt> Patiently(const Attempt& attempt) {
+    std::invoke_result_t<Attempt> result = absl::UnavailableError("");
+    RetryUnavailable(patience_, [&] {
+      result = attempt();
+      return result.status();
+    }).IgnoreError();
+    return result;
   }
 
-  absl::StatusOr<std::vector<std::string>> List(const std::string& directory) override {
-    std::vector<std::string> names;
-    if (!IsDirectory(directory)) return names;
-    std::error_code error;
-    fs::recursive_directory_iterator walk(directory, error);
-    for (; !error && walk != fs::recursive_directory_iterator(); walk.increment(error)) {
-      if (walk->is_regular_file(error)) names.push_back(walk->path().lexically_relative(directory));
-    }
-    if (error) return Errno(error.value(), absl::StrCat("list ", directory));
-    std::sort(names.begin(), names.end());
-    return names;
-  }
+  Patience patience_;
 };
 
 }  // namespace

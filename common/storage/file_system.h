@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 
 namespace recon {
@@ -15,9 +16,9 @@ namespace recon {
 // that fails, tears and forgets.
 //
 // Threads: thread-safe; a file is used by one thread at a time.
-// Errors: NotFound, AlreadyExists, ResourceExhausted when the disk or a quota is full, DataLoss for what else
-// can go wrong with I/O. A failed Sync() is never to be tried again: the kernel may have dropped the data and
-// cleared the error.
+// Errors: as errno_status.h has them, and DataLoss for a file that is shorter than what is asked of it. What
+// may pass was tried again for RECON_STORE_PATIENCE when Unavailable is returned, but for Append() and
+// Sync(): after a failed one the kernel may have dropped the data and cleared the error.
 class FileSystem {
  public:
   // Closed when destroyed.
@@ -53,9 +54,13 @@ class FileSystem {
   virtual absl::Status SyncDirectory(const std::string& path) = 0;
   // With those above it; the names survive the machine.
   virtual absl::Status CreateDirectories(const std::string& path) = 0;
-  virtual bool IsDirectory(const std::string& path) = 0;
+  // False if nothing is there, or something else than a directory.
+  virtual absl::StatusOr<bool> IsDirectory(const std::string& path) = 0;
   // Paths of the files below a directory, relative to it, sorted; none if it is not there.
   virtual absl::StatusOr<std::vector<std::string>> List(const std::string& directory) = 0;
+
+  // From now on, what may pass is tried again for so long at most.
+  virtual void CapPatience(absl::Duration) {}
 
   // The one of the machine; lives as long as the process.
   static FileSystem* Local();

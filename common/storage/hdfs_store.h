@@ -11,6 +11,7 @@
 #include "common/storage/hdfs_messages.h"
 #include "common/storage/http_client.h"
 #include "common/storage/object_store.h"
+#include "common/storage/patience.h"
 
 namespace recon {
 

@@ -226,22 +226,6 @@ absl::Status StatusOfHttp(int http_status, const std::string& text) {
   }
 }
 
-absl::Status RetryUnavailable(const Patience& patience, absl::FunctionRef<absl::Status()> attempt) {
-  absl::Status status = attempt();
-  const absl::Time failed = Now();
-  Backoff backoff;
-  for (bool first = true; absl::IsUnavailable(status); first = false) {
-    const absl::Duration wait = backoff.Next();
-    if (Now() + wait > failed + patience.Get()) break;
-    if (first) {
-      LogWarn("store: {}; tried again for {}", status.message(), absl::FormatDuration(patience.Get()));
-    }
-    absl::SleepFor(wait);
-    status = attempt();
-  }
-  return status;
-}
-
 std::string UrlEncode(absl::string_view text) {
   std::string encoded;
   for (const char c : text) {

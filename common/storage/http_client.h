@@ -79,26 +79,6 @@ bool MayPass(int http_status);
 // The status that stands for an answer which is not 2xx; `text` is the message.
 absl::Status StatusOfHttp(int http_status, const std::string& text);
 
-// How long a store that does not answer is asked again, from the first failure of a request on. Thread-safe.
-class Patience {
- public:
-  explicit Patience(absl::Duration duration) : ms_(absl::ToInt64Milliseconds(duration)) {}
-  // No more than this, for requests under way, too.
-  void Cap(absl::Duration duration) {
-    const int64_t most = absl::ToInt64Milliseconds(duration);
-    for (int64_t now = ms_.load(); now > most && !ms_.compare_exchange_weak(now, most);) {
-    }
-  }
-  absl::Duration Get() const { return absl::Milliseconds(ms_.load()); }
-
- private:
-  std::atomic<int64_t> ms_;
-};
-
-// Runs `attempt` until it returns anything but Unavailable or patience is over, with waits that double and
-// are drawn by chance. Says once in the log that it waits.
-absl::Status RetryUnavailable(const Patience& patience, absl::FunctionRef<absl::Status()> attempt);
-
 // Percent-encoded: all but letters, digits and -._~.
 std::string UrlEncode(absl::string_view text);
 

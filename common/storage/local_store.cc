@@ -81,7 +81,8 @@ absl::StatusOr<std::string> ObjectStore::Read(const std::string& name, uint64_t 
 absl::StatusOr<std::unique_ptr<LocalStore>> LocalStore::Open(const std::string& directory, bool writer,
                                                              FileSystem* files) {
   if (writer) RECON_RETURN_IF_ERROR(files->CreateDirectories(directory));
-  if (!files->IsDirectory(directory)) {
+  RECON_ASSIGN_OR_RETURN(const bool is_there, files->IsDirectory(directory));
+  if (!is_there) {
     return absl::NotFoundError(absl::StrCat(directory, " is not a directory"));
   }
   std::unique_ptr<LocalStore> store(new LocalStore(directory, files));
@@ -144,7 +145,8 @@ absl::StatusOr<std::vector<std::string>> LocalStore::List(const std::string& pre
 absl::Status LocalStore::Delete(const std::string& name) {
   RECON_RETURN_IF_ERROR(files_->Remove(PathOf(name)));
   const std::string parent = ParentOf(PathOf(name));
-  return files_->IsDirectory(parent) ? files_->SyncDirectory(parent) : absl::OkStatus();
+  RECON_ASSIGN_OR_RETURN(const bool is_there, files_->IsDirectory(parent));
+  return is_there ? files_->SyncDirectory(parent) : absl::OkStatus();
 }
 
 }  // namespace recon

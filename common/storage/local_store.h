@@ -30,6 +30,7 @@ class LocalStore : public ObjectStore {
   absl::Status Delete(const std::string& name) override;
   // Open() does.
   absl::Status RemoveLeftovers(const std::vector<std::string>&) override { return absl::OkStatus(); }
+  void CapPatience(absl::Duration most) override { files_->CapPatience(most); }
   std::string Describe() const override { return directory_; }
 
  private:

@@ -10,6 +10,7 @@
 #include "common/base/limits.h"
 #include "common/storage/http_client.h"
 #include "common/storage/object_store.h"
+#include "common/storage/patience.h"
 
 namespace recon {
 

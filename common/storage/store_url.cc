@@ -15,6 +15,7 @@
 #include "common/base/status_macros.h"
 #include "common/storage/hdfs_store.h"
 #include "common/storage/local_store.h"
+#include "common/storage/patience.h"
 #include "common/storage/s3_store.h"
 
 namespace recon {
@@ -121,19 +122,6 @@ absl::StatusOr<StoreUrl> ParseStoreUrl(const std::string& text) {
       "://"));
 }
 
-namespace {
-
-absl::StatusOr<absl::Duration> PatienceFromEnvironment() {
-  constexpr char kName[] = "RECON_STORE_PATIENCE";
-  absl::Duration patience = limits::kStorePatience;
-  const char* text = std::getenv(kName);
-  if (text == nullptr || *text == '\0') return patience;
-  if (absl::ParseDuration(text, &patience) && patience >= absl::ZeroDuration()) return patience;
-  return absl::InvalidArgumentError(absl::StrCat(kName, "=", text, ": expected a duration such as 30s"));
-}
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<ObjectStore>> OpenStore(const std::string& url, bool writer,
                                                        absl::Duration patience_max) {
   RECON_ASSIGN_OR_RETURN(const StoreUrl where, ParseStoreUrl(url));
@@ -141,6 +129,7 @@ absl::StatusOr<std::unique_ptr<ObjectStore>> OpenStore(const std::string& url, b
   patience = std::min(patience, patience_max);
   switch (where.scheme) {
     case StoreUrl::Scheme::kFile:
+      FileSystem::Local()->CapPatience(patience);
       return LocalStore::Open(where.path, writer);
     case StoreUrl::Scheme::kS3: {
       RECON_ASSIGN_OR_RETURN(S3Store::Options options, S3Store::OptionsFromEnvironment());

@@ -9,8 +9,11 @@
 #include "absl/strings/strip.h"
 #include "common/base/hash.h"
 #include "common/base/status_macros.h"
+#include "common/storage/patience.h"
 #include "rocksdb/db.h"
+#include "rocksdb/env.h"
 #include "rocksdb/write_batch.h"
+#include "server/durability/control_db_files.h"
 
 namespace recon {
 namespace {
@@ -24,15 +27,6 @@ constexpr char kPolicyKey[] = "policy";
 constexpr char kLastWorkerKey[] = "last-worker";
 constexpr char kWorkerPrefix[] = "worker/";
 constexpr char kDonePrefix[] = "done/";
-
-absl::Status FromRocks(const rocksdb::Status& status, const std::string& what) {
-  if (status.ok()) return absl::OkStatus();
-  const std::string text = absl::StrCat("control database: ", what, ": ", status.ToString());
-  if (status.IsNoSpace()) return absl::ResourceExhaustedError(text);
-  // The second: a file that others name is not there.
-  if (status.IsCorruption() || status.IsPathNotFound()) return absl::DataLossError(text);
-  return absl::UnavailableError(text);
-}
 
 std::string DoneKey(const Completion& completion) {
   return absl::StrFormat("%s%d/%08x/%08x", kDonePrefix, completion.kind(), completion.data_epoch(),
@@ -62,7 +56,9 @@ absl::StatusOr<Message> ParseMessage(const std::string& key, const std::string& 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ControlDb>> ControlDb::Open(const std::string& directory) {
+  std::unique_ptr<rocksdb::Env> env = MakeControlDbEnv();
   rocksdb::Options options;
+  options.env = env.get();
   options.create_if_missing = true;
   options.keep_log_file_num = 2;
   options.max_open_files = 64;
@@ -71,22 +67,31 @@ absl::StatusOr<std::unique_ptr<ControlDb>> ControlDb::Open(const std::string& di
   // A record that a crash cut off is none; damage before it must be noticed.
   options.wal_recovery_mode = rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
   rocksdb::DB* db = nullptr;
-  RECON_RETURN_IF_ERROR(
-      FromRocks(rocksdb::DB::Open(options, directory, &db), absl::StrCat("open ", directory)));
-  std::unique_ptr<ControlDb> opened(new ControlDb(std::unique_ptr<rocksdb::DB>(db)));
+  RECON_ASSIGN_OR_RETURN(const absl::Duration patience, PatienceFromEnvironment());
+  RECON_RETURN_IF_ERROR(RetryUnavailable(Patience(patience), [&] {
+    return FromRocks(rocksdb::DB::Open(options, directory, &db), absl::StrCat("open ", directory));
+  }));
+  std::unique_ptr<ControlDb> opened(new ControlDb(std::move(env), std::unique_ptr<rocksdb::DB>(db)));
   RECON_ASSIGN_OR_RETURN(const auto epoch, opened->Get(kEpochKey));
   opened->created_ = !epoch;
   RECON_RETURN_IF_ERROR(opened->Load().status());
   return opened;
 }
 
-ControlDb::ControlDb(std::unique_ptr<rocksdb::DB> db) : db_(std::move(db)) {}
+ControlDb::ControlDb(std::unique_ptr<rocksdb::Env> env, std::unique_ptr<rocksdb::DB> db)
+    : env_(std::move(env)), db_(std::move(db)) {}
 ControlDb::~ControlDb() = default;
 
 absl::Status ControlDb::Put(const std::string& key, const std::string& value) {
+  rocksdb::WriteBatch batch;
+  batch.Put(key, value);
+  return Write(&batch, absl::StrCat("write ", key));
+}
+
+absl::Status ControlDb::Write(rocksdb::WriteBatch* batch, const std::string& what) {
   rocksdb::WriteOptions options;
   options.sync = true;
-  return FromRocks(db_->Put(options, key, value), absl::StrCat("write ", key));
+  return FromRocks(db_->Write(options, batch), absl::StrCat(what, " in ", db_->GetName()));
 }
 
 absl::StatusOr<std::optional<std::string>> ControlDb::Get(const std::string& key) const {
@@ -240,9 +245,7 @@ absl::Status ControlDb::Merge(const ControlState& state) {
   }
   if (batch.Count() == 0) return absl::OkStatus();
   batch.Put(kLastWorkerKey, absl::StrCat(last_worker));
-  rocksdb::WriteOptions options;
-  options.sync = true;
-  return FromRocks(db_->Write(options, &batch), "merge");
+  return Write(&batch, "merge");
 }
 
 }  // namespace recon

@@ -13,6 +13,8 @@
 
 namespace rocksdb {
 class DB;
+class Env;
+class WriteBatch;
 }  // namespace rocksdb
 
 namespace recon {
@@ -23,6 +25,7 @@ namespace recon {
 // filled again from them.
 //
 // Threads: thread-safe, as RocksDB is. Blocks on the disk: never call it on a gRPC thread.
+// Errors: DataLoss for what is damaged. A write that fails ends the process (control_db_files.h).
 // Keys: "epoch", "job_id", "job", "servers", "place", "policy", "worker/<name>", "done/<kind>/<data
 // epoch>/<split>" (numbers as 8 hex digits).
 class ControlDb {
@@ -70,10 +73,12 @@ class ControlDb {
   absl::Status Merge(const ControlState& state);
 
  private:
-  explicit ControlDb(std::unique_ptr<rocksdb::DB> db);
+  ControlDb(std::unique_ptr<rocksdb::Env> env, std::unique_ptr<rocksdb::DB> db);
   absl::Status Put(const std::string& key, const std::string& value);
+  absl::Status Write(rocksdb::WriteBatch* batch, const std::string& what);
   absl::StatusOr<std::optional<std::string>> Get(const std::string& key) const;
 
+  std::unique_ptr<rocksdb::Env> env_;  // Outlives the database.
   std::unique_ptr<rocksdb::DB> db_;
   bool created_ = false;
 };

@@ -13,7 +13,7 @@ namespace {
 using Lock = std::lock_guard<std::mutex>;
 
 absl::Status ErrorOf(FaultyFileSystem::Fault fault, const std::string& what) {
-  if (fault == FaultyFileSystem::Fault::kIoError) return absl::DataLossError(what + ": Input/output error");
+  if (fault == FaultyFileSystem::Fault::kIoError) return absl::UnavailableError(what + ": Input/output error");
   return absl::ResourceExhaustedError(what + ": No space left on device");
 }
 
@@ -228,7 +228,7 @@ absl::Status FaultyFileSystem::CreateDirectories(const std::string& path) {
   return absl::OkStatus();
 }
 
-bool FaultyFileSystem::IsDirectory(const std::string& path) {
+absl::StatusOr<bool> FaultyFileSystem::IsDirectory(const std::string& path) {
   const Lock lock(mu_);
   return directories_.count(path) > 0;
 }

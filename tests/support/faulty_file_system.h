@@ -43,7 +43,7 @@ class FaultyFileSystem : public FileSystem {
   absl::Status Remove(const std::string& path) override;
   absl::Status SyncDirectory(const std::string& path) override;
   absl::Status CreateDirectories(const std::string& path) override;
-  bool IsDirectory(const std::string& path) override;
+  absl::StatusOr<bool> IsDirectory(const std::string& path) override;
   absl::StatusOr<std::vector<std::string>> List(const std::string& directory) override;
 
  private:

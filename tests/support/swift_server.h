@@ -28,7 +28,7 @@ class SwiftServer {
                                  directory_ / "swift"},
         directory_ / "swift.log");
     const auto ready = [&] { return absl::StartsWith(process_->output(), "ready "); };
-    if (!Eventually([&] { return ready() || !process_->running(); }, absl::Seconds(90)) || !ready()) {
+    if (!Eventually([&] { return ready() || !process_->running(); }, absl::Seconds(180)) || !ready()) {
       return false;
     }
     endpoint_ = std::string(absl::StripSuffix(absl::StripPrefix(process_->output(), "ready "), "\n"));

@@ -48,7 +48,9 @@ log_udp_host = 127.0.0.1
 log_udp_port = {log_port}
 fallocate_reserve = 0
 [pipeline:main]
-pipeline = {kind}-server
+pipeline = healthcheck {kind}-server
+[filter:healthcheck]
+use = egg:swift#healthcheck
 [app:{kind}-server]
 use = egg:swift#{kind}
 replication_server = false
@@ -70,6 +72,11 @@ pipeline = catch_errors gatekeeper healthcheck cache s3api tempauth copy slo pro
 [app:proxy-server]
 use = egg:swift#proxy
 account_autocreate = true
+# A storage server that was slow or silent once is asked again: by default it would be left alone for a minute, and on a
+# busy machine half a second is not much to be silent for.
+error_suppression_limit = 1000000000
+conn_timeout = 10
+node_timeout = 60
 allow_account_management = true
 [filter:catch_errors]
 use = egg:swift#catch_errors
@@ -167,17 +174,16 @@ def request(url, method="GET", headers=None):
     return urllib.request.urlopen(urllib.request.Request(url, method=method, headers=headers or {}), timeout=10)
 
 
-def wait_until_healthy(proxy, children, deadline):
+def wait_until_healthy(kind, port, child, deadline):
     while True:
-        for child in children:
-            if child.poll() is not None:
-                sys.exit(f"swift_server: a server ended with {child.returncode}: see its log")
+        if child.poll() is not None:
+            sys.exit(f"swift_server: the {kind} server ended with {child.returncode}: see its log")
         try:
-            if request(proxy + "/healthcheck").read() == b"OK":
+            if request(f"http://127.0.0.1:{port}/healthcheck").read() == b"OK":
                 return
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
+        except OSError:  # Refused, reset, timed out: it may still be starting.
             if time.monotonic() > deadline:
-                sys.exit("swift_server: the proxy does not answer")
+                sys.exit(f"swift_server: the {kind} server does not answer")
         time.sleep(0.05)
 
 
@@ -203,8 +209,9 @@ def make_bucket(proxy, deadline):
         try:
             request(proxy + "/recon", "PUT", signed_headers("PUT", proxy.removeprefix("http://"), "/recon"))
             return
-        except urllib.error.HTTPError as error:  # The storage servers may still be starting.
-            if error.code != 503 or time.monotonic() > deadline:
+        except OSError as error:
+            refused = isinstance(error, urllib.error.HTTPError) and error.code < 500
+            if refused or time.monotonic() > deadline:
                 raise
         time.sleep(0.05)
 
@@ -223,14 +230,19 @@ def main():
     for kind, port in zip(SERVERS, ports):
         make_ring(directory, kind, port)
     facts = {"directory": directory, "user": user, "log_port": keep_log(directory)}
-    children = [start(directory, kind, STORAGE_CONF.format(kind=kind, port=port, **facts))
-                for kind, port in zip(SERVERS, ports)]
-    children.append(start(directory, "proxy", PROXY_CONF.format(port=ports[-1], **facts)))
+    children = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
+        deadline = time.monotonic() + 150
+        confs = [(kind, STORAGE_CONF.format(kind=kind, port=port, **facts)) for kind, port in zip(SERVERS, ports)]
+        for kind, conf in confs:
+            children.append(start(directory, kind, conf))
+        # The proxy last: it must not find a storage server that does not answer yet.
+        for (kind, _), port, child in zip(confs, ports, children):
+            wait_until_healthy(kind, port, child, deadline)
+        children.append(start(directory, "proxy", PROXY_CONF.format(port=ports[-1], **facts)))
+        wait_until_healthy("proxy", ports[-1], children[-1], deadline)
         proxy = f"http://127.0.0.1:{ports[-1]}"
-        deadline = time.monotonic() + 60
-        wait_until_healthy(proxy, children, deadline)
         make_bucket(proxy, deadline)
         print("ready " + proxy, flush=True)
         signal.pause()

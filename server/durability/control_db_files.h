@@ -1,0 +1,28 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace rocksdb {
+class Env;
+class Status;
+}  // namespace rocksdb
+
+namespace recon {
+
+// What a status of RocksDB means; `what` begins the message. OK for OK; DataLoss for corruption and for a
+// file that others name and that is not there; ResourceExhausted for a full disk; PermissionDenied;
+// Unavailable for every other I/O error, which may pass.
+absl::Status FromRocks(const rocksdb::Status& status, const std::string& what);
+
+// The files of a control database, for rocksdb::Options::env; must outlive the database.
+//
+// Opening a file to write is tried again for RECON_STORE_PATIENCE when the error may pass. A write or sync
+// that fails ends the process with 1, after a line that names the file: RocksDB takes no write afterwards,
+// and Debian's build of 7.8 aborts when it closes such a file. Nothing that was acknowledged is lost: what is
+// on the disk and in the push log is what was acknowledged. Threads: thread-safe.
+std::unique_ptr<rocksdb::Env> MakeControlDbEnv();
+
+}  // namespace recon

@@ -1,0 +1,149 @@
+// Every system call that a server makes on its files, from its start to the end of a job, fails in its turn.
+// The server goes on, or it ends with 1 and names what failed; started again, it finishes the job with every
+// sample counted once.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "catch2/catch.hpp"
+#include "common/base/process.h"
+#include "tests/integration/completed_once.h"
+#include "tests/integration/process_job.h"
+#include "tests/support/fault_shim.h"
+
+namespace recon {
+namespace {
+
+constexpr uint64_t kSamples = 4000;  // Of ProcessJob's workers.
+
+// The shim's state, mapped here.
+class Faults {
+ public:
+  explicit Faults(const std::string& path) : path_(path) {
+    WriteWholeFile(path, std::string(sizeof(FaultState), '\0'));
+    const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    state_ = static_cast<FaultState*>(
+        mmap(nullptr, sizeof(FaultState), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+    close(fd);
+  }
+  ~Faults() { munmap(state_, sizeof(FaultState)); }
+  Faults(const Faults&) = delete;
+  Faults& operator=(const Faults&) = delete;
+
+  FaultState* operator->() { return state_; }
+  std::vector<std::string> Environment(const std::string& below) const {
+    return {absl::StrCat("LD_PRELOAD=", ProgramDirectory(), "/librecon_fault_shim.so"),
+            absl::StrCat("RECON_FAULT_BELOW=", below), absl::StrCat("RECON_FAULT_STATE=", path_),
+            "RECON_STORE_PATIENCE=2s"};
+  }
+
+ private:
+  std::string path_;
+  FaultState* state_ = nullptr;
+};
+
+struct Fault {
+  uint64_t call = 0;
+  int error = 0;
+  uint64_t times = 1;
+};
+
+std::vector<std::string> Flags() {
+  return {"--data-epochs",
+          "1",
+          "--batch",
+          "250",
+          "--split-samples",
+          "1000",
+          "--snapshot-interval",
+          "200ms",
+          "--log-segment-bytes",
+          "1000000",
+          "--exit-when-done"};
+}
+
+// What a job with this fault came to.
+struct Outcome {
+  uint64_t calls = 0;
+  bool ended = false;  // The server did, with 1, before the job was done.
+  std::string failed;
+};
+
+// A job with the fault, and then, where the server ended, what is left of it without one.
+Outcome RunJob(const Fault& fault) {
+  ProcessJob job(Flags());
+  Faults faults(job.directory() / "faults");
+  faults->error = fault.error;
+  faults->fail_calls = fault.times;
+  faults->fail_from = fault.call;
+  Outcome outcome;
+  const bool listens = job.StartServer(faults.Environment(job.data()));
+  std::unique_ptr<Process> worker;
+  if (listens) {
+    worker = job.StartWorker("one");
+    REQUIRE(Eventually([&] { return !job.server().running() || !worker->running(); }, absl::Seconds(120)));
+  }
+  const int server_code = job.server().Wait(absl::Seconds(60));
+  outcome.calls = faults->calls;
+  outcome.failed = faults->failed;
+  INFO("call " << fault.call << " (" << outcome.failed << ") fails " << fault.times << " times with "
+               << (fault.error == kFaultShort ? "a short transfer" : std::strerror(fault.error)) << "\n"
+               << job.ServerLog());
+  if (server_code != 0) {
+    REQUIRE(server_code == 1);
+    CHECK(absl::StrContains(job.ServerLog(), job.data()));  // It names what it could not use.
+    CHECK_FALSE(absl::StrContains(job.ServerLog(), "DAMAGED"));
+    outcome.ended = true;
+    REQUIRE(job.StartServer());
+    if (!listens) worker = job.StartWorker("one");
+    REQUIRE(worker->Wait(absl::Seconds(120)) == 0);
+    REQUIRE(job.Finished());
+    CHECK(CompletedOnce(*job.Completions(), 1, kSamples));
+    job.server().Signal(SIGTERM);
+    CHECK(job.server().Wait(absl::Seconds(60)) == 0);
+  } else {
+    CHECK(worker->Wait(absl::Seconds(60)) == 0);
+    REQUIRE(job.StartServer());
+    CHECK(CompletedOnce(*job.Completions(), 1, kSamples));
+  }
+  return outcome;
+}
+
+}  // namespace
+
+TEST_CASE("a server outlives each failing system call, or ends with 1 and names the file", "[faults]") {
+  const Outcome undisturbed = RunJob({});
+  REQUIRE(undisturbed.calls > 100);
+  const std::vector<int> errors = {EIO, ESTALE, EMFILE, ENOSPC, ETIMEDOUT, EINTR, kFaultShort};
+  std::vector<Fault> walk;
+  // For good would be a broken machine; three times in a row is a bad moment.
+  for (uint64_t call = 1; call <= undisturbed.calls; ++call) {
+    for (const int error : errors) walk.push_back({call, error, error == EINTR || error < 0 ? 1u : 3u});
+  }
+  const auto seed = static_cast<unsigned>(std::random_device{}());
+  INFO("seed " << seed);
+  std::shuffle(walk.begin(), walk.end(), std::mt19937(seed));
+  const char* rounds = std::getenv("RECON_FAULT_ROUNDS");  // 0: all of them.
+  const size_t wanted = rounds == nullptr ? 16 : static_cast<size_t>(std::atoi(rounds));
+  if (wanted > 0 && wanted < walk.size()) walk.resize(wanted);
+  int went_on = 0, ended = 0, not_reached = 0;
+  for (const Fault& fault : walk) {
+    const Outcome outcome = RunJob(fault);
+    ++(outcome.ended ? ended : outcome.failed.empty() ? not_reached : went_on);
+  }
+  WARN("of " << walk.size() << " faults in " << undisturbed.calls << " calls, after " << went_on
+             << " the server went on, after " << ended << " it ended with 1, " << not_reached
+             << " came to no call");
+}
+
+}  // namespace recon
