@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -188,6 +189,14 @@ absl::StatusOr<std::vector<std::string>> List(const std::string& directory) {
   return names;
 }
 
+absl::StatusOr<uint64_t> FreeBytes(const std::string& directory) {
+  struct statvfs info;
+  if (statvfs(directory.c_str(), &info) != 0) {
+    return ErrnoStatus(errno, absl::StrCat("look at the file system of ", directory));
+  }
+  return static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
+}
+
 }  // namespace once
 
 class LocalFileSystem : public FileSystem {
@@ -248,6 +257,9 @@ class LocalFileSystem : public FileSystem {
   }
   absl::StatusOr<std::vector<std::string>> List(const std::string& directory) override {
     return Patiently([&] { return once::List(directory); });
+  }
+  absl::StatusOr<uint64_t> FreeBytes(const std::string& directory) override {
+    return Patiently([&] { return once::FreeBytes(directory); });
   }
   void CapPatience(absl::Duration most) override { patience_.Cap(most); }
 

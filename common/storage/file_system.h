@@ -52,6 +52,8 @@ class FileSystem {
   // OK if the file is gone, whether or not it was there.
   virtual absl::Status Remove(const std::string& path) = 0;
   virtual absl::Status SyncDirectory(const std::string& path) = 0;
+  // What a process without privileges may still write to the file system of an existing directory.
+  virtual absl::StatusOr<uint64_t> FreeBytes(const std::string& directory) = 0;
   // With those above it; the names survive the machine.
   virtual absl::Status CreateDirectories(const std::string& path) = 0;
   // False if nothing is there, or something else than a directory.

@@ -447,6 +447,12 @@ double Cluster::replay_seconds() const {
   return longest;
 }
 
+bool Cluster::log_wants_snapshot() const {
+  MutexLock lock(&mu_);
+  return std::any_of(places_.begin(), places_.end(),
+                     [](const Place& place) { return place.progress.log_wants_snapshot(); });
+}
+
 bool Cluster::Drain(absl::Duration timeout) {
   ServerCommand command;
   command.mutable_drain();

@@ -210,6 +210,7 @@ void Coordinator::FinishIfDone(absl::Time now) {
   finishing_ = true;
   LogInfo("all {} data epochs are completed", job_.data_epochs());
   snapshots_->Take("final", [this](const absl::StatusOr<SnapshotReply>& reply) {
+    if (reply.ok()) params_->TrimLogToNewest();
     lane_.Post([this, ok = reply.ok()] {
       finished_ = ok;
       finishing_ = ok;

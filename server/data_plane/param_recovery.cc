@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
+#include "common/base/retry_hint.h"
 #include "common/base/status_macros.h"
 #include "common/snapshot/manifest.h"
 #include "server/data_plane/param_operation.h"
@@ -150,10 +151,42 @@ void ParamServer::NoteSnapshot(uint64_t log_from) {
     has_snapshot_ = true;
     // The snapshot before stays usable, too.
     needed = std::exchange(log_from_, log_from);
+    if (log_ != nullptr) log_bytes_at_snapshot_ = log_->bytes_written();
   }
+  // Where room is short it does not.
+  TrimLog(log_full() ? log_from : needed);
+}
+
+void ParamServer::TrimLogToNewest() {
+  uint64_t needed;
+  {
+    MutexLock lock(&mu_);
+    needed = log_from_;
+  }
+  TrimLog(needed);
+}
+
+void ParamServer::TrimLog(uint64_t first_needed) {
   if (log_ == nullptr) return;
-  const absl::Status trimmed = log_->Trim(needed);
+  const absl::Status trimmed = log_->Trim(first_needed);
   if (!trimmed.ok()) LogWarn("push log: {}", trimmed.message());
+}
+
+bool ParamServer::log_wants_snapshot() const {
+  if (log_ == nullptr) return false;
+  if (log_->full()) return true;
+  MutexLock lock(&mu_);
+  return log_->bytes_written() - log_bytes_at_snapshot_ > log_->budget_bytes() / 4;
+}
+
+absl::Status ParamServer::CheckLogRoom() const {
+  if (!log_full()) return absl::OkStatus();
+  return WithRetryAfter(
+      absl::ResourceExhaustedError(absl::StrCat(
+          "the push log has ", log_->disk_bytes(), " bytes, its budget is ", log_->budget_bytes(),
+          log_->disk_bytes() <= log_->budget_bytes() ? ", and its disk is nearly full" : "",
+          ": pushes wait for a snapshot to make room")),
+      limits::kOverloadRetry);
 }
 
 void ParamServer::AwaitSnapshot() {

@@ -216,6 +216,7 @@ absl::Status ParamServer::CheckSender(const Operation& op) const {
     return absl::UnavailableError("the server has no parameters yet");
   }
   RECON_RETURN_IF_ERROR(CheckBytesInFlight(session->second, op.bytes));
+  if (CarriesGradient(op.kind)) RECON_RETURN_IF_ERROR(CheckLogRoom());
   return CheckParts(op);
 }
 

@@ -147,6 +147,15 @@ class ParamServer {
                              const std::function<void(uint64_t sequence)>& written);
   // A snapshot is published that needs the log's records from `log_from` on. Blocks on the disk.
   void NoteSnapshot(uint64_t log_from);
+  // Whether a snapshot should come early, so that records of the log can go: it has grown by a quarter of its
+  // budget since the last one, or is full.
+  bool log_wants_snapshot() const;
+  // The log is full: pushes are told to wait until a snapshot has made room.
+  bool log_full() const { return log_ != nullptr && log_->full(); }
+  uint64_t log_disk_bytes() const { return log_ == nullptr ? 0 : log_->disk_bytes(); }
+  uint64_t log_budget_bytes() const { return log_ == nullptr ? 0 : log_->budget_bytes(); }
+  // Removes what only a snapshot before the newest would need. Blocks on the disk.
+  void TrimLogToNewest();
   // With a log no push is taken before there is a snapshot that it goes on from: one has to come, whatever
   // was noted.
   void AwaitSnapshot();
@@ -237,6 +246,9 @@ class ParamServer {
   using OperationPtr = std::shared_ptr<Operation>;
   using Operations = PooledVector<OperationPtr>;
 
+  // ResourceExhausted while the log is full.
+  absl::Status CheckLogRoom() const;
+  void TrimLog(uint64_t first_needed);
   // What is left of Handle() once the frame is decoded: on its caller's thread, or the first part's lane.
   void CheckAndSequence(const OperationPtr& op);
   void SayOverload(const absl::Status& status, absl::Time now);
@@ -363,6 +375,7 @@ class ParamServer {
   absl::Status log_status_ ABSL_GUARDED_BY(mu_);
   bool has_snapshot_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t log_from_ ABSL_GUARDED_BY(mu_) = 0;  // Of the newest snapshot.
+  uint64_t log_bytes_at_snapshot_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t sequence_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t bytes_in_flight_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Time overload_said_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();

@@ -17,6 +17,16 @@ constexpr char kZeros[8] = {};
 
 }  // namespace
 
+absl::StatusOr<uint64_t> BytesBelow(FileSystem* files, const std::string& directory) {
+  RECON_ASSIGN_OR_RETURN(const std::vector<std::string> names, files->List(directory));
+  uint64_t bytes = 0;
+  for (const std::string& name : names) {
+    RECON_ASSIGN_OR_RETURN(const uint64_t size, files->Size(absl::StrCat(directory, "/", name)));
+    bytes += size;
+  }
+  return bytes;
+}
+
 PushLog::PushLog(const Options& options, FileSystem* files, const ApplyRules& rules, uint64_t next_sequence)
     : options_(options),
       files_(files),
@@ -27,6 +37,7 @@ absl::StatusOr<std::unique_ptr<PushLog>> PushLog::Open(const Options& options, F
                                                        const ApplyRules& rules, uint64_t next_sequence) {
   RECON_RETURN_IF_ERROR(files->CreateDirectories(options.directory));
   std::unique_ptr<PushLog> log(new PushLog(options, files, rules, next_sequence));
+  RECON_ASSIGN_OR_RETURN(log->disk_bytes_, BytesBelow(files, options.directory));
   RECON_RETURN_IF_ERROR(log->OpenSegment(0));
   log->thread_ = std::thread([raw = log.get()] { raw->Run(); });
   return log;
@@ -105,12 +116,13 @@ absl::Status PushLog::OpenSegment(uint64_t bytes_needed) {
   segment_ = Segment();
   RECON_FAULT_POINT("log.before_segment");
   RECON_ASSIGN_OR_RETURN(segment_.file, files_->Create(path));
-  const absl::Status allocated =
-      segment_.file->Allocate(std::max(options_.segment_bytes, segment_head_.size() + bytes_needed));
+  const uint64_t first = std::min(options_.segment_bytes, extent_bytes());
+  const absl::Status allocated = Allocate(std::max(first, segment_head_.size() + bytes_needed));
   if (!allocated.ok()) {
     files_->Remove(path).IgnoreError();  // Half a segment helps nobody on a full disk.
     return allocated;
   }
+  LookForRoom();
   RECON_FAULT_POINT("log.before_head");
   RECON_RETURN_IF_ERROR(segment_.file->Append({segment_head_}));
   segment_.bytes = segment_head_.size();
@@ -118,6 +130,32 @@ absl::Status PushLog::OpenSegment(uint64_t bytes_needed) {
   RECON_RETURN_IF_ERROR(segment_.file->Sync());
   RECON_FAULT_POINT("log.before_directory_sync");
   return files_->SyncDirectory(options_.directory);
+}
+
+uint64_t PushLog::extent_bytes() const {
+  return std::min(limits::kLogExtentBytes, std::max<uint64_t>(options_.budget_bytes / 64, uint64_t{1} << 18));
+}
+
+absl::Status PushLog::Allocate(uint64_t bytes) {
+  RECON_RETURN_IF_ERROR(segment_.file->Allocate(bytes));
+  disk_bytes_.fetch_add(bytes - segment_.allocated);
+  segment_.allocated = bytes;
+  return absl::OkStatus();
+}
+
+void PushLog::LookForRoom() {
+  const absl::StatusOr<uint64_t> free = files_->FreeBytes(options_.directory);
+  short_of_room_ = free.ok() && *free < 2 * extent_bytes();
+}
+
+absl::Status PushLog::Reserve(uint64_t bytes) {
+  const uint64_t end = segment_.bytes + bytes;
+  const uint64_t ahead = std::min(end + extent_bytes(), std::max(options_.segment_bytes, end));
+  if (ahead <= segment_.allocated || end + extent_bytes() / 2 <= segment_.allocated) return absl::OkStatus();
+  const absl::Status allocated = Allocate(ahead);
+  LookForRoom();
+  if (allocated.ok() || end <= segment_.allocated) return absl::OkStatus();
+  return end == ahead ? allocated : Allocate(end);
 }
 
 absl::Status PushLog::Write() {
@@ -147,6 +185,7 @@ absl::Status PushLog::Write() {
   if (segment_.bytes + bytes > options_.segment_bytes && segment_.bytes > segment_head_.size()) {
     RECON_RETURN_IF_ERROR(OpenSegment(bytes));
   }
+  RECON_RETURN_IF_ERROR(Reserve(bytes));
   RECON_FAULT_POINT("log.before_write");
   RECON_RETURN_IF_ERROR(segment_.file->Append(pieces_));
   segment_.bytes += bytes;
@@ -165,11 +204,15 @@ absl::Status PushLog::Trim(uint64_t first_needed) {
     const absl::StatusOr<uint64_t> first = FirstSequenceOf(name);
     if (!first.ok()) continue;
     if (!before.empty() && *first <= first_needed) {
-      RECON_RETURN_IF_ERROR(files_->Remove(absl::StrCat(options_.directory, "/", before)));
+      const std::string path = absl::StrCat(options_.directory, "/", before);
+      RECON_ASSIGN_OR_RETURN(const uint64_t size, files_->Size(path));
+      RECON_RETURN_IF_ERROR(files_->Remove(path));
+      disk_bytes_.fetch_sub(size);
       RECON_FAULT_POINT("log.trim");
     }
     before = name;
   }
+  LookForRoom();
   return absl::OkStatus();
 }
 

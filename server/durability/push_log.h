@@ -21,6 +21,7 @@
 namespace recon {
 
 // Writes the push log (LOG.md): records in the order they were appended, many at a time.
+// A segment's file grows in extents, ahead of what is written.
 //
 // Threads: Append(), Barrier(), BeginSegment() and Trim() on any; what is to come in a certain order needs
 // the caller's lock. `done` callbacks run on the log's own thread, one after the other, in the order of their
@@ -32,6 +33,8 @@ class PushLog {
     std::string directory;
     bool sync = false;  // Records are on the disk, not only written, before their callbacks run.
     uint64_t segment_bytes = limits::kLogSegmentBytes;
+    // What all segments together may take on the disk before full() says so.
+    uint64_t budget_bytes = UINT64_MAX;
   };
   // OK: the record is written, and everything before it. Otherwise nothing more will be: the log has failed.
   using Done = absl::AnyInvocable<void(const absl::Status& status)>;
@@ -55,6 +58,14 @@ class PushLog {
   absl::Status status() const;
   // Of records, since Open().
   uint64_t bytes_written() const { return bytes_written_.load(); }
+  // What all segments take on the disk.
+  uint64_t disk_bytes() const { return disk_bytes_.load(); }
+  uint64_t budget_bytes() const { return options_.budget_bytes; }
+  // The budget is used up, or the disk nearly is: a snapshot and Trim() have to make room before much more is
+  // appended. What is under way still fits.
+  bool full() const { return disk_bytes() > options_.budget_bytes || short_of_room_.load(); }
+  // Looks again whether the disk has room; for a log that nothing is appended to.
+  void LookForRoom();
 
  private:
   struct Entry {
@@ -67,12 +78,17 @@ class PushLog {
   struct Segment {
     std::unique_ptr<FileSystem::File> file;
     uint64_t bytes = 0;
+    uint64_t allocated = 0;  // On the disk, from the file's begin.
   };
 
   PushLog(const Options& options, FileSystem* files, const ApplyRules& rules, uint64_t next_sequence);
   void Run();
   void TakeBatch();
   absl::Status OpenSegment(uint64_t bytes_needed);
+  // The current segment has room on the disk for `bytes` and, where possible, for one extent more.
+  absl::Status Reserve(uint64_t bytes);
+  absl::Status Allocate(uint64_t bytes);
+  uint64_t extent_bytes() const;
   absl::Status Write();
 
   // Set in the constructor.
@@ -90,6 +106,8 @@ class PushLog {
   StreamingHash64 hash_;
 
   std::atomic<uint64_t> bytes_written_{0};
+  std::atomic<uint64_t> disk_bytes_{0};
+  std::atomic<bool> short_of_room_{false};
   mutable Mutex mu_;
   PooledDeque<Entry> queue_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
@@ -97,5 +115,8 @@ class PushLog {
 
   std::thread thread_;
 };
+
+// What the files in a directory take, together; 0 if it is not there.
+absl::StatusOr<uint64_t> BytesBelow(FileSystem* files, const std::string& directory);
 
 }  // namespace recon

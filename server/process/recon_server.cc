@@ -31,6 +31,7 @@
 #include "server/control/coordinator.h"
 #include "server/data_plane/param_server.h"
 #include "server/durability/control_db.h"
+#include "server/durability/log_budget.h"
 #include "server/durability/push_log.h"
 #include "server/durability/recovery.h"
 #include "server/process/frame_listeners.h"
@@ -93,6 +94,7 @@ struct ReconServer::Parts {
   absl::Status CheckNoPushesInLog() const;
   absl::Status LeaveLog();
   absl::Status OpenLog(const ApplyRules& rules);
+  absl::Status MakeRoomForLog(const PushLog::Options& options);
   absl::Status CheckNotBeyond(const Manifest& past) const;
   absl::Status TakeSnapshot(const std::string& reason);
   absl::Status SnapshotBeforeWork(const std::string& reason);
@@ -495,11 +497,25 @@ absl::Status ReconServer::Parts::OpenLog(const ApplyRules& rules) {
   if (replayed && NeedsSnapshotFirst(*replayed, options.sync, params->sequence())) {
     RECON_RETURN_IF_ERROR(SnapshotBeforeWork("recovered"));
   }
-  options.segment_bytes = flags.log_segment_bytes;
+  RECON_RETURN_IF_ERROR(
+      SetLogBudget(FileSystem::Local(), flags.log_max_bytes, flags.log_segment_bytes, &options));
+  RECON_RETURN_IF_ERROR(MakeRoomForLog(options));
   RECON_ASSIGN_OR_RETURN(auto log,
                          PushLog::Open(options, FileSystem::Local(), rules, params->sequence() + 1));
   params->SetLog(std::move(log));
   return absl::OkStatus();
+}
+
+// Where the disk has no room for a new segment, what a restart found gives it: its records are in a snapshot
+// now.
+absl::Status ReconServer::Parts::MakeRoomForLog(const PushLog::Options& options) {
+  RECON_ASSIGN_OR_RETURN(const LogRoom room, LookForLogRoom(FileSystem::Local(), options));
+  if (room.enough || cluster != nullptr || !params->has_values() || room.log_bytes == 0)
+    return absl::OkStatus();
+  LogWarn("{} has {} bytes left, and the push log {} of its {}: a snapshot takes its place", LogDirectory(),
+          room.free_bytes, room.log_bytes, options.budget_bytes);
+  RECON_RETURN_IF_ERROR(TakeSnapshot("log"));
+  return RemoveLog(LogDirectory());
 }
 
 absl::Status ReconServer::Parts::Drain() {

@@ -260,6 +260,12 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
   env(app->add_option("--log-segment-bytes", flags->log_segment_bytes, "bytes of a file of the push log")
           ->check(CLI::Range(uint64_t{1} << 16, uint64_t{1} << 32)),
       "RECON_LOG_SEGMENT_BYTES");
+  env(app->add_option(
+             "--log-max-bytes", flags->log_max_bytes,
+             "bytes that the push log may take on the disk; snapshots are taken early to stay below, and "
+             "pushes wait where that does not help (0: half of what is free, 16 GiB at most)")
+          ->check(CLI::Range(uint64_t{0}, uint64_t{1} << 50)),
+      "RECON_LOG_MAX_BYTES");
   env(app->add_option("--replay-target", raw->replay_target,
                       "a snapshot is taken early when replaying the log would take longer"),
       "RECON_REPLAY_TARGET");

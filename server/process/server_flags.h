@@ -46,6 +46,7 @@ struct ServerFlags {
   enum class Durability { kSync, kLog, kSnapshot };
   Durability durability = Durability::kLog;
   uint64_t log_segment_bytes = limits::kLogSegmentBytes;
+  uint64_t log_max_bytes = 0;  // 0: half of what is free.
   absl::Duration replay_target;
   absl::Duration snapshot_interval;
   RetentionRules snapshot_keep;

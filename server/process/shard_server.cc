@@ -28,6 +28,7 @@
 #include "google/protobuf/util/message_differencer.h"
 #include "server/data_plane/param_server.h"
 #include "server/durability/control_db.h"
+#include "server/durability/log_budget.h"
 #include "server/durability/log_reader.h"
 #include "server/durability/push_log.h"
 #include "server/durability/recovery.h"
@@ -426,7 +427,8 @@ absl::Status ShardServer::Parts::OpenLog(const Assignment& assignment, const App
   PushLog::Options options;
   options.directory = LogDirectory();
   options.sync = assignment.durability() == DurabilityName(ServerFlags::Durability::kSync);
-  options.segment_bytes = assignment.log_segment_bytes();
+  RECON_RETURN_IF_ERROR(
+      SetLogBudget(FileSystem::Local(), flags_.log_max_bytes, assignment.log_segment_bytes(), &options));
   RECON_ASSIGN_OR_RETURN(auto log,
                          PushLog::Open(options, FileSystem::Local(), rules, params_->sequence() + 1));
   params_->SetLog(std::move(log));
@@ -490,6 +492,7 @@ ServerReport ShardServer::Parts::Progress() const {
     progress->set_frontier_step(params->frontier());
     progress->set_replay_seconds(params->replay_seconds() - replay_seconds_before_.load());
     progress->set_recover_ms(stats.recover_ms);
+    progress->set_log_wants_snapshot(params->log_wants_snapshot());
   }
   return report;
 }

@@ -226,14 +226,17 @@ void SnapshotService::NoteNewest(const Manifest& manifest) {
 
 void SnapshotService::Tick(absl::Time now) {
   bool due = false;
+  bool log_is_long = false;
   {
     MutexLock lock(&mu_);
     if (periodic_running_ || now < next_try_ || (cluster_ != nullptr && !cluster_->live())) return;
+    if (params_->sequence() == last_sequence_ && params_->log_full()) params_->TrimLogToNewest();
     if (params_->sequence() == last_sequence_ || !params_->has_values()) return;
     due = now - last_periodic_ >= options_.interval;
     const double replay_seconds = std::max(params_->replay_seconds() - replay_seconds_at_last_,
                                            cluster_ == nullptr ? 0 : cluster_->replay_seconds());
-    if (!due && replay_seconds < absl::ToDoubleSeconds(options_.replay_target)) return;
+    log_is_long = params_->log_wants_snapshot() || (cluster_ != nullptr && cluster_->log_wants_snapshot());
+    if (!due && !log_is_long && replay_seconds < absl::ToDoubleSeconds(options_.replay_target)) return;
     periodic_running_ = true;
     last_periodic_ = now;
     next_try_ = now + kBetweenTries;
@@ -242,7 +245,10 @@ void SnapshotService::Tick(absl::Time now) {
     MutexLock lock(&mu_);
     periodic_running_ = false;
   };
-  Take(due ? "periodic" : "replay", done, SnapshotWriter::Pace::kBackground);
+  Take(due           ? "periodic"
+       : log_is_long ? "log"
+                     : "replay",
+       done, params_->log_full() ? SnapshotWriter::Pace::kNow : SnapshotWriter::Pace::kBackground);
 }
 
 void SnapshotService::Flush() {

@@ -13,7 +13,8 @@ namespace {
 using Lock = std::lock_guard<std::mutex>;
 
 absl::Status ErrorOf(FaultyFileSystem::Fault fault, const std::string& what) {
-  if (fault == FaultyFileSystem::Fault::kIoError) return absl::UnavailableError(what + ": Input/output error");
+  if (fault == FaultyFileSystem::Fault::kIoError)
+    return absl::UnavailableError(what + ": Input/output error");
   return absl::ResourceExhaustedError(what + ": No space left on device");
 }
 
@@ -231,6 +232,16 @@ absl::Status FaultyFileSystem::CreateDirectories(const std::string& path) {
 absl::StatusOr<bool> FaultyFileSystem::IsDirectory(const std::string& path) {
   const Lock lock(mu_);
   return directories_.count(path) > 0;
+}
+
+absl::StatusOr<uint64_t> FaultyFileSystem::FreeBytes(const std::string&) {
+  const Lock lock(mu_);
+  return free_bytes_;
+}
+
+void FaultyFileSystem::SetFreeBytes(uint64_t bytes) {
+  const Lock lock(mu_);
+  free_bytes_ = bytes;
 }
 
 absl::StatusOr<std::vector<std::string>> FaultyFileSystem::List(const std::string& directory) {

@@ -25,6 +25,9 @@ class FaultyFileSystem : public FileSystem {
   // Calls that could have failed so far.
   int calls() const;
 
+  // What FreeBytes() says; as much as there can be by default.
+  void SetFreeBytes(uint64_t bytes);
+
   // What a power failure leaves: of what was not synced, any `sector`-sized part may be there or not, and any
   // name. Deterministic in `seed`.
   std::unique_ptr<FaultyFileSystem> AfterPowerFailure(uint64_t seed, size_t sector) const;
@@ -44,6 +47,7 @@ class FaultyFileSystem : public FileSystem {
   absl::Status SyncDirectory(const std::string& path) override;
   absl::Status CreateDirectories(const std::string& path) override;
   absl::StatusOr<bool> IsDirectory(const std::string& path) override;
+  absl::StatusOr<uint64_t> FreeBytes(const std::string& directory) override;
   absl::StatusOr<std::vector<std::string>> List(const std::string& directory) override;
 
  private:
@@ -59,6 +63,7 @@ class FaultyFileSystem : public FileSystem {
   absl::Status FailIfDue(const std::string& what);
 
   mutable std::mutex mu_;
+  uint64_t free_bytes_ = UINT64_MAX;
   Names names_;
   Names durable_names_;
   std::set<std::string> directories_;

@@ -8,11 +8,12 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 set(CMAKE_BUILD_RPATH_USE_ORIGIN ON)  # bin/ can be moved as a whole.
 
 # A file compiled in one clone is found again in any other: paths below the clone count relative to it, and the folder
-# a build runs in does not count. Debug information names files relative to the clone, too.
+# a build runs in does not count. Debug information names files relative to the clone, too. What a file depends on is
+# asked of the compiler (CCACHE_DEPEND): the preprocessor alone would take what a precompiled header was before.
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
   set(recon_ccache ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1
-      CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_INODECACHE=1 ${CCACHE_PROGRAM})
+      CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_INODECACHE=1 CCACHE_DEPEND=1 ${CCACHE_PROGRAM})
   set(CMAKE_CXX_COMPILER_LAUNCHER ${recon_ccache})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${recon_ccache})
 endif()
