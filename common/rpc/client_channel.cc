@@ -15,6 +15,8 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectTo(const std::string& addr
   grpc::ChannelArguments args;
   args.SetInt("recon.connection", connection);  // Channels of equal arguments share one.
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  // http_proxy and its like are for what leaves the cluster.
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   // A connection attempt, too, has so long: what TLS needs over a link of half a second and back.
   args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2'000);

@@ -5,6 +5,7 @@
 #include "common/base/mutex.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/support/channel_arguments.h"
 #include "grpcpp/version_info.h"
 
 namespace recon {
@@ -15,12 +16,18 @@ constexpr unsigned kCoresMax = 2;
 // Of this version it is known that another thread goes on.
 constexpr bool kKnownVersion = GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51;
 
+std::shared_ptr<grpc::Channel> ChannelToNowhere() {
+  grpc::ChannelArguments args;
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return grpc::CreateCustomChannel("127.0.0.1:1", grpc::InsecureChannelCredentials(), args);
+}
+
 }  // namespace
 
 // A call that is cancelled before it begins, and whose callback sleeps.
 class PollerLimit::SleepingCall : public grpc::ClientUnaryReactor {
  public:
-  SleepingCall() : stub_(grpc::CreateChannel("127.0.0.1:1", grpc::InsecureChannelCredentials())) {
+  SleepingCall() : stub_(ChannelToNowhere()) {
     const grpc::Slice nothing;
     request_ = grpc::ByteBuffer(&nothing, 1);
     context_.TryCancel();

@@ -44,14 +44,16 @@ class ProcessJob {
   }
 
   // Workers called "two" use the network, all others shared memory.
-  std::unique_ptr<Process> StartWorker(const std::string& name, std::vector<std::string> flags = {}) {
+  std::unique_ptr<Process> StartWorker(const std::string& name, std::vector<std::string> flags = {},
+                                       std::vector<std::string> environment = {}) {
     std::vector<std::string> arguments = {
         "recon-worker",           "--server", address_, "--name", name, "--data",
         "clusters:4000,500,16,4", "--device", "cpu"};
     if (flags.empty() || flags[0] != "--model") arguments.insert(arguments.end(), {"--model", "mlp:16-24-4"});
     if (name == "two") arguments.insert(arguments.end(), {"--transport", "grpc"});
     arguments.insert(arguments.end(), flags.begin(), flags.end());
-    return std::make_unique<Process>(arguments, absl::StrCat(directory_.path(), "/", name, ".log"));
+    return std::make_unique<Process>(arguments, absl::StrCat(directory_.path(), "/", name, ".log"),
+                                     std::move(environment));
   }
 
   absl::StatusOr<StatusReply> Status() const { return ControlClient(*ConnectTo(address_, {})).Status(); }

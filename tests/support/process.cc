@@ -25,8 +25,8 @@ Process::Process(std::vector<std::string> arguments, std::string log, std::vecto
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
   std::vector<char*> envp;
+  for (std::string& entry : environment) envp.push_back(entry.data());  // The first of a name counts.
   for (char** entry = environ; *entry != nullptr; ++entry) envp.push_back(*entry);
-  for (std::string& entry : environment) envp.push_back(entry.data());
   envp.push_back(nullptr);
   const int fd = open(log_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   pid_ = fork();

@@ -14,7 +14,7 @@ namespace recon {
 class Process {
  public:
   // `arguments[0]` is the program; names without '/' are taken from the build's bin directory.
-  // `environment` has NAME=VALUE entries to add.
+  // `environment` has NAME=VALUE entries to add, or to replace others.
   Process(std::vector<std::string> arguments, std::string log, std::vector<std::string> environment = {});
   ~Process();
   Process(const Process&) = delete;

@@ -354,6 +354,7 @@ absl::Status RunGrpcSource(int port) {
     std::vector<std::shared_ptr<grpc::Channel>> channels;
     for (int i = 0; i < connections; ++i) {
       grpc::ChannelArguments args;
+      args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
       args.SetInt("recon.connection", i);  // Channels of different arguments do not share a connection.
       channels.push_back(grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", port),
                                                    grpc::InsecureChannelCredentials(), args));
