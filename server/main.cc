@@ -29,13 +29,13 @@ int Run(const recon::ServerFlags& flags) {
 // Exit codes: 0 drained or done, 1 failed at start or while running, 2 wrong flags.
 int main(int argc, char** argv) {
   recon::ProcessUptime();
+  recon::ShutdownSignal::Install();
   recon::TuneProcess();
   recon::TuneGrpc();
   int exit_code = 0;
   const auto flags = recon::ParseServerFlags(argc, argv, &exit_code);
   if (!flags.ok()) return exit_code;
   recon::InitLog(flags->log_level);
-  recon::ShutdownSignal::Install();
   const recon::PollerLimit poller_limit;
   return flags->join.empty() ? Run<recon::ReconServer>(*flags) : Run<recon::ShardServer>(*flags);
 }

@@ -15,18 +15,19 @@
 // not fit.
 int main(int argc, char** argv) {
   recon::ProcessUptime();
+  recon::ShutdownSignal::Install();
   recon::TuneProcess();
   recon::TuneGrpc();
   int exit_code = 0;
   const auto flags = recon::ParseWorkerFlags(argc, argv, &exit_code);
   if (!flags.ok()) return exit_code;
   recon::InitLog(flags->log_level);
-  recon::ShutdownSignal::Install();
   const recon::PollerLimit poller_limit;
   std::atomic<bool> stop{false};
   std::atomic<bool> ended{false};
   std::thread signals([&] {
     while (!ended.load() && !stop.load()) stop.store(recon::ShutdownSignal::Wait(absl::Milliseconds(100)));
+    if (stop.load()) recon::LogInfo("{}: ends after what is under way", recon::ShutdownSignal::Name());
   });
   const absl::Status status = recon::RunWorker(*flags, &stop);
   ended.store(true);

@@ -519,7 +519,8 @@ absl::Status ReconServer::Parts::MakeRoomForLog(const PushLog::Options& options)
 }
 
 absl::Status ReconServer::Parts::Drain() {
-  LogInfo("draining");
+  const std::string signal = ShutdownSignal::Name();
+  LogInfo("draining{}{}", signal.empty() ? "" : ": ", signal);
   // The push log has everything.
   if (flags.durability != ServerFlags::Durability::kSnapshot) store->CapPatience(kDrainPatience);
   coordinator->lane()->RunAndWait([this] { coordinator->BeginDrain(); });

@@ -523,7 +523,8 @@ absl::Status ShardServer::Parts::Run() {
     }
     Report(Progress());
   }
-  LogInfo("stopped");
+  const std::string signal = ShutdownSignal::Name();
+  LogInfo("stopped{}{}", signal.empty() ? "" : ": ", signal);
   return absl::OkStatus();
 }
 
