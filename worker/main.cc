@@ -12,7 +12,7 @@
 #include "worker/process/worker_flags.h"
 
 // Exit codes: 0 job finished or stopped by a signal, 1 failed, 2 wrong flags, or data or a model that does
-// not fit.
+// not fit, or another process has taken over its name.
 int main(int argc, char** argv) {
   recon::ProcessUptime();
   recon::ShutdownSignal::Install();
@@ -34,5 +34,9 @@ int main(int argc, char** argv) {
   signals.join();
   if (status.ok() || (absl::IsCancelled(status) && stop.load())) return 0;
   std::cerr << "recon-worker: " << status.message() << "\n";
-  return absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsDataLoss(status) ? 2 : 1;
+  // Who is started again after its name was taken over takes it back, and so on for ever.
+  return absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsDataLoss(status) ||
+                 absl::IsAlreadyExists(status)
+             ? 2
+             : 1;
 }

@@ -68,7 +68,9 @@ class Coordinator {
   // The lane all other methods must run on.
   Lane* lane() { return &lane_; }
 
-  absl::StatusOr<RegisterReply> Register(const RegisterRequest& request, absl::Time now);
+  // `peer`: from where the request came, as people read it; empty if unknown.
+  absl::StatusOr<RegisterReply> Register(const RegisterRequest& request, absl::Time now,
+                                         const std::string& peer = "");
   absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatRequest& request, absl::Time now);
   absl::StatusOr<AcquireReply> Acquire(const AcquireRequest& request, absl::Time now);
   absl::StatusOr<CompleteReply> Complete(const CompleteRequest& request, absl::Time now);
@@ -101,6 +103,9 @@ class Coordinator {
   // A new cluster epoch, by these rules; no step before `first_step` is begun in it.
   absl::Status GoOnBy(ApplyRules rules, uint64_t first_step);
   absl::Status AdoptModel(const RegisterRequest& request);
+  // AlreadyExists if a worker that is alive has the name and nobody asked for it; a warning if somebody did.
+  absl::Status CheckName(const RegisterRequest& request, WorkerId worker, const std::string& peer,
+                         absl::Time now);
   // On every server.
   bool HasValues() const;
   void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step);

@@ -55,7 +55,24 @@ absl::Status Coordinator::CheckDataset(const RegisterRequest& request) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& request, absl::Time now) {
+absl::Status Coordinator::CheckName(const RegisterRequest& request, WorkerId worker, const std::string& peer,
+                                    absl::Time now) {
+  if (!membership_.HeldByAnother(worker, Incarnation(request.incarnation()), now)) return absl::OkStatus();
+  const Membership::Member& holder = *membership_.Find(worker);
+  const std::string age = absl::FormatDuration(absl::Trunc(now - holder.last_heard, absl::Milliseconds(1)));
+  if (request.name_is_drawn()) {
+    return absl::AlreadyExistsError(absl::StrCat("the name ", request.name(), " is that of the worker at ",
+                                                 holder.peer, ", heard of ", age, " ago"));
+  }
+  LogWarn(
+      "worker {}: the process at {} replaces the one at {}, which was heard of {} ago and ends now: if both "
+      "were meant to run, give them two names",
+      request.name(), peer, holder.peer, age);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& request, absl::Time now,
+                                                    const std::string& peer) {
   if (request.name().empty() || request.name().size() > limits::kNameBytesMax || request.incarnation() == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("worker name '", request.name(), "' of ", request.name().size(), " bytes (1 to ",
@@ -112,6 +129,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   }
   if (cluster_ != nullptr && !cluster_->live()) return absl::UnavailableError(cluster_->Missing());
   RECON_ASSIGN_OR_RETURN(const WorkerId worker, journal_->WorkerIdFor(request.name()));
+  RECON_RETURN_IF_ERROR(CheckName(request, worker, peer, now));
 
   Membership::Member member;
   member.name = request.name();
@@ -120,6 +138,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   member.codec = request.codec();
   member.simulated = request.simulated();
   member.serves_parameters = request.serves_parameters();
+  member.peer = peer;
   const Membership::Member* before = membership_.Find(worker);
   const WorkerProgress progress_before = before == nullptr ? WorkerProgress() : before->progress;
   const bool replaces = before != nullptr && !before->gone && before->incarnation != member.incarnation;
@@ -158,7 +177,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   if (cluster_ != nullptr) {
     for (ServerAddress& server : cluster_->Addresses()) *reply.add_servers() = std::move(server);
   }
-  for (std::string& peer : PeersFor(worker, now)) reply.add_peers(std::move(peer));
+  for (std::string& other : PeersFor(worker, now)) reply.add_peers(std::move(other));
   reply.set_workers(static_cast<uint32_t>(membership_.alive()));
   AdoptLeases(request, worker, now, &reply);
   // Asynchronous workers count steps of their own: a jump to where others are would look like an error.

@@ -2,13 +2,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/limits.h"
+#include "common/base/status_macros.h"
 
 namespace recon {
 
 absl::Status Membership::Admit(WorkerId worker, const Member& member, absl::Time now) {
-  if (superseded_.count(member.incarnation) != 0) {
-    return absl::AlreadyExistsError(absl::StrCat("another process has taken over the name ", member.name));
-  }
+  RECON_RETURN_IF_ERROR(CheckNotTakenOver(member.name, member.incarnation));
   const auto found = members_.find(worker);
   if (found == members_.end() && members_.size() >= limits::kMembersMax) DropOldestGone();
   if (found == members_.end() && members_.size() >= limits::kMembersMax) {
@@ -16,7 +15,7 @@ absl::Status Membership::Admit(WorkerId worker, const Member& member, absl::Time
         absl::StrCat(members_.size(), " members, allowed are ", limits::kMembersMax));
   }
   if (found != members_.end() && found->second.incarnation != member.incarnation) {
-    superseded_.insert(found->second.incarnation);
+    superseded_.emplace(found->second.incarnation, member.peer);
   }
   Member& mine = members_[worker];
   const WorkerProgress progress = mine.incarnation == member.incarnation ? mine.progress : WorkerProgress();
@@ -27,12 +26,23 @@ absl::Status Membership::Admit(WorkerId worker, const Member& member, absl::Time
   return absl::OkStatus();
 }
 
+absl::Status Membership::CheckNotTakenOver(const std::string& name, Incarnation incarnation) const {
+  const auto found = superseded_.find(incarnation);
+  if (found == superseded_.end()) return absl::OkStatus();
+  return absl::AlreadyExistsError(
+      absl::StrCat("another process has taken over the name ", name,
+                   found->second.empty() ? "" : absl::StrCat(": the one at ", found->second)));
+}
+
+bool Membership::HeldByAnother(WorkerId worker, Incarnation incarnation, absl::Time now) const {
+  const auto found = members_.find(worker);
+  if (found == members_.end() || found->second.gone) return false;
+  return found->second.incarnation != incarnation && !suspect(found->second, now);
+}
+
 absl::Status Membership::Hear(WorkerId worker, Incarnation incarnation, absl::Time now) {
   const auto found = members_.find(worker);
-  if (superseded_.count(incarnation) != 0) {
-    return absl::AlreadyExistsError(absl::StrCat("another process has taken over the name ",
-                                                 found == members_.end() ? "" : found->second.name));
-  }
+  RECON_RETURN_IF_ERROR(CheckNotTakenOver(found == members_.end() ? "" : found->second.name, incarnation));
   if (found == members_.end()) {
     return absl::FailedPreconditionError(absl::StrCat("worker ", worker.value(), " is not registered"));
   }

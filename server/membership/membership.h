@@ -1,7 +1,6 @@
 #pragma once
 
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -32,6 +31,7 @@ class Membership {
     std::string codec;
     std::string serves_parameters;  // As it registered.
     bool simulated = false;
+    std::string peer;  // From where it registered, as people read it; empty if unknown.
   };
 
   explicit Membership(const Timeouts& timeouts) : timeouts_(timeouts) {}
@@ -60,15 +60,19 @@ class Membership {
   bool suspect(const Member& member, absl::Time now) const {
     return !member.gone && now - member.last_heard > timeouts_.suspect_after;
   }
+  // Whether another process than `incarnation` has the name and was heard of lately.
+  bool HeldByAnother(WorkerId worker, Incarnation incarnation, absl::Time now) const;
 
  private:
   // Makes room: those that are gone are only shown.
   void DropOldestGone();
+  // Whether another process has the name that this one had.
+  absl::Status CheckNotTakenOver(const std::string& name, Incarnation incarnation) const;
 
   Timeouts timeouts_;
   std::map<WorkerId, Member> members_;
-  // Processes whose name another one took over.
-  std::set<Incarnation> superseded_;
+  // Processes whose name another one took over: from where that registered.
+  std::map<Incarnation, std::string> superseded_;
 };
 
 }  // namespace recon

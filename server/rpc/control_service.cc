@@ -1,7 +1,11 @@
 #include "server/rpc/control_service.h"
 
+#include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/rpc/status_codes.h"
@@ -23,12 +27,18 @@ grpc::ServerUnaryReactor* OnLane(Lane* lane, grpc::CallbackServerContext* contex
   return reactor;
 }
 
+// As gRPC says it, "ipv4:10.0.0.2:4711" or "ipv6:%5B::1%5D:4711", in the form that flags have.
+std::string PeerName(absl::string_view peer) {
+  if (!absl::ConsumePrefix(&peer, "ipv4:")) absl::ConsumePrefix(&peer, "ipv6:");
+  return absl::StrReplaceAll(peer, {{"%5B", "["}, {"%5D", "]"}});
+}
+
 }  // namespace
 
 ControlService::Reactor* ControlService::Register(Context* context, const RegisterRequest* request,
                                                   RegisterReply* reply) {
-  return OnLane(coordinator_->lane(), context, reply, [this, request]() {
-    absl::StatusOr<RegisterReply> result = coordinator_->Register(*request, Now());
+  return OnLane(coordinator_->lane(), context, reply, [this, request, peer = PeerName(context->peer())]() {
+    absl::StatusOr<RegisterReply> result = coordinator_->Register(*request, Now(), peer);
     if (!result.ok()) LogWarn("worker {} refused: {}", request->name(), result.status().message());
     return result;
   });

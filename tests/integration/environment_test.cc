@@ -1,10 +1,14 @@
 // What machines, containers and schedulers do to processes.
 
 #include <signal.h>
+#include <unistd.h>
+
+#include <filesystem>
 
 #include "absl/strings/match.h"
 #include "catch2/catch.hpp"
 #include "common/base/clock.h"
+#include "common/base/process.h"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/storage/local_store.h"
 #include "tests/integration/process_job.h"
@@ -14,6 +18,22 @@ namespace {
 
 std::vector<std::string> JobFlags(int epochs) {
   return {"--data-epochs", absl::StrCat(epochs), "--snapshot-interval", "1h"};
+}
+
+// For a program whose machine lacks something, or whose clock is off by what the file `clock` says.
+std::vector<std::string> Machine(const std::string& lacks, const std::string& clock = "") {
+  return {absl::StrCat("LD_PRELOAD=", ProgramDirectory(), "/other_machine.so"),
+          absl::StrCat("MACHINE_LACKS=", lacks), absl::StrCat("MACHINE_CLOCK=", clock),
+          "ASAN_OPTIONS=verify_asan_link_order=0"};
+}
+
+// Runs a server that is refused; what it says.
+std::string RefusedOn(const std::vector<std::string>& machine) {
+  const TempDir directory;
+  Process server({"recon-server", "--data", directory / "data", "--listen", "127.0.0.1:0"}, directory / "log",
+                 machine);
+  CHECK(server.Wait(absl::Seconds(30)) == 1);
+  return server.output();
 }
 
 }  // namespace
@@ -67,7 +87,13 @@ TEST_CASE("a second notice after the grace ends a worker that hangs, with a line
   ProcessJob job(JobFlags(1));
   REQUIRE(job.StartServer());
   auto worker = job.StartWorker("one", {"--model", "mlp:16-24-4", "--step-ms", "3600000"});
-  REQUIRE(Eventually([&] { return absl::StrContains(job.ServerLog(), "job started"); }));
+  // It computes: it has had a lease for a while.
+  absl::Time since = Now();
+  REQUIRE(Eventually([&] {
+    const auto status = job.Status();
+    if (!status.ok() || status->members_size() == 0 || status->members(0).splits() == 0) since = Now();
+    return Now() - since > absl::Seconds(1);
+  }));
   worker->Signal(SIGTERM);
   const int64_t first = MonotonicNanos();
   REQUIRE(Eventually([&] {
@@ -77,6 +103,47 @@ TEST_CASE("a second notice after the grace ends a worker that hangs, with a line
   CHECK(MonotonicNanos() - first >= 5'000'000'000);
   CHECK(worker->Wait(absl::ZeroDuration()) == 128 + SIGTERM);
   CHECK(absl::StrContains(worker->output(), "another signal while this process was ending"));
+}
+
+TEST_CASE("two workers of one name that are alive: server and the older one say who replaced whom",
+          "[environment]") {
+  ProcessJob job(JobFlags(100'000));
+  REQUIRE(job.StartServer());
+  auto older = job.StartWorker("one");
+  REQUIRE(job.SamplesReach(1000));
+  auto newer = job.StartWorker("one");
+  CHECK(older->Wait(absl::Seconds(30)) == 2);  // Not to be started again: they would take turns.
+  CHECK(absl::StrContains(
+      older->output(), "recon-worker: another process has taken over the name one: the one at 127.0.0.1:"));
+  CHECK(absl::StrContains(job.ServerLog(), "worker one: the process at 127.0.0.1:"));
+  CHECK(absl::StrContains(job.ServerLog(), " replaces the one at 127.0.0.1:"));
+  CHECK(newer->running());
+}
+
+TEST_CASE("workers without a name have different ones, also where host and process number are the same",
+          "[environment]") {
+  if (geteuid() != 0) {
+    WARN("SKIP: namespaces of process numbers need root");
+    return;
+  }
+  ProcessJob job(JobFlags(100'000));
+  REQUIRE(job.StartServer());
+  std::vector<std::unique_ptr<Process>> workers;
+  for (const char* log : {"a.log", "b.log"}) {
+    workers.push_back(std::make_unique<Process>(
+        std::vector<std::string>{"/usr/bin/unshare", "-pf", "--kill-child",
+                                 ProgramDirectory() + "/recon-worker", "--server", job.address(), "--data",
+                                 "clusters:4000,500,16,4", "--model", "mlp:16-24-4", "--device", "cpu"},
+        job.directory() / log));
+  }
+  REQUIRE(Eventually([&] {
+    const auto status = job.Status();
+    return status.ok() && status->members_size() == 2 && status->samples_completed() > 0;
+  }));
+  const StatusReply status = *job.Status();
+  for (const MemberStatus& member : status.members()) CHECK(member.state() != MEMBER_GONE);
+  CHECK(workers[0]->running());
+  CHECK(workers[1]->running());
 }
 
 }  // namespace recon

@@ -10,6 +10,7 @@
 #include "common/ucx/ucx_transport.h"
 #include "tests/integration/job_checks.h"
 #include "tests/support/process.h"
+#include "worker/comm/session.h"
 
 namespace recon {
 
@@ -279,6 +280,37 @@ TEST_CASE("a worker whose name is taken over ends and says why", "[job]") {
   job.stop = true;
   second.join();
   CHECK(second_status.ok());
+}
+
+TEST_CASE("a name that was drawn pushes nobody out who is alive: another is drawn", "[job]") {
+  InProcessJob job(-1, 3);
+  job.StartServer();
+  std::vector<absl::Status> statuses;
+  std::thread holder([&] { statuses = job.RunWorkers({job.MakeWorker("a")}); });
+  ControlClient control = job.Control();
+  REQUIRE(Eventually([&] { return control.Status()->members_size() == 1; }));
+  std::vector<std::string> drawn = {"b", "a"};
+  Session::Options options;
+  options.draw_name = [&] {
+    const std::string name = drawn.back();
+    drawn.pop_back();
+    return name;
+  };
+  options.name = options.draw_name();
+  options.model = ParseMlp("16-24-4")->spec;
+  options.train_samples = kSamples;
+  options.test_samples = 150;
+  {
+    const auto session = Session::Join(options, &control, &job.stop);
+    REQUIRE(session.ok());
+    CHECK((*session)->name() == "b");
+    const StatusReply status = *control.Status();
+    REQUIRE(status.members_size() == 2);
+    for (const MemberStatus& member : status.members()) CHECK(member.state() == MEMBER_IDLE);
+  }
+  job.stop = true;
+  holder.join();
+  CheckAllOk(statuses);
 }
 
 TEST_CASE("a drained server starts again where it was, and the workers go on by themselves", "[job]") {

@@ -27,12 +27,12 @@ bool ServerGone(const absl::Status& status) {
 }  // namespace
 
 Session::Session(const Options& options, ControlClient* client, const std::atomic<bool>* stop)
-    : options_(options), client_(client), stop_(stop), incarnation_(RandomNonZero()) {}
+    : options_(options), client_(client), stop_(stop), incarnation_(RandomNonZero()), name_(options.name) {}
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Join(const Options& options, ControlClient* client,
                                                        const std::atomic<bool>* stop) {
   std::unique_ptr<Session> session(new Session(options, client, stop));
-  RECON_RETURN_IF_ERROR(session->RegisterUntilOk());
+  RECON_RETURN_IF_ERROR(session->RegisterFirst());
   session->heartbeats_ = std::thread([raw = session.get()] { raw->HeartbeatLoop(); });
   return session;
 }
@@ -83,7 +83,8 @@ uint64_t Session::FirstUnacknowledged() const {
 
 RegisterRequest Session::MakeRequest() const {
   RegisterRequest request;
-  request.set_name(options_.name);
+  request.set_name(name_);
+  request.set_name_is_drawn(options_.draw_name != nullptr);
   request.set_incarnation(incarnation_.value());
   *request.mutable_model() = options_.model;
   request.set_train_samples(options_.train_samples);
@@ -158,6 +159,16 @@ absl::Status Session::RegisterOnce() {
   AdoptReply(reply);
   unreachable_since_ = absl::InfiniteFuture();
   return absl::OkStatus();
+}
+
+absl::Status Session::RegisterFirst() {
+  absl::Status status = RegisterUntilOk();
+  while (options_.draw_name && absl::IsAlreadyExists(status)) {
+    LogInfo("drawing another name: {}", status.message());
+    name_ = options_.draw_name();
+    status = RegisterUntilOk();
+  }
+  return status;
 }
 
 absl::Status Session::RegisterUntilOk() {

@@ -31,6 +31,8 @@ class Session {
  public:
   struct Options {
     std::string name;
+    // Makes another name, where the user has given none; called until one is free. Join() only.
+    std::function<std::string()> draw_name;
     ModelSpec model;
     uint64_t train_samples = 0;
     uint64_t test_samples = 0;
@@ -87,6 +89,7 @@ class Session {
   ~Session();
 
   Standing standing() const;
+  const std::string& name() const { return name_; }
   // As the last registration said: another object when the server has changed anything of it.
   std::shared_ptr<const JobConfig> job() const;
   bool server_has_values() const { return server_has_values_; }
@@ -135,6 +138,8 @@ class Session {
 
   absl::Status RegisterOnce() ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status RegisterUntilOk();
+  // Likewise, under a name that is free where it may be any.
+  absl::Status RegisterFirst();
   RegisterRequest MakeRequest() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AdoptReply(const RegisterReply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool MustDrain() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -152,6 +157,7 @@ class Session {
   ControlClient* const client_;
   const std::atomic<bool>* const stop_;
   const Incarnation incarnation_;
+  std::string name_;                // Set by Join().
   bool server_has_values_ = false;  // By the first registration.
   SnapshotOffer snapshot_offer_;    // Likewise.
   std::vector<std::string> peers_;  // Likewise.

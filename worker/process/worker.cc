@@ -1,11 +1,16 @@
 #include "worker/process/worker.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/base/clock.h"
+#include "common/base/hash.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
@@ -25,6 +30,14 @@ namespace {
 constexpr absl::Duration kStopPoll = absl::Milliseconds(50);
 // What is under way may take so long once a stop was asked for.
 constexpr absl::Duration kStopTimeout = absl::Seconds(10);
+
+// Host and process number alone may be another worker's: containers share a host's name and have numbers of
+// their own.
+std::string DrawWorkerName() {
+  char host[128] = "worker";
+  gethostname(host, sizeof(host) - 1);
+  return absl::StrCat(host, "-", absl::Hex(RandomNonZero() & 0xffffffff, absl::kZeroPad8));
+}
 
 }  // namespace
 
@@ -51,7 +64,8 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
 
   Session::Options session_options;
   if (replica_server != nullptr) session_options.serves = replica_server->address();
-  session_options.name = flags.name;
+  session_options.name = flags.name.empty() ? DrawWorkerName() : flags.name;
+  if (flags.name.empty()) session_options.draw_name = DrawWorkerName;
   session_options.model = spec;
   session_options.train_samples = data.train->size();
   session_options.test_samples = data.test->size();
@@ -100,7 +114,7 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   ControlClient control(channel);
   RECON_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                          Session::Join(session_options, &control, stop));
-  LogInfo("{} on {}{}, {} parameters, codec {}", flags.name, backend->device(),
+  LogInfo("{} on {}{}, {} parameters, codec {}", session->name(), backend->device(),
           session_options.simulated ? " (simulated)" : "", layout.params(), policy.Describe());
 
   RECON_RETURN_IF_ERROR(policy.Restrict(session->job()->refused_codecs()));

@@ -1,7 +1,5 @@
 #include "worker/process/worker_flags.h"
 
-#include <unistd.h>
-
 #include <iostream>
 
 #include "CLI/CLI.hpp"
@@ -34,8 +32,8 @@ void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
   app->set_config("--config", "", "TOML file with the same names as the flags");
   env(app->add_option("--server", flags->server, "HOST:PORT of recon-server"), "RECON_SERVER");
   env(app->add_option("--name", flags->name,
-                      "unique in the job; a new process with the name of a dead one replaces it; default "
-                      "<host>-<process>"),
+                      "unique in the job; a new process of the same name replaces its holder, dead or alive; "
+                      "default <host>-<random>"),
       "RECON_NAME");
   env(app->add_option(
           "--model", flags->model.model,
@@ -207,11 +205,6 @@ absl::Status Convert(const RawFlags& raw, WorkerFlags* flags) {
   if (flags->name.size() > limits::kNameBytesMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("--name has ", flags->name.size(), " bytes, allowed are ", limits::kNameBytesMax));
-  }
-  if (flags->name.empty()) {
-    char host[128] = "worker";
-    gethostname(host, sizeof(host) - 1);
-    flags->name = absl::StrCat(host, "-", getpid());
   }
   return absl::OkStatus();
 }

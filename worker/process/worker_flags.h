@@ -17,7 +17,7 @@ namespace recon {
 // What recon-worker was told, checked. Sources as for the server: flags, --config, RECON_<FLAG>.
 struct WorkerFlags {
   std::string server = "127.0.0.1:7070";
-  std::string name;  // Default: <host>-<process>.
+  std::string name;  // Empty: one is drawn, <host>-<random>.
   std::string data = kDefaultDataset;
   ModelOptions model;
   std::vector<std::pair<std::string, std::string>> tensor_groups;  // As AssignGroups() takes them.

@@ -55,6 +55,23 @@ TEST_CASE("a new process takes the name over, and its ghost is told so for good"
   CHECK(members.Hear(kOne, Incarnation(8), kStart).ok());
 }
 
+TEST_CASE("a name is held while its process is heard of, and who loses it learns who has it",
+          "[membership]") {
+  Membership members = Fresh();
+  CHECK_FALSE(members.HeldByAnother(kOne, Incarnation(8), kStart));
+  REQUIRE(members.Admit(kOne, Process(7), kStart).ok());
+  CHECK(members.HeldByAnother(kOne, Incarnation(8), kStart + absl::Seconds(1)));
+  CHECK_FALSE(members.HeldByAnother(kOne, Incarnation(7), kStart + absl::Seconds(1)));
+  CHECK_FALSE(members.HeldByAnother(kOne, Incarnation(8), kStart + absl::Milliseconds(1001)));
+  Membership::Member other = Process(8);
+  other.peer = "10.0.0.2:4711";
+  REQUIRE(members.Admit(kOne, other, kStart).ok());
+  const absl::Status lost = members.Hear(kOne, Incarnation(7), kStart);
+  CHECK(lost.message() == "another process has taken over the name w: the one at 10.0.0.2:4711");
+  members.Remove(kOne);
+  CHECK_FALSE(members.HeldByAnother(kOne, Incarnation(9), kStart));
+}
+
 TEST_CASE("unknown workers and wrong incarnations are to register", "[membership]") {
   Membership members = Fresh();
   CHECK(absl::IsFailedPrecondition(members.Hear(kOne, Incarnation(7), kStart)));
