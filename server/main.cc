@@ -1,7 +1,10 @@
+#include <algorithm>
 #include <iostream>
+#include <string>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/machine_limits.h"
 #include "common/base/process.h"
 #include "common/base/shutdown_signal.h"
 #include "common/rpc/grpc_tuning.h"
@@ -11,6 +14,9 @@
 #include "server/process/shard_server.h"
 
 namespace {
+
+// A job that says nothing of its size.
+constexpr int kWorkersExpected = 64;
 
 template <typename Server>
 int Run(const recon::ServerFlags& flags) {
@@ -31,11 +37,17 @@ int main(int argc, char** argv) {
   recon::ProcessUptime();
   recon::ShutdownSignal::Install();
   recon::TuneProcess();
+  recon::RaiseLimits();
   recon::TuneGrpc();
   int exit_code = 0;
   const auto flags = recon::ParseServerFlags(argc, argv, &exit_code);
   if (!flags.ok()) return exit_code;
   recon::InitLog(flags->log_level);
+  const recon::MachineLimits limits = recon::ReadMachineLimits();
+  recon::LogInfo("this machine: {}", recon::Describe(limits));
+  const int workers = std::max(kWorkersExpected, static_cast<int>(flags->job.workers_min()));
+  if (const std::string lacks = recon::TooLittle(limits, workers); !lacks.empty())
+    recon::LogWarn("{}", lacks);
   const recon::PollerLimit poller_limit;
   return flags->join.empty() ? Run<recon::ReconServer>(*flags) : Run<recon::ShardServer>(*flags);
 }

@@ -1,9 +1,11 @@
 #include <atomic>
 #include <iostream>
+#include <string>
 #include <thread>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/machine_limits.h"
 #include "common/base/process.h"
 #include "common/base/shutdown_signal.h"
 #include "common/rpc/grpc_tuning.h"
@@ -17,11 +19,15 @@ int main(int argc, char** argv) {
   recon::ProcessUptime();
   recon::ShutdownSignal::Install();
   recon::TuneProcess();
+  recon::RaiseLimits();
   recon::TuneGrpc();
   int exit_code = 0;
   const auto flags = recon::ParseWorkerFlags(argc, argv, &exit_code);
   if (!flags.ok()) return exit_code;
   recon::InitLog(flags->log_level);
+  const recon::MachineLimits limits = recon::ReadMachineLimits();
+  recon::LogInfo("this machine: {}", recon::Describe(limits));
+  if (const std::string lacks = recon::TooLittle(limits, 1); !lacks.empty()) recon::LogWarn("{}", lacks);
   const recon::PollerLimit poller_limit;
   std::atomic<bool> stop{false};
   std::atomic<bool> ended{false};

@@ -1,7 +1,6 @@
 #include "common/rpc/poller_limit.h"
 
-#include <thread>
-
+#include "common/base/machine_limits.h"
 #include "common/base/mutex.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -54,7 +53,7 @@ class PollerLimit::SleepingCall : public grpc::ClientUnaryReactor {
   Notification asleep_, wake_, awake_;
 };
 
-PollerLimit::PollerLimit() : PollerLimit(std::thread::hardware_concurrency()) {}
+PollerLimit::PollerLimit() : PollerLimit(static_cast<unsigned>(UsableCores())) {}
 
 PollerLimit::PollerLimit(unsigned cores) {
   if (kKnownVersion && cores <= kCoresMax) call_ = std::make_unique<SleepingCall>();

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/base/limits.h"
+#include "common/base/machine_limits.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
 #include "common/storage/store_url.h"
@@ -410,7 +410,7 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
     if (!url.empty()) RECON_RETURN_IF_ERROR(ParseStoreUrl(url).status());
   }
   if (flags->apply_threads == 0) {
-    flags->apply_threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 16);
+    flags->apply_threads = std::clamp(UsableCores(), 1, 16);
   }
   return absl::OkStatus();
 }

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/hash.h"
+#include "common/base/machine_limits.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "common/snapshot/manifest.h"
@@ -68,7 +69,7 @@ absl::StatusOr<uint64_t> ReadSnapshot(const SnapshotOffer& offer, const ParamLay
   };
   std::vector<std::thread> threads;
   try {
-    const unsigned others = std::min(std::thread::hardware_concurrency(), kThreadsMax);
+    const unsigned others = std::min(static_cast<unsigned>(UsableCores()), kThreadsMax);
     while (threads.size() + 1 < others) threads.emplace_back(read);
   } catch (const std::system_error&) {  // No more threads: those there are do all.
   }

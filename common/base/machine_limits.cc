@@ -1,0 +1,155 @@
+#include "common/base/machine_limits.h"
+
+#include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "common/base/control_group.h"
+#include "common/base/limits.h"
+
+namespace recon {
+namespace {
+
+// Of a server: files of the database and of the log, sockets, events.
+constexpr uint64_t kDescriptorsOfProcess = 128;
+// Of each of its workers: a connection for control and those for frames, or shared memory and its events.
+constexpr uint64_t kDescriptorsOfWorker = limits::kDataConnections + 4;
+// Lanes, gRPC, the database, snapshots.
+constexpr uint64_t kThreadsOfProcess = 64;
+
+template <typename Number>
+void Lower(Number value, Number* limit) {
+  *limit = *limit == 0 ? value : std::min(*limit, value);
+}
+
+uint64_t SoftLimit(int resource) {
+  rlimit limit{};
+  if (getrlimit(static_cast<__rlimit_resource_t>(resource), &limit) != 0) return 0;
+  return limit.rlim_cur == RLIM_INFINITY ? 0 : limit.rlim_cur;
+}
+
+double CoreQuota(const std::string& root) {
+  double quota = 0;
+  const auto lower = [&](const std::string& used, const std::string& period) {
+    double used_us = 0, period_us = 0;  // "max", and -1, mean none.
+    if (!absl::SimpleAtod(used, &used_us) || !absl::SimpleAtod(period, &period_us)) return;
+    if (used_us > 0 && period_us > 0) Lower(used_us / period_us, &quota);
+  };
+  VisitControlGroups(root, "cpu", "cpu.max", "cpu.cfs_quota_us", [&](const std::string& path) {
+    std::string used, period;
+    std::ifstream file(path);
+    if (!(file >> used)) return;
+    if (!(file >> period)) {
+      std::ifstream(path.substr(0, path.rfind('/')) + "/cpu.cfs_period_us") >> period;
+    }
+    lower(used, period);
+  });
+  return quota;
+}
+
+uint64_t ThreadLimit(const std::string& root) {
+  uint64_t limit = 0;
+  VisitControlGroups(root, "pids", "pids.max", "pids.max", [&](const std::string& path) {
+    std::string text;
+    uint64_t threads = 0;
+    if (std::ifstream(path) >> text && absl::SimpleAtoi(text, &threads)) Lower(threads, &limit);
+  });
+  return limit;
+}
+
+std::string WithCommas(uint64_t number) {
+  std::string text = absl::StrCat(number);
+  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3) {
+    text.insert(static_cast<size_t>(at), ",");
+  }
+  return text;
+}
+
+}  // namespace
+
+int MachineLimits::Cores() const {
+  const int by_quota = core_quota > 0 ? static_cast<int>(std::ceil(core_quota)) : cores_allowed;
+  return std::max(1, std::min(cores_allowed, by_quota));
+}
+
+MachineLimits ReadMachineLimits(const std::string& root) {
+  MachineLimits limits;
+  limits.cores_of_machine = std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+  cpu_set_t cores;
+  // Of machines with more than 1,024 cores it tells nothing.
+  limits.cores_allowed =
+      sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : limits.cores_of_machine;
+  limits.core_quota = CoreQuota(root);
+  limits.descriptors = SoftLimit(RLIMIT_NOFILE);
+  limits.file_bytes = SoftLimit(RLIMIT_FSIZE);
+  limits.threads = ThreadLimit(root);
+  return limits;
+}
+
+void RaiseLimits() {
+  for (const auto resource : {RLIMIT_NOFILE, RLIMIT_FSIZE}) {
+    rlimit limit{};
+    if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == limit.rlim_max) continue;
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(resource, &limit);
+  }
+}
+
+std::string Describe(const MachineLimits& limits) {
+  std::vector<std::string> parts;
+  std::string cores =
+      limits.Cores() < limits.cores_of_machine
+          ? absl::StrCat(limits.Cores(), " of ", limits.cores_of_machine, " cores")
+          : absl::StrCat(limits.cores_of_machine, limits.cores_of_machine == 1 ? " core" : " cores");
+  if (limits.core_quota > 0 && limits.core_quota < limits.cores_allowed) {
+    absl::StrAppend(&cores, " by the control group's quota");
+    if (limits.core_quota != std::ceil(limits.core_quota)) {
+      absl::StrAppend(&cores, absl::StrFormat(" of %.2f", limits.core_quota));
+    }
+  }
+  parts.push_back(std::move(cores));
+  parts.push_back(limits.descriptors == 0 ? "any number of descriptors"
+                                          : WithCommas(limits.descriptors) + " descriptors");
+  if (limits.threads > 0) parts.push_back(WithCommas(limits.threads) + " threads in the control group");
+  if (limits.file_bytes > 0) parts.push_back("files of " + WithCommas(limits.file_bytes) + " bytes at most");
+  return absl::StrJoin(parts, ", ");
+}
+
+std::string TooLittle(const MachineLimits& limits, int workers) {
+  std::vector<std::string> parts;
+  const uint64_t descriptors =
+      kDescriptorsOfProcess + kDescriptorsOfWorker * static_cast<uint64_t>(std::max(workers, 1));
+  if (limits.descriptors > 0 && limits.descriptors < descriptors) {
+    const uint64_t left =
+        limits.descriptors > kDescriptorsOfProcess ? limits.descriptors - kDescriptorsOfProcess : 0;
+    parts.push_back(absl::StrCat(WithCommas(limits.descriptors), " descriptors are enough for about ",
+                                 left / kDescriptorsOfWorker, " workers (ulimit -n; wanted are ",
+                                 WithCommas(descriptors), ")"));
+  }
+  if (limits.threads > 0 && limits.threads < kThreadsOfProcess) {
+    parts.push_back(absl::StrCat("the control group allows ", limits.threads, " threads, one process needs ",
+                                 kThreadsOfProcess, " (pids.max)"));
+  }
+  if (limits.file_bytes > 0 && limits.file_bytes < 2 * limits::kPackBytesTarget) {
+    parts.push_back(absl::StrCat("files may have ", WithCommas(limits.file_bytes),
+                                 " bytes, snapshots and logs may need ",
+                                 WithCommas(2 * limits::kPackBytesTarget), " (ulimit -f)"));
+  }
+  return absl::StrJoin(parts, "; ");
+}
+
+int UsableCores() {
+  static const int cores = ReadMachineLimits().Cores();
+  return cores;
+}
+
+}  // namespace recon

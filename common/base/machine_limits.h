@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace recon {
+
+// What this process may use of its machine besides memory. 0 means no limit.
+struct MachineLimits {
+  int cores_of_machine = 1;
+  // That this process may run on (sched_setaffinity, cpusets).
+  int cores_allowed = 1;
+  // Of processor time in cores, by the control group's quota or those above.
+  double core_quota = 0;
+  uint64_t descriptors = 0;  // RLIMIT_NOFILE, soft.
+  uint64_t file_bytes = 0;   // RLIMIT_FSIZE, soft.
+  uint64_t threads = 0;      // Of the control group or those above (pids.max), all processes together.
+
+  // How many threads may compute at once: at least 1.
+  int Cores() const;
+};
+
+// `root` is before all paths that are read. Thread-safe; reads a few files.
+MachineLimits ReadMachineLimits(const std::string& root = "");
+
+// Raises the soft limits of descriptors and of the size of files to the hard ones. Once, in main.
+void RaiseLimits();
+
+// "4 of 16 cores by the control group's quota, 1,048,576 descriptors".
+std::string Describe(const MachineLimits& limits);
+
+// What is too little for a job of so many workers, as a sentence with the numbers; empty if nothing is.
+std::string TooLittle(const MachineLimits& limits, int workers);
+
+// ReadMachineLimits().Cores(), read once. Defaults of thread counts are made from it.
+int UsableCores();
+
+}  // namespace recon
