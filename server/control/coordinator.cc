@@ -102,6 +102,7 @@ absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
                        " is completed but not part of this job: was --data-epochs lowered?"));
     }
     queue_->Complete(TaskOf(completion), completion.eval());
+    NoteCompleted(completion);
     if (completion.kind() == LEASE_EVAL) NoteEvaluation(completion.data_epoch(), completion.unix_ms());
   }
   started_ = !completions.empty();
@@ -232,6 +233,7 @@ void Coordinator::Tick(absl::Time now) {
   }
   if (now >= watch_at_) WatchProgress(now);
   NoteFastest();
+  if (now >= shares_at_) NoteShares(now);
   members_.Set(membership_.alive());
   if (queue_) samples_completed_.Set(static_cast<double>(queue_->samples_completed()));
   if (!evaluations_.empty()) accuracy_.Set(evaluations_.back().accuracy());

@@ -22,6 +22,7 @@
 #include "server/scheduler/split_queue.h"
 #include "server/tuning/codec_tuner.h"
 #include "server/tuning/policy_tuner.h"
+#include "server/tuning/step_shares.h"
 
 namespace recon {
 
@@ -131,6 +132,10 @@ class Coordinator {
   // Of this worker's rounds; 0 without them.
   uint32_t LocalStepsOf(WorkerId worker);
   void NoteFastest();
+  // What workers' steps are made of, from time to time.
+  void NoteShares(absl::Time now);
+  void NoteCompleted(const Completion& completion);
+  std::string WhoHoldsUp() const;
 
   std::string shared_memory_, ucx_address_;
   const Options options_;
@@ -154,6 +159,11 @@ class Coordinator {
   ProgressWatch progress_;
   absl::Time watch_at_ = absl::InfinitePast();
   double fastest_batch_seconds_ = 0;  // Of all workers' batches; 0 if none has computed one.
+  StepShares shares_;
+  absl::Time shares_at_ = absl::InfinitePast();
+  // What is shown of workers that are gone: what the data plane knew of them.
+  std::map<WorkerId, ParamServer::WorkerStats> last_stats_;
+  std::map<std::string, uint64_t> samples_of_;  // Training samples completed, by the worker's name.
   CodecTuner codec_tuner_;
   // With --sync auto: the settings, and what chooses within them.
   PolicySettings auto_settings_;

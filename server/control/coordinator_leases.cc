@@ -157,6 +157,7 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
   if (!saved.ok()) return saved;  // It may try again.
   leases_.TakeFirst(lease, worker, task);
   queue_->Complete(task, completion.eval());
+  NoteCompleted(completion);
   if (task.kind == LEASE_EVAL) NoteEvaluation(task.data_epoch, completion.unix_ms());
   FinishIfDone(now);
   return CompleteReply();

@@ -149,6 +149,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
     ReturnTasks(leases_.TakeAllOf(worker));
     codec_tuner_.Forget(worker);
     progress_.Forget(worker);
+    shares_.Forget(worker);
     if (policy_tuner_) policy_tuner_->Forget(worker);
     Expel(worker);
   }
@@ -273,7 +274,11 @@ void Coordinator::Depart(WorkerId worker, const std::string& how) {
   ReturnTasks(tasks);
   codec_tuner_.Forget(worker);
   progress_.Forget(worker);
+  shares_.Forget(worker);
   if (policy_tuner_) policy_tuner_->Forget(worker);
+  std::map<WorkerId, ParamServer::WorkerStats> stats = params_->GetStats().workers;
+  if (last_stats_.size() >= limits::kMembersMax) last_stats_.erase(last_stats_.begin());
+  last_stats_[worker] = std::move(stats[worker]);
   Expel(worker);
   LogInfo("worker {} {}: {} leases taken back, {} alive", membership_.Find(worker)->name, how, tasks.size(),
           membership_.alive());

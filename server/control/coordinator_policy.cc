@@ -48,7 +48,7 @@ void Coordinator::TunePolicy(absl::Time now) {
     if (!policy_tuner_->Due(now)) return;
     std::map<WorkerId, PolicyTuner::Pushes> pushes;
     for (const auto& [worker, stats] : params_->GetStats().workers) {
-      pushes[worker] = {stats.pushes, stats.staleness_mean * static_cast<double>(stats.pushes),
+      pushes[worker] = {stats.pushes, stats.staleness_mean * static_cast<double>(stats.staleness_pushes),
                         stats.waiting_seconds};
     }
     if (!policy_tuner_->Tick(now, pushes, codec_tuner_.settled())) return;

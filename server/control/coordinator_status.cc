@@ -10,12 +10,42 @@
 #include "server/control/coordinator.h"
 
 namespace recon {
+namespace {
+
+constexpr absl::Duration kSharesInterval = absl::Milliseconds(500);
+
+}  // namespace
 
 absl::StatusOr<CompletionsReply> Coordinator::Completions() const {
   RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, journal_->LoadCompletions());
   CompletionsReply reply;
   for (const Completion& completion : completions) *reply.add_completions() = completion;
   return reply;
+}
+
+void Coordinator::NoteCompleted(const Completion& completion) {
+  if (completion.kind() == LEASE_TRAIN)
+    samples_of_[completion.worker()] += completion.end() - completion.begin();
+}
+
+void Coordinator::NoteShares(absl::Time now) {
+  shares_at_ = now + kSharesInterval;
+  const ParamServer::Stats stats = params_->GetStats();
+  for (const auto& [worker, member] : membership_.members()) {
+    const auto found = stats.workers.find(worker);
+    if (member.gone || found == stats.workers.end()) continue;
+    shares_.Report(worker, member.progress.step_work(), found->second.waiting_seconds, now);
+  }
+}
+
+std::string Coordinator::WhoHoldsUp() const {
+  std::vector<StepShares::Worker> workers;
+  for (const auto& [worker, member] : membership_.members()) {
+    const StepShares::Share* share = shares_.Find(worker);
+    if (member.gone || share == nullptr) continue;
+    workers.push_back({member.name, member.progress.batch_seconds(), *share});
+  }
+  return StepShares::WhoHoldsUp(workers);
 }
 
 absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
@@ -27,6 +57,8 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
   reply.set_optimizer(optimizer_);
   reply.set_uptime_seconds(absl::ToDoubleSeconds(ProcessUptime()));
   reply.set_recover_ms(stats.recover_ms);
+  reply.set_first_push_ms(stats.first_push_ms);
+  reply.set_updates(stats.updates);
   reply.set_pushes(stats.pushes);
   reply.set_duplicate_pushes(stats.duplicates);
   reply.set_frontier_step(stats.frontier_step);
@@ -43,6 +75,7 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
     reply.set_codec_reason(codec_tuner_.reason());
     reply.set_codec_settled(codec_tuner_.settled());
   }
+  reply.set_holds_up(WhoHoldsUp());
   for (const EvalEntry& entry : evaluations_) *reply.add_evaluations() = entry;
   if (cluster_ != nullptr) {
     for (ServerStatus& server : cluster_->Status(now)) *reply.add_servers() = std::move(server);
@@ -75,8 +108,14 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
     out->set_local_steps(LocalStepsOf(worker));
     out->set_heartbeat_age_ms(absl::ToDoubleMilliseconds(now - member.last_heard));
     *out->mutable_progress() = member.progress;
+    const auto samples = samples_of_.find(member.name);
+    out->set_samples_completed(samples == samples_of_.end() ? 0 : samples->second);
+    if (const StepShares::Share* share = shares_.Find(worker); share != nullptr) {
+      out->set_waits_share(share->waits);
+    }
     bool active = false;
-    if (const auto found = stats.workers.find(worker); found != stats.workers.end()) {
+    const auto& known = member.gone ? last_stats_ : stats.workers;
+    if (const auto found = known.find(worker); found != known.end()) {
       active = found->second.active;
       out->set_next_step(found->second.next_step);
       out->set_staleness_mean(found->second.staleness_mean);

@@ -62,7 +62,9 @@ void ParamServer::ApplyPart(const OperationPtr& op, size_t index) {
     if (part.version != 0) id.base = part.version;
     const double clip = op->rules->optimizer.clip_norm;
     const double scale = clip > 0 && header.gradient_norm > clip ? clip / header.gradient_norm : 1;
-    const uint64_t staleness = shard.version() - std::min(part.version, shard.version());
+    // Without a version it is unknown how old the gradient is; where there was no update yet it is not.
+    const bool known = part.version != 0 || shard.version() == 0;
+    const uint64_t staleness = known ? shard.version() - std::min(part.version, shard.version()) : 0;
     Shard::Outcome outcome;
     if (op->rules->bound == 0) {
       Contribution contribution;
@@ -83,9 +85,9 @@ void ParamServer::ApplyPart(const OperationPtr& op, size_t index) {
     op->outcomes[index] = outcome;
     if (outcome == Shard::Outcome::kTaken) {
       op->parts_taken.fetch_add(1, std::memory_order_relaxed);
-      uint64_t seen = op->staleness_max.load(std::memory_order_relaxed);
-      while (seen < staleness && !op->staleness_max.compare_exchange_weak(seen, staleness)) {
-      }
+      if (known) op->staleness_known.store(true, std::memory_order_relaxed);
+      RaiseTo(staleness, &op->staleness_max);
+      RaiseTo(shard.version(), &updates_);
     }
   }
 }

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/clock.h"
 #include "server/data_plane/param_operation.h"
 #include "server/data_plane/param_server.h"
 
@@ -22,10 +23,16 @@ void ParamServer::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_
     }
     session.incarnation = incarnation;
     gate_.Know(worker, next_step);
+    if (first_worker_ms_ == 0) first_worker_ms_ = absl::ToDoubleMilliseconds(ProcessUptime());
     closed_to_ = kLookAtAll;
     released = GateMoved();
   }
   AnswerReleased(std::move(released));
+}
+
+void ParamServer::NoteReady() {
+  MutexLock lock(&mu_);
+  if (ready_ms_ == 0) ready_ms_ = absl::ToDoubleMilliseconds(ProcessUptime());
 }
 
 void ParamServer::Expel(WorkerId worker) {

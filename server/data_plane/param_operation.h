@@ -38,7 +38,9 @@ struct ParamServer::Operation {
   std::atomic<int> lanes_left{0};  // OnLanes()
   std::atomic<uint32_t> parts_taken{0};
 
+  // Of the parts that were taken and name the version that they were computed from; none may.
   std::atomic<uint64_t> staleness_max{0};
+  std::atomic<bool> staleness_known{false};
   // Element i belongs to the lane of part i until lanes_left is 0.
   PooledVector<PartHeader> reply_parts;
   PooledVector<ByteChain> reply_payloads;
@@ -74,11 +76,18 @@ struct ParamServer::Session {
 
   uint64_t bytes_in_flight = 0;  // Of its frames that are neither applied nor answered.
   uint64_t pushes = 0;
+  uint64_t staleness_pushes = 0;  // Those whose staleness is known.
   double staleness_sum = 0;
   uint64_t staleness_max = 0;
   std::array<uint64_t, kStalenessBounds.size() + 1> staleness_counts = {};
   double waiting_seconds = 0;
 };
+
+inline void RaiseTo(uint64_t value, std::atomic<uint64_t>* highest) {
+  uint64_t seen = highest->load(std::memory_order_relaxed);
+  while (seen < value && !highest->compare_exchange_weak(seen, value)) {
+  }
+}
 
 inline bool CarriesGradient(FrameKind kind) {
   return kind == FrameKind::kPush || kind == FrameKind::kPushPull;

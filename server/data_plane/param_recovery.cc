@@ -60,6 +60,7 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
       cut.first_open_step = std::max(manifest.frontier_step(), entry.first_open_step());
     }
     shards_[shard]->Restore(std::move(cut));
+    RaiseTo(shards_[shard]->version(), &updates_);
     return absl::OkStatus();
   };
   LanePool readers("restore", kReadersPerThread * options_.apply_threads);

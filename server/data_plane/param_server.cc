@@ -320,8 +320,9 @@ void ParamServer::RecordDuplicates(size_t parts) {
   instruments_->duplicates.Increment(static_cast<double>(parts));
 }
 
-void ParamServer::RecordPush(uint64_t staleness) {
-  instruments_->pushes.Increment();
+void ParamServer::RecordPush() { instruments_->pushes.Increment(); }
+
+void ParamServer::RecordStaleness(uint64_t staleness) {
   instruments_->staleness.Observe(static_cast<double>(staleness));
 }
 
@@ -353,7 +354,9 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
   const auto kind = static_cast<FrameKind>(op->frame.header.kind);
   if (status.ok() && CarriesGradient(kind) && recover_ms_ == 0) {
     recover_ms_ = absl::ToDoubleMilliseconds(ProcessUptime());
-    LogInfo("first push acknowledged {:.0f} ms after process start", recover_ms_);
+    first_push_ms_ = recover_ms_ - std::max(0.0, first_worker_ms_ - ready_ms_);
+    LogInfo("first push acknowledged {:.0f} ms after process start, {:.0f} ms without waiting for a worker",
+            recover_ms_, first_push_ms_);
   }
 }
 
@@ -417,17 +420,21 @@ ParamServer::Stats ParamServer::GetStats() const {
   MutexLock lock(&mu_);
   Stats stats;
   stats.pushes = pushes_;
+  stats.updates = updates_.load(std::memory_order_relaxed);
   stats.duplicates = duplicates_;
   stats.sequence = sequence_;
   stats.frontier_step = gate_.frontier();
   stats.recover_ms = recover_ms_;
+  stats.first_push_ms = first_push_ms_;
   for (const auto& [worker, session] : sessions_) {
     WorkerStats& out = stats.workers[worker];
     out.pushes = session.pushes;
     out.active = gate_.active(worker);
     out.next_step = gate_.next_step(worker);
-    out.staleness_mean =
-        session.pushes == 0 ? 0 : session.staleness_sum / static_cast<double>(session.pushes);
+    out.staleness_pushes = session.staleness_pushes;
+    out.staleness_mean = session.staleness_pushes == 0
+                             ? 0
+                             : session.staleness_sum / static_cast<double>(session.staleness_pushes);
     out.staleness_max = session.staleness_max;
     out.staleness_counts.assign(session.staleness_counts.begin(), session.staleness_counts.end());
     out.waiting_seconds = session.waiting_seconds;

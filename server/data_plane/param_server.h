@@ -101,17 +101,20 @@ class ParamServer {
     uint64_t pushes = 0;
     uint64_t next_step = 0;
     bool active = false;
-    double staleness_mean = 0;  // In updates of a shard between the gradient's parameters and its apply.
+    uint64_t staleness_pushes = 0;  // Those whose staleness is known: the mean's.
+    double staleness_mean = 0;      // In updates of a shard between the gradient's parameters and its apply.
     uint64_t staleness_max = 0;
     std::vector<uint64_t> staleness_counts;  // As MemberStatus has them.
     double waiting_seconds = 0;              // Replies waited for other workers' pushes, the sum.
   };
   struct Stats {
     uint64_t pushes = 0;
+    uint64_t updates = 0;  // Of the shard that had most, since the job began.
     uint64_t duplicates = 0;
     uint64_t sequence = 0;
     uint64_t frontier_step = 0;
-    double recover_ms = 0;  // Process start to first acknowledged push; 0 until then.
+    double recover_ms = 0;     // Process start to first acknowledged push; 0 until then.
+    double first_push_ms = 0;  // The same without the time in which no worker had come.
     std::map<WorkerId, WorkerStats> workers;
   };
 
@@ -170,6 +173,8 @@ class ParamServer {
   // Membership, as the coordinator decides it. A worker must be admitted before its frames are taken.
   // `next_step` is the first step it has no acknowledgement for.
   void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step);
+  // Workers can come from now on: until then they are not what a first push waits for.
+  void NoteReady();
   void Expel(WorkerId worker);
   // Whether others wait for it. Activate() returns the first step it may push: not one that others have
   // closed in part, unless it `resumes` a push that it has begun.
@@ -320,7 +325,8 @@ class ParamServer {
   void Delivered(const OperationPtr& op);
   void RecordDelivery(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RecordDuplicates(size_t parts);
-  void RecordPush(uint64_t staleness);
+  void RecordPush();
+  void RecordStaleness(uint64_t staleness);
   void Answer(const OperationPtr& op);
   void AnswerReleased(Operations ops);
   void AnswerDropped(Operations ops);
@@ -388,8 +394,13 @@ class ParamServer {
   uint64_t pushes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t duplicates_ ABSL_GUARDED_BY(mu_) = 0;
   double recover_ms_ ABSL_GUARDED_BY(mu_) = 0;
+  double first_push_ms_ ABSL_GUARDED_BY(mu_) = 0;
+  // Since the process started: when workers could come, and when the first did; 0 until then.
+  double ready_ms_ ABSL_GUARDED_BY(mu_) = 0;
+  double first_worker_ms_ ABSL_GUARDED_BY(mu_) = 0;
 
   std::atomic<uint64_t> apply_nanos_{0};
+  std::atomic<uint64_t> updates_{0};  // As Stats has them.
   // The replaying thread's until EndReplay(); shards refer to them until then.
   std::deque<ApplyRules> replay_rules_;
   // Set before frames come.

@@ -68,12 +68,15 @@ void ParamServer::RecordDelivery(const OperationPtr& op) {
   if (!NoteShards(&session, op->worker, header.step, shards, expected) || op->parts_taken == 0) return;
   ++pushes_;
   ++session.pushes;
+  RecordPush();
+  if (!op->staleness_known) return;
+  ++session.staleness_pushes;
   session.staleness_sum += static_cast<double>(op->staleness_max);
   session.staleness_max = std::max<uint64_t>(session.staleness_max, op->staleness_max);
   const auto bound = std::lower_bound(kStalenessBounds.begin(), kStalenessBounds.end(),
                                       static_cast<double>(op->staleness_max));
   ++session.staleness_counts[static_cast<size_t>(bound - kStalenessBounds.begin())];
-  RecordPush(op->staleness_max);
+  RecordStaleness(op->staleness_max);
 }
 
 bool ParamServer::NoteBegun(const Operation& op) {
@@ -270,6 +273,7 @@ void ParamServer::PostClosing(const StepClosing& closing) {
     lanes_.Post(LaneKey(i), [this, i, step = closing.step, contributors] {
       const ThreadCpuTimer timer(&apply_nanos_);
       shards_[i]->CloseStep(step, *contributors);
+      RaiseTo(shards_[i]->version(), &updates_);
     });
   }
 }

@@ -267,6 +267,7 @@ absl::Status ReconServer::Parts::Open() {
     services.push_back(cluster_service.get());
   }
   RECON_ASSIGN_OR_RETURN(rpc, RpcServer::Start("--listen", flags.listen, tls, services));
+  params->NoteReady();
   std::ofstream(flags.data + "/ADDRESS") << rpc->address() << "\n";
   LogInfo("listening on {}, cluster epoch {}, policy {}, optimizer {}", rpc->address(), cluster_epoch,
           settings.ShortDebugString(), OptimizerName(policy.rules.optimizer.kind));

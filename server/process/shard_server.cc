@@ -419,6 +419,7 @@ absl::Status ShardServer::Parts::Recover(const Assignment& assignment) {
   LogInfo("server {} of {}: {} of {} parameters of {}", assignment.server(), assignment.servers(), parameters,
           params_->layout()->params(), assignment.model().name());
   params_->SetClusterEpoch(0);  // Nobody is let in before BeginEpoch.
+  params_->NoteReady();
   serving_.store(params_.get(), std::memory_order_release);
   return absl::OkStatus();
 }

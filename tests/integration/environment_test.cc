@@ -146,4 +146,68 @@ TEST_CASE("workers without a name have different ones, also where host and proce
   CHECK(workers[1]->running());
 }
 
+TEST_CASE("a finished job's totals are there after a restart, and snapshots' steps go on", "[environment]") {
+  ProcessJob job({"--data-epochs", "1", "--batch", "20", "--snapshot-interval", "1h"});
+  REQUIRE(job.StartServer());
+  auto worker = job.StartWorker("one");
+  REQUIRE(job.Finished());
+  CHECK(worker->Wait(absl::Seconds(30)) == 0);
+  const StatusReply finished = *job.Status();
+  REQUIRE(finished.members_size() == 1);
+  CHECK(finished.members(0).samples_completed() == 4000);
+  CHECK(finished.members(0).pushes() == 200);
+  CHECK(finished.members(0).next_step() == 200);
+  CHECK(finished.updates() == 200);
+  const auto drained = [&] {
+    std::string output;
+    return RunProgram({"reconctl", "drain", "--server", job.address()}, &output) == 0;
+  };
+  REQUIRE(drained());
+  job.set_server_flags({"--data-epochs", "2", "--batch", "20", "--snapshot-interval", "1h"});
+  REQUIRE(job.StartServer());
+  CHECK(job.Status()->updates() == 200);
+  CHECK(job.Status()->samples_completed() == 4000);
+  worker = job.StartWorker("one");
+  REQUIRE(job.Finished());
+  CHECK(job.Status()->updates() == 400);
+  CHECK(job.Status()->members(0).samples_completed() == 8000);
+  REQUIRE(drained());
+  std::string output;
+  REQUIRE(RunProgram({"reconctl", "snapshot", "list", job.snapshots(), "--json"}, &output) == 0);
+  CHECK(absl::StrContains(output, "\"updates\":200"));
+  CHECK(absl::StrContains(output, "\"updates\":400"));
+}
+
+TEST_CASE("a first push is counted from when a worker could push, not from when somebody started the server",
+          "[environment]") {
+  ProcessJob job(JobFlags(1));
+  REQUIRE(job.StartServer());
+  // A worker that comes late.
+  REQUIRE(Eventually([&] { return job.Status()->uptime_seconds() > 2; }));
+  auto worker = job.StartWorker("one");
+  REQUIRE(Eventually([&] { return job.Status()->recover_ms() > 0; }));
+  const StatusReply status = *job.Status();
+  CHECK(status.recover_ms() > 2000);
+  CHECK(status.first_push_ms() > 0);
+  CHECK(status.first_push_ms() < status.recover_ms() - 1000);
+}
+
+TEST_CASE("who is slow under bsp is shown, and whom it holds up", "[environment]") {
+  ProcessJob job({"--data-epochs", "100000", "--sync", "bsp", "--workers-min", "2"});
+  REQUIRE(job.StartServer());
+  auto slow = job.StartWorker("slow", {"--model", "mlp:16-24-4", "--step-ms", "50"});
+  auto fast = job.StartWorker("fast");
+  std::string output;
+  CHECK(Eventually([&] {
+    return RunProgram({"reconctl", "status", "--server", job.address()}, &output) == 0 &&
+           absl::StrContains(output, " s a batch) holds up 1 worker, which waits ");
+  }));
+  CHECK(absl::StrContains(output, "waiting    bsp: slow (0.05"));
+  const StatusReply status = *job.Status();
+  for (const MemberStatus& member : status.members()) {
+    if (member.name() == "slow") CHECK(member.waits_share() < 0.3);
+    if (member.name() == "fast") CHECK(member.waits_share() > 0.5);
+  }
+}
+
 }  // namespace recon

@@ -87,8 +87,8 @@ std::string SecondsLeft(const StatusReply& status) {
 
 void PrintMembers(const StatusReply& status) {
   std::vector<std::vector<std::string>> rows = {{"WORKER", "STATE", "STEP", "PUSHES", "STALENESS",
-                                                 "SAMPLES/S", "SAMPLES", "SPLITS", "LOSS", "DEVICE", "CODEC",
-                                                 "RECONSTRUCTED", "HEARD"}};
+                                                 "SAMPLES/S", "STEP TIME", "WAITS %", "SAMPLES", "SPLITS",
+                                                 "LOSS", "DEVICE", "CODEC", "RECONSTRUCTED", "HEARD"}};
   if (status.job().has_local()) rows[0].push_back("LOCAL STEPS");
   for (const MemberStatus& member : status.members()) {
     const WorkerProgress& progress = member.progress();
@@ -100,7 +100,9 @@ void PrintMembers(const StatusReply& status) {
          gone ? "-"
               : absl::StrCat(HumanCount(progress.samples_per_second()),
                              member.simulated() ? " simulated" : ""),
-         HumanCount(static_cast<double>(progress.samples())), absl::StrCat(member.splits()),
+         progress.batch_seconds() > 0 ? absl::StrFormat("%.3f s", progress.batch_seconds()) : "-",
+         gone ? "-" : absl::StrFormat("%.0f", 100 * member.waits_share()),
+         HumanCount(static_cast<double>(member.samples_completed())), absl::StrCat(member.splits()),
          absl::StrFormat("%.4f", progress.last_loss()), member.device(),
          progress.codec().empty() ? member.codec() : progress.codec(),
          progress.reconstruct_ms() > 0 ? absl::StrFormat("%.0f ms", progress.reconstruct_ms()) : "-",
@@ -144,12 +146,13 @@ void PrintStatus(const StatusReply& status) {
             << HumanCount(static_cast<double>(status.parameters())) << " parameters in " << status.shards()
             << " shards, " << PhaseName(status.phase()) << "\n"
             << "training   " << SyncName(status.job()) << ", " << OptimizerNames(status) << ", batch "
-            << status.job().batch_samples() << ", step " << status.frontier_step() << ", "
-            << HumanCount(static_cast<double>(status.pushes())) << " pushes (" << status.duplicate_pushes()
-            << " duplicate parts dropped)\n"
+            << status.job().batch_samples() << ", " << HumanCount(static_cast<double>(status.updates()))
+            << " updates; since this server started " << HumanCount(static_cast<double>(status.pushes()))
+            << " pushes (" << status.duplicate_pushes() << " duplicate parts dropped)\n"
             << "progress   " << Bar(Fraction(status), 30)
             << absl::StrFormat(" %.2f of %d data epochs, ", status.data_epochs_completed(),
                                status.job().data_epochs())
+            << HumanCount(static_cast<double>(status.samples_completed())) << " samples, "
             << HumanCount(status.samples_per_second()) << " samples/s"
             << (AnySimulated(status) ? " (simulated computing)" : "") << ", " << SecondsLeft(status)
             << " left\n"
@@ -167,8 +170,8 @@ void PrintStatus(const StatusReply& status) {
             << HumanSeconds(status.uptime_seconds());
   if (status.restored_generation() > 0)
     std::cout << ", restored from snapshot " << status.restored_generation();
-  if (status.recover_ms() > 0)
-    std::cout << absl::StrFormat(", first push after %.0f ms", status.recover_ms());
+  if (status.first_push_ms() > 0)
+    std::cout << absl::StrFormat(", first push after %.0f ms", status.first_push_ms());
   std::cout << "\n";
   if (status.evaluations_size() > 0) {
     const EvalEntry& last = status.evaluations(status.evaluations_size() - 1);
@@ -177,6 +180,9 @@ void PrintStatus(const StatusReply& status) {
   }
   if (!status.policy_reason().empty()) {
     std::cout << "sync auto  " << SyncName(status.job()) << ": " << status.policy_reason() << "\n";
+  }
+  if (!status.holds_up().empty()) {
+    std::cout << "waiting    " << SyncName(status.job()) << ": " << status.holds_up() << "\n";
   }
   if (status.has_codec_choice()) {
     std::cout << "codec auto " << status.codec_choice().push() << ", parameters in "

@@ -27,6 +27,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// Of the shard that had most: under asp pushes, under bsp steps. (The first step that is not closed stands
+// still while workers count steps of their own.)
+uint64_t UpdatesOf(const Manifest& manifest) {
+  uint64_t most = 0;
+  for (const ShardEntry& shard : manifest.shards()) most = std::max(most, shard.version());
+  return most;
+}
+
 Json Summary(const Manifest& manifest) {
   const SnapshotSizes sizes = SizesOf(manifest);
   return {{"generation", manifest.generation()},
@@ -35,6 +43,7 @@ Json Summary(const Manifest& manifest) {
           {"model", manifest.model().name()},
           {"sequence", manifest.sequence()},
           {"frontier_step", manifest.frontier_step()},
+          {"updates", UpdatesOf(manifest)},
           {"servers", ServersOf(manifest)},
           {"cluster_epoch", manifest.cluster_epoch()},
           {"optimizer", manifest.optimizer()},
@@ -75,7 +84,7 @@ absl::Status ListSnapshots(const SnapshotTarget& target) {
     const SnapshotSizes sizes = SizesOf(*manifest);
     list.push_back(Summary(*manifest));
     rows.push_back({absl::StrCat(generation.value()), HumanTime(manifest->created_unix_ms()),
-                    manifest->reason(), manifest->model().name(), absl::StrCat(manifest->frontier_step()),
+                    manifest->reason(), manifest->model().name(), absl::StrCat(UpdatesOf(*manifest)),
                     HumanBytes(sizes.stored), HumanBytes(sizes.raw), ToHex(manifest->state_root())});
   }
   std::cout << (target.json ? list.dump() + "\n" : Table(rows));

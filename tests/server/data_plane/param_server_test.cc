@@ -34,15 +34,26 @@ TEST_CASE("a push sent twice is applied once and acknowledged twice", "[param_se
 
 TEST_CASE("staleness is counted for each worker", "[param_server]") {
   SmallJob f(kAsp);
-  // All name version 0: their gradients are as many updates old as there were before.
-  for (uint64_t step = 0; step < 6; ++step) CHECK(Await(f.Push(1, step, 1)).ok());
-  CHECK(Await(f.Push(2, 0, 1)).ok());
+  // All but the first name version 1: they are as many updates old as there were beyond it.
+  const auto push = [&f](uint32_t worker, uint64_t step, uint64_t version) {
+    Frame frame = f.PushFrame(worker, step, 1);
+    for (PartHeader& part : frame.parts) part.version = version;
+    return f.Call(frame);
+  };
+  CHECK(push(1, 0, 0).ok());
+  for (uint64_t step = 1; step < 6; ++step) CHECK(push(1, step, 1).ok());
+  CHECK(push(2, 0, 1).ok());
+  // Who does not know its version, as after a restart, says 0: that is no staleness.
+  CHECK(push(1, 6, 0).ok());
   f.Settle();
   const ParamServer::Stats stats = f.server().GetStats();
   const ParamServer::WorkerStats& one = stats.workers.at(WorkerId(1));
-  CHECK(one.staleness_counts == std::vector<uint64_t>{1, 1, 1, 2, 1, 0, 0, 0, 0});
-  CHECK(one.staleness_max == 5);
-  CHECK(one.staleness_mean == 2.5);
+  CHECK(one.staleness_counts == std::vector<uint64_t>{2, 1, 1, 2, 0, 0, 0, 0, 0});
+  CHECK(one.staleness_max == 4);
+  CHECK(one.staleness_mean == Approx(10.0 / 6));
+  CHECK(one.pushes == 7);
+  CHECK(stats.pushes == 8);
+  CHECK(stats.updates == 8);
   CHECK(stats.workers.at(WorkerId(2)).staleness_counts == std::vector<uint64_t>{0, 0, 0, 0, 1, 0, 0, 0, 0});
 }
 
