@@ -65,6 +65,8 @@ constexpr absl::Duration kReplyWaitMax = absl::Seconds(10);
 constexpr absl::Duration kRoundReplyWaitMax = absl::Minutes(10);
 
 constexpr size_t kMembersMax = 4096;
+// Who waits for the end of a drain.
+constexpr size_t kDrainsWaitingMax = 64;
 // Servers of a job, the head among them.
 constexpr uint32_t kServersMax = 256;
 // Batches that a worker trains on between two pushes.

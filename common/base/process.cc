@@ -5,8 +5,10 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <system_error>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
 namespace recon {
@@ -42,6 +44,14 @@ void TuneProcess() {
 std::string ProgramDirectory() {
   std::error_code error;
   return std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+}
+
+std::string ProcessNamespace() {
+  std::string boot;
+  std::error_code error;
+  const std::string numbers = std::filesystem::read_symlink("/proc/self/ns/pid", error);
+  if (error || !(std::ifstream("/proc/sys/kernel/random/boot_id") >> boot)) return "";
+  return absl::StrCat(boot, " ", numbers);
 }
 
 }  // namespace recon

@@ -14,4 +14,8 @@ void TuneEnvironment();
 // The directory that holds the running program, without a '/' at its end; empty if the system does not say.
 std::string ProgramDirectory();
 
+// What process numbers are of: equal for processes that see each other under the same numbers. Empty if the
+// system does not say.
+std::string ProcessNamespace();
+
 }  // namespace recon

@@ -15,6 +15,10 @@ absl::StatusOr<Reply> Call(Control::Stub* stub, Method<Request, Reply> method, c
   context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
   Reply reply;
   const grpc::Status status = (stub->*method)(&context, request, &reply);
+  if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+    return absl::UnimplementedError(
+        "it is not the head of a job: ask the one that was started without --join");
+  }
   if (!status.ok()) return FromGrpc(status);
   return reply;
 }
@@ -66,9 +70,9 @@ absl::StatusOr<SetPolicyReply> ControlClient::SetPolicy(const PolicySettings& po
                                                 absl::Seconds(30));
 }
 
-absl::Status ControlClient::Drain() {
-  return Call<DrainRequest, DrainReply>(stub_.get(), &Control::Stub::Drain, DrainRequest(), deadline_)
-      .status();
+absl::StatusOr<DrainReply> ControlClient::Drain() {
+  return Call<DrainRequest, DrainReply>(stub_.get(), &Control::Stub::Drain, DrainRequest(),
+                                        absl::Minutes(10));
 }
 
 }  // namespace recon

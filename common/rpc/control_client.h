@@ -25,7 +25,8 @@ class ControlClient {
   absl::StatusOr<CompletionsReply> Completions();
   // Waits for the snapshot: up to ten minutes.
   absl::StatusOr<SnapshotReply> Snapshot();
-  absl::Status Drain();
+  // Waits until the server is about to end: up to ten minutes.
+  absl::StatusOr<DrainReply> Drain();
   absl::StatusOr<SetPolicyReply> SetPolicy(const PolicySettings& policy);
 
  private:

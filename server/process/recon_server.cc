@@ -1,5 +1,7 @@
 #include "server/process/recon_server.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
@@ -17,6 +19,7 @@
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/mutex.h"
+#include "common/base/process.h"
 #include "common/base/shutdown_signal.h"
 #include "common/base/status_macros.h"
 #include "common/optim/update_rules.h"
@@ -532,6 +535,14 @@ absl::Status ReconServer::Parts::Drain() {
   absl::Status status;
   if (params->has_values()) status = TakeSnapshot("drain");
   if (cluster != nullptr && status.ok()) cluster->Shutdown();
+  DrainReply outcome;
+  const SnapshotStatus snapshot = snapshots->status();
+  outcome.set_generation(snapshot.generation());
+  outcome.set_state_root(snapshot.state_root());
+  outcome.set_snapshot_error(std::string(status.message()));
+  outcome.set_process(static_cast<uint32_t>(getpid()));
+  outcome.set_process_namespace(ProcessNamespace());
+  control_service->FinishDrains(outcome);
   StopServing(absl::Seconds(1));
   return status;
 }
@@ -551,6 +562,7 @@ void ReconServer::Parts::CountCopies() {
 void ReconServer::Parts::StopServing(absl::Duration timeout) {
   frames.Stop();
   param_service->Close();
+  control_service->FinishDrains(absl::UnavailableError("the server ends without a drain"));
   if (cluster_service != nullptr) cluster_service->Close();
   rpc->Shutdown(timeout);
 }

@@ -7,6 +7,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "common/base/clock.h"
+#include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/rpc/status_codes.h"
 
@@ -93,11 +94,37 @@ ControlService::Reactor* ControlService::SetPolicy(Context* context, const SetPo
                 [this, request] { return coordinator_->SetPolicy(*request); });
 }
 
-ControlService::Reactor* ControlService::Drain(Context* context, const DrainRequest*, DrainReply*) {
-  drain_requested_->store(true);
-  Reactor* reactor = context->DefaultReactor();
-  reactor->Finish(grpc::Status::OK);
-  return reactor;
+ControlService::Reactor* ControlService::Drain(Context* context, const DrainRequest*, DrainReply* reply) {
+  const WaitingDrain waiting = {context->DefaultReactor(), reply};
+  absl::StatusOr<DrainReply> outcome = absl::ResourceExhaustedError(
+      absl::StrCat(limits::kDrainsWaitingMax, " clients wait for the end of this drain already"));
+  {
+    MutexLock lock(&mu_);
+    drain_requested_->store(true);
+    if (drained_) {
+      outcome = *drained_;
+    } else if (drains_.size() < limits::kDrainsWaitingMax) {
+      drains_.push_back(waiting);
+      return waiting.reactor;
+    }
+  }
+  Finish(waiting, outcome);
+  return waiting.reactor;
+}
+
+void ControlService::FinishDrains(const absl::StatusOr<DrainReply>& outcome) {
+  std::vector<WaitingDrain> drains;
+  {
+    MutexLock lock(&mu_);
+    if (!drained_) drained_ = outcome;
+    drains.swap(drains_);
+  }
+  for (const WaitingDrain& waiting : drains) Finish(waiting, outcome);
+}
+
+void ControlService::Finish(const WaitingDrain& waiting, const absl::StatusOr<DrainReply>& outcome) {
+  if (outcome.ok()) *waiting.reply = *outcome;
+  waiting.reactor->Finish(ToGrpc(outcome.status()));
 }
 
 }  // namespace recon

@@ -1,7 +1,12 @@
 #pragma once
 
 #include <atomic>
+#include <optional>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
 #include "proto/control.grpc.pb.h"
 #include "server/control/coordinator.h"
 #include "server/recovery/snapshot_service.h"
@@ -27,12 +32,27 @@ class ControlService : public Control::CallbackService {
   Reactor* Completions(Context* context, const CompletionsRequest* request, CompletionsReply* reply) override;
   Reactor* Snapshot(Context* context, const SnapshotRequest* request, SnapshotReply* reply) override;
   Reactor* SetPolicy(Context* context, const SetPolicyRequest* request, SetPolicyReply* reply) override;
+  // Answered by FinishDrains().
   Reactor* Drain(Context* context, const DrainRequest* request, DrainReply* reply) override;
 
+  // What has come of the drain, for those who wait and those who ask later. Any thread. Once at least before
+  // the RPC server ends; what was said first stays.
+  void FinishDrains(const absl::StatusOr<DrainReply>& outcome);
+
  private:
+  struct WaitingDrain {
+    Reactor* reactor;
+    DrainReply* reply;
+  };
+  static void Finish(const WaitingDrain& waiting, const absl::StatusOr<DrainReply>& outcome);
+
   Coordinator* coordinator_;
   SnapshotService* snapshots_;
   std::atomic<bool>* drain_requested_;
+
+  Mutex mu_;
+  std::vector<WaitingDrain> drains_ ABSL_GUARDED_BY(mu_);
+  std::optional<absl::StatusOr<DrainReply>> drained_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace recon

@@ -210,4 +210,28 @@ TEST_CASE("who is slow under bsp is shown, and whom it holds up", "[environment]
   }
 }
 
+TEST_CASE("reconctl drain returns when the server has ended, with 1 if its snapshot failed",
+          "[environment]") {
+  for (const bool fails : {false, true}) {
+    INFO("fails " << fails);
+    ProcessJob job(JobFlags(100'000));
+    REQUIRE(job.StartServer());
+    auto worker = job.StartWorker("one");
+    REQUIRE(job.SamplesReach(1000));
+    const std::string packs = job.snapshots() + "/packs";
+    if (fails) {
+      std::filesystem::remove_all(packs);
+      WriteWholeFile(packs, "no directory");
+    }
+    std::string output;
+    const int code = RunProgram({"reconctl", "drain", "--server", job.address()}, &output);
+    INFO(output);
+    CHECK_FALSE(job.server().running());
+    CHECK(code == (fails ? 1 : 0));
+    CHECK(
+        absl::StrContains(output, fails ? "its last snapshot failed: " : "the server has ended; snapshot "));
+    CHECK(job.server().Wait(absl::Seconds(30)) == (fails ? 1 : 0));
+  }
+}
+
 }  // namespace recon

@@ -307,13 +307,4 @@ absl::Status TakeSnapshot(const ServerTarget& target) {
   return absl::OkStatus();
 }
 
-absl::Status DrainServer(const ServerTarget& target) {
-  RECON_ASSIGN_OR_RETURN(const auto client, Connect(target));
-  RECON_RETURN_IF_ERROR(client->Drain());
-  std::cout << (target.json ? "{\"draining\":true}"
-                            : "draining: the server finishes what runs, takes a snapshot and ends")
-            << "\n";
-  return absl::OkStatus();
-}
-
 }  // namespace recon
