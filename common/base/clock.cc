@@ -39,6 +39,8 @@ absl::Time Now() {
   return absl::FromUnixNanos(MonotonicNanos() + offset);
 }
 
+absl::Time WallNow() { return absl::FromUnixNanos(Nanos(CLOCK_REALTIME)); }
+
 absl::Duration ProcessUptime() {
   static const double started = StartSecondsSinceBoot();
   static const int64_t first_call = MonotonicNanos();

@@ -39,14 +39,20 @@ class ABSL_LOCKABLE Mutex {
   // The same, for at most `timeout`; what the condition was at the end.
   bool AwaitFor(absl::Duration timeout, absl::FunctionRef<bool()> condition)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(this) {
-    // wait_until the system clock: wait_for is a call ThreadSanitizer of GCC 12 does not know.
-    const auto deadline = std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout);
+    const auto deadline = WaitClock::now() + absl::ToChronoMilliseconds(timeout);
     return Wait(condition, [deadline](Waiter* waiter, std::unique_lock<std::mutex>* lock) {
       return waiter->changed.wait_until(*lock, deadline) == std::cv_status::no_timeout;
     });
   }
 
  private:
+#if defined(__SANITIZE_THREAD__)
+  // ThreadSanitizer of GCC 12 does not know the call that waits by another clock.
+  using WaitClock = std::chrono::system_clock;
+#else
+  using WaitClock = std::chrono::steady_clock;  // The system's may be set meanwhile.
+#endif
+
   struct Waiter {
     absl::FunctionRef<bool()> condition;
     std::condition_variable changed;

@@ -1,6 +1,7 @@
 #include "common/rpc/control_client.h"
 
 #include "common/rpc/status_codes.h"
+#include "grpc/support/time.h"
 
 namespace recon {
 namespace {
@@ -12,7 +13,8 @@ template <typename Request, typename Reply>
 absl::StatusOr<Reply> Call(Control::Stub* stub, Method<Request, Reply> method, const Request& request,
                            absl::Duration deadline) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
+  // As a span: a clock that is set meanwhile changes nothing.
+  context.set_deadline(gpr_time_from_nanos(absl::ToInt64Nanoseconds(deadline), GPR_TIMESPAN));
   Reply reply;
   const grpc::Status status = (stub->*method)(&context, request, &reply);
   if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {

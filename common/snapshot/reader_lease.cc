@@ -92,7 +92,7 @@ ReaderLease::~ReaderLease() {
 
 absl::Status ReaderLease::Renew() {
   const std::string name = LeaseName(generation_, RandomNonZero());
-  RECON_RETURN_IF_ERROR(store_->PutIfAbsent(name, absl::StrCat(absl::ToUnixMillis(Now() + duration_))));
+  RECON_RETURN_IF_ERROR(store_->PutIfAbsent(name, absl::StrCat(absl::ToUnixMillis(WallNow() + duration_))));
   const std::string before = std::exchange(name_, name);
   return before.empty() ? absl::OkStatus() : store_->Delete(before);
 }

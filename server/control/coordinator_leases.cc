@@ -135,7 +135,7 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
   completion.set_end(task.end);
   completion.set_worker(membership_.Find(worker)->name);
   completion.set_incarnation(request.identity().incarnation());
-  completion.set_unix_ms(absl::ToUnixMillis(now));
+  completion.set_unix_ms(absl::ToUnixMillis(WallNow()));
   if (task.kind == LEASE_EVAL) {
     if (request.eval().samples() != task.end - task.begin ||
         request.eval().correct() > request.eval().samples()) {

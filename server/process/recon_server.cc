@@ -325,7 +325,7 @@ absl::Status ReconServer::Parts::OpenControlDb(const Manifest& before) {
   const std::string directory = flags.data + "/control";
   absl::StatusOr<std::unique_ptr<ControlDb>> opened = ControlDb::Open(directory);
   if (absl::IsDataLoss(opened.status()) && before.has_control()) {
-    const std::string aside = absl::StrCat(directory, ".damaged-", absl::ToUnixMillis(Now()));
+    const std::string aside = absl::StrCat(directory, ".damaged-", absl::ToUnixMillis(WallNow()));
     LogError("THE CONTROL DATABASE IS DAMAGED: {}; it is kept as {}", opened.status().message(), aside);
     std::error_code error;
     std::filesystem::rename(directory, aside, error);

@@ -93,7 +93,7 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   description.cluster_epoch = params_->cluster_epoch();
   description.job_id = options_.job_id;
   description.frontier_step = cut.frontier_step;
-  description.created_unix_ms = absl::ToUnixMillis(start);
+  description.created_unix_ms = absl::ToUnixMillis(WallNow());
   description.reason = reason;
   absl::StatusOr<Manifest> written =
       WriteParts(*layout, std::move(cut), std::move(description), generation, pace);

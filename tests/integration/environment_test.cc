@@ -146,6 +146,31 @@ TEST_CASE("workers without a name have different ones, also where host and proce
   CHECK(workers[1]->running());
 }
 
+TEST_CASE("a clock that is set while a job runs changes nothing but what is shown", "[environment]") {
+  ProcessJob job({"--data-epochs", "100000", "--snapshot-interval", "200ms"});
+  const std::string clock = job.directory() / "clock";
+  WriteWholeFile(clock, "0");
+  REQUIRE(job.StartServer(Machine("", clock)));
+  auto one = job.StartWorker("one", {}, Machine("", clock));
+  auto two = job.StartWorker("two", {}, Machine("", clock));
+  REQUIRE(job.SamplesReach(4000));
+  for (const char* off : {"7200", "-86400", "0"}) {
+    INFO("off by " << off);
+    WriteWholeFile(clock, off);
+    const StatusReply before = *job.Status();
+    CHECK(job.SamplesReach(before.samples_completed() + 4000, absl::Seconds(20)));
+    CHECK(Eventually([&] { return job.Status()->snapshot().published() > before.snapshot().published() + 1; },
+                     absl::Seconds(20)));
+    // Stored is the time of day.
+    const absl::Time shown = absl::FromUnixMillis(job.Status()->snapshot().unix_ms());
+    CHECK(absl::AbsDuration(shown - (WallNow() + absl::Seconds(std::stoi(off)))) < absl::Minutes(1));
+  }
+  CHECK_FALSE(absl::StrContains(job.ServerLog(), "evicted"));
+  CHECK_FALSE(absl::StrContains(job.ServerLog(), "expired"));
+  one->Signal(SIGTERM);
+  CHECK(one->Wait(absl::Seconds(30)) == 0);
+}
+
 TEST_CASE("a finished job's totals are there after a restart, and snapshots' steps go on", "[environment]") {
   ProcessJob job({"--data-epochs", "1", "--batch", "20", "--snapshot-interval", "1h"});
   REQUIRE(job.StartServer());

@@ -247,7 +247,7 @@ absl::Status ImportSnapshot(const ImportTarget& target) {
   RECON_ASSIGN_OR_RETURN(const auto store, OpenEmpty(target.output));
   SnapshotWriter::Description description;
   description.optimizer = OptimizerName(OptimizerKind::kSgd);
-  description.created_unix_ms = absl::ToUnixMillis(Now());
+  description.created_unix_ms = absl::ToUnixMillis(WallNow());
   description.reason = "imported";
   RECON_ASSIGN_OR_RETURN(const Manifest manifest,
                          SnapshotWriter(store.get(), {}).Write(layout, shards, description));
