@@ -17,6 +17,8 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectTo(const std::string& addr
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   // http_proxy and its like are for what leaves the cluster.
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // A head that was started on another machine is found there: its name is looked up with each try.
+  args.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1'000);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   // A connection attempt, too, has so long: what TLS needs over a link of half a second and back.
   args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2'000);

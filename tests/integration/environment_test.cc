@@ -171,6 +171,47 @@ TEST_CASE("a clock that is set while a job runs changes nothing but what is show
   CHECK(one->Wait(absl::Seconds(30)) == 0);
 }
 
+TEST_CASE("a head that comes back at another address of its name is found by its workers", "[environment]") {
+  if (geteuid() != 0) {
+    WARN("SKIP: a table of hosts of one's own needs root");
+    return;
+  }
+  const TempDir directory;
+  const std::string hosts = directory / "hosts";
+  const auto name_is_at = [&](const std::string& address) {
+    WriteWholeFile(hosts, address + " head.recon.test\n");
+  };
+  name_is_at("127.0.0.2");
+  const std::string data = directory / "data";
+  const auto start = [&](const std::string& address) {
+    unlink((data + "/ADDRESS").c_str());
+    auto server =
+        std::make_unique<Process>(std::vector<std::string>{"recon-server", "--data", data, "--listen",
+                                                           address, "--data-epochs", "100000"},
+                                  directory / "server.log");
+    CHECK(Eventually([&] { return !ReadWholeFile(data + "/ADDRESS").empty(); }));
+    return server;
+  };
+  auto server = start("127.0.0.2:0");
+  const std::string address(absl::StripSuffix(ReadWholeFile(data + "/ADDRESS"), "\n"));
+  const std::string port = address.substr(address.rfind(':'));
+  Process worker({"/usr/bin/unshare", "-m", "--kill-child", "/bin/sh", "-c",
+                  absl::StrCat("mount --bind ", hosts, " /etc/hosts && exec ", ProgramDirectory(),
+                               "/recon-worker --insecure --server head.recon.test", port,
+                               " --data clusters:4000,500,16,4 --model mlp:16-24-4 --device cpu")},
+                 directory / "worker.log");
+  const auto completed = [&](const std::string& at) {
+    const auto status = ControlClient(*ConnectTo(at, {})).Status();
+    return status.ok() ? status->samples_completed() : 0;
+  };
+  REQUIRE(Eventually([&] { return completed(address) > 1000; }));
+  server->Kill();
+  name_is_at("127.0.0.3");
+  server = start("127.0.0.3" + port);
+  const uint64_t before = completed("127.0.0.3" + port);
+  CHECK(Eventually([&] { return completed("127.0.0.3" + port) > before + 1000; }));
+}
+
 TEST_CASE("a finished job's totals are there after a restart, and snapshots' steps go on", "[environment]") {
   ProcessJob job({"--data-epochs", "1", "--batch", "20", "--snapshot-interval", "1h"});
   REQUIRE(job.StartServer());
