@@ -9,8 +9,26 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/log.h"
 
 namespace recon {
+
+namespace {
+
+// 0, or the error; EWOULDBLOCK if another process has it. Some file systems know one of the two kinds only.
+// Both belong to the open file.
+int Lock(int fd, const std::string& directory) {
+  if (flock(fd, LOCK_EX | LOCK_NB) == 0) return 0;
+  if (errno != ENOLCK && errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) return errno;
+  struct flock whole {};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  if (fcntl(fd, F_OFD_SETLK, &whole) != 0) return errno == EACCES ? EWOULDBLOCK : errno;
+  LogInfo("{} has no flock: its LOCK is locked by fcntl", directory);
+  return 0;
+}
+
+}  // namespace
 
 absl::StatusOr<DataLock> DataLock::Acquire(const std::string& directory) {
   std::error_code error;
@@ -22,7 +40,15 @@ absl::StatusOr<DataLock> DataLock::Acquire(const std::string& directory) {
   const std::string path = directory + "/LOCK";
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+  const int failed = Lock(fd, directory);
+  if (failed != 0 && failed != EWOULDBLOCK) {
+    close(fd);
+    return absl::FailedPreconditionError(
+        absl::StrCat("data directory ", directory,
+                     " cannot be locked: ", std::error_code(failed, std::generic_category()).message(),
+                     ": two servers could spoil it; choose a file system with locks"));
+  }
+  if (failed != 0) {
     char pid[32] = "unknown";
     const ssize_t size = read(fd, pid, sizeof(pid) - 1);
     if (size > 0) pid[size] = '\0';

@@ -32,6 +32,9 @@ namespace fs = std::filesystem;
 constexpr uint64_t kDirectBytes = uint64_t{128} << 10;
 constexpr uint64_t kDirectPiece = uint64_t{1} << 20;
 
+// What a file system says that lacks an operation. (Linux says EPERM of hard links.)
+bool NotSupported(int error) { return error == EPERM || error == EOPNOTSUPP || error == ENOSYS; }
+
 class LocalFile : public FileSystem::File {
  public:
   LocalFile(const std::string& path, int flags)
@@ -158,6 +161,16 @@ absl::Status ReadInto(const std::string& path, uint64_t offset, uint64_t size, c
   return file.ReadAt(offset, size, out);
 }
 
+absl::Status Link(const std::string& from, const std::string& to) {
+  if (link(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+  if (!NotSupported(errno)) return ErrnoStatus(errno, absl::StrCat("link ", to));
+  if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return absl::OkStatus();
+  if (errno != EINVAL && !NotSupported(errno)) return ErrnoStatus(errno, absl::StrCat("rename to ", to));
+  return absl::FailedPreconditionError(
+      absl::StrCat(to, ": its file system can neither link files nor rename them without replacing others: ",
+                   "two servers could spoil each other's snapshots there"));
+}
+
 absl::Status SyncDirectory(const std::string& path) {
   const LocalFile directory(path, O_RDONLY | O_DIRECTORY);
   if (!directory.ok()) return ErrnoStatus(errno, absl::StrCat("open ", path));
@@ -221,10 +234,7 @@ class LocalFileSystem : public FileSystem {
   }
 
   absl::Status Link(const std::string& from, const std::string& to) override {
-    return RetryUnavailable(patience_, [&] {
-      if (link(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
-      return ErrnoStatus(errno, absl::StrCat("link ", to));
-    });
+    return RetryUnavailable(patience_, [&] { return once::Link(from, to); });
   }
 
   absl::Status Remove(const std::string& path) override {

@@ -47,7 +47,8 @@ class FileSystem {
 
   // Replaces what is at `to`.
   virtual absl::Status Rename(const std::string& from, const std::string& to) = 0;
-  // AlreadyExists if there is something at `to`.
+  // AlreadyExists if there is something at `to`. Where the file system has no hard links, `from` is gone
+  // then.
   virtual absl::Status Link(const std::string& from, const std::string& to) = 0;
   // OK if the file is gone, whether or not it was there.
   virtual absl::Status Remove(const std::string& path) = 0;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/fault_point.h"
 #include "common/base/hash.h"
+#include "common/base/log.h"
 #include "common/base/status_macros.h"
 
 namespace recon {
@@ -93,6 +94,19 @@ absl::StatusOr<std::unique_ptr<LocalStore>> LocalStore::Open(const std::string& 
     }
   }
   return store;
+}
+
+absl::Status CheckCanPublish(const std::string& directory, FileSystem* files) {
+  const std::string from = absl::StrCat(directory, "/probe.", absl::Hex(RandomNonZero()), kTemporary);
+  const std::string to = absl::StrCat(directory, "/probe.", absl::Hex(RandomNonZero()), kTemporary);
+  RECON_RETURN_IF_ERROR(files->Create(from).status());
+  const absl::Status linked = files->Link(from, to);
+  if (linked.ok() && absl::IsNotFound(files->Size(from).status())) {
+    LogInfo("{} has no hard links: snapshots are published by renaming", directory);
+  }
+  (void)files->Remove(from);
+  (void)files->Remove(to);
+  return linked;
 }
 
 std::string LocalStore::PathOf(const std::string& name) const { return absl::StrCat(directory_, "/", name); }

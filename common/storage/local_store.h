@@ -41,4 +41,8 @@ class LocalStore : public ObjectStore {
   FileSystem* const files_;
 };
 
+// Whether snapshots can be published in a directory, tried out with files that are removed again. One line of
+// the log if that goes without hard links; FailedPrecondition if not at all.
+absl::Status CheckCanPublish(const std::string& directory, FileSystem* files = FileSystem::Local());
+
 }  // namespace recon

@@ -26,6 +26,7 @@
 #include "common/rpc/param_service.h"
 #include "common/rpc/rpc_server.h"
 #include "common/snapshot/manifest.h"
+#include "common/storage/local_store.h"
 #include "common/storage/store_url.h"
 #include "common/transport/transport.h"
 #include "google/protobuf/util/message_differencer.h"
@@ -123,6 +124,7 @@ absl::Status ReconServer::Parts::Open() {
   if (snapshot_url.local()) {
     RECON_ASSIGN_OR_RETURN(DataLock snapshots_held, DataLock::Acquire(snapshot_url.path));
     snapshot_lock.emplace(std::move(snapshots_held));
+    RECON_RETURN_IF_ERROR(CheckCanPublish(snapshot_url.path));
     // Ours, so that readers of other users cannot make one that we cannot look into.
     for (const char* below : {"/leases", "/pins"}) {
       RECON_RETURN_IF_ERROR(FileSystem::Local()->CreateDirectories(snapshot_url.path + below));

@@ -171,6 +171,35 @@ TEST_CASE("a clock that is set while a job runs changes nothing but what is show
   CHECK(one->Wait(absl::Seconds(30)) == 0);
 }
 
+TEST_CASE("snapshots are published where there are no hard links, and not where one could replace another",
+          "[environment]") {
+  ProcessJob job(JobFlags(1));
+  REQUIRE(job.StartServer(Machine("links")));
+  CHECK(absl::StrContains(job.ServerLog(), "has no hard links: snapshots are published by renaming"));
+  auto worker = job.StartWorker("one");
+  REQUIRE(job.Finished());
+  job.server().Signal(SIGTERM);
+  CHECK(job.server().Wait(absl::Seconds(30)) == 0);
+  std::string output;
+  CHECK(RunProgram({"reconctl", "snapshot", "verify", job.snapshots()}, &output) == 0);
+
+  CHECK(absl::StrContains(RefusedOn(Machine("links noreplace")), "two servers could spoil each other's"));
+}
+
+TEST_CASE("a data directory is locked where there is no flock, and refused where there are no locks at all",
+          "[environment]") {
+  ProcessJob job(JobFlags(1));
+  REQUIRE(job.StartServer(Machine("flock")));
+  CHECK(absl::StrContains(job.ServerLog(), "has no flock: its LOCK is locked by fcntl"));
+  const TempDir directory;
+  Process second({"recon-server", "--data", job.data(), "--listen", "127.0.0.1:0"}, directory / "log",
+                 Machine("flock"));
+  CHECK(second.Wait(absl::Seconds(30)) == 1);
+  CHECK(absl::StrContains(second.output(), absl::StrCat("is in use by process ", job.server().pid())));
+
+  CHECK(absl::StrContains(RefusedOn(Machine("locks")), "cannot be locked"));
+}
+
 TEST_CASE("a head that comes back at another address of its name is found by its workers", "[environment]") {
   if (geteuid() != 0) {
     WARN("SKIP: a table of hosts of one's own needs root");
