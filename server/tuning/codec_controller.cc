@@ -109,10 +109,12 @@ double CodecController::PredictedSeconds(size_t rung) const {
 }
 
 size_t CodecController::Explore(std::string* why) {
-  // More compression, while something waits for it.
+  // More compression, while something waits for it. For cores that are shared, too, but nothing is left out
+  // then: shared memory gains little by fewer bytes, and the model loses.
   for (size_t rung = 0; rung < lossiest_; ++rung) {
     if (measured_[rung].windows.empty() || !measured_[rung + 1].windows.empty()) continue;
-    if (!Stalled(rung) && cpu_wait_ <= kContended) continue;
+    const bool helps_cores = cpu_wait_ > kContended && !ladder_[rung + 1].push.sparse();
+    if (!Stalled(rung) && !helps_cores) continue;
     *why = "tries more compression";
     return rung + 1;
   }
