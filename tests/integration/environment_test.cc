@@ -329,4 +329,30 @@ TEST_CASE("reconctl drain returns when the server has ended, with 1 if its snaps
   }
 }
 
+TEST_CASE("what is installed runs from its prefix, and units name it there", "[environment]") {
+  const TempDir directory;
+  const std::string prefix = directory / "prefix";
+  std::string output;
+  const int installed = RunProgram(
+      {"/usr/bin/cmake", "--install", ProgramDirectory() + "/..", "--component", "recon", "--prefix", prefix},
+      &output);
+  INFO(output);
+  REQUIRE(installed == 0);
+  for (const char* program : {"recon-server", "recon-worker", "reconctl"}) {
+    const std::string path = absl::StrCat(prefix, "/bin/", program);
+    CHECK(RunProgram({path, "--help"}, &output) == 0);
+    CHECK(RunProgram({"/usr/bin/ldd", path}, &output) == 0);
+    CHECK(absl::StrContains(output, absl::StrCat(prefix, "/")));  // Its own messages, not the build's.
+  }
+  const std::string units = prefix + "/lib/systemd/system/";
+  const std::string server = ReadWholeFile(units + "recon-server.service");
+  const std::string worker = ReadWholeFile(units + "recon-worker@.service");
+  CHECK(absl::StrContains(server, absl::StrCat("ExecStart=", prefix, "/bin/recon-server ")));
+  CHECK(absl::StrContains(worker, absl::StrCat("ExecStart=", prefix, "/bin/recon-worker ")));
+  for (const std::string& unit : {server, worker}) {
+    CHECK(absl::StrContains(unit, "\nUser=recon\n"));
+    CHECK(absl::StrContains(unit, "\nStartLimitIntervalSec=0\n"));
+  }
+}
+
 }  // namespace recon

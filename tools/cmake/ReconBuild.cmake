@@ -6,6 +6,9 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 set(CMAKE_BUILD_RPATH_USE_ORIGIN ON)  # bin/ can be moved as a whole.
+include(GNUInstallDirs)
+set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")  # And so can what is installed.
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
 
 # A file compiled in one clone is found again in any other: paths below the clone count relative to it, and the folder
 # a build runs in does not count. Debug information names files relative to the clone, too. What a file depends on is
