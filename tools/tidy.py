@@ -14,6 +14,7 @@ SOURCE = {".h", ".cc", ".cu", ".cuh"}
 # What each folder may include, besides itself, proto/ and libraries. The longest prefix of a file counts.
 ALLOWED = {
     "common/base": [],
+    "common/cli": ["common/base"],
     "common/metrics": ["common/base"],
     "common/tensor": ["common/base"],
     "common/codec": ["common/base", "common/tensor"],

@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -13,6 +14,7 @@
 #include "common/base/limits.h"
 #include "common/base/machine_limits.h"
 #include "common/base/status_macros.h"
+#include "common/cli/command_line.h"
 #include "common/codec/codec.h"
 #include "common/storage/store_url.h"
 
@@ -85,9 +87,11 @@ absl::Status ParseGroup(const std::string& text, std::map<std::string, GroupPoli
   return absl::OkStatus();
 }
 
-void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
+void DefineFlags(CommandLine* line, ServerFlags* flags, RawFlags* raw) {
+  CLI::App* const app = line->app();
   const auto env = [](CLI::Option* option, const char* name) { return option->envname(name); };
-  app->set_config("--config", "", "TOML file with the same names as the flags");
+  line->AddConfigFile();
+  line->BeginGroup("Addresses and directories");
   env(app->add_option("--listen", flags->listen,
                       "HOST:PORT; port 0 takes a free one (written to <data>/ADDRESS)"),
       "RECON_LISTEN");
@@ -105,12 +109,14 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
   env(app->add_option("--metrics-address", flags->metrics_address,
                       "HOST:PORT for Prometheus; off by default"),
       "RECON_METRICS_ADDRESS");
+  line->BeginGroup("Security");
   env(app->add_option("--tls-cert", flags->tls_cert, "PEM certificate of this server"), "RECON_TLS_CERT");
   env(app->add_option("--tls-key", flags->tls_key, "PEM key of the certificate"), "RECON_TLS_KEY");
   env(app->add_option("--tls-ca", flags->tls_ca, "PEM certificate of the CA that workers must have"),
       "RECON_TLS_CA");
   env(app->add_flag("--insecure", flags->insecure, "plain text on an address other than loopback"),
       "RECON_INSECURE");
+  line->BeginGroup("How frames travel");
   env(app->add_option("--shared-memory", flags->shared_memory,
                       "workers on this machine, of this user and in this network namespace, push and pull "
                       "through shared memory; never with TLS"),
@@ -120,6 +126,7 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
           "HOST:PORT where workers with --transport ucx push and pull over UCX (InfiniBand, RoCE; also "
           "TCP): plain text, never with TLS; port 0 is any; off by default"),
       "RECON_UCX_LISTEN");
+  line->BeginGroup("Several servers");
   env(app->add_option("--servers", flags->servers,
                       "servers that share the model, this one among them; the others --join it")
           ->check(CLI::Range(1u, limits::kServersMax)),
@@ -137,6 +144,7 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
   env(app->add_option("--advertise", flags->advertise,
                       "HOST:PORT at which workers reach this server; default: where it listens"),
       "RECON_ADVERTISE");
+  line->BeginGroup("Process");
   env(app->add_flag("--exit-when-done", flags->exit_when_done, "end when all data epochs are completed"),
       "RECON_EXIT_WHEN_DONE");
   env(app->add_option("--log-level", flags->log_level, "debug, info, warn or error")
@@ -147,6 +155,7 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
           ->check(CLI::Range(0, 256)),
       "RECON_APPLY_THREADS");
 
+  line->BeginGroup("Optimizer");
   env(app->add_option("--optimizer", raw->optimizer, "sgd, momentum, nesterov, adam or adamw"),
       "RECON_OPTIMIZER");
   env(app->add_option("--learning-rate", flags->optimizer.learning_rate, "base learning rate"),
@@ -172,6 +181,7 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
                       "policy of a tensor group, NAME:lr_scale=X,weight_decay_scale=Y"),
       "RECON_GROUP");
 
+  line->BeginGroup("Policy: how workers agree");
   env(app->add_option(
           "--accept-codecs", raw->accept_codecs,
           "codecs that pushes may use, by their names on the wire (fp32,fp16,bf16,int8,sparse-fp16, "
@@ -232,6 +242,7 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
              "batches on their own; --split-samples must have so many; 0 = gradients are always pushed")
           ->check(CLI::Range(uint32_t{0}, limits::kLocalStepsMax)),
       "RECON_AUTO_LOCAL_STEPS_MAX");
+  line->BeginGroup("Job");
   env(app->add_option("--workers-min", raw->workers_min, "workers to wait for before the job starts")
           ->check(CLI::Range(1, 4096)),
       "RECON_WORKERS_MIN");
@@ -251,6 +262,7 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
       "RECON_EVAL_SPLIT_SAMPLES");
   env(app->add_option("--seed", raw->seed, "order of samples and initial values"), "RECON_SEED");
 
+  line->BeginGroup("Durability");
   env(app->add_option(
              "--durability", raw->durability,
              "what acknowledged pushes survive: sync (power failures), log (the death of the server) or "
@@ -269,6 +281,7 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
   env(app->add_option("--replay-target", raw->replay_target,
                       "a snapshot is taken early when replaying the log would take longer"),
       "RECON_REPLAY_TARGET");
+  line->BeginGroup("Snapshots");
   env(app->add_option("--snapshot-interval", raw->snapshot_interval,
                       "time between periodic snapshots, such as 30s"),
       "RECON_SNAPSHOT_INTERVAL");
@@ -294,6 +307,7 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
                       "compression of snapshots: 1 (frequencies of bytes only) to 19")
           ->check(CLI::Range(1, 19)),
       "RECON_ZSTD_LEVEL");
+  line->BeginGroup("Members and leases");
   env(app->add_option("--heartbeat-interval", raw->heartbeat_interval, "time between a worker's heartbeats"),
       "RECON_HEARTBEAT_INTERVAL");
   env(app->add_option("--suspect-after", raw->suspect_after,
@@ -314,7 +328,7 @@ void DefineFlags(CLI::App* app, ServerFlags* flags, RawFlags* raw) {
   for (CLI::Option* option : app->get_options()) {
     const std::string name = option->get_name();
     // The outer optimizer's are those of the mode.
-    if (name != "--help" && name != "--config" && !absl::StartsWith(name, "--outer-")) {
+    if (option->get_group() != "General" && !absl::StartsWith(name, "--outer-")) {
       option->capture_default_str();
     }
   }
@@ -457,20 +471,16 @@ absl::StatusOr<ServerFlags::Durability> ParseDurability(const std::string& name)
 absl::StatusOr<ServerFlags> ParseServerFlags(int argc, char** argv, int* exit_code) {
   ServerFlags flags;
   RawFlags raw;
-  CLI::App app{"recon-server: holds the model, applies gradients, hands out data, publishes snapshots"};
-  app.allow_config_extras(CLI::config_extras_mode::error);
-  DefineFlags(&app, &flags, &raw);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    *exit_code = app.exit(error) == 0 ? 0 : 2;
-    return absl::InvalidArgumentError(error.what());
+  CommandLine line("recon-server", "holds the model, applies gradients, hands out data, publishes snapshots");
+  DefineFlags(&line, &flags, &raw);
+  if (const std::optional<int> code = line.Parse(argc, argv)) {
+    *exit_code = *code;
+    return absl::InvalidArgumentError("no flags");
   }
   absl::Status converted = Convert(raw, &flags);
-  converted.Update(CheckJoin(app, flags));
+  converted.Update(CheckJoin(*line.app(), flags));
   if (!converted.ok()) {
-    std::cerr << "recon-server: " << converted.message() << "\n";
-    *exit_code = 2;
+    *exit_code = line.Refuse(converted);
     return converted;
   }
   return flags;

@@ -4,8 +4,10 @@
 #include <random>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
 #include "catch2/catch.hpp"
 #include "common/base/mutex.h"
+#include "common/cli/version.h"
 #include "common/rpc/grpc_transport.h"
 #include "common/transport/envelope.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -81,9 +83,10 @@ TEST_CASE("wrong flags end each program with code 2 and the flag's name", "[bad_
   server({"--tls-cert", "x.pem"}, "--tls-cert, --tls-key and --tls-ca go together");
   server({"--config", directory / "absent.toml"}, "absent.toml");
   WriteWholeFile(directory / "bad.toml", "batch = \"many\"\n");
-  server({"--config", directory / "bad.toml"}, "batch");
+  server({"--config", directory / "bad.toml"}, "bad.toml:1: --batch many: expected a number from 1");
   WriteWholeFile(directory / "unknown.toml", "bacth = 4\n");
-  server({"--config", directory / "unknown.toml"}, "bacth");
+  server({"--config", directory / "unknown.toml"},
+         "unknown.toml:1: bacth is no setting: did you mean batch?");
 
   Refused({"recon-worker", "--codec", "fp8"}, 2, "codec fp8 is unknown");
   Refused({"recon-worker", "--server", "somewhere"}, 2, "--server somewhere");
@@ -100,7 +103,7 @@ TEST_CASE("wrong flags end each program with code 2 and the flag's name", "[bad_
   Refused({"recon-worker", "--data", "clusters:50,5", "--model", "mlp:32-4", "--device", "tpu"}, 2,
           "--device tpu");
 
-  Refused({"reconctl"}, 2, "subcommand");
+  Refused({"reconctl"}, 2, "expected a verb: status, ");
   Refused({"reconctl", "status", "--server", "x"}, 2, "--server x");
   Refused({"reconctl", "snapshot", "list"}, 2, "directory");
   Refused({"reconctl", "snapshot", "list", directory / "absent"}, 5, "absent");
@@ -108,6 +111,86 @@ TEST_CASE("wrong flags end each program with code 2 and the flag's name", "[bad_
   Refused({"reconctl", "snapshot", "show", directory.path(), "7"}, 5, "MANIFEST-0000000000000007");
   Refused({"reconctl", "status", "--server", "127.0.0.1:1"}, 3, "reconctl: ");
   Refused({"reconctl", "policy", "set"}, 2, "--sync");
+}
+
+TEST_CASE("a name that nobody knows is named in one line, with the one that is nearest", "[bad_input]") {
+  const TempDir directory;
+  const auto line = [](const std::vector<std::string>& arguments, const std::string& text) {
+    const Outcome outcome = Run(arguments);
+    CHECK(outcome.code == 2);
+    CHECK(outcome.output == arguments[0] + ": " + text + "\n");
+  };
+  // An unknown flag comes before what follows from it: --data is missing here, too.
+  line({"recon-server", "--learnin-rate", "0.1"},
+       "unknown flag --learnin-rate: did you mean --learning-rate?");
+  line({"recon-server", "--dta=x"}, "unknown flag --dta: did you mean --data?");
+  line({"recon-server", "--zzzzzz"}, "unknown flag --zzzzzz");
+  line({"recon-server", "data"}, "unexpected argument data: did you mean --data?");
+  line({"recon-worker", "--codek", "fp16"}, "unknown flag --codek: did you mean --codec?");
+  line({"reconctl", "statsu"}, "unknown verb statsu: did you mean status?");
+  line({"reconctl", "snapshot", "lst", "x"}, "snapshot: unknown verb lst: did you mean list?");
+  line({"reconctl", "status", "--jsn"}, "status: unknown flag --jsn: did you mean --json?");
+  line({"reconctl", "snapshot", "show", "a", "1", "2"}, "snapshot: show: unexpected argument 2");
+  line({"reconctl", "policy"}, "policy: expected a verb: set");
+  line({"recon-worker", "--depth"}, "--depth has no value");
+  line({"recon-worker", "a\nb"}, "unexpected argument a\\nb");
+}
+
+TEST_CASE("an error of a file of settings names file and line, one of the environment its variable",
+          "[bad_input]") {
+  const TempDir directory;
+  const std::string file = directory / "job.toml";
+  const auto refused = [&](const std::string& program, const std::string& text, const std::string& error) {
+    WriteWholeFile(file, text);
+    std::vector<std::string> arguments = {program, "--config", file};
+    if (program == "recon-server") arguments.insert(arguments.end(), {"--data", directory / "data"});
+    const Outcome outcome = Run(arguments);
+    CHECK(outcome.code == 2);
+    CHECK(outcome.output == absl::StrCat(program, ": ", file, ":", error, "\n"));
+  };
+  refused("recon-server", "batch = 3\n\nbacth = 4\n", "3: bacth is no setting: did you mean batch?");
+  refused("recon-server", "version = true\n", "1: version is no setting");
+  refused("recon-server", "seed = \"x\"\n", "1: --seed x: expected a whole number");
+  refused("recon-server", "learning-rate = \"x\"\n", "1: --learning-rate x: expected a number");
+  refused("recon-server", "insecure = \"x\"\n", "1: --insecure x: expected true or false");
+  refused("recon-server", "batch = 0\n", "1: --batch 0: expected a number from 1 to 1048576");
+  refused("recon-server", "batch = 1\nsync = asp\n",
+          "2: sync = asp: expected a number, true or false; text has quotes: \"asp\"");
+  // What only the program itself can tell.
+  refused("recon-server", "\nsnapshot-interval = \"soon\"\n",
+          "2: --snapshot-interval soon: expected a duration of 10ms to 720h, such as 300ms, 30s or 5m");
+  refused("recon-worker", "reconnect-for = \"soon\"\n",
+          "1: --reconnect-for soon: expected a duration such as 10m");
+  // A flag of the same name is what counts, and what is named.
+  WriteWholeFile(file, "batch = \"many\"\n");
+  Refused({"recon-server", "--config", file, "--data", directory / "data", "--batch", "x"}, 2,
+          "recon-server: --batch x: expected");
+  Process server({"recon-server", "--data", directory / "data"}, directory / "log", {"RECON_BATCH=many"});
+  CHECK(server.Wait(absl::Seconds(30)) == 2);
+  CHECK(server.output() == "recon-server: RECON_BATCH: --batch many: expected a number from 1 to 1048576\n");
+  CHECK(access((directory / "data").c_str(), F_OK) != 0);
+}
+
+TEST_CASE("each program says its version, and its help has groups and defaults", "[bad_input]") {
+  const auto help = [](const std::vector<std::string>& arguments, const std::vector<std::string>& parts) {
+    const Outcome outcome = Run(arguments);
+    INFO(outcome.output);
+    CHECK(outcome.code == 0);
+    for (const std::string& part : parts) CHECK(absl::StrContains(outcome.output, part));
+    // No line is longer than a terminal's, and all flags have a group.
+    for (const absl::string_view line : absl::StrSplit(outcome.output, '\n')) CHECK(line.size() <= 100);
+    CHECK_FALSE(absl::StrContains(outcome.output, "\nOptions:"));
+  };
+  for (const char* program : {"recon-server", "recon-worker", "reconctl"}) {
+    const Outcome version = Run({program, "--version"});
+    CHECK(version.code == 0);
+    CHECK(version.output == absl::StrCat(program, " ", Version(), "\n"));
+  }
+  help({"recon-server", "--help"}, {"\nOptimizer:\n", "\nSnapshots:\n", "\nSecurity:\n", "[default 30s]",
+                                    "samples per step of a worker [default 64]", "(RECON_BATCH)"});
+  help({"recon-worker", "--help"}, {"\nModel, data and device:\n", "\nSecurity:\n", "[default fp16]"});
+  help({"reconctl", "--help"}, {"status", "Exit codes:"});
+  help({"reconctl", "status", "--help"}, {"\nServer:\n", "--patience", "[default 60]"});
 }
 
 TEST_CASE("settings come from file and environment, flags first", "[bad_input]") {

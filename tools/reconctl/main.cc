@@ -1,9 +1,10 @@
 #include <functional>
 #include <iostream>
+#include <optional>
 #include <string>
 
-#include "CLI/CLI.hpp"
 #include "common/base/log.h"
+#include "common/cli/command_line.h"
 #include "tools/reconctl/verbs.h"
 
 namespace {
@@ -36,6 +37,7 @@ int ExitCode(const absl::Status& status) {
 }
 
 void AddServerFlags(CLI::App* verb, recon::ServerTarget* target) {
+  verb->option_defaults()->group("Server");
   verb->add_option("--server", target->address, "HOST:PORT of recon-server")
       ->envname("RECON_SERVER")
       ->capture_default_str();
@@ -45,6 +47,7 @@ void AddServerFlags(CLI::App* verb, recon::ServerTarget* target) {
   verb->add_option("--tls-ca", target->tls.ca, "PEM certificate of the CA")->envname("RECON_TLS_CA");
   verb->add_flag("--insecure", target->tls.insecure, "plain text to an address other than loopback")
       ->envname("RECON_INSECURE");
+  verb->option_defaults()->group("Flags");
   verb->add_flag("--json", target->json, "one JSON value instead of a table");
 }
 
@@ -61,9 +64,11 @@ void AddSnapshotFlags(CLI::App* verb, recon::SnapshotTarget* target, bool genera
 int main(int argc, char** argv) {
   setenv("RECON_STORE_PATIENCE", "5s", /*overwrite=*/0);  // Somebody sits and waits.
   recon::InitLog("warn");  // To standard error: standard output is for what was asked for.
-  CLI::App app{"reconctl: shows a running job; lists, verifies, compares and exports snapshots"};
+  recon::CommandLine line("reconctl", "shows a running job; lists, verifies, compares and exports snapshots");
+  CLI::App& app = *line.app();
   app.footer(kExitCodes);
   app.require_subcommand(1);
+  line.BeginGroup("Flags");
   recon::ServerTarget server;
   recon::SnapshotTarget snapshots;
   bool follow = false;
@@ -230,11 +235,7 @@ int main(int argc, char** argv) {
   AddServerFlags(take, &server);
   take->callback([&] { run = [&] { return recon::TakeSnapshot(server); }; });
 
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
+  if (const std::optional<int> code = line.Parse(argc, argv)) return *code;
   const absl::Status result = run();
   if (!result.ok()) std::cerr << "reconctl: " << result.message() << "\n";
   return ExitCode(result);

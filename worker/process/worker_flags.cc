@@ -1,13 +1,15 @@
 #include "worker/process/worker_flags.h"
 
-#include <iostream>
+#include <unistd.h>
 
-#include "CLI/CLI.hpp"
+#include <optional>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/base/host_port.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
+#include "common/cli/command_line.h"
 #include "common/ucx/ucx_transport.h"
 
 namespace recon {
@@ -27,14 +29,17 @@ struct RawFlags {
   std::vector<std::string> tensor_groups;
 };
 
-void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
+void DefineFlags(CommandLine* line, WorkerFlags* flags, RawFlags* raw) {
+  CLI::App* const app = line->app();
   const auto env = [](CLI::Option* option, const char* name) { return option->envname(name); };
-  app->set_config("--config", "", "TOML file with the same names as the flags");
+  line->AddConfigFile();
+  line->BeginGroup("Place in the job");
   env(app->add_option("--server", flags->server, "HOST:PORT of recon-server"), "RECON_SERVER");
   env(app->add_option("--name", flags->name,
                       "unique in the job; a new process of the same name replaces its holder, dead or alive; "
                       "default <host>-<random>"),
       "RECON_NAME");
+  line->BeginGroup("Model, data and device");
   env(app->add_option(
           "--model", flags->model.model,
           "mlp:784-512-256-10 or synthetic:resnet50|vgg16|bert-base|SHAPES_FILE (simulated computing)"),
@@ -51,6 +56,7 @@ void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
   env(app->add_option("--threads", flags->model.threads, "CPU threads of matrix products")
           ->check(CLI::Range(1, 1024)),
       "RECON_THREADS");
+  line->BeginGroup("Gradients and parameters on the wire");
   env(app->add_option("--codec", raw->codec,
                       "of gradients: auto, fp32, fp16, bf16, int8, topk:RATIO, randomk:RATIO or "
                       "threshold:MAGNITUDE; then ,GROUP=CODEC for groups that match a pattern"),
@@ -80,6 +86,7 @@ void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
   env(app->add_option("--residual-flush", raw->residual_flush,
                       "what is left out is sent whole once in so long; a killed worker loses no more"),
       "RECON_RESIDUAL_FLUSH");
+  line->BeginGroup("Pushes and ways of frames");
   env(app->add_option("--depth", flags->depth,
                       "pushes under way while computing; bsp uses 1, ssp:S at most S+1")
           ->check(CLI::Range(1, limits::kPipelineDepthMax)),
@@ -100,9 +107,11 @@ void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
                       "(InfiniBand, RoCE; where the server has --ucx-listen)")
           ->check(CLI::IsMember({"auto", "grpc", "ucx"})),
       "RECON_TRANSPORT");
+  line->BeginGroup("Simulation");
   env(app->add_option("--step-ms", raw->step_ms, "simulated computing time: each step takes at least so long")
           ->check(CLI::Range(0.0, 3.6e6)),
       "RECON_STEP_MS");
+  line->BeginGroup("Parameters of a worker that joins");
   env(app->add_option(
              "--parameters-from", raw->parameters_from,
              "where a worker that joins takes them: server, store (the newest snapshot, read where the "
@@ -118,24 +127,28 @@ void DefineFlags(CLI::App* app, WorkerFlags* flags, RawFlags* raw) {
   env(app->add_option("--slow-factor", flags->slow_factor,
                       "simulated slowness: each step takes so many times its computing time, or --step-ms")
           ->check(CLI::Range(1.0, 1e4)),
-      "RECON_SLOW_FACTOR");
+      "RECON_SLOW_FACTOR")
+      ->group("Simulation");
+  line->BeginGroup("Process");
   env(app->add_option("--reconnect-for", raw->reconnect_for,
                       "keep trying so long when the server cannot be reached"),
       "RECON_RECONNECT_FOR");
   env(app->add_option("--metrics-address", flags->metrics_address,
                       "HOST:PORT for Prometheus; off by default"),
       "RECON_WORKER_METRICS_ADDRESS");
+  line->BeginGroup("Security");
   env(app->add_option("--tls-cert", flags->tls.cert, "PEM certificate of this worker"), "RECON_TLS_CERT");
   env(app->add_option("--tls-key", flags->tls.key, "PEM key of the certificate"), "RECON_TLS_KEY");
   env(app->add_option("--tls-ca", flags->tls.ca, "PEM certificate of the CA that the server must have"),
       "RECON_TLS_CA");
   env(app->add_flag("--insecure", flags->tls.insecure, "plain text to an address other than loopback"),
       "RECON_INSECURE");
+  line->BeginGroup("Process");
   env(app->add_option("--log-level", flags->log_level, "debug, info, warn or error")
           ->check(CLI::IsMember({"debug", "info", "warn", "error"})),
       "RECON_LOG_LEVEL");
   for (CLI::Option* option : app->get_options()) {
-    if (option->get_name() != "--help" && option->get_name() != "--config") option->capture_default_str();
+    if (option->get_group() != "General") option->capture_default_str();
   }
 }
 
@@ -216,19 +229,15 @@ absl::StatusOr<WorkerFlags> ParseWorkerFlags(int argc, char** argv, int* exit_co
   flags.model.model = "mlp:784-512-256-10";
   flags.model.device = "auto";
   RawFlags raw;
-  CLI::App app{"recon-worker: leases data, computes gradients, pushes and pulls"};
-  app.allow_config_extras(CLI::config_extras_mode::error);
-  DefineFlags(&app, &flags, &raw);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    *exit_code = app.exit(error) == 0 ? 0 : 2;
-    return absl::InvalidArgumentError(error.what());
+  CommandLine line("recon-worker", "leases data, computes gradients, pushes and pulls");
+  DefineFlags(&line, &flags, &raw);
+  if (const std::optional<int> code = line.Parse(argc, argv)) {
+    *exit_code = *code;
+    return absl::InvalidArgumentError("no flags");
   }
   const absl::Status converted = Convert(raw, &flags);
   if (!converted.ok()) {
-    std::cerr << "recon-worker: " << converted.message() << "\n";
-    *exit_code = 2;
+    *exit_code = line.Refuse(converted);
     return converted;
   }
   return flags;
