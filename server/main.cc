@@ -7,6 +7,7 @@
 #include "common/base/machine_limits.h"
 #include "common/base/process.h"
 #include "common/base/shutdown_signal.h"
+#include "common/rpc/grpc_log.h"
 #include "common/rpc/grpc_tuning.h"
 #include "common/rpc/poller_limit.h"
 #include "server/process/recon_server.h"
@@ -27,18 +28,20 @@ int Run(const recon::ServerFlags& flags) {
   }
   const absl::Status status = (*server)->RunUntilStopped();
   if (!status.ok()) std::cerr << "recon-server: " << status.message() << "\n";
-  return status.ok() ? 0 : 1;
+  return status.ok() ? 0 : absl::IsInvalidArgument(status) ? 2 : 1;
 }
 
 }  // namespace
 
-// Exit codes: 0 drained or done, 1 failed at start or while running, 2 wrong flags.
+// Exit codes: 0 drained or done, 1 failed at start or while running, 2 wrong flags, or certificates
+// that do not fit the head's.
 int main(int argc, char** argv) {
   recon::ProcessUptime();
   recon::ShutdownSignal::Install();
   recon::TuneProcess();
   recon::RaiseLimits();
   recon::TuneGrpc();
+  recon::TakeGrpcLog(recon::GrpcLogUse::kServer);
   int exit_code = 0;
   const auto flags = recon::ParseServerFlags(argc, argv, &exit_code);
   if (!flags.ok()) return exit_code;

@@ -8,19 +8,21 @@
 #include "common/base/machine_limits.h"
 #include "common/base/process.h"
 #include "common/base/shutdown_signal.h"
+#include "common/rpc/grpc_log.h"
 #include "common/rpc/grpc_tuning.h"
 #include "common/rpc/poller_limit.h"
 #include "worker/process/worker.h"
 #include "worker/process/worker_flags.h"
 
-// Exit codes: 0 job finished or stopped by a signal, 1 failed, 2 wrong flags, or data or a model that does
-// not fit, or another process has taken over its name.
+// Exit codes: 0 job finished or stopped by a signal, 1 failed, 2 wrong flags, or certificates, data or
+// a model that do not fit, or another process has taken over its name.
 int main(int argc, char** argv) {
   recon::ProcessUptime();
   recon::ShutdownSignal::Install();
   recon::TuneProcess();
   recon::RaiseLimits();
   recon::TuneGrpc();
+  recon::TakeGrpcLog(recon::GrpcLogUse::kClient);
   int exit_code = 0;
   const auto flags = recon::ParseWorkerFlags(argc, argv, &exit_code);
   if (!flags.ok()) return exit_code;

@@ -1,51 +1,57 @@
 #include "common/rpc/credentials.h"
 
+#include <cerrno>
+#include <cstring>
 #include <fstream>
-#include <sstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
 #include "common/base/host_port.h"
 #include "common/base/status_macros.h"
 
 namespace recon {
 namespace {
 
-struct Pem {
-  std::string cert, key, ca;
-};
+// A file of all the CAs that a browser knows has a fourth of it.
+constexpr size_t kPemBytesMax = 1 << 20;
 
 absl::StatusOr<std::string> ReadFile(const std::string& flag, const std::string& path) {
+  const auto wrong = [&](absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat(flag, " ", path, ": ", what));
+  };
+  errno = 0;
   std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (!in || text.str().empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(flag, " ", path, ": cannot be read or is empty"));
-  }
-  if (!absl::StrContains(text.str(), "-----BEGIN ")) {
-    return absl::InvalidArgumentError(absl::StrCat(flag, " ", path, ": is not a PEM file"));
-  }
-  return text.str();
+  if (!in) return wrong(absl::StrCat("cannot be read: ", strerror(errno)));
+  std::string text(kPemBytesMax + 1, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(in.gcount()));
+  if (in.bad()) return wrong(absl::StrCat("cannot be read: ", strerror(errno)));
+  if (text.empty()) return wrong("is empty, or no file");
+  if (text.size() > kPemBytesMax) return wrong(absl::StrCat("has more than ", kPemBytesMax, " bytes"));
+  if (!absl::StrContains(text, "-----BEGIN ")) return wrong("is not a PEM file");
+  return text;
 }
 
 // No TLS (all empty), or the three files.
-absl::StatusOr<Pem> ReadPem(const std::string& address, const TlsFlags& flags) {
+absl::StatusOr<TlsTexts> ReadPem(const std::string& address, const TlsFlags& flags, TlsEnd end) {
   const int given = !flags.cert.empty() + !flags.key.empty() + !flags.ca.empty();
   if (given == 0) {
     if (!IsLoopback(address) && !flags.insecure) {
       return absl::InvalidArgumentError(
           absl::StrCat(address, " is not loopback: give --tls-cert, --tls-key and --tls-ca, or --insecure"));
     }
-    return Pem{};
+    return TlsTexts{};
   }
   if (given != 3) {
     return absl::InvalidArgumentError("--tls-cert, --tls-key and --tls-ca go together: one is missing");
   }
   if (flags.insecure) return absl::InvalidArgumentError("--insecure contradicts --tls-cert");
-  Pem pem;
+  TlsTexts pem;
   RECON_ASSIGN_OR_RETURN(pem.cert, ReadFile("--tls-cert", flags.cert));
   RECON_ASSIGN_OR_RETURN(pem.key, ReadFile("--tls-key", flags.key));
   RECON_ASSIGN_OR_RETURN(pem.ca, ReadFile("--tls-ca", flags.ca));
+  RECON_RETURN_IF_ERROR(CheckCertificates(flags, pem, end, Now()));
   return pem;
 }
 
@@ -53,7 +59,7 @@ absl::StatusOr<Pem> ReadPem(const std::string& address, const TlsFlags& flags) {
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ServerCredentialsFor(const std::string& address,
                                                                               const TlsFlags& flags) {
-  RECON_ASSIGN_OR_RETURN(const Pem pem, ReadPem(address, flags));
+  RECON_ASSIGN_OR_RETURN(const TlsTexts pem, ReadPem(address, flags, TlsEnd::kServer));
   if (pem.cert.empty()) return grpc::InsecureServerCredentials();
   grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   options.pem_root_certs = pem.ca;
@@ -63,7 +69,7 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ServerCredentialsFor(co
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ChannelCredentialsFor(const std::string& address,
                                                                                 const TlsFlags& flags) {
-  RECON_ASSIGN_OR_RETURN(const Pem pem, ReadPem(address, flags));
+  RECON_ASSIGN_OR_RETURN(const TlsTexts pem, ReadPem(address, flags, TlsEnd::kClient));
   if (pem.cert.empty()) return grpc::InsecureChannelCredentials();
   return grpc::SslCredentials({pem.ca, pem.key, pem.cert});
 }

@@ -21,6 +21,7 @@
 #include "common/rpc/client_channel.h"
 #include "common/rpc/param_service.h"
 #include "common/rpc/rpc_server.h"
+#include "common/rpc/tls_probe.h"
 #include "common/snapshot/manifest.h"
 #include "common/storage/store_url.h"
 #include "common/tensor/shard_assignment.h"
@@ -180,6 +181,7 @@ ShardServer::Parts::~Parts() {
 
 void ShardServer::Parts::Follow() {
   bool said = false;
+  absl::Status cause;  // Why the head cannot be reached, as far as its certificate tells.
   while (!stop_.load()) {
     const absl::Status ended = FollowOnce();
     if (stop_.load() || ended_or_failed()) return;
@@ -191,8 +193,12 @@ void ShardServer::Parts::Follow() {
     if (hopeless) return Fail(ended);
     if (drained_)
       return Fail(absl::UnavailableError("the head has gone while the job was drained: start again"));
-    if (!said) LogWarn("the head cannot be reached, trying again: {}", ended.message());
-    said = true;
+    const absl::Status before =
+        std::exchange(cause, absl::IsUnavailable(ended) && params_ == nullptr ? ProbeTls(flags_.join, tls_)
+                                                                              : absl::OkStatus());
+    if (!cause.ok() && cause == before) return Fail(cause);
+    if (!said && cause.ok()) LogWarn("the head cannot be reached, trying again: {}", ended.message());
+    said = said || cause.ok();
     absl::SleepFor(kRejoin);
   }
 }

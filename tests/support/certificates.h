@@ -10,18 +10,18 @@
 
 namespace recon {
 
-// A CA and certificates signed by it, made by openssl.
+// A CA and a certificate signed by it, made by openssl.
 class Certificates {
  public:
-  explicit Certificates(const std::string& ca_name) {
+  // `extensions` of the certificate: hosts that it is for, and what for.
+  explicit Certificates(const std::string& ca_name,
+                        const std::string& extensions = "subjectAltName=DNS:localhost,IP:127.0.0.1\n") {
     Openssl({"req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", directory_ / "ca.key", "-out",
              directory_ / "ca.pem", "-days", "2", "-subj", "/CN=" + ca_name});
     Openssl({"req", "-newkey", "rsa:2048", "-nodes", "-keyout", directory_ / "host.key", "-out",
              directory_ / "host.csr", "-subj", "/CN=localhost"});
-    WriteWholeFile(directory_ / "extensions", "subjectAltName=DNS:localhost,IP:127.0.0.1\n");
-    Openssl({"x509", "-req", "-in", directory_ / "host.csr", "-CA", directory_ / "ca.pem", "-CAkey",
-             directory_ / "ca.key", "-CAcreateserial", "-out", directory_ / "host.pem", "-days", "2",
-             "-extfile", directory_ / "extensions"});
+    WriteWholeFile(directory_ / "extensions", extensions);
+    Sign(directory_ / "host.pem", 2);
   }
 
   std::vector<std::string> Flags() const {
@@ -32,15 +32,26 @@ class Certificates {
     return {directory_ / "host.pem", directory_ / "host.key", directory_ / "ca.pem", false};
   }
 
- private:
-  void Openssl(std::vector<std::string> arguments) {
+  // Runs openssl.
+  static void Openssl(std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), "/usr/bin/openssl");
     std::string output;
     const int code = RunProgram(arguments, &output);
     INFO(output);
     REQUIRE(code == 0);
   }
+  // Another certificate of the same key, valid for so many days: with 0 it expires within the second.
+  void Sign(const std::string& path, int days) const {
+    Openssl({"x509", "-req", "-in", directory_ / "host.csr", "-CA", directory_ / "ca.pem", "-CAkey",
+             directory_ / "ca.key", "-CAcreateserial", "-out", path, "-days", std::to_string(days),
+             "-extfile", directory_ / "extensions"});
+  }
+  std::string cert() const { return directory_ / "host.pem"; }
+  std::string key() const { return directory_ / "host.key"; }
+  std::string ca() const { return directory_ / "ca.pem"; }
+  const TempDir& directory() const { return directory_; }
 
+ private:
   TempDir directory_;
 };
 

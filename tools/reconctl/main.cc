@@ -5,6 +5,7 @@
 
 #include "common/base/log.h"
 #include "common/cli/command_line.h"
+#include "common/rpc/grpc_log.h"
 #include "tools/reconctl/verbs.h"
 
 namespace {
@@ -13,7 +14,7 @@ constexpr char kExitCodes[] =
     "Exit codes:\n"
     "  0  done\n"
     "  1  failed for another reason, as the message says\n"
-    "  2  wrong flags or arguments\n"
+    "  2  wrong flags or arguments, or certificates that do not fit the server's\n"
     "  3  the server cannot be reached or did not answer in time\n"
     "  4  a snapshot is damaged\n"
     "  5  there is no such snapshot or directory";
@@ -63,6 +64,7 @@ void AddSnapshotFlags(CLI::App* verb, recon::SnapshotTarget* target, bool genera
 
 int main(int argc, char** argv) {
   setenv("RECON_STORE_PATIENCE", "5s", /*overwrite=*/0);  // Somebody sits and waits.
+  recon::TakeGrpcLog(recon::GrpcLogUse::kClient);
   recon::InitLog("warn");  // To standard error: standard output is for what was asked for.
   recon::CommandLine line("reconctl", "shows a running job; lists, verifies, compares and exports snapshots");
   CLI::App& app = *line.app();
@@ -85,17 +87,21 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   status->callback([&] {
-    run = [&] { return follow ? recon::FollowStatus(server, patience_seconds) : recon::ShowStatus(server); };
+    run = [&] {
+      return recon::Explained(
+          server, follow ? recon::FollowStatus(server, patience_seconds) : recon::ShowStatus(server));
+    };
   });
 
   CLI::App* completions =
       app.add_subcommand("completions", "every completed split: what was processed, by whom, when");
   AddServerFlags(completions, &server);
-  completions->callback([&] { run = [&] { return recon::ShowCompletions(server); }; });
+  completions->callback(
+      [&] { run = [&] { return recon::Explained(server, recon::ShowCompletions(server)); }; });
 
   CLI::App* drain = app.add_subcommand("drain", "end the server in good order, with a last snapshot");
   AddServerFlags(drain, &server);
-  drain->callback([&] { run = [&] { return recon::DrainServer(server); }; });
+  drain->callback([&] { run = [&] { return recon::Explained(server, recon::DrainServer(server)); }; });
 
   CLI::App* snapshot =
       app.add_subcommand("snapshot", "list, show, verify, compare, export and take snapshots");
@@ -228,12 +234,12 @@ int main(int argc, char** argv) {
   set_policy->callback([&] {
     policy_target.has_outer_learning_rate = outer_rate->count() > 0;
     policy_target.has_outer_momentum = outer_momentum->count() > 0;
-    run = [&] { return recon::SetPolicy(policy_target); };
+    run = [&] { return recon::Explained(policy_target.server, recon::SetPolicy(policy_target)); };
   });
 
   CLI::App* take = snapshot->add_subcommand("take", "ask the server for a snapshot now");
   AddServerFlags(take, &server);
-  take->callback([&] { run = [&] { return recon::TakeSnapshot(server); }; });
+  take->callback([&] { run = [&] { return recon::Explained(server, recon::TakeSnapshot(server)); }; });
 
   if (const std::optional<int> code = line.Parse(argc, argv)) return *code;
   const absl::Status result = run();

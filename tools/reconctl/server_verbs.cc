@@ -4,6 +4,7 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -13,6 +14,7 @@
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
+#include "common/rpc/tls_probe.h"
 #include "server/control/policy.h"
 #include "tools/reconctl/render.h"
 #include "tools/reconctl/verbs.h"
@@ -211,6 +213,12 @@ std::string ProgressLine(const StatusReply& status) {
 
 }  // namespace
 
+absl::Status Explained(const ServerTarget& target, const absl::Status& status) {
+  if (!absl::IsUnavailable(status)) return status;
+  const absl::Status cause = ProbeTls(target.address, target.tls);
+  return cause.ok() ? status : cause;
+}
+
 absl::Status ShowStatus(const ServerTarget& target) {
   RECON_ASSIGN_OR_RETURN(const auto client, Connect(target));
   RECON_ASSIGN_OR_RETURN(const StatusReply status, client->Status());
@@ -227,10 +235,13 @@ absl::Status FollowStatus(const ServerTarget& target, double patience_seconds) {
   const bool terminal = isatty(STDOUT_FILENO) != 0;
   const absl::Duration interval = terminal ? absl::Milliseconds(500) : absl::Seconds(5);
   absl::Time heard = Now();
+  absl::Status cause;
   while (true) {
     const absl::StatusOr<StatusReply> status = client->Status();
     const absl::Time now = Now();
     if (status.ok()) heard = now;
+    const absl::Status before = std::exchange(cause, Explained(target, status.status()));
+    if (absl::IsInvalidArgument(cause) && cause == before) return cause;  // It will not pass.
     if (!status.ok() && now - heard > absl::Seconds(patience_seconds)) {
       if (terminal) std::cout << std::endl;
       return status.status();

@@ -22,6 +22,10 @@ struct ServerTarget {
   bool json = false;
 };
 
+// What a verb's failure comes from, if it is that server and its or our certificates do not fit:
+// InvalidArgument with the cause. Otherwise `status` itself.
+absl::Status Explained(const ServerTarget& target, const absl::Status& status);
+
 absl::Status ShowStatus(const ServerTarget& target);
 
 // As PolicySettings has them.

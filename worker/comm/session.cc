@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
@@ -171,10 +172,16 @@ absl::Status Session::RegisterFirst() {
   return status;
 }
 
+absl::Status Session::Diagnose(const absl::Status& error) const {
+  return absl::IsUnavailable(error) && options_.diagnose ? options_.diagnose() : absl::OkStatus();
+}
+
 absl::Status Session::RegisterUntilOk() {
   const absl::Time give_up = Now() + options_.reconnect_for;
+  const bool known_to_server = standing().registration > 0;
   Backoff backoff;
   bool said = false;
+  absl::Status cause;
   while (true) {
     const absl::Status status = RegisterOnce();
     if (status.ok()) return status;
@@ -184,8 +191,15 @@ absl::Status Session::RegisterUntilOk() {
                                                  absl::FormatDuration(options_.reconnect_for), ": ",
                                                  status.message()));
     }
-    if (!said) LogWarn("the server cannot be reached, trying again: {}", status.message());
-    said = true;
+    // A server that ends at this moment may look the same, and one that a worker has trained with may come
+    // back: the same cause twice, before the first registration, is the end.
+    const absl::Status before = std::exchange(cause, Diagnose(status));
+    const bool hopeless = !known_to_server && !cause.ok();
+    if (hopeless && cause == before) return cause;
+    if (!said && !hopeless) {
+      LogWarn("the server cannot be reached, trying again: {}", (cause.ok() ? status : cause).message());
+      said = true;
+    }
     if (stop_->load() || !Pause(backoff.Next())) return absl::CancelledError("the worker is stopping");
   }
 }

@@ -51,6 +51,9 @@ class Session {
     // host:port where other workers find this one's parameters; empty if it does not hand them out.
     std::string serves;
     bool simulated = false;
+    // Why the server cannot be reached, if that is known and will not pass. It may block for seconds. The
+    // thread that registers.
+    std::function<absl::Status()> diagnose;
     // How long to keep trying when the server cannot be reached.
     absl::Duration reconnect_for = absl::Minutes(10);
   };
@@ -82,8 +85,8 @@ class Session {
     uint64_t registration = 0;
   };
 
-  // Registers, trying again while the server cannot be reached, until `stop`. `client` and `stop` must
-  // outlive the session.
+  // Registers, trying again while the server cannot be reached, until `stop`; not if `diagnose` says twice
+  // the same. `client` and `stop` must outlive the session.
   static absl::StatusOr<std::unique_ptr<Session>> Join(const Options& options, ControlClient* client,
                                                        const std::atomic<bool>* stop);
   ~Session();
@@ -140,6 +143,8 @@ class Session {
   absl::Status RegisterUntilOk();
   // Likewise, under a name that is free where it may be any.
   absl::Status RegisterFirst();
+  // What `diagnose` says of a server that has not answered.
+  absl::Status Diagnose(const absl::Status& error) const;
   RegisterRequest MakeRequest() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AdoptReply(const RegisterReply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool MustDrain() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -17,6 +17,7 @@
 #include "common/metrics/metrics.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
+#include "common/rpc/tls_probe.h"
 #include "common/rpc/wire_bytes.h"
 #include "worker/comm/replica.h"
 #include "worker/comm/replica_server.h"
@@ -111,6 +112,7 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   session_options.simulated =
       backend->simulated() || flags.step_time > absl::ZeroDuration() || flags.slow_factor > 1;
   session_options.reconnect_for = flags.reconnect_for;
+  session_options.diagnose = [&flags] { return ProbeTls(flags.server, flags.tls); };
   ControlClient control(channel);
   RECON_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                          Session::Join(session_options, &control, stop));
