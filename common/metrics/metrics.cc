@@ -1,13 +1,31 @@
 #include "common/metrics/metrics.h"
 
+#include <algorithm>
 #include <exception>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/host_port.h"
 #include "prometheus/exposer.h"
 #include "prometheus/registry.h"
 #include "prometheus/text_serializer.h"
 
 namespace recon {
+
+absl::StatusOr<std::string> MetricsAddress(const std::string& flag, const std::string& text,
+                                           bool on_network) {
+  const bool port_alone =
+      !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+  const std::string address = port_alone ? absl::StrCat("127.0.0.1:", text) : text;
+  if (!CheckAddress(flag, address).ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, " ", text, ": expected HOST:PORT, or PORT alone for 127.0.0.1"));
+  }
+  if (IsLoopback(address) || on_network) return address;
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, " ", text,
+                   " is not loopback: everybody who reaches it can read the metrics. Give --tls-cert, "
+                   "--tls-key and --tls-ca, or --insecure"));
+}
 
 Metrics::Metrics() : registry_(std::make_shared<prometheus::Registry>()) {}
 Metrics::~Metrics() = default;

@@ -16,6 +16,11 @@ class Registry;
 
 namespace recon {
 
+// Where Serve() is to listen, as `flag` says: `text` is HOST:PORT, or a port alone, which stands for
+// loopback. Metrics are plain text for everybody who can connect: InvalidArgument for another host than
+// loopback, unless the process has been told how to be on a network (`on_network`: TLS or --insecure).
+absl::StatusOr<std::string> MetricsAddress(const std::string& flag, const std::string& text, bool on_network);
+
 // The metrics of one process, served in Prometheus' text format.
 //
 // Threads: all methods are thread-safe; the returned objects too, and they live as long as this one.

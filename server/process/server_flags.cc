@@ -16,6 +16,7 @@
 #include "common/base/status_macros.h"
 #include "common/cli/command_line.h"
 #include "common/codec/codec.h"
+#include "common/metrics/metrics.h"
 #include "common/storage/store_url.h"
 
 namespace recon {
@@ -107,7 +108,7 @@ void DefineFlags(CommandLine* line, ServerFlags* flags, RawFlags* raw) {
                       "take the parameters of a new job from the newest snapshot of this directory or store"),
       "RECON_FROM_SNAPSHOT");
   env(app->add_option("--metrics-address", flags->metrics_address,
-                      "HOST:PORT for Prometheus; off by default"),
+                      "HOST:PORT for Prometheus, or PORT on loopback; off by default"),
       "RECON_METRICS_ADDRESS");
   line->BeginGroup("Security");
   env(app->add_option("--tls-cert", flags->tls_cert, "PEM certificate of this server"), "RECON_TLS_CERT");
@@ -370,7 +371,26 @@ absl::Status ConvertPolicy(const RawFlags& raw, ServerFlags* flags) {
   return CheckRound(settings, policy, raw.batch, flags->job.split_samples());
 }
 
+// What is a worker's --data would become a directory of that name.
+absl::Status CheckDataDirectory(const std::string& data) {
+  for (const char* source : {"idx:", "cifar10:", "clusters:"}) {
+    if (!absl::StartsWith(data, source)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--data ", data, " is training data, which workers read: a server's --data is its directory"));
+  }
+  if (!absl::StrContains(data, "://")) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--data ", data,
+      " is the address of a store: a server's --data is a directory, --snapshot-dir may be one"));
+}
+
 absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
+  RECON_RETURN_IF_ERROR(CheckDataDirectory(flags->data));
+  if (!flags->metrics_address.empty()) {
+    RECON_ASSIGN_OR_RETURN(flags->metrics_address,
+                           MetricsAddress("--metrics-address", flags->metrics_address,
+                                          !flags->tls_cert.empty() || flags->insecure));
+  }
   RECON_ASSIGN_OR_RETURN(flags->optimizer.kind, ParseOptimizer(raw.optimizer));
   RECON_ASSIGN_OR_RETURN(LearningRateSchedule schedule, ParseSchedule(raw.schedule));
   schedule.warmup_updates = flags->optimizer.schedule.warmup_updates;

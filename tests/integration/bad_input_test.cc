@@ -8,11 +8,13 @@
 #include "catch2/catch.hpp"
 #include "common/base/mutex.h"
 #include "common/cli/version.h"
+#include "common/metrics/metrics.h"
 #include "common/rpc/grpc_transport.h"
 #include "common/transport/envelope.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "tests/integration/process_job.h"
 #include "tests/support/listening_socket.h"
+#include "tools/source_paths.h"
 
 namespace recon {
 namespace {
@@ -169,6 +171,50 @@ TEST_CASE("an error of a file of settings names file and line, one of the enviro
   CHECK(server.Wait(absl::Seconds(30)) == 2);
   CHECK(server.output() == "recon-server: RECON_BATCH: --batch many: expected a number from 1 to 1048576\n");
   CHECK(access((directory / "data").c_str(), F_OK) != 0);
+}
+
+TEST_CASE("a worker's data, or a store, is no directory for a server", "[bad_input]") {
+  const TempDir directory;
+  for (const std::string data : {"idx:DIGITS", "cifar10:/data/cifar", "clusters:60000,1000,64,4"}) {
+    Refused({"recon-server", "--data", data}, 2,
+            "recon-server: --data " + data + " is training data, which workers read");
+    CHECK(access(data.c_str(), F_OK) != 0);
+  }
+  Refused({"recon-server", "--data", "s3://bucket/job"}, 2, "--snapshot-dir may be one");
+  CHECK(access("s3:", F_OK) != 0);
+  CHECK(access("idx:", F_OK) != 0);
+}
+
+TEST_CASE("metrics are on loopback, or on a network that the process was told of", "[bad_input]") {
+  const std::string flag = "--metrics-address";
+  CHECK(*MetricsAddress(flag, "9464", false) == "127.0.0.1:9464");
+  CHECK(*MetricsAddress(flag, "127.0.0.1:9464", false) == "127.0.0.1:9464");
+  CHECK(*MetricsAddress(flag, "0.0.0.0:9464", true) == "0.0.0.0:9464");
+  for (const char* wrong : {"", "host", "70000", ":9464", "0.0.0.0:x"}) {
+    CHECK(absl::IsInvalidArgument(MetricsAddress(flag, wrong, true).status()));
+  }
+  const TempDir directory;
+  Refused({"recon-server", "--data", directory / "data", flag, "0.0.0.0:9464"}, 2,
+          "--metrics-address 0.0.0.0:9464 is not loopback");
+  Refused({"recon-worker", flag, "0.0.0.0:9464"}, 2, "--metrics-address 0.0.0.0:9464 is not loopback");
+  // What a port alone opens is loopback, and nothing else.
+  const ListeningSocket free;
+  const std::string port = free.address().substr(free.address().rfind(':') + 1);
+  Refused({"recon-server", "--data", directory / "data", "--listen", "127.0.0.1:0", flag, port}, 1,
+          absl::StrCat("--metrics-address 127.0.0.1:", port));
+}
+
+TEST_CASE("help of the demo needs no build", "[bad_input]") {
+  const TempDir directory;
+  // A copy without anything but the two files: it could neither install nor build.
+  const std::string copy = directory / "tools";
+  REQUIRE(Run({"/usr/bin/mkdir", copy}).code == 0);
+  REQUIRE(Run({"/usr/bin/cp", InSources("tools/demo.sh"), InSources("tools/demo.py"), copy}).code == 0);
+  const Outcome help = Run({copy + "/demo.sh", "--help"});
+  INFO(help.output);
+  CHECK(help.code == 0);
+  CHECK(absl::StrContains(help.output, "--scenario"));
+  CHECK(Run({copy + "/demo.sh", "--scenario", "none"}).code != 0);
 }
 
 TEST_CASE("each program says its version, and its help has groups and defaults", "[bad_input]") {

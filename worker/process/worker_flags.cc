@@ -10,6 +10,7 @@
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
 #include "common/cli/command_line.h"
+#include "common/metrics/metrics.h"
 #include "common/ucx/ucx_transport.h"
 
 namespace recon {
@@ -134,7 +135,7 @@ void DefineFlags(CommandLine* line, WorkerFlags* flags, RawFlags* raw) {
                       "keep trying so long when the server cannot be reached"),
       "RECON_RECONNECT_FOR");
   env(app->add_option("--metrics-address", flags->metrics_address,
-                      "HOST:PORT for Prometheus; off by default"),
+                      "HOST:PORT for Prometheus, or PORT on loopback; off by default"),
       "RECON_WORKER_METRICS_ADDRESS");
   line->BeginGroup("Security");
   env(app->add_option("--tls-cert", flags->tls.cert, "PEM certificate of this worker"), "RECON_TLS_CERT");
@@ -158,6 +159,11 @@ absl::Status Prefixed(const char* flag, const absl::Status& status) {
 
 absl::Status Convert(const RawFlags& raw, WorkerFlags* flags) {
   RECON_RETURN_IF_ERROR(CheckAddress("--server", flags->server));
+  if (!flags->metrics_address.empty()) {
+    RECON_ASSIGN_OR_RETURN(flags->metrics_address,
+                           MetricsAddress("--metrics-address", flags->metrics_address,
+                                          !flags->tls.cert.empty() || flags->tls.insecure));
+  }
   absl::StatusOr<CodecRules> rules = CodecRules::Parse(raw.codec);
   if (!rules.ok()) return Prefixed("--codec", rules.status());
   flags->codec.rules = *std::move(rules);
