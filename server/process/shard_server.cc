@@ -39,6 +39,7 @@
 #include "server/recovery/snapshot_memory.h"
 #include "server/recovery/state_recovery.h"
 #include "server/rpc/head_link.h"
+#include "server/rpc/joined_control_service.h"
 
 namespace recon {
 namespace {
@@ -108,6 +109,7 @@ class ShardServer::Parts {
   std::atomic<double> replay_seconds_before_{0};  // Of the log that the newest snapshot has made needless.
 
   std::unique_ptr<ParamService> param_service_;
+  std::unique_ptr<JoinedControlService> control_service_;
   std::unique_ptr<RpcServer> rpc_;
   FrameListeners frames_;
   Lane snapshots_{"snapshot"};
@@ -151,7 +153,9 @@ absl::Status ShardServer::Parts::Open(const ServerFlags& flags) {
   };
   RECON_RETURN_IF_ERROR(frames_.Start(flags, tls_, place_.server_id(), handler));
   param_service_ = std::make_unique<ParamService>(handler);
-  RECON_ASSIGN_OR_RETURN(rpc_, RpcServer::Start("--listen", flags.listen, tls_, {param_service_.get()}));
+  control_service_ = std::make_unique<JoinedControlService>(flags.join);
+  RECON_ASSIGN_OR_RETURN(
+      rpc_, RpcServer::Start("--listen", flags.listen, tls_, {param_service_.get(), control_service_.get()}));
   std::ofstream(flags.data + "/ADDRESS") << rpc_->address() << "\n";
   LogInfo("listening on {}, looking for the head at {}", rpc_->address(), flags.join);
   follower_ = std::thread([this] { Follow(); });

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+
+#include "proto/control.grpc.pb.h"
+
+namespace recon {
+
+// What a server that has joined a head answers to those who take it for the head: FailedPrecondition, with
+// the head's address. Thread-safe.
+class JoinedControlService : public Control::CallbackService {
+ public:
+  explicit JoinedControlService(const std::string& head) : head_(head) {}
+
+  using Reactor = grpc::ServerUnaryReactor;
+  using Context = grpc::CallbackServerContext;
+
+  Reactor* Register(Context* context, const RegisterRequest*, RegisterReply*) override;
+  Reactor* Status(Context* context, const StatusRequest*, StatusReply*) override;
+  Reactor* Completions(Context* context, const CompletionsRequest*, CompletionsReply*) override;
+  Reactor* Snapshot(Context* context, const SnapshotRequest*, SnapshotReply*) override;
+  Reactor* SetPolicy(Context* context, const SetPolicyRequest*, SetPolicyReply*) override;
+  Reactor* Drain(Context* context, const DrainRequest*, DrainReply*) override;
+
+ private:
+  Reactor* PointToHead(Context* context) const;
+
+  const std::string head_;
+};
+
+}  // namespace recon
