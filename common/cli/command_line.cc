@@ -211,6 +211,18 @@ std::optional<int> CommandLine::Parse(int argc, char** argv) {
   return std::nullopt;
 }
 
+std::map<std::string, std::string> CommandLine::ValuesOf(const std::vector<std::string>& headings) const {
+  std::map<std::string, std::string> values;
+  for (const CLI::Option* option : app_.get_options()) {
+    if (std::find(headings.begin(), headings.end(), option->get_group()) == headings.end()) continue;
+    const bool given = option->count() > 0;
+    std::string value = given ? absl::StrJoin(option->results(), " ") : option->get_default_str();
+    if (option->get_expected_max() == 0) value = given && value != "false" ? "on" : "off";
+    values[option->get_name()] = value == "[]" ? "" : value;  // CLI11's text of an empty list.
+  }
+  return values;
+}
+
 int CommandLine::Refuse(const absl::Status& status) const {
   const std::string message(status.message());
   std::cerr << program_ << ": " << EscapeControls(SourceOf(FlagOf(message)) + message) << "\n";

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
@@ -35,6 +37,9 @@ class CommandLine {
   // The exit code if the program should end: 0 after --help and --version, 2 after an error, which is on
   // standard error then.
   std::optional<int> Parse(int argc, char** argv);
+
+  // The flags below these headings and what they have: given, or the default.
+  std::map<std::string, std::string> ValuesOf(const std::vector<std::string>& headings) const;
 
   // Says on standard error what is wrong with a value: `status`, whose text may begin with the flag's name.
   // If the value came from the file or from the environment, the line says so. Returns 2.

@@ -38,7 +38,7 @@ absl::Status Coordinator::GoOnWith(const PolicySettings& settings) {
   TellWorkers(policy, &job_);
   optimizer_ = OptimizerName(policy.rules.optimizer.kind);
   codec_tuner_.Restart();
-  LogInfo("policy: {}; cluster epoch {}", policy.job.policy().ShortDebugString(), cluster_epoch_);
+  LogInfo("policy: {}; cluster epoch {}", PolicyFlags(policy.job.policy()), cluster_epoch_);
   return absl::OkStatus();
 }
 

@@ -1,6 +1,7 @@
 #include "server/control/policy.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -100,6 +101,25 @@ absl::Status ParseSyncPeriods(const std::vector<std::string>& texts, PolicySetti
     }
   }
   return absl::OkStatus();
+}
+
+std::string PolicyFlags(const PolicySettings& settings) {
+  std::string text = absl::StrCat("--sync ", settings.sync().empty() ? "asp" : settings.sync());
+  const auto add = [&text](const auto&... parts) { absl::StrAppend(&text, " --", parts...); };
+  if (settings.local_steps() > 0) add("local-steps ", settings.local_steps());
+  if (!settings.outer_optimizer().empty()) add("outer-optimizer ", settings.outer_optimizer());
+  if (settings.has_outer_learning_rate()) add("outer-learning-rate ", settings.outer_learning_rate());
+  if (settings.has_outer_momentum()) add("outer-momentum ", settings.outer_momentum());
+  const std::string& correction = settings.staleness_correction();
+  if (!correction.empty() && correction != "none") add("staleness-correction ", correction);
+  if (settings.has_auto_bound_max()) add("auto-bound-max ", settings.auto_bound_max());
+  if (settings.auto_local_steps_max() > 0) add("auto-local-steps-max ", settings.auto_local_steps_max());
+  const std::map<std::string, uint32_t> periods(settings.sync_periods().begin(),
+                                                settings.sync_periods().end());
+  for (const auto& [group, period] : periods) add("sync-period ", group, "=", period);
+  if (settings.fragments() > 0) add("fragments ", settings.fragments());
+  if (settings.local_steps_by_speed()) add("local-steps-by-speed");
+  return text;
 }
 
 absl::Status CheckSyncPeriods(const JobConfig& job, const ParamLayout& layout) {

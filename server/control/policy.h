@@ -41,6 +41,9 @@ struct PolicyBase {
 // is the first policy that it chooses, and the settings of the others are checked, too. Pure.
 absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const PolicyBase& base);
 
+// As they are given on a command line, those that are not the default: "--sync ssp:4 --local-steps 8".
+std::string PolicyFlags(const PolicySettings& settings);
+
 // Whether they leave it to the server (--sync auto), and within which limits.
 bool IsAuto(const PolicySettings& settings);
 PolicyController::Limits AutoLimits(const PolicySettings& settings);

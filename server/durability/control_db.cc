@@ -24,6 +24,7 @@ constexpr char kJobKey[] = "job";
 constexpr char kServersKey[] = "servers";
 constexpr char kPlaceKey[] = "place";
 constexpr char kPolicyKey[] = "policy";
+constexpr char kSettingsKey[] = "settings";
 constexpr char kLastWorkerKey[] = "last-worker";
 constexpr char kWorkerPrefix[] = "worker/";
 constexpr char kDonePrefix[] = "done/";
@@ -202,6 +203,13 @@ absl::StatusOr<PolicyRecord> ControlDb::LoadPolicy() const {
 absl::Status ControlDb::SavePolicy(const PolicyRecord& record) {
   return Put(kPolicyKey, record.SerializeAsString());
 }
+
+absl::StatusOr<std::string> ControlDb::LoadSettings() const {
+  RECON_ASSIGN_OR_RETURN(const auto value, Get(kSettingsKey));
+  return value.value_or("");
+}
+
+absl::Status ControlDb::SaveSettings(const std::string& text) { return Put(kSettingsKey, text); }
 
 absl::StatusOr<ControlState> ControlDb::Load() const {
   ControlState state;

@@ -26,8 +26,8 @@ namespace recon {
 //
 // Threads: thread-safe, as RocksDB is. Blocks on the disk: never call it on a gRPC thread.
 // Errors: DataLoss for what is damaged. A write that fails ends the process (control_db_files.h).
-// Keys: "epoch", "job_id", "job", "servers", "place", "policy", "worker/<name>", "done/<kind>/<data
-// epoch>/<split>" (numbers as 8 hex digits).
+// Keys: "epoch", "job_id", "job", "servers", "place", "policy", "settings", "worker/<name>",
+// "done/<kind>/<data epoch>/<split>" (numbers as 8 hex digits).
 class ControlDb {
  public:
   // Reads all of it: DataLoss if something in it is damaged.
@@ -67,6 +67,10 @@ class ControlDb {
   // The policy that was set while the job ran; empty if none was.
   absl::StatusOr<PolicyRecord> LoadPolicy() const;
   absl::Status SavePolicy(const PolicyRecord& record);
+
+  // What the server was told when it was last started, for its log: a text; empty if there is none.
+  absl::StatusOr<std::string> LoadSettings() const;
+  absl::Status SaveSettings(const std::string& text);
 
   absl::StatusOr<ControlState> Load() const;
   // Adds what is missing. DataLoss if `state` and the database contradict each other.

@@ -39,6 +39,7 @@
 #include "server/durability/push_log.h"
 #include "server/durability/recovery.h"
 #include "server/process/frame_listeners.h"
+#include "server/process/settings_changes.h"
 #include "server/recovery/log_replay.h"
 #include "server/recovery/snapshot_memory.h"
 #include "server/recovery/snapshot_service.h"
@@ -244,10 +245,11 @@ absl::Status ReconServer::Parts::Open() {
         SnapshotBeforeWork("recovered"));  // It has the new epoch, should the database go again.
   }
   RECON_RETURN_IF_ERROR(OpenLog(options.rules));
+  if (!flags.settings.empty()) RECON_RETURN_IF_ERROR(NoteSettings(flags.settings, db.get()));
   // Not to come back when the flags are once more what they were. Only now: a start with wrong flags changes
   // nothing.
   if (!google::protobuf::util::MessageDifferencer::Equals(settings, flags.policy)) {
-    LogInfo("the policy is the one that was set while the job ran: {}", settings.ShortDebugString());
+    LogInfo("the policy is the one that was set while the job ran: {}", PolicyFlags(settings));
   } else {
     RECON_RETURN_IF_ERROR(db->SavePolicy(PolicyRecord()));  // The journal tells the log, where that differs.
   }
@@ -275,7 +277,7 @@ absl::Status ReconServer::Parts::Open() {
   params->NoteReady();
   std::ofstream(flags.data + "/ADDRESS") << rpc->address() << "\n";
   LogInfo("listening on {}, cluster epoch {}, policy {}, optimizer {}", rpc->address(), cluster_epoch,
-          settings.ShortDebugString(), OptimizerName(policy.rules.optimizer.kind));
+          PolicyFlags(settings), OptimizerName(policy.rules.optimizer.kind));
   return absl::OkStatus();
 }
 

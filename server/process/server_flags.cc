@@ -503,6 +503,8 @@ absl::StatusOr<ServerFlags> ParseServerFlags(int argc, char** argv, int* exit_co
     *exit_code = line.Refuse(converted);
     return converted;
   }
+  flags.settings = line.ValuesOf({"Optimizer", "Policy: how workers agree", "Job", "Durability", "Snapshots",
+                                  "Several servers", "Members and leases"});
   return flags;
 }
 

@@ -32,6 +32,8 @@ struct ServerFlags {
   std::string join;
   std::string advertise;
   std::string log_level = "info";
+  // The job's flags and what they were given, for the log; see settings_changes.h.
+  std::map<std::string, std::string> settings;
   int apply_threads = 0;
 
   OptimizerConfig optimizer;

@@ -1,6 +1,7 @@
 #include "server/recovery/log_replay.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/base/human_bytes.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 
@@ -20,7 +21,7 @@ absl::Status Replayer::OnRecord(LogRecordKind kind, uint64_t sequence, const Byt
   if (sequence > last_) return absl::CancelledError("far enough");
   bytes_ += payload.size();
   if (Now() >= next_progress_) {
-    LogInfo("replaying the push log: at record {}, {:.1f} MB", sequence, static_cast<double>(bytes_) / 1e6);
+    LogInfo("replaying the push log: at record {}, {}", sequence, HumanBytes(bytes_));
     next_progress_ = Now() + kProgressInterval;
   }
   if (kind == LogRecordKind::kFrame) return params_->ReplayFrame(sequence, payload);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
+#include "common/base/human_bytes.h"
 #include "common/base/log.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
@@ -190,9 +191,8 @@ void SnapshotService::NotePublished(const Manifest& manifest, double seconds, do
   published_.Increment();
   seconds_.Set(seconds);
   const SnapshotSizes sizes = SizesOf(manifest);
-  LogInfo("snapshot {} published ({}): {:.1f} MB for {:.1f} MB, {:.1f} MB of them new, {:.2f} s, root {}",
-          manifest.generation(), manifest.reason(), static_cast<double>(sizes.stored) / 1e6,
-          static_cast<double>(sizes.raw) / 1e6, static_cast<double>(sizes.own) / 1e6, seconds,
+  LogInfo("snapshot {} published ({}): {} for {}, {} of them new, {:.2f} s, root {}", manifest.generation(),
+          manifest.reason(), HumanBytes(sizes.stored), HumanBytes(sizes.raw), HumanBytes(sizes.own), seconds,
           ToHex(manifest.state_root()));
   {
     MutexLock lock(&mu_);

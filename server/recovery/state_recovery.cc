@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "common/base/human_bytes.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/snapshot/reader_lease.h"
@@ -48,9 +49,8 @@ absl::StatusOr<LogEnd> ReplayAndReport(const std::string& directory, const Manif
   RECON_ASSIGN_OR_RETURN(const LogEnd end,
                          ReplayLog(FileSystem::Local(), directory, manifest, params, control));
   if (end.records > 0) {
-    LogInfo("replayed {} records of the push log ({:.1f} MB, to sequence {}) in {:.0f} ms", end.records,
-            static_cast<double>(end.bytes) / 1e6, end.next_sequence - 1,
-            absl::ToDoubleMilliseconds(Now() - start));
+    LogInfo("replayed {} records of the push log ({}, to sequence {}) in {:.0f} ms", end.records,
+            HumanBytes(end.bytes), end.next_sequence - 1, absl::ToDoubleMilliseconds(Now() - start));
   }
   if (end.records_lost > 0) {
     LogError(
