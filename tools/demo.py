@@ -130,7 +130,7 @@ class Screen:
 
 def samples_completed_once(completions, epochs, train_samples):
     """Whether the completed splits of each data epoch tile [0, train_samples) with no gap and no overlap."""
-    for epoch in range(epochs):
+    for epoch in range(1, epochs + 1):
         ranges = sorted((int(c["begin"]), int(c["end"])) for c in completions
                         if c["kind"] == "LEASE_TRAIN" and c["data_epoch"] == epoch)
         at = 0

@@ -6,6 +6,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/data_epoch.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
 
@@ -67,8 +68,9 @@ absl::Status ForEachCompletion(const ControlColumns& columns,
     RECON_RETURN_IF_ERROR(CheckLengths(pass));
     const std::pair<int, uint32_t> number{pass.kind(), pass.data_epoch()};
     if (number <= pass_before) {
-      return absl::DataLossError(
-          absl::StrCat("control state: data epoch ", pass.data_epoch(), " is there twice, or not in order"));
+      return absl::DataLossError(absl::StrCat("control state: data epoch ",
+                                              ShownDataEpoch(pass.data_epoch(), pass.kind() == LEASE_TRAIN),
+                                              " is there twice, or not in order"));
     }
     pass_before = number;
     uint64_t next_split = 0;
@@ -237,7 +239,8 @@ absl::Status AddControlRecord(absl::string_view bytes, ControlState* state) {
     return absl::OkStatus();
   }
   return absl::DataLossError(absl::StrCat(
-      "split ", record.completion().split(), " of data epoch ", record.completion().data_epoch(),
+      "split ", record.completion().split(), " of data epoch ",
+      ShownDataEpoch(record.completion().data_epoch(), record.completion().kind() == LEASE_TRAIN),
       " is completed by ", record.completion().worker(), ", it was by ", known->second.worker()));
 }
 

@@ -3,6 +3,7 @@
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/data_epoch.h"
 #include "common/base/status_macros.h"
 #include "google/protobuf/util/message_differencer.h"
 
@@ -17,7 +18,8 @@ WorkerNumber NumberOf(const std::string& name, uint32_t number) {
 }
 
 std::string Describe(const Completion& completion) {
-  return absl::StrCat("split ", completion.split(), " of data epoch ", completion.data_epoch(),
+  return absl::StrCat("split ", completion.split(), " of data epoch ",
+                      ShownDataEpoch(completion.data_epoch(), completion.kind() == LEASE_TRAIN),
                       " is completed already");
 }
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "common/base/data_epoch.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
@@ -98,7 +99,8 @@ absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
     const auto task = queue_->Find(completion.kind(), completion.data_epoch(), SplitId(completion.split()));
     if (!task.ok() || task->begin != completion.begin() || task->end != completion.end()) {
       return absl::FailedPreconditionError(
-          absl::StrCat("split ", completion.split(), " of data epoch ", completion.data_epoch(),
+          absl::StrCat("split ", completion.split(), " of data epoch ",
+                       ShownDataEpoch(completion.data_epoch(), completion.kind() == LEASE_TRAIN),
                        " is completed but not part of this job: was --data-epochs lowered?"));
     }
     queue_->Complete(TaskOf(completion), completion.eval());
@@ -228,7 +230,8 @@ void Coordinator::Tick(absl::Time now) {
   }
   for (const LeaseTable::Lease& lease : leases_.TakeExpired(now)) {
     LogWarn("lease of {} splits from {} (data epoch {}) by worker {} expired", lease.task.splits,
-            lease.task.split.value(), lease.task.data_epoch, lease.holder.value());
+            lease.task.split.value(), ShownDataEpoch(lease.task.data_epoch, lease.task.kind == LEASE_TRAIN),
+            lease.holder.value());
     queue_->Return(lease.task);
   }
   if (now >= watch_at_) WatchProgress(now);

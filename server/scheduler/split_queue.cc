@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/data_epoch.h"
 #include "common/base/limits.h"
 
 namespace recon {
@@ -146,8 +147,9 @@ absl::StatusOr<Task> SplitQueue::Find(LeaseKind kind, uint32_t data_epoch, Split
       kind != LEASE_TRAIN && kind != LEASE_EVAL ? nullptr : const_cast<SplitQueue*>(this)->RoundOf(task);
   if (round == nullptr || splits == 0 || split.value() >= round->states.size() ||
       splits > round->states.size() - split.value()) {
-    return absl::InvalidArgumentError(absl::StrCat("no ", splits, " splits from ", split.value(),
-                                                   " in data epoch ", data_epoch, " (kind ", kind, ")"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("no ", splits, " splits from ", split.value(), " in data epoch ",
+                     ShownDataEpoch(data_epoch, kind == LEASE_TRAIN), " (kind ", kind, ")"));
   }
   return MakeTask(kind, data_epoch, split.value(), splits);
 }

@@ -182,6 +182,7 @@ int main(int argc, char** argv) {
       ->required()
       ->check(CLI::PositiveNumber);
   pin->add_flag("--remove", unpin, "the rules apply to it again");
+  pin->add_flag("--json", snapshots.json, "one JSON value instead of a line");
   pin->callback([&] { run = [&] { return recon::PinSnapshot(snapshots, unpin); }; });
   recon::PruneTarget prune_target;
   CLI::App* prune =

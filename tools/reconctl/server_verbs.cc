@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "common/base/clock.h"
+#include "common/base/data_epoch.h"
 #include "common/base/host_port.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
@@ -267,7 +268,10 @@ absl::Status FollowStatus(const ServerTarget& target, double patience_seconds) {
 
 absl::Status ShowCompletions(const ServerTarget& target) {
   RECON_ASSIGN_OR_RETURN(const auto client, Connect(target));
-  RECON_ASSIGN_OR_RETURN(const CompletionsReply reply, client->Completions());
+  RECON_ASSIGN_OR_RETURN(CompletionsReply reply, client->Completions());
+  for (Completion& completion : *reply.mutable_completions()) {
+    completion.set_data_epoch(ShownDataEpoch(completion.data_epoch(), completion.kind() == LEASE_TRAIN));
+  }
   if (target.json) {
     std::cout << ToJson(reply) << "\n";
     return absl::OkStatus();

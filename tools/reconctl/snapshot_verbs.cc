@@ -5,11 +5,13 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/base/data_epoch.h"
 #include "common/base/data_lock.h"
 #include "common/base/hash.h"
 #include "common/base/status_macros.h"
@@ -53,6 +55,19 @@ Json Summary(const Manifest& manifest) {
           {"state_root", ToHex(manifest.state_root())}};
 }
 
+void SayPin(const SnapshotTarget& target, bool pinned, bool before) {
+  if (target.json) {
+    std::cout << Json{{"generation", target.generation}, {"pinned", pinned}, {"was_pinned", before}}.dump()
+              << "\n";
+    return;
+  }
+  std::cout << "snapshot " << target.generation
+            << (pinned   ? before ? " was pinned already" : " is pinned: no rule removes it"
+                : before ? " is pinned no longer: the rules apply to it"
+                         : " was not pinned")
+            << "\n";
+}
+
 }  // namespace
 
 absl::StatusOr<Generation> OrNewest(uint64_t number, const SnapshotReader& reader,
@@ -67,23 +82,28 @@ absl::Status ListSnapshots(const SnapshotTarget& target) {
   RECON_ASSIGN_OR_RETURN(const auto store, OpenStore(target.directory, /*writer=*/false));
   const SnapshotReader reader(store.get());
   RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
+  RECON_ASSIGN_OR_RETURN(const std::set<Generation> pins, reader.Pinned());
   Json list = Json::array();
   std::vector<std::vector<std::string>> rows = {
-      {"GENERATION", "CREATED", "REASON", "MODEL", "STEP", "STORED", "RAW", "STATE ROOT"}};
+      {"GENERATION", "PINNED", "CREATED", "REASON", "MODEL", "STEP", "STORED", "RAW", "STATE ROOT"}};
   absl::Status damage;
   for (const Generation generation : generations) {
+    const bool pinned = pins.count(generation) > 0;
+    const std::string shown_pin = pinned ? "yes" : "-";
     const absl::StatusOr<Manifest> manifest = reader.ReadManifest(generation);
     if (!manifest.ok()) {
       damage.Update(manifest.status());
-      list.push_back(
-          {{"generation", generation.value()}, {"error", std::string(manifest.status().message())}});
-      rows.push_back(
-          {absl::StrCat(generation.value()), "-", "DAMAGED", std::string(manifest.status().message())});
+      list.push_back({{"generation", generation.value()},
+                      {"pinned", pinned},
+                      {"error", std::string(manifest.status().message())}});
+      rows.push_back({absl::StrCat(generation.value()), shown_pin, "-", "DAMAGED",
+                      std::string(manifest.status().message())});
       continue;
     }
     const SnapshotSizes sizes = SizesOf(*manifest);
     list.push_back(Summary(*manifest));
-    rows.push_back({absl::StrCat(generation.value()), HumanTime(manifest->created_unix_ms()),
+    list.back()["pinned"] = pinned;
+    rows.push_back({absl::StrCat(generation.value()), shown_pin, HumanTime(manifest->created_unix_ms()),
                     manifest->reason(), manifest->model().name(), absl::StrCat(UpdatesOf(*manifest)),
                     HumanBytes(sizes.stored), HumanBytes(sizes.raw), ToHex(manifest->state_root())});
   }
@@ -100,10 +120,9 @@ absl::Status ShowSnapshot(const SnapshotTarget& target) {
   json["tensors"] = Json::array();
   std::vector<std::vector<std::string>> rows = {{"TENSOR", "SHAPE", "GROUP"}};
   for (const TensorSpec& tensor : manifest.model().tensors()) {
-    json["tensors"].push_back(
-        {{"name", tensor.name()}, {"shape", tensor.shape()}, {"group", tensor.group()}});
-    rows.push_back({tensor.name(), absl::StrCat("[", absl::StrJoin(tensor.shape(), ", "), "]"),
-                    tensor.group().empty() ? "default" : tensor.group()});
+    const std::string group = tensor.group().empty() ? "default" : tensor.group();
+    json["tensors"].push_back({{"name", tensor.name()}, {"shape", tensor.shape()}, {"group", group}});
+    rows.push_back({tensor.name(), absl::StrCat("[", absl::StrJoin(tensor.shape(), ", "), "]"), group});
   }
   json["shards"] = Json::array();
   std::vector<std::vector<std::string>> shard_rows = {{"SHARD", "VERSION", "WORKERS IN LEDGER"}};
@@ -118,12 +137,11 @@ absl::Status ShowSnapshot(const SnapshotTarget& target) {
   for (const CompletedPass& pass : manifest.control().passes()) {
     const std::string kind = pass.kind() == LEASE_TRAIN ? "training" : "evaluation";
     const uint64_t samples = std::accumulate(pass.samples().begin(), pass.samples().end(), uint64_t{0});
-    json["passes"].push_back({{"data_epoch", pass.data_epoch()},
-                              {"kind", kind},
-                              {"splits", pass.samples_size()},
-                              {"samples", samples}});
+    const uint32_t data_epoch = ShownDataEpoch(pass.data_epoch(), pass.kind() == LEASE_TRAIN);
+    json["passes"].push_back(
+        {{"data_epoch", data_epoch}, {"kind", kind}, {"splits", pass.samples_size()}, {"samples", samples}});
     pass_rows.push_back(
-        {absl::StrCat(pass.data_epoch()), kind, absl::StrCat(pass.samples_size()), absl::StrCat(samples)});
+        {absl::StrCat(data_epoch), kind, absl::StrCat(pass.samples_size()), absl::StrCat(samples)});
   }
   if (target.json) {
     std::cout << json.dump() << "\n";
@@ -237,15 +255,25 @@ absl::Status PinSnapshot(const SnapshotTarget& target, bool remove) {
   // Not as the writer: that is a server's, which may be running.
   RECON_ASSIGN_OR_RETURN(const auto store, OpenStore(target.directory, /*writer=*/false));
   const Generation generation(target.generation);
-  if (remove) return store->Delete(PinName(generation));
   const SnapshotReader reader(store.get());
+  RECON_ASSIGN_OR_RETURN(const std::set<Generation> pins, reader.Pinned());
+  const bool before = pins.count(generation) > 0;
+  if (remove) {
+    // A pin outlives a snapshot that is gone for another reason: it can be removed, too.
+    if (!before) RECON_RETURN_IF_ERROR(reader.ReadManifest(generation).status());
+    RECON_RETURN_IF_ERROR(store->Delete(PinName(generation)));
+    SayPin(target, /*pinned=*/false, before);
+    return absl::OkStatus();
+  }
   RECON_RETURN_IF_ERROR(reader.ReadManifest(generation).status());
   const absl::Status pinned = store->PutIfAbsent(PinName(generation), "");
   if (!pinned.ok() && !absl::IsAlreadyExists(pinned)) return pinned;
   // A server may be removing it: it looks for pins when its mark is there.
   const absl::Status still = CheckNotRetired(store.get(), generation);
   if (!still.ok() && pinned.ok()) RECON_RETURN_IF_ERROR(store->Delete(PinName(generation)));
-  return still;
+  RECON_RETURN_IF_ERROR(still);
+  SayPin(target, /*pinned=*/true, before);
+  return absl::OkStatus();
 }
 
 absl::Status PruneSnapshots(const PruneTarget& target) {

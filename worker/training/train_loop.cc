@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "common/base/backoff.h"
 #include "common/base/clock.h"
+#include "common/base/data_epoch.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
@@ -450,7 +451,8 @@ absl::Status TrainLoop::CompleteFinishedSplits() {
     }
     const absl::Status status = session_->Complete(split->lease, split->number, EvalResult());
     if (absl::IsAborted(status)) {
-      LogWarn("a split of data epoch {} was lost: {}", split->lease->task.data_epoch(), status.message());
+      LogWarn("a split of data epoch {} was lost: {}",
+              ShownDataEpoch(split->lease->task.data_epoch(), /*training=*/true), status.message());
     } else if (!status.ok()) {
       return status;
     }
