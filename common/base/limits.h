@@ -23,6 +23,8 @@ constexpr uint32_t kFramePartsMax = 4096;
 constexpr int kControlMessageBytesMax = 32 << 20;
 constexpr int kTensorsMax = 100'000;
 constexpr int kTensorRankMax = 16;
+// Tensors in files that are imported: those of a model, and as many that are not trained.
+constexpr size_t kFileTensorsMax = size_t{2} * kTensorsMax;
 // 2^36 parameters are 256 GiB of FP32: more than a head node holds.
 constexpr uint64_t kParametersMax = uint64_t{1} << 36;
 constexpr size_t kNameBytesMax = 256;

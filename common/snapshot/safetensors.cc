@@ -2,27 +2,28 @@
 
 #include <algorithm>
 #include <cstring>
-#include <set>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/status_macros.h"
+#include "common/snapshot/safetensors_json.h"
 #include "nlohmann/json.hpp"
 
 namespace recon {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;
 
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kHeaderBytesMax = 100'000'000;
 constexpr uint64_t kAlignment = 8;
-constexpr int kDepthMax = 4;
 
 // Bits of an element, in the order of the reference implementation's enumeration.
 struct Dtype {
   const char* name;
-  uint64_t bits;
+  int bits;
 };
 constexpr Dtype kDtypes[] = {
     {"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
@@ -37,67 +38,38 @@ absl::Status Broken(absl::string_view what) {
 
 // Bytes of a tensor of that type and shape.
 absl::StatusOr<uint64_t> BytesOf(const SafetensorsEntry& entry) {
-  const auto dtype = std::find_if(std::begin(kDtypes), std::end(kDtypes),
-                                  [&](const Dtype& known) { return entry.dtype == known.name; });
-  if (dtype == std::end(kDtypes)) return Broken(absl::StrCat(entry.name, ": dtype ", entry.dtype));
+  const auto width = static_cast<uint64_t>(DtypeBits(entry.dtype));
+  if (width == 0) return Broken(absl::StrCat(ShownName(entry.name), ": dtype ", ShownName(entry.dtype)));
   uint64_t elements = 1;
   for (const uint64_t dimension : entry.shape) {
     if (__builtin_mul_overflow(elements, dimension, &elements))
-      return Broken(entry.name + ": shape overflows");
+      return Broken(ShownName(entry.name) + ": shape overflows");
   }
   uint64_t bits = 0;
-  if (__builtin_mul_overflow(elements, dtype->bits, &bits)) return Broken(entry.name + ": shape overflows");
+  if (__builtin_mul_overflow(elements, width, &bits))
+    return Broken(ShownName(entry.name) + ": shape overflows");
   if (bits % 8 != 0)
-    return Broken(absl::StrCat(entry.name, ": ", bits, " bits are no whole number of bytes"));
+    return Broken(absl::StrCat(ShownName(entry.name), ": ", bits, " bits are no whole number of bytes"));
   return bits / 8;
 }
 
-absl::StatusOr<Json> ParseUnique(absl::string_view json) {
-  // Names that are there twice would be read differently by different readers.
-  std::vector<std::set<std::string>> names;
-  std::string twice;
-  bool deep = false;
-  const auto check = [&](int depth, Json::parse_event_t event, Json& value) {
-    deep |= depth > kDepthMax;
-    if (event == Json::parse_event_t::object_start) names.emplace_back();
-    if (event == Json::parse_event_t::object_end) names.pop_back();
-    if (event == Json::parse_event_t::key && !names.back().insert(value.get<std::string>()).second) {
-      twice = value.get<std::string>();
-    }
-    return !deep;
-  };
-  Json parsed = Json::parse(json.begin(), json.end(), check, /*allow_exceptions=*/false);
-  if (deep) return Broken("header is nested too deeply");
-  if (parsed.is_discarded()) return Broken("header is not JSON");
-  if (!parsed.is_object()) return Broken("header is not a JSON object");
-  if (!twice.empty()) return Broken(absl::StrCat("\"", twice, "\" is there twice"));
-  return parsed;
-}
-
-absl::StatusOr<SafetensorsEntry> ParseEntry(const std::string& name, const Json& json) {
-  SafetensorsEntry entry;
-  entry.name = name;
-  if (!json.is_object() || json.size() != 3 || !json.contains("dtype") || !json.contains("shape") ||
-      !json.contains("data_offsets")) {
-    return Broken(name + ": expected dtype, shape and data_offsets");
-  }
-  const Json& offsets = json["data_offsets"];
-  const auto unsigned_list = [](const Json& list) {
-    return list.is_array() &&
-           std::all_of(list.begin(), list.end(), [](const Json& item) { return item.is_number_unsigned(); });
-  };
-  if (!json["dtype"].is_string() || !unsigned_list(json["shape"]) || !unsigned_list(offsets) ||
-      offsets.size() != 2) {
-    return Broken(name + ": dtype, shape or data_offsets is not of its type");
-  }
-  entry.dtype = json["dtype"].get<std::string>();
-  entry.shape = json["shape"].get<std::vector<uint64_t>>();
-  entry.begin = offsets[0].get<uint64_t>();
-  entry.end = offsets[1].get<uint64_t>();
-  return entry;
-}
-
 }  // namespace
+
+std::string ShownName(absl::string_view name) {
+  constexpr size_t kShownMax = 200;
+  if (name.size() <= kShownMax) return absl::Utf8SafeCEscape(name);
+  return absl::StrCat(absl::Utf8SafeCEscape(name.substr(0, kShownMax)), "... (", name.size(), " bytes)");
+}
+
+int DtypeBits(absl::string_view dtype) {
+  const auto found = std::find_if(std::begin(kDtypes), std::end(kDtypes),
+                                  [&](const Dtype& known) { return dtype == known.name; });
+  return found == std::end(kDtypes) ? 0 : found->bits;
+}
+
+std::string ShapeText(absl::Span<const uint64_t> shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ","), "]");
+}
 
 absl::StatusOr<uint64_t> SafetensorsHeaderLength(absl::string_view first_bytes, uint64_t file_bytes) {
   if (first_bytes.size() < kLengthBytes || file_bytes < kLengthBytes) {
@@ -114,25 +86,15 @@ absl::StatusOr<uint64_t> SafetensorsHeaderLength(absl::string_view first_bytes, 
 
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view json, uint64_t data_bytes) {
   if (json.empty() || json[0] != '{') return Broken("header does not begin with {");
-  RECON_ASSIGN_OR_RETURN(const Json parsed, ParseUnique(json));
   SafetensorsHeader header;
+  RECON_RETURN_IF_ERROR(ReadSafetensorsJson(json, &header));
   header.header_bytes = kLengthBytes + json.size();
-  for (const auto& [name, value] : parsed.items()) {
-    if (name == "__metadata__") {
-      if (!value.is_object()) return Broken("__metadata__ is not an object");
-      for (const auto& [key, text] : value.items()) {
-        if (!text.is_string()) return Broken(absl::StrCat("__metadata__: ", key, " is not a string"));
-        header.metadata[key] = text.get<std::string>();
-      }
-      continue;
-    }
-    RECON_ASSIGN_OR_RETURN(SafetensorsEntry entry, ParseEntry(name, value));
+  for (const SafetensorsEntry& entry : header.tensors) {
     RECON_ASSIGN_OR_RETURN(const uint64_t bytes, BytesOf(entry));
     if (entry.begin > entry.end || entry.end - entry.begin != bytes) {
-      return Broken(
-          absl::StrCat(name, ": offsets ", entry.begin, " to ", entry.end, " for ", bytes, " bytes"));
+      return Broken(absl::StrCat(ShownName(entry.name), ": offsets ", entry.begin, " to ", entry.end, " for ",
+                                 bytes, " bytes"));
     }
-    header.tensors.push_back(std::move(entry));
   }
   std::stable_sort(header.tensors.begin(), header.tensors.end(), [](const auto& a, const auto& b) {
     return std::make_pair(a.begin, a.end) < std::make_pair(b.begin, b.end);
@@ -140,8 +102,8 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view json,
   uint64_t next = 0;
   for (const SafetensorsEntry& entry : header.tensors) {
     if (entry.begin != next) {
-      return Broken(
-          absl::StrCat(entry.name, ": begins at ", entry.begin, ", the tensor before ends at ", next));
+      return Broken(absl::StrCat(ShownName(entry.name), ": begins at ", entry.begin,
+                                 ", the tensor before ends at ", next));
     }
     next = entry.end;
   }
@@ -153,13 +115,15 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view json,
 
 std::string EncodeSafetensorsHeader(const std::vector<SafetensorsEntry>& tensors,
                                     const std::map<std::string, std::string>& metadata) {
-  Json json = Json::object();
-  if (!metadata.empty()) json["__metadata__"] = metadata;
+  // By hand: in a document of the library, each name is looked for among all those before.
+  std::vector<std::string> members;
+  if (!metadata.empty()) members.push_back("\"__metadata__\":" + Json(metadata).dump());
   for (const SafetensorsEntry& entry : tensors) {
-    json[entry.name] = {
-        {"dtype", entry.dtype}, {"shape", entry.shape}, {"data_offsets", {entry.begin, entry.end}}};
+    members.push_back(absl::StrCat(Json(entry.name).dump(), ":{\"dtype\":\"", entry.dtype,
+                                   "\",\"shape\":", ShapeText(entry.shape), ",\"data_offsets\":[",
+                                   entry.begin, ",", entry.end, "]}"));
   }
-  std::string text = json.dump();
+  std::string text = absl::StrCat("{", absl::StrJoin(members, ","), "}");
   text.resize((text.size() + kAlignment - 1) / kAlignment * kAlignment, ' ');
   const uint64_t length = text.size();
   return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text;

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace recon {
 
@@ -26,6 +27,14 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
   uint64_t header_bytes = 0;  // Where the tensors' bytes begin.
 };
+
+// A name as messages show it: without control characters, and cut where it is very long.
+std::string ShownName(absl::string_view name);
+// "[32,64]".
+std::string ShapeText(absl::Span<const uint64_t> shape);
+
+// Bits of a value of a type; 0 if the format has no such type.
+int DtypeBits(absl::string_view dtype);
 
 // The length that a file's first 8 bytes name; DataLoss unless a header of it fits in `file_bytes`.
 absl::StatusOr<uint64_t> SafetensorsHeaderLength(absl::string_view first_bytes, uint64_t file_bytes);
