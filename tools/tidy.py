@@ -50,8 +50,8 @@ ALLOWED = {
     "worker": ["common/base", "common/rpc", "worker/process"],
     "tools": ["common", "tools"],
     "tools/cmake": ["tools"],
-    # Replays a server's log without a server.
-    "tools/reconctl": ["common", "tools", "server"],
+    # Replays a server's log without a server, and knows the models that workers have.
+    "tools/reconctl": ["common", "tools", "server", "worker/model"],
     # Measures the encoders of a GPU where they are, and pushes as a worker does.
     "tools/bench": ["common", "server", "tools", "worker/comm", "worker/cuda", "worker/model", "worker/training"],
     "tests": ["common", "server", "worker", "tools", "tests"],

@@ -10,7 +10,7 @@
 #include "worker/model/mlp_backend.h"
 #include "worker/model/mlp_model.h"
 #include "worker/model/model_backend.h"
-#include "worker/model/model_shapes.h"
+#include "worker/model/model_spec.h"
 #include "worker/model/synthetic_backend.h"
 
 namespace recon {
@@ -59,12 +59,8 @@ absl::StatusOr<std::unique_ptr<ModelBackend>> MakeBackend(const ModelOptions& op
   RECON_ASSIGN_OR_RETURN(const int device, ParseDevice(options.device));
   absl::string_view name = options.model;
   if (absl::ConsumePrefix(&name, "mlp:")) return MakeMlp(std::string(name), device, options);
-  if (absl::ConsumePrefix(&name, "synthetic:") && !name.empty()) {
-    RECON_ASSIGN_OR_RETURN(ModelSpec spec, ShapesOf(std::string(name)));
-    return std::make_unique<SyntheticBackend>(std::move(spec), options.seed);
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--model ", options.model, ": expected mlp:SIZES or synthetic:resnet50|vgg16|bert-base|SHAPES_FILE"));
+  RECON_ASSIGN_OR_RETURN(ModelSpec spec, ModelSpecOf(options.model));
+  return std::make_unique<SyntheticBackend>(std::move(spec), options.seed);
 }
 
 }  // namespace recon

@@ -119,6 +119,10 @@ absl::StatusOr<ModelSpec> ReadShapesFile(const std::string& path) {
 
 }  // namespace
 
+bool IsWellKnown(absl::string_view name) {
+  return name == "resnet50" || name == "vgg16" || name == "bert-base";
+}
+
 absl::StatusOr<ModelSpec> ShapesOf(const std::string& name_or_file) {
   ModelSpec spec;
   if (name_or_file == "resnet50") {

@@ -41,9 +41,9 @@ void DefineFlags(CommandLine* line, WorkerFlags* flags, RawFlags* raw) {
                       "default <host>-<random>"),
       "RECON_NAME");
   line->BeginGroup("Model, data and device");
-  env(app->add_option(
-          "--model", flags->model.model,
-          "mlp:784-512-256-10 or synthetic:resnet50|vgg16|bert-base|SHAPES_FILE (simulated computing)"),
+  env(app->add_option("--model", flags->model.model,
+                      "mlp:784-512-256-10, or with simulated computing resnet50, vgg16, bert-base or "
+                      "synthetic:SHAPES_FILE (synthetic:resnet50 is resnet50)"),
       "RECON_MODEL");
   env(app->add_option("--data", flags->data,
                       "idx:DIR, cifar10:DIR or clusters:TRAIN,TEST[,FEATURES,CLASSES]"),
