@@ -119,6 +119,8 @@ constexpr uint64_t kSamplesMax = uint64_t{1} << 32;
 
 // A snapshot's table of contents: 35 bytes a page of 256 KiB; 2^36 parameters need 37 MB.
 constexpr uint64_t kManifestBytesMax = uint64_t{256} << 20;
+// Tensors that come along with a job and are not trained: a server keeps them in memory.
+constexpr uint64_t kCarriedBytesMax = uint64_t{256} << 20;
 // A page that does not compress, and its header.
 constexpr uint64_t kEncodedPageBytesMax = (uint64_t{256} << 10) + 64;
 // Pages that lie side by side in a pack are read together, up to so many bytes. From a disk two,

@@ -70,6 +70,20 @@ absl::Status CheckChunk(const Manifest& manifest, const ShardPlacement& shard, i
   return absl::OkStatus();
 }
 
+absl::Status CheckCarried(const Manifest& manifest) {
+  if (!manifest.has_carried()) return absl::OkStatus();
+  const CarriedEntry& carried = manifest.carried();
+  if (carried.pack() >= static_cast<uint32_t>(manifest.packs_size()) ||
+      carried.bytes() > limits::kCarriedBytesMax ||
+      carried.offset() > manifest.packs(static_cast<int>(carried.pack())).bytes() ||
+      carried.bytes() > manifest.packs(static_cast<int>(carried.pack())).bytes() - carried.offset()) {
+    return absl::DataLossError(absl::StrCat("manifest: tensors that are not trained lie in pack ",
+                                            carried.pack(), " at ", carried.offset(), "+", carried.bytes(),
+                                            ", outside of it"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckContent(const Manifest& manifest) {
   const auto layout = ParamLayout::Create(manifest.model());
   if (!layout.ok()) return absl::DataLossError(absl::StrCat("manifest: ", layout.status().message()));
@@ -104,6 +118,7 @@ absl::Status CheckContent(const Manifest& manifest) {
   for (int i = 0; i < manifest.chunks_size(); ++i) {
     RECON_RETURN_IF_ERROR(CheckChunk(manifest, layout->shards()[i / (manifest.state_planes() + 1)], i));
   }
+  RECON_RETURN_IF_ERROR(CheckCarried(manifest));
   if (manifest.has_control()) {
     const absl::Status control = CheckControl(manifest.control());
     if (!control.ok()) return absl::DataLossError(absl::StrCat("manifest: ", control.message()));

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
+#include "common/snapshot/carried_tensors.h"
 #include "common/snapshot/manifest.h"
 #include "common/snapshot/page_codec.h"
 #include "common/storage/aligned_buffer.h"
@@ -151,6 +152,7 @@ absl::StatusOr<std::vector<std::vector<PageRef>>> SnapshotReader::ReadChunks(con
 absl::Status SnapshotReader::Verify(Generation generation,
                                     const std::function<void(int, int)>& progress) const {
   RECON_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(generation));
+  RECON_RETURN_IF_ERROR(ReadCarried(store_, manifest).status());
   for (int i = 0; i < manifest.chunks_size(); ++i) {
     RECON_RETURN_IF_ERROR(ReadChunk(manifest, i).status());
     if (progress) progress(i + 1, manifest.chunks_size());

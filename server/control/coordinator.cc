@@ -85,7 +85,11 @@ absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
     return Differs("--eval-split-samples", job_.eval_split_samples(), record_->eval_split_samples());
   }
   if (record_->seed() != job_.seed()) return Differs("--seed", job_.seed(), record_->seed());
-  if (params_->layout() == nullptr) RECON_RETURN_IF_ERROR(params_->DefineModel(record_->model()));
+  if (params_->layout() == nullptr) {
+    if (initial_ != nullptr) RECON_RETURN_IF_ERROR(initial_->Check(record_->model()));
+    RECON_RETURN_IF_ERROR(params_->DefineModel(record_->model()));
+    if (initial_ != nullptr) LoadInitialValues();
+  }
   const std::string difference = ModelDifference(record_->model(), params_->layout()->model());
   if (!difference.empty()) {
     return absl::FailedPreconditionError(
@@ -147,6 +151,15 @@ bool Coordinator::AskForInitialValues(WorkerId worker) {
   return true;
 }
 
+void Coordinator::LoadInitialValues() {
+  initial_->Load(params_, [this](const absl::Status& loaded) {
+    lane_.Post([this, loaded] {
+      failure_ = loaded;
+      if (loaded.ok()) OnInitialValues();
+    });
+  });
+}
+
 void Coordinator::OnInitialValues() {
   if (!HasValues()) return;
   LogInfo("initial values are there");
@@ -159,7 +172,8 @@ bool Coordinator::HasValues() const {
 
 void Coordinator::OnServersChanged() {
   if (cluster_->live()) {
-    if (initializer_ && !started_ && snapshots_->status().generation() == 0) OnInitialValues();
+    if ((initializer_ || initial_ != nullptr) && !started_ && snapshots_->status().generation() == 0)
+      OnInitialValues();
     return;
   }
   if (!cluster_->complete()) return;

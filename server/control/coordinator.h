@@ -17,6 +17,7 @@
 #include "server/data_plane/param_server.h"
 #include "server/membership/membership.h"
 #include "server/membership/progress_watch.h"
+#include "server/recovery/initial_values.h"
 #include "server/recovery/snapshot_service.h"
 #include "server/scheduler/lease_table.h"
 #include "server/scheduler/split_queue.h"
@@ -56,6 +57,10 @@ class Coordinator {
   // Before servers come.
   void RequireSnapshot() { must_snapshot_ = true; }
 
+  // A new job begins with these parameters, of the model that its first worker has; before Recover(). They
+  // must outlive the lane's work.
+  void BeginFrom(InitialValues* initial) { initial_ = initial; }
+
   // What RegisterReply says of them; before workers come.
   void OfferFrames(const std::string& shared_memory, const std::string& ucx_address) {
     shared_memory_ = shared_memory;
@@ -91,6 +96,8 @@ class Coordinator {
 
   // No more leases.
   void BeginDrain() { draining_ = true; }
+  // Not OK once the job cannot go on: its initial parameters could not be read.
+  absl::Status failure() const { return failure_; }
   // All work is done and its last snapshot published, and the workers have been told (or `grace` passed).
   bool DoneAndQuiet(absl::Time now, absl::Duration grace) const;
 
@@ -117,6 +124,7 @@ class Coordinator {
   absl::Status StartQueue(const JobRecord& record);
   void AdoptLeases(const RegisterRequest& request, WorkerId worker, absl::Time now, RegisterReply* reply);
   bool AskForInitialValues(WorkerId worker);
+  void LoadInitialValues();
   void OnInitialValues();
   void TakeInitialSnapshot();
   void StartIfReady();
@@ -173,7 +181,9 @@ class Coordinator {
   std::optional<JobRecord> record_;
   std::vector<EvalEntry> evaluations_;
   std::optional<WorkerId> initializer_;
-  uint64_t initializer_epoch_ = 0;  // In which all servers were told of it.
+  uint64_t initializer_epoch_ = 0;    // In which all servers were told of it.
+  InitialValues* initial_ = nullptr;  // Null: the first worker has them.
+  absl::Status failure_;
   bool started_ = false;
   bool must_snapshot_ = false;
   bool draining_ = false;

@@ -68,9 +68,10 @@ absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request,
   AcquireReply reply;
   reply.set_phase(phase());
   if (!HasValues()) {
-    // Only of a new job: a server that is away has some, and comes back with them.
-    const bool none_anywhere =
-        !started_ && snapshots_->status().generation() == 0 && (cluster_ == nullptr || cluster_->live());
+    // Only of a new job: a server that is away has some, and comes back with them. Those of --from-snapshot
+    // are being read.
+    const bool none_anywhere = initial_ == nullptr && !started_ && snapshots_->status().generation() == 0 &&
+                               (cluster_ == nullptr || cluster_->live());
     if (none_anywhere) reply.set_needs_initial_values(AskForInitialValues(worker));
     return reply;
   }

@@ -35,10 +35,12 @@ absl::Status Coordinator::AdoptModel(const RegisterRequest& request) {
   }
   RECON_ASSIGN_OR_RETURN(const ParamLayout its_layout, ParamLayout::Create(request.model()));
   RECON_RETURN_IF_ERROR(CheckSyncPeriods(job_, its_layout));
+  if (initial_ != nullptr) RECON_RETURN_IF_ERROR(initial_->Check(request.model()));
   RECON_RETURN_IF_ERROR(params_->DefineModel(request.model()));
   LogInfo("model {}: {} parameters in {} shards", request.model().name(), params_->layout()->params(),
           params_->layout()->shard_count());
   if (cluster_ != nullptr) cluster_->SetModel(request.model());
+  if (initial_ != nullptr) LoadInitialValues();
   return absl::OkStatus();
 }
 

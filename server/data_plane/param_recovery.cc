@@ -29,44 +29,73 @@ std::string SaidOptimizer(const StateOwner& owner) {
 
 }  // namespace
 
-absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& manifest,
-                                  bool parameters_only) {
+absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& manifest) {
   const int planes = static_cast<int>(manifest.state_planes());
-  if (!parameters_only) {
-    bool ours = planes == state_planes();
-    if (ours && planes > 0) {
-      RECON_ASSIGN_OR_RETURN(const StateOwner owner, ParseStateOwner(manifest.optimizer()));
-      ours = Compatible(owner, state());
-    }
-    if (!ours) {
-      return absl::FailedPreconditionError(absl::StrCat("the snapshot holds the state of ",
-                                                        manifest.optimizer(), ", ", SaidOptimizer(state())));
-    }
+  bool ours = planes == state_planes();
+  if (ours && planes > 0) {
+    RECON_ASSIGN_OR_RETURN(const StateOwner owner, ParseStateOwner(manifest.optimizer()));
+    ours = Compatible(owner, state());
   }
-  std::vector<absl::Status> statuses(shards_.size());
-  Mutex mu;
-  size_t left = owned_.size();
+  if (!ours) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the snapshot holds the state of ", manifest.optimizer(), ", ", SaidOptimizer(state())));
+  }
   const auto restore_shard = [&](uint32_t shard) -> absl::Status {
     ShardCut cut = shards_[shard]->Cut();
-    const int roles = parameters_only ? 1 : planes + 1;
     RECON_ASSIGN_OR_RETURN(std::vector<std::vector<PageRef>> chunks,
-                           reader.ReadChunks(manifest, static_cast<int>(shard) * (planes + 1), roles));
+                           reader.ReadChunks(manifest, static_cast<int>(shard) * (planes + 1), planes + 1));
     std::move(chunks.begin(), chunks.end(), cut.pages.begin());
-    if (!parameters_only) {
-      const ShardEntry& entry = manifest.shards(static_cast<int>(shard));
-      cut.version = entry.version();
-      const Ledger& ledger = LedgerOf(manifest, shard);
-      cut.ledger.assign(ledger.entries().begin(), ledger.entries().end());
-      cut.first_open_step = std::max(manifest.frontier_step(), entry.first_open_step());
-    }
+    const ShardEntry& entry = manifest.shards(static_cast<int>(shard));
+    cut.version = entry.version();
+    const Ledger& ledger = LedgerOf(manifest, shard);
+    cut.ledger.assign(ledger.entries().begin(), ledger.entries().end());
+    cut.first_open_step = std::max(manifest.frontier_step(), entry.first_open_step());
     shards_[shard]->Restore(std::move(cut));
     RaiseTo(shards_[shard]->version(), &updates_);
     return absl::OkStatus();
   };
+  RECON_RETURN_IF_ERROR(
+      ForEachOwnedShard(absl::StrCat("restoring snapshot ", manifest.generation()), restore_shard));
+  MutexLock lock(&mu_);
+  sequence_ = manifest.sequence();
+  gate_ = StalenessGate(rules_->bound, manifest.frontier_step());
+  for (uint32_t i = 0; i < shards_.size(); ++i) {
+    first_open_[i] =
+        std::max(manifest.frontier_step(), manifest.shards(static_cast<int>(i)).first_open_step());
+  }
+  has_values_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status ParamServer::LoadInitialValues(
+    const std::function<absl::StatusOr<std::vector<PageRef>>(uint32_t shard)>& pages_of) {
+  const auto load_shard = [&](uint32_t shard) -> absl::Status {
+    RECON_ASSIGN_OR_RETURN(std::vector<PageRef> pages, pages_of(shard));
+    Notification loaded;
+    lanes_.Post(LaneKey(shard), [&] {
+      ShardCut cut = shards_[shard]->Cut();
+      cut.pages[0] = std::move(pages);
+      shards_[shard]->Restore(std::move(cut));
+      loaded.Notify();
+    });
+    loaded.WaitForNotification();
+    return absl::OkStatus();
+  };
+  RECON_RETURN_IF_ERROR(ForEachOwnedShard("loading initial parameters", load_shard));
+  MutexLock lock(&mu_);
+  has_values_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status ParamServer::ForEachOwnedShard(const std::string& what,
+                                            const std::function<absl::Status(uint32_t shard)>& load) {
+  std::vector<absl::Status> statuses(shards_.size());
+  Mutex mu;
+  size_t left = owned_.size();
   LanePool readers("restore", kReadersPerThread * options_.apply_threads);
   for (uint32_t at = 0; at < owned_.size(); ++at) {
     readers.Post(at, [&, i = owned_[at]] {
-      statuses[i] = restore_shard(i);
+      statuses[i] = load(i);
       MutexLock lock(&mu);
       --left;
     });
@@ -75,21 +104,12 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
     MutexLock lock(&mu);
     if (mu.AwaitFor(kProgressInterval, [&] { return left == 0; })) return true;
     const size_t done = owned_.size() - left;
-    LogInfo("restoring snapshot {}: {} of {} shards, {} %", manifest.generation(), done, owned_.size(),
-            100 * done / owned_.size());
+    LogInfo("{}: {} of {} shards, {} %", what, done, owned_.size(), 100 * done / owned_.size());
     return false;
   };
   while (!wait_a_while()) {
   }
   for (const absl::Status& status : statuses) RECON_RETURN_IF_ERROR(status);
-  MutexLock lock(&mu_);
-  sequence_ = parameters_only ? 0 : manifest.sequence();
-  gate_ = StalenessGate(rules_->bound, parameters_only ? 0 : manifest.frontier_step());
-  for (uint32_t i = 0; i < shards_.size() && !parameters_only; ++i) {
-    first_open_[i] =
-        std::max(manifest.frontier_step(), manifest.shards(static_cast<int>(i)).first_open_step());
-  }
-  has_values_ = true;
   return absl::OkStatus();
 }
 

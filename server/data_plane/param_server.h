@@ -127,7 +127,12 @@ class ParamServer {
   absl::Status DefineModel(const ModelSpec& model);
   // Loads values, versions and ledgers of this server's shards, in parallel on the lanes. Blocks. On failure
   // the state is undefined and Restore() may be called again with another manifest.
-  absl::Status Restore(const SnapshotReader& reader, const Manifest& manifest, bool parameters_only);
+  absl::Status Restore(const SnapshotReader& reader, const Manifest& manifest);
+  // The values a new job begins with: those that `pages_of` returns for each of this server's shards, on many
+  // threads at once. Blocks. On failure they are undefined, and it may be called again. Not while Init frames
+  // come.
+  absl::Status LoadInitialValues(
+      const std::function<absl::StatusOr<std::vector<PageRef>>(uint32_t shard)>& pages_of);
 
   // Brings a restored state up to date, record by record, in the order of the log; one thread. Blocks while
   // too much is under way. `rules` of the records that follow; EndReplay() returns when all are applied.
@@ -254,6 +259,10 @@ class ParamServer {
   // ResourceExhausted while the log is full.
   absl::Status CheckLogRoom() const;
   void TrimLog(uint64_t first_needed);
+  // Calls `load` for each of this server's shards, on many threads; says in the log how far it has come with
+  // `what`.
+  absl::Status ForEachOwnedShard(const std::string& what,
+                                 const std::function<absl::Status(uint32_t shard)>& load);
   // What is left of Handle() once the frame is decoded: on its caller's thread, or the first part's lane.
   void CheckAndSequence(const OperationPtr& op);
   void SayOverload(const absl::Status& status, absl::Time now);

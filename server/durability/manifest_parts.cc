@@ -39,6 +39,13 @@ absl::StatusOr<Manifest> JoinParts(const ParamLayout& layout, std::vector<Manife
       if (added) *joined.add_packs() = pack;
       pack_of.push_back(it->second);
     }
+    if (part.has_carried()) {
+      if (part.carried().pack() >= pack_of.size()) {
+        return absl::InternalError("a server's part names a pack that it does not list");
+      }
+      part.mutable_carried()->set_pack(pack_of[part.carried().pack()]);
+      *joined.mutable_carried() = part.carried();
+    }
     for (ChunkEntry& chunk : *part.mutable_chunks()) {
       for (uint32_t& pack : *chunk.mutable_pack()) {
         if (pack >= pack_of.size())

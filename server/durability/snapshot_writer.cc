@@ -187,6 +187,36 @@ void ReferToBase(const Manifest& base, Generation oldest, ObjectStore* store, st
   }
 }
 
+// Refers to where the snapshot before has it, unless that pack is of a generation before `oldest` or is not
+// as long as it was; `base` may be null.
+absl::Status WriteCarried(const CarriedTensors& carried, const Manifest* base, Generation oldest,
+                          ObjectStore* store, PackTable* table, Manifest* manifest) {
+  CarriedEntry* entry = manifest->mutable_carried();
+  entry->set_bytes(carried.file().size());
+  entry->set_hash(carried.hash());
+  for (const auto& [name, tensor] : carried.aliases()) {
+    AliasEntry* alias = entry->add_aliases();
+    alias->set_name(name);
+    alias->set_tensor(tensor);
+  }
+  if (base != nullptr && base->carried().hash() == carried.hash()) {
+    const PackEntry& pack = base->packs(static_cast<int>(base->carried().pack()));
+    const absl::StatusOr<Generation> generation = GenerationOfName(pack.name());
+    if (generation.ok() && !(*generation < oldest) &&
+        store->Size(pack.name()) == absl::StatusOr<uint64_t>(pack.bytes())) {
+      entry->set_pack(table->Add(pack.name()));
+      table->Finish(entry->pack(), pack.bytes());
+      entry->set_offset(base->carried().offset());
+      return absl::OkStatus();
+    }
+  }
+  PackSequence packs(store, table);
+  RECON_ASSIGN_OR_RETURN(const uint64_t offset, packs.Append(carried.file()));
+  entry->set_pack(packs.pack());
+  entry->set_offset(offset);
+  return packs.Close();
+}
+
 }  // namespace
 
 void SnapshotWriter::NoteRestored(const Manifest& manifest) {
@@ -212,10 +242,13 @@ absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, std::vector<S
     return absl::OkStatus();
   }));
   PackTable table(manifest, server, options_.shared || server != 0);
-  if (base_) {
-    const auto age = static_cast<uint64_t>(std::max(1, options_.keep.last / 2));
-    const Generation oldest(manifest->generation() - std::min(age, manifest->generation()));
-    ReferToBase(*base_, oldest, store_, &work, &table);
+  const auto age = static_cast<uint64_t>(std::max(1, options_.keep.last / 2));
+  const Generation oldest(manifest->generation() - std::min(age, manifest->generation()));
+  if (base_) ReferToBase(*base_, oldest, store_, &work, &table);
+  // Once for all servers of the job: the head's part has it.
+  if (carried_ != nullptr && server == 0) {
+    RECON_RETURN_IF_ERROR(
+        WriteCarried(*carried_, base_ ? &*base_ : nullptr, oldest, store_, &table, manifest));
   }
   work.erase(std::remove_if(work.begin(), work.end(), [](const PageWork& page) { return !page.write; }),
              work.end());

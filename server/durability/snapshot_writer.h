@@ -2,13 +2,16 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/base/ids.h"
+#include "common/snapshot/carried_tensors.h"
 #include "common/storage/object_store.h"
 #include "common/tensor/param_layout.h"
 #include "proto/manifest.pb.h"
@@ -58,6 +61,9 @@ class SnapshotWriter {
   // pages, and it is kept until two newer ones are there.
   void NoteRestored(const Manifest& manifest);
 
+  // What comes along unchanged with the snapshots to come; null: nothing.
+  void SetCarried(std::shared_ptr<const CarriedTensors> carried) { carried_ = std::move(carried); }
+
   // Publishes `shards` as the generation after the newest; their pages are given back one by one, as they are
   // written. On failure nothing is published and what was
   // written is removed; the generations before are untouched.
@@ -100,6 +106,7 @@ class SnapshotWriter {
   // Of the newest snapshot that this process restored or wrote.
   std::optional<Manifest> base_;
   std::optional<Generation> restored_;
+  std::shared_ptr<const CarriedTensors> carried_;
   std::set<std::string> unpublished_;  // Packs that this process has written.
   int published_ = 0;
   std::atomic<int> hurry_{0};

@@ -40,6 +40,7 @@
 #include "server/durability/recovery.h"
 #include "server/process/frame_listeners.h"
 #include "server/process/settings_changes.h"
+#include "server/recovery/initial_values.h"
 #include "server/recovery/log_replay.h"
 #include "server/recovery/snapshot_memory.h"
 #include "server/recovery/snapshot_service.h"
@@ -76,6 +77,7 @@ struct ReconServer::Parts {
   std::unique_ptr<ControlJournal> journal;
   std::unique_ptr<SnapshotService> snapshots;
   std::unique_ptr<Coordinator> coordinator;
+  std::unique_ptr<InitialValues> initial;  // Of a new job, with --from-snapshot.
   std::optional<LogEnd> replayed;
   ControlState recovered;  // From snapshot and log.
   uint64_t restored_sequence = 0;
@@ -133,6 +135,9 @@ absl::Status ReconServer::Parts::Open() {
   }
   RECON_ASSIGN_OR_RETURN(store, OpenStore(flags.snapshot_dir, /*writer=*/true));
   RECON_ASSIGN_OR_RETURN(const Manifest before, NewestManifest());
+  if (before.generation() == 0 && !flags.from_snapshot.empty()) {
+    RECON_ASSIGN_OR_RETURN(initial, InitialValues::Open(flags.from_snapshot));
+  }
   RECON_RETURN_IF_ERROR(OpenControlDb(before));
   RECON_ASSIGN_OR_RETURN(const ServerPlace place, db->LoadPlace());
   if (place.server_id() != 0) {
@@ -299,9 +304,10 @@ absl::StatusOr<std::unique_ptr<Cluster>> ReconServer::Parts::MakeCluster(const A
   assignment.set_zstd_level(flags.zstd_level);
   assignment.set_snapshot_keep(flags.snapshot_keep.last);
   assignment.set_snapshot_memory_percent(flags.snapshot_memory_percent);
-  if (!flags.from_snapshot.empty()) {
-    RECON_ASSIGN_OR_RETURN(const StoreUrl initial, ParseStoreUrl(flags.from_snapshot));
-    assignment.set_from_snapshot(initial.Absolute());
+  if (initial != nullptr) {
+    RECON_ASSIGN_OR_RETURN(const StoreUrl initial_url, ParseStoreUrl(flags.from_snapshot));
+    assignment.set_from_snapshot(initial_url.Absolute());
+    assignment.set_from_snapshot_generation(initial->generation());
   }
   options.silence_max = flags.evict_after;
   options.replace_after = flags.replace_after;
@@ -380,10 +386,13 @@ absl::StatusOr<Manifest> ReconServer::Parts::NewestManifest() const {
 
 absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
   const SnapshotReader reader(store.get());
+  std::shared_ptr<const CarriedTensors> carried;
   RECON_ASSIGN_OR_RETURN(std::optional<Manifest> newest, LoadNewest(reader, [&](const Manifest& manifest) {
-                           return LoadInto(params.get(), reader, manifest, /*parameters_only=*/false);
+                           RECON_ASSIGN_OR_RETURN(carried, ReadCarried(store.get(), manifest));
+                           return LoadInto(params.get(), reader, manifest);
                          }));
   if (newest) {
+    snapshots->SetCarried(carried);
     snapshots->NoteRestored(*newest);
     LogInfo("restored snapshot {} (sequence {}) {:.0f} ms after process start", newest->generation(),
             newest->sequence(), absl::ToDoubleMilliseconds(ProcessUptime()));
@@ -407,10 +416,11 @@ absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
   }
   // What the job or a worker's number has left there, the control database has, too.
   RECON_RETURN_IF_ERROR(LeaveLog());
-  if (flags.from_snapshot.empty()) return std::nullopt;
-  RECON_RETURN_IF_ERROR(LoadInitial(params.get(), flags.from_snapshot));
-  // The new job's own first snapshot: from here on it does not need the other directory.
-  RECON_RETURN_IF_ERROR(SnapshotBeforeWork("initial"));
+  if (initial != nullptr) {
+    snapshots->SetCarried(initial->carried());
+    // The first worker says which model they are for.
+    coordinator->BeginFrom(initial.get());
+  }
   return std::nullopt;
 }
 
@@ -610,10 +620,13 @@ absl::Status ReconServer::RunUntilStopped() {
     RECON_RETURN_IF_ERROR(parts_->snapshots->taken_over());
     parts_->CountCopies();
     bool done = false;
+    absl::Status failure;
     coordinator->lane()->RunAndWait([&] {
       coordinator->Tick(Now());
+      failure = coordinator->failure();
       done = parts_->flags.exit_when_done && coordinator->DoneAndQuiet(Now(), kFarewell);
     });
+    RECON_RETURN_IF_ERROR(failure);
     if (done) {
       LogInfo("done");
       if (parts_->cluster != nullptr) parts_->cluster->Shutdown();

@@ -35,6 +35,7 @@
 #include "server/durability/recovery.h"
 #include "server/durability/snapshot_writer.h"
 #include "server/process/frame_listeners.h"
+#include "server/recovery/initial_values.h"
 #include "server/recovery/log_replay.h"
 #include "server/recovery/snapshot_memory.h"
 #include "server/recovery/state_recovery.h"
@@ -382,8 +383,7 @@ absl::Status ShardServer::Parts::Recover(const Assignment& assignment) {
   const SnapshotReader reader(store_.get());
   RECON_ASSIGN_OR_RETURN(const std::optional<Manifest> newest,
                          LoadNewest(reader, [&](const Manifest& manifest) {
-                           return LoadInto(params_.get(), reader, ForServer(manifest, assignment.server()),
-                                           /*parameters_only=*/false);
+                           return LoadInto(params_.get(), reader, ForServer(manifest, assignment.server()));
                          }));
   if (newest) {
     LogInfo("restored its part of snapshot {} {:.0f} ms after process start", newest->generation(),
@@ -412,7 +412,9 @@ absl::Status ShardServer::Parts::Recover(const Assignment& assignment) {
     }
     RECON_RETURN_IF_ERROR(RemoveLog(LogDirectory()));
     if (!assignment.from_snapshot().empty()) {
-      RECON_RETURN_IF_ERROR(LoadInitial(params_.get(), assignment.from_snapshot()));
+      RECON_ASSIGN_OR_RETURN(const auto initial, InitialValues::Open(assignment.from_snapshot(),
+                                                                     assignment.from_snapshot_generation()));
+      RECON_RETURN_IF_ERROR(initial->LoadInto(params_.get()));
     }
   }
   if (durability == ServerFlags::Durability::kSnapshot) {

@@ -203,6 +203,10 @@ void SnapshotService::NotePublished(const Manifest& manifest, double seconds, do
   NoteNewest(manifest);
 }
 
+void SnapshotService::SetCarried(std::shared_ptr<const CarriedTensors> carried) {
+  lane_.RunAndWait([&] { writer_.SetCarried(std::move(carried)); });
+}
+
 void SnapshotService::NoteRestored(const Manifest& manifest) {
   lane_.RunAndWait([&] {
     writer_.NoteRestored(manifest);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -59,6 +60,8 @@ class SnapshotService {
   SnapshotStatus status() const;
   // Not OK once another server has the job: this one's state is no longer the job's.
   absl::Status taken_over() const;
+  // What comes along with the snapshots to come (SnapshotWriter::SetCarried()).
+  void SetCarried(std::shared_ptr<const CarriedTensors> carried);
   // What a restart found, for status().
   void NoteRestored(const Manifest& manifest);
 

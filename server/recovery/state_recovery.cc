@@ -1,6 +1,5 @@
 #include "server/recovery/state_recovery.h"
 
-#include <optional>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -8,17 +7,13 @@
 #include "common/base/human_bytes.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "common/snapshot/reader_lease.h"
 #include "common/storage/file_system.h"
-#include "common/storage/store_url.h"
 #include "server/durability/log_format.h"
-#include "server/durability/recovery.h"
 #include "server/recovery/log_replay.h"
 
 namespace recon {
 
-absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const Manifest& manifest,
-                      bool parameters_only) {
+absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const Manifest& manifest) {
   const auto layout = params->layout();
   if (layout == nullptr) {
     RECON_RETURN_IF_ERROR(params->DefineModel(manifest.model()));
@@ -26,21 +21,7 @@ absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const M
              !difference.empty()) {
     return absl::DataLossError(absl::StrCat("another model: ", difference));
   }
-  return params->Restore(reader, manifest, parameters_only);
-}
-
-absl::Status LoadInitial(ParamServer* params, const std::string& directory) {
-  RECON_ASSIGN_OR_RETURN(const auto source, OpenStore(directory, /*writer=*/false));
-  const SnapshotReader reader(source.get());
-  RECON_ASSIGN_OR_RETURN(
-      const std::optional<Manifest> found, LoadNewest(reader, [&](const Manifest& manifest) {
-        RECON_ASSIGN_OR_RETURN(const auto lease,
-                               ReaderLease::TakeIfWritable(source.get(), Generation(manifest.generation())));
-        return LoadInto(params, reader, manifest, /*parameters_only=*/true);
-      }));
-  if (!found) return absl::NotFoundError(absl::StrCat("--from-snapshot ", directory, " holds no snapshot"));
-  LogInfo("initial parameters from snapshot {} of {}", found->generation(), directory);
-  return absl::OkStatus();
+  return params->Restore(reader, manifest);
 }
 
 absl::StatusOr<LogEnd> ReplayAndReport(const std::string& directory, const Manifest& manifest, bool synced,

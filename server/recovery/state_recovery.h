@@ -15,10 +15,7 @@ namespace recon {
 // What every server does to have its state again, the head and the others. All of it blocks.
 
 // Restores a snapshot; it defines the model if nobody has yet. DataLoss if it is of another one.
-absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const Manifest& manifest,
-                      bool parameters_only);
-// A new job's parameters, from the newest snapshot of a directory (--from-snapshot).
-absl::Status LoadInitial(ParamServer* params, const std::string& directory);
+absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const Manifest& manifest);
 
 // ReplayLog(), and says what it came to. `synced`: whether the log was written with --durability sync.
 absl::StatusOr<LogEnd> ReplayAndReport(const std::string& directory, const Manifest& manifest, bool synced,

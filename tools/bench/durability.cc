@@ -284,7 +284,7 @@ absl::StatusOr<Manifest> RestoreNewest(ObjectStore* store, ParamServer* params) 
   if (generations.empty()) return absl::NotFoundError(store->Describe() + " holds no snapshot");
   RECON_ASSIGN_OR_RETURN(const Manifest manifest, reader.ReadManifest(generations.back()));
   RECON_RETURN_IF_ERROR(params->DefineModel(manifest.model()));
-  RECON_RETURN_IF_ERROR(params->Restore(reader, manifest, /*parameters_only=*/false));
+  RECON_RETURN_IF_ERROR(params->Restore(reader, manifest));
   return manifest;
 }
 

@@ -17,6 +17,7 @@
 #include "common/base/hash.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
+#include "common/snapshot/carried_tensors.h"
 #include "common/snapshot/manifest.h"
 #include "common/snapshot/reader_lease.h"
 #include "common/snapshot/safetensors.h"
@@ -302,7 +303,7 @@ absl::Status RestoreSnapshot(const RestoreTarget& target) {
   options.apply_threads = 2;
   ParamServer params(options, &metrics);
   RECON_RETURN_IF_ERROR(params.DefineModel(manifest.model()));
-  RECON_RETURN_IF_ERROR(params.Restore(reader, manifest, /*parameters_only=*/false));
+  RECON_RETURN_IF_ERROR(params.Restore(reader, manifest));
   RECON_ASSIGN_OR_RETURN(ControlState control, DecodeControl(manifest.control(), manifest.model()));
   Replayer visitor(manifest.job_id(), target.sequence, &params, &control);
   const auto end = ReadLog(FileSystem::Local(), target.log, FirstRecordFor(manifest), &visitor);
@@ -319,6 +320,8 @@ absl::Status RestoreSnapshot(const RestoreTarget& target) {
   if (manifest.has_control()) service_options.control = [&](uint64_t) { return control; };
   SnapshotService service(service_options, &params, output.get(), &metrics);
   absl::StatusOr<SnapshotReply> reply = absl::UnknownError("no snapshot was taken");
+  RECON_ASSIGN_OR_RETURN(const auto carried, ReadCarried(store.get(), manifest));
+  service.SetCarried(carried);
   service.Take("restored", [&](const absl::StatusOr<SnapshotReply>& taken) { reply = taken; });
   service.Flush();
   RECON_RETURN_IF_ERROR(reply.status());

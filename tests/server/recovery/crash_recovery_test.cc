@@ -68,7 +68,7 @@ class Life {
     const SnapshotReader reader(store_.get());
     const auto restored = LoadNewest(reader, [&](const Manifest& manifest) {
       if (server().layout() == nullptr) RECON_RETURN_IF_ERROR(server().DefineModel(manifest.model()));
-      return server().Restore(reader, manifest, /*parameters_only=*/false);
+      return server().Restore(reader, manifest);
     });
     REQUIRE(restored.ok());
     if (*restored) {

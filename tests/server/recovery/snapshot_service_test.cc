@@ -1,4 +1,5 @@
 #include "server/recovery/snapshot_service.h"
+#include "server/recovery/initial_values.h"
 
 #include "absl/strings/match.h"
 #include "catch2/catch.hpp"
@@ -45,7 +46,7 @@ TEST_CASE("a restored server goes on with equal bits, ledger included", "[snapsh
   REQUIRE(second.server().DefineModel(SampleModel()).ok());
   const SnapshotReader reader(store.get());
   REQUIRE(LoadNewest(reader, [&](const Manifest& manifest) {
-            return second.server().Restore(reader, manifest, /*parameters_only=*/false);
+            return second.server().Restore(reader, manifest);
           }).ok());
   second.Join(1);
   for (uint64_t step = 3; step < 9; ++step)
@@ -59,7 +60,7 @@ TEST_CASE("a restored server goes on with equal bits, ledger included", "[snapsh
   CHECK(TakeOne(&service)->state_root() == TakeOne(&other_service)->state_root());
 }
 
-TEST_CASE("a snapshot of another optimizer is refused; its parameters alone are taken",
+TEST_CASE("a snapshot of another optimizer is refused; a new job begins with its parameters alone",
           "[snapshot_service]") {
   const TempDir directory;
   const auto store = *LocalStore::Open(directory.path(), /*writer=*/true);
@@ -72,8 +73,8 @@ TEST_CASE("a snapshot of another optimizer is refused; its parameters alone are 
   const Manifest manifest = *reader.ReadManifest(Generation(1));
   ParamServerHarness sgd(StalenessGate::kUnlimited, OptimizerKind::kSgd, 0.01);
   REQUIRE(sgd.server().DefineModel(SampleModel()).ok());
-  CHECK(absl::IsFailedPrecondition(sgd.server().Restore(reader, manifest, /*parameters_only=*/false)));
-  CHECK(sgd.server().Restore(reader, manifest, /*parameters_only=*/true).ok());
+  CHECK(absl::IsFailedPrecondition(sgd.server().Restore(reader, manifest)));
+  CHECK((*InitialValues::Open(directory.path()))->LoadInto(&sgd.server()).ok());
   sgd.Join(1);
   CHECK(sgd.Values(1)[7] == 0.25f);
 }
