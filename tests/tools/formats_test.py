@@ -161,7 +161,7 @@ def check_refusals(ctl, work):
     wrong = work / "wrong.safetensors"
     st.save_file({"a": np.arange(4)}, wrong)
     done = ctl.run("snapshot", "import", wrong, "--model", "m", "--output", work / "never")
-    assert done.returncode == 2 and b"I64" in done.stderr
+    assert done.returncode == 2 and b"nothing can be trained" in done.stderr and b"a I64 [4]" in done.stderr
 
 
 def run_job(bin_directory, work, sync):

@@ -15,6 +15,7 @@ class StateDict(pickle.Unpickler):
 
     def find_class(self, module, name):
         allowed = {("collections", "OrderedDict"): collections.OrderedDict, ("torch", "FloatStorage"): "<f4",
+                   ("torch", "HalfStorage"): "<f2", ("torch", "LongStorage"): "<i8", ("torch", "BoolStorage"): "?",
                    ("torch._utils", "_rebuild_tensor_v2"): self.tensor}
         return allowed[module, name]
 
@@ -28,7 +29,7 @@ class StateDict(pickle.Unpickler):
     @staticmethod
     def tensor(storage, offset, shape, stride, requires_grad, hooks):
         assert not requires_grad and not hooks
-        return numpy.lib.stride_tricks.as_strided(storage[offset:], shape, [4 * step for step in stride])
+        return numpy.lib.stride_tricks.as_strided(storage[offset:], shape, [storage.itemsize * step for step in stride])
 
 
 def load(path):

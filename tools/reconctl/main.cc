@@ -148,10 +148,30 @@ int main(int argc, char** argv) {
 
   recon::ImportTarget import_target;
   CLI::App* importing =
-      snapshot->add_subcommand("import", "a safetensors file as a snapshot, for --from-snapshot");
-  importing->add_option("file", import_target.file, "safetensors file")->required();
+      snapshot->add_subcommand("import", "safetensors files as a snapshot, for --from-snapshot");
+  importing
+      ->add_option("files", import_target.files,
+                   "*.safetensors, several of them, *.safetensors.index.json, or a directory of them")
+      ->required();
   importing->add_option("--output", import_target.output, "directory for the snapshot, empty")->required();
-  importing->add_option("--model", import_target.model, "name of the model; default: what the file says");
+  importing->add_option(
+      "--model", import_target.model,
+      "as the worker's --model: mlp:784-512-256-10, resnet50, synthetic:SHAPES_FILE; its tensors are "
+      "found by name. Another text only names the model. Default: what the files say");
+  // Each value is a flag of its own: what follows may be a file.
+  const auto each = [&](const char* name, std::vector<std::string>* values, const char* what) {
+    importing->add_option(name, *values, what)
+        ->expected(1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  };
+  each("--rename", &import_target.renames,
+       "OLD=NEW: names in the files that match OLD become NEW; each * stands for any text, as in model.*=*");
+  each("--skip", &import_target.skips, "PATTERN: tensors of the files that are left out");
+  each("--carry", &import_target.carries,
+       "PATTERN: tensors that are not trained and come along unchanged; those of other types do so by "
+       "themselves");
+  each("--alias", &import_target.aliases,
+       "NAME=OTHER: NAME stands for tensor OTHER (tied weights), in the model or in what is exported");
   importing->callback([&] { run = [&] { return recon::ImportSnapshot(import_target); }; });
 
   std::string tensor;

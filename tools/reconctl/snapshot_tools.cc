@@ -1,5 +1,5 @@
-// Verbs that take snapshots apart and put them together: diff, import, cat, restore. All but import and
-// restore only read; those write to a directory that has no snapshot yet.
+// Verbs that take snapshots apart and put them together: diff, cat, restore. Only restore writes, to a
+// directory that has no snapshot yet.
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,6 @@
 #include "common/base/hash.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
-#include "common/snapshot/carried_tensors.h"
 #include "common/snapshot/manifest.h"
 #include "common/snapshot/reader_lease.h"
 #include "common/snapshot/safetensors.h"
@@ -35,24 +34,6 @@ namespace recon {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// A directory for a first snapshot.
-absl::StatusOr<std::unique_ptr<ObjectStore>> OpenEmpty(const std::string& directory) {
-  // Looked at before a store is opened for writing, which clears away what it takes for its own leftovers.
-  std::vector<std::string> names;
-  RECON_ASSIGN_OR_RETURN(const StoreUrl where, ParseStoreUrl(directory));
-  if (where.local()) {
-    RECON_ASSIGN_OR_RETURN(names, FileSystem::Local()->List(where.path));
-  } else {
-    const auto store = OpenStore(directory, /*writer=*/false);
-    if (!store.ok() && !absl::IsNotFound(store.status())) return store.status();
-    if (store.ok()) {
-      RECON_ASSIGN_OR_RETURN(names, (*store)->List(""));
-    }
-  }
-  if (names.empty()) return OpenStore(directory, /*writer=*/true);
-  return absl::FailedPreconditionError(absl::StrCat(directory, " is not empty (", names[0], ")"));
-}
 
 struct TensorDifference {
   uint64_t values = 0, pages = 0, pages_changed = 0;
@@ -91,77 +72,29 @@ absl::StatusOr<TensorDifference> Compare(const TensorPlacement& tensor, TensorRe
   return difference;
 }
 
-// The model of a file: as it was exported, or else its tensors in the order of their bytes.
-absl::StatusOr<ModelSpec> ModelOf(const SafetensorsHeader& header, const std::string& name) {
-  std::map<std::string, const SafetensorsEntry*> entries;
-  for (const SafetensorsEntry& entry : header.tensors) entries[entry.name] = &entry;
-  ModelSpec model;
-  model.set_name(name);
-  const auto add = [&](const SafetensorsEntry& entry, const std::string& group) {
-    TensorSpec* tensor = model.add_tensors();
-    tensor->set_name(entry.name);
-    tensor->set_group(group);
-    for (const uint64_t dimension : entry.shape) tensor->add_shape(dimension);
+// NumPy's name of a safetensors type; null if it has none.
+const char* NumpyType(absl::string_view dtype) {
+  constexpr std::pair<const char*, const char*> kTypes[] = {
+      {"BOOL", "|b1"}, {"U8", "|u1"},  {"I8", "|i1"},  {"I16", "<i2"}, {"U16", "<u2"},
+      {"F16", "<f2"},  {"I32", "<i4"}, {"U32", "<u4"}, {"F32", "<f4"}, {"I64", "<i8"},
+      {"U64", "<u8"},  {"F64", "<f8"}, {"C64", "<c8"},
   };
-  const auto found = header.metadata.find(kModelMetadata);
-  if (found == header.metadata.end()) {
-    for (const SafetensorsEntry& entry : header.tensors) add(entry, "");
-    return model;
+  for (const auto& [ours, theirs] : kTypes) {
+    if (dtype == ours) return theirs;
   }
-  const Json json = Json::parse(found->second, nullptr, /*allow_exceptions=*/false);
-  const absl::Status broken =
-      absl::DataLossError(absl::StrCat("safetensors: ", kModelMetadata, " is not a model"));
-  if (!json.is_object() || !json.contains("name") || !json["name"].is_string() || !json.contains("tensors") ||
-      !json["tensors"].is_array()) {
-    return broken;
-  }
-  if (name.empty()) model.set_name(json["name"].get<std::string>());
-  for (const Json& tensor : json["tensors"]) {
-    if (!tensor.is_object() || !tensor.contains("name") || !tensor["name"].is_string() ||
-        !tensor.contains("group") || !tensor["group"].is_string()) {
-      return broken;
-    }
-    const auto entry = entries.find(tensor["name"].get<std::string>());
-    if (entry == entries.end()) {
-      return absl::DataLossError(absl::StrCat("the file has no tensor ", tensor["name"].get<std::string>()));
-    }
-    add(*entry->second, tensor["group"].get<std::string>());
-  }
-  return model;
+  return nullptr;
 }
 
-absl::StatusOr<CodecId> CodecOf(const SafetensorsEntry& entry) {
-  if (entry.dtype == "F32") return CodecId::kFp32;
-  if (entry.dtype == "F16") return CodecId::kFp16;
-  if (entry.dtype == "BF16") return CodecId::kBf16;
-  return absl::InvalidArgumentError(
-      absl::StrCat("tensor ", entry.name, " is ", entry.dtype, "; F32, F16 and BF16 can be imported"));
-}
-
-// Fills the pages of one tensor from its bytes in the file.
-absl::Status LoadTensor(const std::string& path, const SafetensorsEntry& entry, uint64_t data_begin,
-                        const TensorPlacement& placement, const ParamLayout& layout,
-                        std::vector<ShardCut>* shards) {
-  RECON_ASSIGN_OR_RETURN(const CodecId codec, CodecOf(entry));
-  const uint64_t width = EncodedBytes(codec, 1);
-  for (uint32_t number = 0; number < layout.shard_count(); ++number) {
-    const ShardPlacement& shard = layout.shards()[number];
-    const uint64_t begin = std::max(placement.offset, shard.offset);
-    const uint64_t end = std::min(placement.offset + placement.size, shard.offset + shard.size);
-    for (uint64_t at = begin; at < end;) {
-      const uint64_t in_shard = at - shard.offset;
-      const uint64_t count = std::min<uint64_t>(end - at, kPageParams - in_shard % kPageParams);
-      RECON_ASSIGN_OR_RETURN(
-          const std::string bytes,
-          FileSystem::Local()->Read(path, data_begin + entry.begin + (at - placement.offset) * width,
-                                    count * width));
-      bool cloned = false;
-      float* page = (*shards)[number].pages[0][in_shard / kPageParams].Writable(&cloned);
-      Decode(codec, reinterpret_cast<const uint8_t*>(bytes.data()), count, page + in_shard % kPageParams);
-      at += count;
-    }
-  }
-  return absl::OkStatus();
+// NumPy's format, version 1.0: the header's length makes the data begin at a multiple of 64 bytes.
+std::string NumpyHeader(const std::string& type, const std::vector<uint64_t>& shape) {
+  std::string header = absl::StrCat("{'descr': '", type, "', 'fortran_order': False, 'shape': (",
+                                    absl::StrJoin(shape, ", "), shape.size() == 1 ? "," : "", "), }");
+  constexpr size_t kFixed = 10, kAlign = 64;
+  header.append(kAlign - 1 - (kFixed + header.size()) % kAlign, ' ');
+  header += '\n';
+  const auto length = static_cast<uint16_t>(header.size());
+  return absl::StrCat(absl::string_view("\x93NUMPY\x01\x00", 8),
+                      absl::string_view(reinterpret_cast<const char*>(&length), sizeof(length)), header);
 }
 
 absl::StatusOr<Manifest> NewestUpTo(const SnapshotReader& reader, uint64_t sequence) {
@@ -220,65 +153,32 @@ absl::Status DiffSnapshots(const DiffTarget& target) {
   return absl::OkStatus();
 }
 
-absl::Status ImportSnapshot(const ImportTarget& target) {
-  FileSystem* files = FileSystem::Local();
-  RECON_ASSIGN_OR_RETURN(const uint64_t file_bytes, files->Size(target.file));
-  RECON_ASSIGN_OR_RETURN(const std::string first,
-                         files->Read(target.file, 0, std::min<uint64_t>(8, file_bytes)));
-  RECON_ASSIGN_OR_RETURN(const uint64_t length, SafetensorsHeaderLength(first, file_bytes));
-  RECON_ASSIGN_OR_RETURN(const std::string json, files->Read(target.file, 8, length));
-  RECON_ASSIGN_OR_RETURN(const SafetensorsHeader header,
-                         ParseSafetensorsHeader(json, file_bytes - 8 - length));
-  RECON_ASSIGN_OR_RETURN(const ModelSpec model, ModelOf(header, target.model));
-  if (model.name().empty()) return absl::InvalidArgumentError("--model is needed: the file names none");
-  RECON_ASSIGN_OR_RETURN(const ParamLayout layout, ParamLayout::Create(model));
-  std::map<std::string, const SafetensorsEntry*> entries;
-  for (const SafetensorsEntry& entry : header.tensors) entries[entry.name] = &entry;
-  std::vector<ShardCut> shards(layout.shard_count());
-  for (uint32_t i = 0; i < layout.shard_count(); ++i) {
-    shards[i].pages.resize(1);
-    for (uint32_t page = 0; page < layout.shards()[i].pages(); ++page) {
-      shards[i].pages[0].push_back(PageRef::Zeroed());
-    }
-  }
-  for (const TensorPlacement& tensor : layout.tensors()) {
-    RECON_RETURN_IF_ERROR(
-        LoadTensor(target.file, *entries[tensor.name], header.header_bytes, tensor, layout, &shards));
-  }
-  RECON_ASSIGN_OR_RETURN(const auto store, OpenEmpty(target.output));
-  SnapshotWriter::Description description;
-  description.optimizer = OptimizerName(OptimizerKind::kSgd);
-  description.created_unix_ms = absl::ToUnixMillis(WallNow());
-  description.reason = "imported";
-  RECON_ASSIGN_OR_RETURN(const Manifest manifest,
-                         SnapshotWriter(store.get(), {}).Write(layout, shards, description));
-  std::cout << layout.tensors().size() << " tensors, " << layout.params() << " parameters to "
-            << target.output << ", state root " << ToHex(manifest.state_root()) << "\n";
-  return absl::OkStatus();
-}
-
 absl::Status CatTensor(const SnapshotTarget& target, const std::string& name) {
   RECON_ASSIGN_OR_RETURN(const OpenSnapshot open, OpenGeneration(target.directory, target.generation));
+  const auto write = [](absl::string_view bytes) {
+    std::cout.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  };
+  const auto named = [&](const auto& tensor) { return tensor.name == name; };
   const auto& tensors = open.tensors->layout().tensors();
-  const auto found =
-      std::find_if(tensors.begin(), tensors.end(), [&](const TensorPlacement& t) { return t.name == name; });
-  if (found == tensors.end()) return absl::NotFoundError(absl::StrCat("the snapshot has no tensor ", name));
-  // NumPy's format, version 1.0: the header's length makes the data begin at a multiple of 64 bytes.
-  std::string header =
-      absl::StrCat("{'descr': '<f4', 'fortran_order': False, 'shape': (", absl::StrJoin(found->shape, ", "),
-                   found->shape.size() == 1 ? "," : "", "), }");
-  constexpr size_t kFixed = 10, kAlign = 64;
-  header.append(kAlign - 1 - (kFixed + header.size()) % kAlign, ' ');
-  header += '\n';
-  const auto length = static_cast<uint16_t>(header.size());
-  std::cout << std::string("\x93NUMPY\x01\x00", 8);
-  std::cout.write(reinterpret_cast<const char*>(&length), sizeof(length));
-  std::cout << header;
-  RECON_RETURN_IF_ERROR(open.tensors->Read(*found, 0, [](uint64_t, absl::Span<const float> values) {
-    std::cout.write(reinterpret_cast<const char*>(values.data()),
-                    static_cast<std::streamsize>(values.size() * sizeof(float)));
-    return absl::OkStatus();
-  }));
+  const auto found = std::find_if(tensors.begin(), tensors.end(), named);
+  if (found != tensors.end()) {
+    write(NumpyHeader("<f4", found->shape));
+    RECON_RETURN_IF_ERROR(open.tensors->Read(*found, 0, [&](uint64_t, absl::Span<const float> values) {
+      write({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
+      return absl::OkStatus();
+    }));
+  } else {
+    const auto carried = open.carried == nullptr ? std::vector<SafetensorsEntry>() : open.carried->tensors();
+    const auto other = std::find_if(carried.begin(), carried.end(), named);
+    if (other == carried.end()) return absl::NotFoundError(absl::StrCat("the snapshot has no tensor ", name));
+    const char* const type = NumpyType(other->dtype);
+    if (type == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensor ", name, " is ", other->dtype, ", which NumPy's format does not have"));
+    }
+    write(NumpyHeader(type, other->shape));
+    write(open.carried->BytesOf(*other));
+  }
   std::cout.flush();
   return std::cout.good() ? absl::OkStatus()
                           : absl::ResourceExhaustedError("standard output cannot be written");

@@ -15,6 +15,7 @@
 #include "common/base/data_lock.h"
 #include "common/base/hash.h"
 #include "common/base/status_macros.h"
+#include "common/snapshot/carried_tensors.h"
 #include "common/snapshot/manifest.h"
 #include "common/snapshot/reader_lease.h"
 #include "common/snapshot/snapshot_reader.h"
@@ -66,6 +67,21 @@ void SayPin(const SnapshotTarget& target, bool pinned, bool before) {
                 : before ? " is pinned no longer: the rules apply to it"
                          : " was not pinned")
             << "\n";
+}
+
+// Tensors that are not trained, and names that stand for others; `carried` may be null.
+void AddCarried(const CarriedTensors* carried, Json* json, std::vector<std::vector<std::string>>* rows) {
+  (*json)["carried"] = Json::array();
+  (*json)["aliases"] = Json::array();
+  if (carried == nullptr) return;
+  for (const SafetensorsEntry& tensor : carried->tensors()) {
+    (*json)["carried"].push_back({{"name", tensor.name}, {"dtype", tensor.dtype}, {"shape", tensor.shape}});
+    rows->push_back({tensor.name, ShapeText(tensor.shape), absl::StrCat("not trained, ", tensor.dtype)});
+  }
+  for (const auto& [name, tensor] : carried->aliases()) {
+    (*json)["aliases"].push_back({{"name", name}, {"tensor", tensor}});
+    rows->push_back({name, "", absl::StrCat("stands for ", tensor)});
+  }
 }
 
 }  // namespace
@@ -124,6 +140,8 @@ absl::Status ShowSnapshot(const SnapshotTarget& target) {
     json["tensors"].push_back({{"name", tensor.name()}, {"shape", tensor.shape()}, {"group", group}});
     rows.push_back({tensor.name(), absl::StrCat("[", absl::StrJoin(tensor.shape(), ", "), "]"), group});
   }
+  RECON_ASSIGN_OR_RETURN(const auto carried, ReadCarried(store.get(), manifest));
+  AddCarried(carried.get(), &json, &rows);
   json["shards"] = Json::array();
   std::vector<std::vector<std::string>> shard_rows = {{"SHARD", "VERSION", "WORKERS IN LEDGER"}};
   for (const ShardEntry& shard : manifest.shards()) {

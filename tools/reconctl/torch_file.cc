@@ -23,6 +23,25 @@ uint64_t Size(const TorchTensor& tensor) {
   return std::accumulate(tensor.shape.begin(), tensor.shape.end(), uint64_t{1}, std::multiplies<>());
 }
 
+// The class of a type's storage, and bytes of a value; null for types without one.
+struct Storage {
+  const char* dtype;
+  const char* name;
+  uint64_t width;
+};
+constexpr Storage kStorages[] = {
+    {"F64", "DoubleStorage", 8},    {"F32", "FloatStorage", 4}, {"F16", "HalfStorage", 2},
+    {"BF16", "BFloat16Storage", 2}, {"I64", "LongStorage", 8},  {"I32", "IntStorage", 4},
+    {"I16", "ShortStorage", 2},     {"I8", "CharStorage", 1},   {"U8", "ByteStorage", 1},
+    {"BOOL", "BoolStorage", 1},
+};
+
+const Storage* StorageOf(const TorchTensor& tensor) {
+  const auto found = std::find_if(std::begin(kStorages), std::end(kStorages),
+                                  [&](const Storage& known) { return tensor.dtype == known.dtype; });
+  return found == std::end(kStorages) ? nullptr : found;
+}
+
 // Opcodes of pickle's protocol 2, as Python's module pickletools describes them.
 class Pickle {
  public:
@@ -67,7 +86,11 @@ std::string StateDict(const std::vector<TorchTensor>& tensors) {
     // _rebuild_tensor_v2(storage, offset, shape, stride, requires_grad, hooks); the storage is a persistent
     // id.
     pickle.Global("torch._utils", "_rebuild_tensor_v2").Mark();
-    pickle.Mark().String("storage").Global("torch", "FloatStorage").String(absl::StrCat(i)).String("cpu");
+    pickle.Mark()
+        .String("storage")
+        .Global("torch", StorageOf(tensors[i])->name)
+        .String(absl::StrCat(i))
+        .String("cpu");
     pickle.Int(Size(tensors[i])).Tuple().Op('Q').Int(0);
     pickle.Mark();
     for (const uint64_t dimension : shape) pickle.Int(dimension);
@@ -86,14 +109,14 @@ std::string StateDict(const std::vector<TorchTensor>& tensors) {
 struct Entry {
   const TorchTensor* tensor = nullptr;
   absl::Status* status = nullptr;
-  std::vector<float> values;
+  std::string content;
   uint64_t at = 0;
   zip_error_t error{};
 };
 
 zip_int64_t Serve(void* state, void* data, zip_uint64_t length, zip_source_cmd_t command) {
   auto* entry = static_cast<Entry*>(state);
-  const uint64_t bytes = Size(*entry->tensor) * sizeof(float);
+  const uint64_t bytes = entry->tensor->bytes;
   switch (command) {
     case ZIP_SOURCE_SUPPORTS:
       return zip_source_make_command_bitmap(ZIP_SOURCE_OPEN, ZIP_SOURCE_READ, ZIP_SOURCE_CLOSE,
@@ -107,20 +130,20 @@ zip_int64_t Serve(void* state, void* data, zip_uint64_t length, zip_source_cmd_t
       return sizeof(*stat);
     }
     case ZIP_SOURCE_OPEN:
-      entry->values.reserve(Size(*entry->tensor));
+      entry->content.reserve(bytes);
       entry->at = 0;
-      entry->status->Update(entry->tensor->read(&entry->values));
-      if (entry->status->ok() && entry->values.size() * sizeof(float) == bytes) return 0;
+      entry->status->Update(entry->tensor->read(&entry->content));
+      if (entry->status->ok() && entry->content.size() == bytes) return 0;
       zip_error_set(&entry->error, ZIP_ER_READ, 0);
       return -1;
     case ZIP_SOURCE_READ: {
       const uint64_t size = std::min<uint64_t>(length, bytes - entry->at);
-      std::memcpy(data, reinterpret_cast<const char*>(entry->values.data()) + entry->at, size);
+      std::memcpy(data, entry->content.data() + entry->at, size);
       entry->at += size;
       return static_cast<zip_int64_t>(size);
     }
     case ZIP_SOURCE_CLOSE:
-      entry->values = std::vector<float>();
+      entry->content = std::string();
       return 0;
     case ZIP_SOURCE_ERROR:
       return zip_error_to_data(&entry->error, data, length);
@@ -156,6 +179,12 @@ absl::Status Add(zip_t* archive, const std::string& name, zip_source_t* source) 
 }  // namespace
 
 absl::Status WriteTorchFile(const std::string& path, const std::vector<TorchTensor>& tensors) {
+  for (const TorchTensor& tensor : tensors) {
+    if (StorageOf(tensor) != nullptr) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor ", tensor.name, " is ", tensor.dtype,
+                     ", for which torch's files have no storage: export as safetensors"));
+  }
   const std::string temporary = path + ".tmp";
   // libzip cannot say where it failed to create a file; we can.
   RECON_RETURN_IF_ERROR(FileSystem::Local()->Create(temporary).status());

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -98,9 +99,12 @@ struct ExportTarget {
 };
 absl::Status ExportSnapshot(const ExportTarget& target);
 
-// A safetensors file as the only snapshot of a directory: parameters for --from-snapshot. `model` names it.
+// Safetensors files, an index or a directory of them as the only snapshot of a directory: parameters for
+// --from-snapshot. `model`: as a worker's --model, then its tensors, order and groups; or any other name.
 struct ImportTarget {
-  std::string file, output, model;
+  std::vector<std::string> files;
+  std::string output, model;
+  std::vector<std::string> renames, skips, carries, aliases;  // As NameRules has them.
 };
 absl::Status ImportSnapshot(const ImportTarget& target);
 
