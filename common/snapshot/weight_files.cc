@@ -48,7 +48,8 @@ absl::StatusOr<std::string> WeightFiles::Read(const Tensor& tensor, uint64_t off
 }
 
 absl::Status WeightFiles::AddPath(const std::string& path) {
-  if (files_->IsDirectory(path)) return AddDirectory(path);
+  RECON_ASSIGN_OR_RETURN(const bool is_directory, files_->IsDirectory(path));
+  if (is_directory) return AddDirectory(path);
   return absl::EndsWith(path, ".json") ? AddIndex(path) : AddFile(path);
 }
 

@@ -46,6 +46,10 @@ Coordinator::Coordinator(const Options& options, ParamServer* params, ControlJou
       members_(metrics->Gauge("recon_server_members", "Workers alive")),
       samples_completed_(metrics->Gauge("recon_server_samples_completed", "Training samples completed")),
       accuracy_(metrics->Gauge("recon_server_test_accuracy", "Accuracy of the last evaluation")),
+      standing_seconds_(metrics->Gauge("recon_server_standing_seconds",
+                                       "For how long a running job has not moved; 0 if it moves")),
+      log_bytes_(metrics->Gauge("recon_server_log_bytes", "What the push log takes on the disk")),
+      log_budget_bytes_(metrics->Gauge("recon_server_log_budget_bytes", "What it may take")),
       departures_(metrics->Counter("recon_server_departures_total", "Workers that left or were evicted")),
       residuals_lost_(
           metrics->Counter("recon_server_residuals_lost_total",

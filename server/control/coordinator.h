@@ -17,6 +17,7 @@
 #include "server/data_plane/param_server.h"
 #include "server/membership/membership.h"
 #include "server/membership/progress_watch.h"
+#include "server/membership/stall_watch.h"
 #include "server/recovery/initial_values.h"
 #include "server/recovery/snapshot_service.h"
 #include "server/scheduler/lease_table.h"
@@ -142,6 +143,10 @@ class Coordinator {
   void NoteFastest();
   // What workers' steps are made of, from time to time.
   void NoteShares(absl::Time now);
+  // Says now and then, in the log, that the job stands still.
+  void WatchStall(uint64_t pushes, absl::Time now);
+  // What a job that stands still waits for, as a sentence.
+  std::string WhatIsMissing(absl::Time now) const;
   void NoteCompleted(const Completion& completion);
   std::string WhoHoldsUp() const;
 
@@ -154,6 +159,9 @@ class Coordinator {
   prometheus::Gauge& members_;
   prometheus::Gauge& samples_completed_;
   prometheus::Gauge& accuracy_;
+  prometheus::Gauge& standing_seconds_;
+  prometheus::Gauge& log_bytes_;
+  prometheus::Gauge& log_budget_bytes_;
   prometheus::Counter& departures_;
   prometheus::Counter& residuals_lost_;
   prometheus::Gauge& auto_codec_rung_;
@@ -169,6 +177,7 @@ class Coordinator {
   double fastest_batch_seconds_ = 0;  // Of all workers' batches; 0 if none has computed one.
   StepShares shares_;
   absl::Time shares_at_ = absl::InfinitePast();
+  StallWatch stall_;
   // What is shown of workers that are gone: what the data plane knew of them.
   std::map<WorkerId, ParamServer::WorkerStats> last_stats_;
   std::map<std::string, uint64_t> samples_of_;  // Training samples completed, by the worker's name.

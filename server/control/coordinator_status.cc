@@ -3,9 +3,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "common/base/clock.h"
 #include "common/base/copied_bytes.h"
+#include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "server/control/coordinator.h"
 
@@ -36,6 +38,45 @@ void Coordinator::NoteShares(absl::Time now) {
     if (member.gone || found == stats.workers.end()) continue;
     shares_.Report(worker, member.progress.step_work(), found->second.waiting_seconds, now);
   }
+  WatchStall(stats.pushes, now);
+}
+
+void Coordinator::WatchStall(uint64_t pushes, absl::Time now) {
+  log_bytes_.Set(static_cast<double>(params_->log_disk_bytes()));
+  log_budget_bytes_.Set(static_cast<double>(params_->log_budget_bytes()));
+  if (phase() != PHASE_RUNNING || draining_ || finishing_) {
+    stall_.Reset();
+  } else if (stall_.Note(pushes + queue_->samples_completed() + evaluations_.size(), now)) {
+    LogWarn("the job has not moved for {}: {}",
+            absl::FormatDuration(absl::Trunc(stall_.Standing(now), absl::Seconds(1))), WhatIsMissing(now));
+  }
+  standing_seconds_.Set(absl::ToDoubleSeconds(stall_.Standing(now)));
+}
+
+std::string Coordinator::WhatIsMissing(absl::Time now) const {
+  if (cluster_ != nullptr && !cluster_->live()) return cluster_->Missing();
+  if (must_snapshot_ || params_->awaits_snapshot()) {
+    const std::string error = snapshots_->status().last_error();
+    return absl::StrCat("it waits for a snapshot", error.empty() ? "" : ", and the last one failed: ", error);
+  }
+  if (params_->log_full()) {
+    return absl::StrCat("it waits for a snapshot that makes room in the push log, which has ",
+                        params_->log_disk_bytes(), " bytes of its ", params_->log_budget_bytes());
+  }
+  if (membership_.alive() == 0) return "it waits for a worker: none is alive";
+  std::vector<std::string> held;
+  for (const auto& [worker, member] : membership_.members()) {
+    if (member.gone) continue;
+    const size_t leases = leases_.HeldBy(worker).size();
+    if (leases == 0) continue;
+    held.push_back(absl::StrCat(
+        member.name, " (", leases, " leases, heard of ",
+        absl::FormatDuration(absl::Trunc(now - member.last_heard, absl::Milliseconds(1))), " ago)"));
+  }
+  if (held.empty()) {
+    return absl::StrCat("it waits for the ", membership_.alive(), " workers there are to take work");
+  }
+  return absl::StrCat("it waits for a push of ", absl::StrJoin(held, ", "));
 }
 
 std::string Coordinator::WhoHoldsUp() const {
@@ -76,6 +117,12 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
     reply.set_codec_settled(codec_tuner_.settled());
   }
   reply.set_holds_up(WhoHoldsUp());
+  reply.set_log_bytes(params_->log_disk_bytes());
+  reply.set_log_budget_bytes(params_->log_budget_bytes());
+  if (const absl::Duration standing = stall_.Standing(now); standing > absl::ZeroDuration()) {
+    reply.set_standing_seconds(absl::ToDoubleSeconds(standing));
+    reply.set_waits_for(WhatIsMissing(now));
+  }
   for (const EvalEntry& entry : evaluations_) *reply.add_evaluations() = entry;
   if (cluster_ != nullptr) {
     for (ServerStatus& server : cluster_->Status(now)) *reply.add_servers() = std::move(server);

@@ -64,6 +64,7 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   if (layout == nullptr || !params_->has_values()) {
     return absl::FailedPreconditionError("no snapshot: the server has no parameters yet");
   }
+  if (const std::optional<SnapshotReply> same = NothingNew(reason)) return *same;
   const absl::Time start = Now();
   RECON_ASSIGN_OR_RETURN(const Generation next, writer_.NextGeneration());
   RECON_RETURN_IF_ERROR(CheckStillOurs(Generation(next.value() - 1)));
@@ -113,6 +114,20 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   reply.set_state_root(ToHex(manifest.state_root()));
   reply.set_stored_bytes(SizesOf(manifest).stored);
   reply.set_seconds(seconds);
+  return reply;
+}
+
+// The newest snapshot, if it has all that there is. It is not published again: that would push an older one out.
+std::optional<SnapshotReply> SnapshotService::NothingNew(const std::string& reason) const {
+  // Those that a restart takes have a new cluster epoch, too.
+  if (reason != "drain" && reason != "requested") return std::nullopt;
+  MutexLock lock(&mu_);
+  if (cluster_ != nullptr || !last_sequence_ || *last_sequence_ != params_->sequence()) return std::nullopt;
+  LogInfo("snapshot {} has all that there is: none is taken ({})", status_.generation(), reason);
+  SnapshotReply reply;
+  reply.set_generation(status_.generation());
+  reply.set_state_root(status_.state_root());
+  reply.set_stored_bytes(status_.stored_bytes());
   return reply;
 }
 

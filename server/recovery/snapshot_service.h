@@ -66,6 +66,7 @@ class SnapshotService {
   void NoteRestored(const Manifest& manifest);
 
  private:
+  std::optional<SnapshotReply> NothingNew(const std::string& reason) const;
   absl::StatusOr<SnapshotReply> TakeNow(const std::string& reason, SnapshotWriter::Pace pace);
   absl::StatusOr<Manifest> WriteParts(const ParamLayout& layout, StateCut cut,
                                       SnapshotWriter::Description description, Generation generation,

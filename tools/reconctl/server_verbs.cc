@@ -184,6 +184,15 @@ void PrintStatus(const StatusReply& status) {
   if (!status.policy_reason().empty()) {
     std::cout << "sync auto  " << SyncName(status.job()) << ": " << status.policy_reason() << "\n";
   }
+  if (status.standing_seconds() > 0) {
+    std::cout << "STANDS     for "
+              << absl::FormatDuration(absl::Seconds(static_cast<int64_t>(status.standing_seconds()))) << ": "
+              << status.waits_for() << "\n";
+  }
+  if (status.log_budget_bytes() > 0) {
+    std::cout << "push log   " << HumanBytes(status.log_bytes()) << " of "
+              << HumanBytes(status.log_budget_bytes()) << "\n";
+  }
   if (!status.holds_up().empty()) {
     std::cout << "waiting    " << SyncName(status.job()) << ": " << status.holds_up() << "\n";
   }
