@@ -29,6 +29,7 @@ class ShmTransport final : public Transport {
   void Abandon(uint64_t call, const absl::Status& why) override;
   void Disconnect() override;
   std::shared_ptr<uint8_t[]> RequestMemory(size_t bytes) override;
+  bool SharesMemory() override { return Connected(); }
 
  private:
   struct Connection;

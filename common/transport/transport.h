@@ -36,6 +36,8 @@ class Transport {
   // by side. Page-locked if the process uses a device (host_pinning.h). Null if other memory serves as well,
   // or there is none now.
   virtual std::shared_ptr<uint8_t[]> RequestMemory(size_t /*bytes*/) { return nullptr; }
+  // Whether messages go through memory that is shared with the other end, at the moment.
+  virtual bool SharesMemory() { return false; }
 };
 
 // The server's end hands every request to a handler. `done` runs once. `taken` runs before it, at most once,

@@ -86,18 +86,26 @@ bool CodecController::Stalled(size_t rung) const {
   return !shares.empty() && Median(std::move(shares)) > kHiddenShare;
 }
 
+// Without a network between them nothing is left out: fewer bytes spare nobody a wait, and the model loses.
+size_t CodecController::LossiestAllowed() const {
+  if (!no_network_) return lossiest_;
+  size_t last = lossiest_;
+  while (last > 0 && ladder_[last].push.sparse()) --last;
+  return last;
+}
+
 double CodecController::LowestCost() const {
   double lowest = std::numeric_limits<double>::infinity();
-  for (size_t rung = 0; rung <= lossiest_; ++rung) lowest = std::min(lowest, Cost(rung));
+  for (size_t rung = 0; rung <= LossiestAllowed(); ++rung) lowest = std::min(lowest, Cost(rung));
   return lowest;
 }
 
 size_t CodecController::Best() const {
   const double lowest = LowestCost();
-  for (size_t rung = 0; rung <= lossiest_; ++rung) {
+  for (size_t rung = 0; rung <= LossiestAllowed(); ++rung) {
     if (Cost(rung) <= kAsCheap * lowest) return rung;
   }
-  return lossiest_;
+  return LossiestAllowed();
 }
 
 // What a step would take on a less compressed rung if the link were its bound. The bytes of dense rungs
@@ -111,7 +119,7 @@ double CodecController::PredictedSeconds(size_t rung) const {
 size_t CodecController::Explore(std::string* why) {
   // More compression, while something waits for it. For cores that are shared, too, but nothing is left out
   // then: shared memory gains little by fewer bytes, and the model loses.
-  for (size_t rung = 0; rung < lossiest_; ++rung) {
+  for (size_t rung = 0; rung < LossiestAllowed(); ++rung) {
     if (measured_[rung].windows.empty() || !measured_[rung + 1].windows.empty()) continue;
     const bool helps_cores = cpu_wait_ > kContended && !ladder_[rung + 1].push.sparse();
     if (!Stalled(rung) && !helps_cores) continue;
@@ -119,7 +127,7 @@ size_t CodecController::Explore(std::string* why) {
     return rung + 1;
   }
   const double lowest = LowestCost();
-  for (size_t rung = 0; rung < lossiest_; ++rung) {
+  for (size_t rung = 0; rung < LossiestAllowed(); ++rung) {
     Measured& below = measured_[rung];
     if (!below.windows.empty() || below.hopeless || Cost(rung + 1) > kClose * lowest) continue;
     if (PredictedSeconds(rung) < 3 * lowest) {
@@ -130,7 +138,7 @@ size_t CodecController::Explore(std::string* why) {
   }
   // Those that come close, the least measured first.
   size_t next = rung_;
-  for (size_t rung = 0; rung <= lossiest_; ++rung) {
+  for (size_t rung = 0; rung <= LossiestAllowed(); ++rung) {
     const size_t windows = measured_[rung].windows.size();
     if (windows == 0 || windows >= kWindowsEach || Cost(rung) > kClose * lowest) continue;
     if (next == rung_ && measured_[rung_].windows.size() >= kWindowsEach) next = rung;
@@ -161,6 +169,13 @@ bool CodecController::Observe(const Window& window) {
       1e3 * window.step_seconds, 1e3 * window.compute_seconds, 1e3 * window.stall_seconds,
       1e3 * window.encode_seconds, link_bytes_per_second_ / 1e6,
       cpu_wait_ > kContended ? ", cores are shared" : "");
+  if (window.no_network != no_network_) {
+    no_network_ = window.no_network;
+    settled_ = false;
+  }
+  if (rung_ > LossiestAllowed()) {
+    return MoveTo(LossiestAllowed(), "the workers share memory with the server: nothing is left out");
+  }
   if (window.residual_ratio > kResidualRatioMax && rung_ > 0) {
     lossiest_ = rung_ - 1;
     settled_ = false;

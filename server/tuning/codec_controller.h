@@ -36,6 +36,7 @@ class CodecController {
     double pull_bytes = 0;             // and of its reply.
     double link_bytes_per_second = 0;  // In one direction, as far as pushes used it; 0 = unknown.
     double cpu_wait = 0;               // Seconds threads waited for a core, for each second they had one.
+    bool no_network = false;           // All workers share memory with the server.
     double residual_ratio = 0;         // Norm of what was kept back over that of what was sent, the largest.
   };
 
@@ -67,6 +68,8 @@ class CodecController {
   double LowestCost() const;
   // Whether communication is not hidden behind computing.
   bool Stalled(size_t rung) const;
+  // The last rung that may be taken.
+  size_t LossiestAllowed() const;
   double PredictedSeconds(size_t rung) const;
   size_t Best() const;
   // The rung to measure next, or the current one if all is known.
@@ -78,6 +81,7 @@ class CodecController {
   std::vector<Measured> measured_;
   size_t rung_ = 0;
   size_t lossiest_ = 0;  // The residual's norm forbids rungs beyond it.
+  bool no_network_ = false;
   bool settled_ = false;
   int windows_visited_ = 0;  // Since rung_ changed.
   int windows_settled_ = 0;

@@ -25,6 +25,7 @@ struct CodecTuner::Sums {
   double push_bytes = 0, pull_bytes = 0;
   double cpu_seconds = 0, cpu_wait_seconds = 0;
   double residual_ratio = 0;
+  bool share_memory = true;
 };
 
 void CodecTuner::Publish() {
@@ -58,6 +59,7 @@ CodecTuner::Sums CodecTuner::SumsOfAll() const {
     sums.pull_bytes += static_cast<double>(work.pull_bytes());
     sums.cpu_seconds += work.cpu_seconds();
     sums.cpu_wait_seconds += work.cpu_wait_seconds();
+    sums.share_memory = sums.share_memory && work.shares_memory();
     sums.residual_ratio = std::max(sums.residual_ratio, work.residual_ratio());
   }
   return sums;
@@ -88,6 +90,7 @@ bool CodecTuner::Tick(absl::Time now) {
   }
   if (sums.cpu_seconds > 0) window.cpu_wait = std::max(0.0, sums.cpu_wait_seconds / sums.cpu_seconds);
   window.residual_ratio = sums.residual_ratio;
+  window.no_network = sums.share_memory;
   if (!controller_.Observe(window)) return false;
   Publish();
   changed_at_ = now;

@@ -1,5 +1,6 @@
 #include "worker/comm/server_connections.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -104,6 +105,17 @@ void ServerConnections::Disconnect() {
 ParamClient* ServerConnections::client() {
   MutexLock lock(&mu_);
   return client_ ? &*client_ : nullptr;
+}
+
+bool ServerConnections::SharesMemory() const {
+  std::vector<std::shared_ptr<Transport>> transports;
+  {
+    MutexLock lock(&mu_);
+    transports = transports_;
+  }
+  return !transports.empty() && std::all_of(transports.begin(), transports.end(), [](const auto& transport) {
+    return transport != nullptr && transport->SharesMemory();
+  });
 }
 
 std::set<uint16_t> ServerConnections::ports() const {

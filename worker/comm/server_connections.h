@@ -45,6 +45,8 @@ class ServerConnections {
   void Disconnect();
   // Null before the first Adopt().
   ParamClient* client();
+  // Whether frames to all servers go through shared memory.
+  bool SharesMemory() const;
   // Of all servers.
   std::set<uint16_t> ports() const;
 

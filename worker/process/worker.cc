@@ -94,6 +94,7 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   session_options.describe = [&](WorkerProgress* progress) {
     progress->set_codec(policy.Describe().substr(0, limits::kProgressTextBytesMax));
     *progress->mutable_step_work() = policy.work();
+    progress->mutable_step_work()->set_shares_memory(servers.SharesMemory());
     if (progress->residual_norm() > 0) {
       progress->set_residual_age_seconds(absl::ToDoubleSeconds(policy.residual_age(Now())));
     }

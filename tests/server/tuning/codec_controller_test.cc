@@ -66,6 +66,25 @@ TEST_CASE("where nothing waits for the link nothing is left out, though cores ar
   CHECK(controller.rung().push.ToString() == "fp16");
 }
 
+TEST_CASE("over shared memory nothing is left out, however long pushes wait for the server", "[tuning]") {
+  SimulatedJob job;  // As slow as a link that takes topk.
+  CodecController controller;
+  const auto observe = [&](bool no_network) {
+    CodecController::Window window = WindowOf(job, controller.rung());
+    window.no_network = no_network;
+    controller.Observe(window);
+  };
+  for (int i = 0; i < 100; ++i) {
+    observe(true);
+    REQUIRE_FALSE(controller.rung().push.sparse());
+  }
+  // A worker on another machine comes, and goes.
+  for (int i = 0; i < 30; ++i) observe(false);
+  CHECK(controller.rung().push.ToString() == "topk:0.01");
+  observe(true);
+  CHECK(controller.rung().push.ToString() == "fp16");
+}
+
 TEST_CASE("a codec that is slower than what it saves is left", "[tuning]") {
   CodecController controller;
   SimulatedJob job;
