@@ -1,7 +1,9 @@
 #include "common/base/host_port.h"
 
 #include <arpa/inet.h>
+#include <netdb.h>
 #include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 
@@ -59,6 +61,31 @@ bool IsWildcard(const std::string& address) {
   if (inet_aton(host.c_str(), &v4) != 0) return v4.s_addr == 0;  // Takes 0, too, as those do who connect.
   if (inet_pton(AF_INET6, host.c_str(), &v6) == 1) return IN6_IS_ADDR_UNSPECIFIED(&v6) != 0;
   return host == "*";
+}
+
+std::string LoopbackBehindName(const std::string& address) {
+  const std::string host = HostOf(address);
+  in_addr v4;
+  in6_addr v6;
+  const bool number = inet_aton(host.c_str(), &v4) != 0 || inet_pton(AF_INET6, host.c_str(), &v6) == 1;
+  if (number || IsLoopback(address) || IsWildcard(address)) return "";
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return "";
+  std::string loopback;
+  bool others = false;
+  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+    char text[NI_MAXHOST];
+    if (getnameinfo(one->ai_addr, one->ai_addrlen, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) != 0)
+      continue;
+    const bool here =
+        IsLoopback(one->ai_family == AF_INET6 ? absl::StrCat("[", text, "]:0") : absl::StrCat(text, ":0"));
+    if (here) loopback = text;
+    others = others || !here;
+  }
+  freeaddrinfo(found);
+  return others ? "" : loopback;
 }
 
 }  // namespace recon

@@ -23,4 +23,9 @@ bool IsLoopback(const std::string& address);
 // Whether the host stands for all addresses of a machine: a listener's, where nobody can connect.
 bool IsWildcard(const std::string& address);
 
+// The number that a host's name stands for here, if only this machine can be reached by it (as Debian puts
+// 127.0.1.1 beside a machine's own name); empty for other names, for localhost and for numbers. Asks the
+// resolver: blocks.
+std::string LoopbackBehindName(const std::string& address);
+
 }  // namespace recon

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/host_port.h"
 #include "common/base/limits.h"
+#include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
@@ -37,6 +38,9 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& f
   if (server == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat(
         flag, " ", address, ": cannot listen: the port is taken or the address is not of this host"));
+  }
+  if (const std::string here = LoopbackBehindName(address); !here.empty()) {
+    LogWarn("{} {}: that name is {} on this machine: others do not reach it", flag, address, here);
   }
   const std::string bound = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
   return std::unique_ptr<RpcServer>(new RpcServer(std::move(server), bound));

@@ -11,7 +11,7 @@
 #include "common/base/process.h"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/storage/local_store.h"
-#include "tests/integration/process_job.h"
+#include "tests/integration/servers_job.h"
 
 namespace recon {
 namespace {
@@ -239,6 +239,24 @@ TEST_CASE("a head that comes back at another address of its name is found by its
   server = start("127.0.0.3" + port);
   const uint64_t before = completed("127.0.0.3" + port);
   CHECK(Eventually([&] { return completed("127.0.0.3" + port) > before + 1000; }));
+}
+
+TEST_CASE("a server says when the name where it listens is only its own machine", "[environment]") {
+  if (geteuid() != 0) {
+    WARN("SKIP: a table of hosts of one's own needs root");
+    return;
+  }
+  const TempDir directory;
+  WriteWholeFile(directory / "hosts", "127.0.1.1 head.recon.test\n");
+  Process server(
+      {"/usr/bin/unshare", "-m", "--kill-child", "/bin/sh", "-c",
+       absl::StrCat("mount --bind ", directory / "hosts", " /etc/hosts && exec ", ProgramDirectory(),
+                    "/recon-server --insecure --listen head.recon.test:0 --data ", directory / "data")},
+      directory / "log");
+  CHECK(Eventually([&] {
+    return absl::StrContains(server.output(),
+                             "that name is 127.0.1.1 on this machine: others do not reach it");
+  }));
 }
 
 TEST_CASE("a finished job's totals are there after a restart, and snapshots' steps go on", "[environment]") {

@@ -31,6 +31,14 @@ TEST_CASE("a host is this machine only by its number, not by how its name begins
   }
 }
 
+TEST_CASE("numbers, localhost and what stands for all addresses are no names of this machine",
+          "[host_port]") {
+  for (const char* address : {"127.0.0.1:1", "localhost:1", "[::1]:1", "0.0.0.0:1", "0:1", "10.0.0.1:1"}) {
+    INFO(address);
+    CHECK(LoopbackBehindName(address).empty());
+  }
+}
+
 TEST_CASE("who listens on all addresses has not said where it is found", "[host_port]") {
   for (const char* all : {"0.0.0.0:1", "0:1", "[::]:1", "[0:0::0]:1", "*:1"}) {
     INFO(all);
