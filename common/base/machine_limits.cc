@@ -1,6 +1,7 @@
 #include "common/base/machine_limits.h"
 
 #include <sched.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -102,6 +103,7 @@ void RaiseLimits() {
     limit.rlim_cur = limit.rlim_max;
     setrlimit(resource, &limit);
   }
+  signal(SIGXFSZ, SIG_IGN);
 }
 
 std::string Describe(const MachineLimits& limits) {

@@ -23,7 +23,8 @@ struct MachineLimits {
 // `root` is before all paths that are read. Thread-safe; reads a few files.
 MachineLimits ReadMachineLimits(const std::string& root = "");
 
-// Raises the soft limits of descriptors and of the size of files to the hard ones. Once, in main.
+// Raises the soft limits of descriptors and of the size of files to the hard ones, and has a write beyond the
+// latter return an error (SIGXFSZ). Once, in main.
 void RaiseLimits();
 
 // "4 of 16 cores by the control group's quota, 1,048,576 descriptors".

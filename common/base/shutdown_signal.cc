@@ -60,7 +60,6 @@ void ShutdownSignal::Install() {
     sigaction(notice, &action, nullptr);
   }
   signal(SIGPIPE, SIG_IGN);
-  signal(SIGXFSZ, SIG_IGN);
 }
 
 bool ShutdownSignal::Wait(absl::Duration timeout) {

@@ -18,7 +18,7 @@ class ShutdownSignal {
  public:
   static constexpr absl::Duration kGrace = absl::Seconds(5);
 
-  // Also has writes to closed pipes and beyond RLIMIT_FSIZE return errors (SIGPIPE, SIGXFSZ).
+  // Also has writes to closed pipes return errors (SIGPIPE).
   static void Install();
 
   // Waits until a notice came or `timeout` passed; true if one came (now or earlier).

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "common/base/log.h"
+#include "common/base/machine_limits.h"
 #include "common/cli/command_line.h"
 #include "common/rpc/grpc_log.h"
 #include "tools/reconctl/verbs.h"
@@ -64,6 +65,7 @@ void AddSnapshotFlags(CLI::App* verb, recon::SnapshotTarget* target, bool genera
 
 int main(int argc, char** argv) {
   setenv("RECON_STORE_PATIENCE", "5s", /*overwrite=*/0);  // Somebody sits and waits.
+  recon::RaiseLimits();
   recon::TakeGrpcLog(recon::GrpcLogUse::kClient);
   recon::InitLog("warn");  // To standard error: standard output is for what was asked for.
   recon::CommandLine line("reconctl", "shows a running job; lists, verifies, compares and exports snapshots");
