@@ -40,6 +40,7 @@ int main(int argc, char** argv) {
   recon::ShutdownSignal::Install();
   recon::TuneProcess();
   recon::RaiseLimits();
+  recon::ExplainMissingThreads();
   recon::TuneGrpc();
   recon::TakeGrpcLog(recon::GrpcLogUse::kServer);
   int exit_code = 0;

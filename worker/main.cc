@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
   recon::ShutdownSignal::Install();
   recon::TuneProcess();
   recon::RaiseLimits();
+  recon::ExplainMissingThreads();
   recon::TuneGrpc();
   recon::TakeGrpcLog(recon::GrpcLogUse::kClient);
   int exit_code = 0;

@@ -6,8 +6,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstdlib>
+#include <exception>
 #include <fstream>
+#include <iostream>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -64,6 +69,9 @@ uint64_t ThreadLimit(const std::string& root) {
     uint64_t threads = 0;
     if (std::ifstream(path) >> text && absl::SimpleAtoi(text, &threads)) Lower(threads, &limit);
   });
+  // The user's; root has none.
+  const uint64_t of_user = getuid() == 0 ? 0 : SoftLimit(RLIMIT_NPROC);
+  if (of_user > 0) Lower(of_user, &limit);
   return limit;
 }
 
@@ -106,6 +114,28 @@ void RaiseLimits() {
   signal(SIGXFSZ, SIG_IGN);
 }
 
+void ExplainMissingThreads() {
+  std::set_terminate([] {
+    try {
+      if (const std::exception_ptr cause = std::current_exception()) std::rethrow_exception(cause);
+    } catch (const std::system_error& error) {
+      if (error.code().value() == EAGAIN) {
+        const uint64_t threads = ThreadLimit("");
+        std::cerr << "no further thread can be started: "
+                  << (threads > 0 ? WithCommas(threads) + " are allowed, of all processes together"
+                                  : std::string(error.what()))
+                  << " (pids.max, ulimit -u)" << std::endl;
+        _exit(1);
+      }
+      std::cerr << error.what() << std::endl;
+    } catch (const std::exception& error) {
+      std::cerr << error.what() << std::endl;
+    } catch (...) {
+    }
+    std::abort();
+  });
+}
+
 std::string Describe(const MachineLimits& limits) {
   std::vector<std::string> parts;
   std::string cores =
@@ -121,7 +151,7 @@ std::string Describe(const MachineLimits& limits) {
   parts.push_back(std::move(cores));
   parts.push_back(limits.descriptors == 0 ? "any number of descriptors"
                                           : WithCommas(limits.descriptors) + " descriptors");
-  if (limits.threads > 0) parts.push_back(WithCommas(limits.threads) + " threads in the control group");
+  if (limits.threads > 0) parts.push_back(WithCommas(limits.threads) + " threads");
   if (limits.file_bytes > 0) parts.push_back("files of " + WithCommas(limits.file_bytes) + " bytes at most");
   return absl::StrJoin(parts, ", ");
 }
@@ -138,8 +168,9 @@ std::string TooLittle(const MachineLimits& limits, int workers) {
                                  WithCommas(descriptors), ")"));
   }
   if (limits.threads > 0 && limits.threads < kThreadsOfProcess) {
-    parts.push_back(absl::StrCat("the control group allows ", limits.threads, " threads, one process needs ",
-                                 kThreadsOfProcess, " (pids.max)"));
+    parts.push_back(absl::StrCat(limits.threads,
+                                 " threads are allowed, of all processes together; one needs about ",
+                                 kThreadsOfProcess, " (pids.max, ulimit -u)"));
   }
   if (limits.file_bytes > 0 && limits.file_bytes < 2 * limits::kPackBytesTarget) {
     parts.push_back(absl::StrCat("files may have ", WithCommas(limits.file_bytes),

@@ -14,7 +14,7 @@ struct MachineLimits {
   double core_quota = 0;
   uint64_t descriptors = 0;  // RLIMIT_NOFILE, soft.
   uint64_t file_bytes = 0;   // RLIMIT_FSIZE, soft.
-  uint64_t threads = 0;      // Of the control group or those above (pids.max), all processes together.
+  uint64_t threads = 0;      // Of the control groups (pids.max) or the user, of all processes together.
 
   // How many threads may compute at once: at least 1.
   int Cores() const;
@@ -26,6 +26,10 @@ MachineLimits ReadMachineLimits(const std::string& root = "");
 // Raises the soft limits of descriptors and of the size of files to the hard ones, and has a write beyond the
 // latter return an error (SIGXFSZ). Once, in main.
 void RaiseLimits();
+
+// Has a thread that cannot be started, wherever it is, end the process with 1 and a line that says so,
+// instead of aborting it. Once, in main.
+void ExplainMissingThreads();
 
 // "4 of 16 cores by the control group's quota, 1,048,576 descriptors".
 std::string Describe(const MachineLimits& limits);
