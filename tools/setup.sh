@@ -3,6 +3,11 @@
 # again. Works as root and, for anybody else, through sudo. With --tests: what only tests need, too; with --bench: what
 # measurements compare with.
 set -euo pipefail
+case ${1:-} in
+  "" | --tests | --bench) ;;
+  -h | --help) sed -n '2,4s/^# //p' "$0" && exit 0 ;;
+  *) echo "setup: no option $1; there are --tests and --bench" >&2 && exit 2 ;;
+esac
 
 packages=(
   # Building

@@ -9,6 +9,7 @@ parts=("$@")
 for part in "${parts[@]}"; do
   case "$part" in
     release | dev | tsan | fuzz) ;;
+    -h | --help) sed -n '2,4s/^# //p' tools/test.sh && exit 0 ;;
     *)
       echo "test: no part $part; there are release, dev, tsan and fuzz" >&2
       exit 2

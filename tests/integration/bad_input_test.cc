@@ -111,7 +111,8 @@ TEST_CASE("wrong flags end each program with code 2 and the flag's name", "[bad_
   Refused({"reconctl", "snapshot", "list", directory / "absent"}, 5, "absent");
   Refused({"reconctl", "snapshot", "verify", directory.path()}, 5, "no snapshot");
   Refused({"reconctl", "snapshot", "show", directory.path(), "7"}, 5, "MANIFEST-0000000000000007");
-  Refused({"reconctl", "status", "--server", "127.0.0.1:1"}, 3, "reconctl: ");
+  Refused({"reconctl", "status", "--server", "127.0.0.1:1"}, 3,
+          "reconctl: 127.0.0.1:1: Connection refused\n");
   Refused({"reconctl", "policy", "set"}, 2, "--sync");
 }
 
@@ -204,7 +205,7 @@ TEST_CASE("metrics are on loopback, or on a network that the process was told of
           absl::StrCat("--metrics-address 127.0.0.1:", port));
 }
 
-TEST_CASE("help of the demo needs no build", "[bad_input]") {
+TEST_CASE("help of the scripts needs no build", "[bad_input]") {
   const TempDir directory;
   // A copy without anything but the two files: it could neither install nor build.
   const std::string copy = directory / "tools";
@@ -215,6 +216,14 @@ TEST_CASE("help of the demo needs no build", "[bad_input]") {
   CHECK(help.code == 0);
   CHECK(absl::StrContains(help.output, "--scenario"));
   CHECK(Run({copy + "/demo.sh", "--scenario", "none"}).code != 0);
+  // Nor does that of the other scripts that install and build.
+  for (const char* script : {"setup.sh", "test.sh"}) {
+    const Outcome other = Run({InSources(absl::StrCat("tools/", script)), "--help"});
+    CHECK(other.code == 0);
+    CHECK(absl::StartsWith(other.output, "Installs what "));
+    CHECK_FALSE(absl::StrContains(other.output, "everything is installed"));
+    CHECK(Run({InSources(absl::StrCat("tools/", script)), "--nope"}).code == 2);
+  }
 }
 
 TEST_CASE("each program says its version, and its help has groups and defaults", "[bad_input]") {

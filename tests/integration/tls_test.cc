@@ -238,6 +238,27 @@ TEST_CASE("a handshake that succeeds, or meets nobody, explains nothing", "[tls]
         plain.address() + ": the server does not speak TLS: leave out --tls-cert, --tls-key and --tls-ca");
 }
 
+TEST_CASE("a server whose certificate its head does not take ends with 2", "[tls]") {
+  const Certificates ours("ours");
+  const Certificates theirs("theirs");
+  ProcessJob job(ours.Flags());
+  REQUIRE(job.StartServer());
+  const auto refused = [&](const TlsFlags& tls, const std::string& text) {
+    std::vector<std::string> arguments = {"recon-server", "--data",      job.directory() / "joins",
+                                          "--listen",     "127.0.0.1:0", "--join",
+                                          job.address()};
+    const std::vector<std::string> flags = tls.cert.empty() ? std::vector<std::string>() : FlagsOf(tls);
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    std::string output;
+    CHECK(RunProgram(arguments, &output) == 2);
+    CHECK(absl::EndsWith(output, absl::StrCat("recon-server: ", job.address(), ": ", text, "\n")));
+    CHECK(CountOf(output, text) == 1);
+  };
+  refused(theirs.Client(), "the server's certificate is not of the CA in --tls-ca " + theirs.ca() +
+                               ": it was signed by ours (self-signed certificate in certificate chain)");
+  refused({}, "the server wants TLS: give --tls-cert, --tls-key and --tls-ca");
+}
+
 TEST_CASE("a worker that has trained with a server outlives one with another certificate in its place",
           "[tls]") {
   const Certificates ours("ours");
