@@ -34,7 +34,9 @@ std::vector<std::string> NamesOf(const CLI::App& app) {
 
 std::vector<std::string> VerbsOf(const CLI::App& app) {
   std::vector<std::string> verbs;
-  for (const CLI::App* verb : app.get_subcommands({})) verbs.push_back(verb->get_name());
+  for (const CLI::App* verb : app.get_subcommands({})) {
+    if (!verb->get_group().empty()) verbs.push_back(verb->get_name());
+  }
   return verbs;
 }
 
@@ -42,7 +44,7 @@ std::vector<std::string> VerbsOf(const CLI::App& app) {
 void GroupHelp(CLI::App* app) {
   if (app->get_help_ptr() != nullptr) app->get_help_ptr()->group("General");
   for (CLI::App* verb : app->get_subcommands({})) {
-    verb->group("Verbs");
+    if (!verb->get_group().empty()) verb->group("Verbs");  // One without a group is not shown.
     GroupHelp(verb);
   }
 }

@@ -1,7 +1,8 @@
 #include <iostream>
+#include <optional>
 
-#include "CLI/CLI.hpp"
 #include "common/base/log.h"
+#include "common/cli/command_line.h"
 #include "nlohmann/json.hpp"
 #include "tools/bench/codecs.h"
 #include "tools/bench/codecs_gpu.h"
@@ -15,8 +16,10 @@
 
 // Exit codes: 0 measured, 1 failed, 2 wrong flags.
 int main(int argc, char** argv) {
-  CLI::App app{"recon-bench: measurements; each is a ratio against a baseline in the same run"};
+  recon::CommandLine line("recon-bench", "measurements; each is a ratio against a baseline in the same run");
+  CLI::App& app = *line.app();
   app.require_subcommand(1);
+  line.BeginGroup("Flags");
   bool json = false;
   recon::StragglerOptions straggler;
   CLI::App* verb =
@@ -127,11 +130,7 @@ int main(int argc, char** argv) {
       app.add_subcommand("durability-restore", "one part of durability, in a process of its own");
   restore_verb->group("")->add_option("directory", restore_directory)->required();
   restore_verb->add_option("log", restore_log);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
+  if (const std::optional<int> code = line.Parse(argc, argv)) return *code;
   recon::InitLog("warn");
   if (peer_verb->parsed()) {
     const absl::Status status = peer_role == "tcp-sink"      ? recon::RunTcpSink()
