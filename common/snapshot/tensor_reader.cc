@@ -49,10 +49,4 @@ absl::Status TensorReader::Read(const TensorPlacement& tensor, int role, Sink si
   return absl::OkStatus();
 }
 
-const std::string& TensorReader::PageHash(uint64_t page, int role) const {
-  const auto shard = std::upper_bound(first_pages_.begin(), first_pages_.end(), page) - 1;
-  const int chunk = static_cast<int>(shard - first_pages_.begin()) * roles() + role;
-  return manifest_.chunks(chunk).page_hash(static_cast<int>(page - *shard));
-}
-
 }  // namespace recon

@@ -28,8 +28,6 @@ class TensorReader {
   // page in all of the snapshot's pages of that role.
   using Sink = absl::FunctionRef<absl::Status(uint64_t page, absl::Span<const float> values)>;
   absl::Status Read(const TensorPlacement& tensor, int role, Sink sink);
-  // XXH3-128 of the page as the manifest has it.
-  const std::string& PageHash(uint64_t page, int role) const;
 
  private:
   TensorReader(ObjectStore* store, Manifest manifest, ParamLayout layout);

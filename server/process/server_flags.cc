@@ -104,8 +104,10 @@ void DefineFlags(CommandLine* line, ServerFlags* flags, RawFlags* raw) {
           "snapshots go here: a directory, s3://BUCKET/PREFIX, hdfs://HOST/PATH or webhdfs://HOST:PORT/PATH; "
           "default <data>/snapshots"),
       "RECON_SNAPSHOT_DIR");
-  env(app->add_option("--from-snapshot", flags->from_snapshot,
-                      "take the parameters of a new job from the newest snapshot of this directory or store"),
+  env(app->add_option(
+          "--from-snapshot", flags->from_snapshot,
+          "take the parameters of a new job from the newest snapshot of this directory or store; the "
+          "first worker's tensors are found there by name"),
       "RECON_FROM_SNAPSHOT");
   env(app->add_option("--metrics-address", flags->metrics_address,
                       "HOST:PORT for Prometheus, or PORT on loopback; off by default"),

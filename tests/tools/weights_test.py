@@ -239,6 +239,11 @@ def check_training(ctl, bin_directory, work):
         assert all(ours[name].tobytes() != tensor.tobytes() for name, tensor in tensors.items())
         ctl.ok("snapshot", "export", data / "snapshots", 1, "--output", work / "first.safetensors")
         same(work / "first.safetensors", {**tensors, "steps": steps})
+        diff = json.loads(ctl.ok("snapshot", "diff", initial, 1, 1, "--other", data / "snapshots", "--json"))["tensors"]
+        assert sorted(t["tensor"] for t in diff) == sorted(tensors)
+        assert all(t["pages_changed"] == 0 and t["max_change"] == 0 for t in diff)
+        diff = json.loads(ctl.ok("snapshot", "diff", initial, 1, 0, "--other", data / "snapshots", "--json"))["tensors"]
+        assert all(t["pages_changed"] == t["pages"] and t["max_change"] > 0 for t in diff)
 
 
 def check_restart(ctl, bin_directory, work):
@@ -262,6 +267,7 @@ def check_restart(ctl, bin_directory, work):
 
 
 def check_differences(ctl, bin_directory, work):
+    """All that does not fit is said at once: by an import, by the server to a worker, by diff."""
     tensors = mlp(np.random.default_rng(4))
     wrong = {"layer0.bias": np.zeros(33, np.float32), "layer0.weight": np.zeros((32, 64), np.int32),
              "layer1.weight": tensors["layer1.weight"], "head.weight": np.zeros((2, 2), np.float32)}
@@ -283,6 +289,9 @@ def check_differences(ctl, bin_directory, work):
         job.drain()
         worker.kill()
         worker.communicate()
+    done = ctl.run("snapshot", "diff", work / "wrong", 0, 0, "--other", work / "again")
+    assert done.returncode == 2 and b"missing: head.weight [2,2]" in done.stderr, done
+    assert b"another shape: layer0.bias is [32], expected [33]" in done.stderr, done
     ctl.ok("snapshot", "export", work / "job-wrong/snapshots", "--output", work / "wrong.out")
     same(work / "wrong.out", wrong)
 
@@ -437,8 +446,8 @@ def main():
         check_rules(ctl, work)
         check_hostile_files(ctl, work)
         check_damage(ctl, options.bin, work)
-        check_differences(ctl, options.bin, work)
         check_restart(ctl, options.bin, work)
+        check_differences(ctl, options.bin, work)
         check_training(ctl, options.bin, work)
         check_models(ctl, options.bin, work)
     print("weights: all come back")

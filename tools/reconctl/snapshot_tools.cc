@@ -20,7 +20,9 @@
 #include "common/snapshot/manifest.h"
 #include "common/snapshot/reader_lease.h"
 #include "common/snapshot/safetensors.h"
+#include "common/snapshot/tensor_match.h"
 #include "common/snapshot/tensor_reader.h"
+#include "common/snapshot/tensor_remap.h"
 #include "common/storage/store_url.h"
 #include "nlohmann/json.hpp"
 #include "server/durability/snapshot_writer.h"
@@ -41,7 +43,9 @@ struct TensorDifference {
   double largest = 0, sum_of_squares = 0, norm_before = 0, norm_after = 0;
 };
 
-absl::StatusOr<TensorDifference> Compare(const TensorPlacement& tensor, TensorReader* a, TensorReader* b) {
+// `tensor` of `a` and `other` of `b` have the same shape.
+absl::StatusOr<TensorDifference> Compare(const TensorPlacement& tensor, TensorReader* a,
+                                         const TensorPlacement& other, TensorReader* b) {
   std::vector<float> before;
   before.reserve(tensor.size);
   RECON_RETURN_IF_ERROR(a->Read(tensor, 0, [&](uint64_t, absl::Span<const float> values) {
@@ -50,9 +54,10 @@ absl::StatusOr<TensorDifference> Compare(const TensorPlacement& tensor, TensorRe
   }));
   TensorDifference difference;
   size_t at = 0;
-  RECON_RETURN_IF_ERROR(b->Read(tensor, 0, [&](uint64_t page, absl::Span<const float> values) {
+  RECON_RETURN_IF_ERROR(b->Read(other, 0, [&](uint64_t, absl::Span<const float> values) {
     ++difference.pages;
-    difference.pages_changed += a->PageHash(page, 0) != b->PageHash(page, 0) ? 1 : 0;
+    const bool same = std::memcmp(&before[at], values.data(), values.size() * sizeof(float)) == 0;
+    difference.pages_changed += same ? 0 : 1;
     for (const float after : values) {
       const float was = before[at++];
       if (!std::isfinite(was)) ++difference.not_finite_before;
@@ -117,14 +122,21 @@ absl::Status DiffSnapshots(const DiffTarget& target) {
   RECON_ASSIGN_OR_RETURN(
       const OpenSnapshot b,
       OpenGeneration(target.other.empty() ? target.directory : target.other, target.after));
-  const std::string difference =
-      ModelDifference(a.tensors->manifest().model(), b.tensors->manifest().model());
-  if (!difference.empty()) return absl::InvalidArgumentError(absl::StrCat("other models: ", difference));
+  // By name: order and groups may be others.
+  const TensorMatch match =
+      MatchTensors(a.tensors->manifest().model(), TensorsOf(b.tensors->manifest(), nullptr), {});
+  if (!match.differences.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("other models, the second differs:\n  ", absl::StrJoin(match.differences, "\n  ")));
+  }
   Json list = Json::array();
   std::vector<std::vector<std::string>> rows = {{"TENSOR", "VALUES", "PAGES CHANGED", "MAX |CHANGE|",
                                                  "RMS CHANGE", "NORM BEFORE", "NORM AFTER", "NOT FINITE"}};
-  for (const TensorPlacement& tensor : a.tensors->layout().tensors()) {
-    RECON_ASSIGN_OR_RETURN(const TensorDifference d, Compare(tensor, a.tensors.get(), b.tensors.get()));
+  for (size_t i = 0; i < match.source.size(); ++i) {
+    const TensorPlacement& tensor = a.tensors->layout().tensors()[i];
+    const TensorPlacement& other = b.tensors->layout().tensors()[match.source[i]];
+    RECON_ASSIGN_OR_RETURN(const TensorDifference d,
+                           Compare(tensor, a.tensors.get(), other, b.tensors.get()));
     const double rms = std::sqrt(d.sum_of_squares / static_cast<double>(d.values));
     list.push_back({{"tensor", tensor.name},
                     {"values", d.values},

@@ -4,6 +4,8 @@
 #include "catch2/catch.hpp"
 #include "common/tensor/param_layout.h"
 #include "tests/support/temp_dir.h"
+#include "worker/model/model_backend.h"
+#include "worker/model/model_spec.h"
 
 namespace recon {
 namespace {
@@ -16,6 +18,26 @@ TEST_CASE("the well-known models have their published numbers of parameters", "[
   CHECK(Params("resnet50") == 25'557'032);
   CHECK(Params("vgg16") == 138'357'544);
   CHECK(Params("bert-base") == 109'482'240);
+}
+
+TEST_CASE("a well-known model is one model, with the prefix and without", "[shapes]") {
+  for (const std::string name : {"resnet50", "vgg16", "bert-base"}) {
+    ModelOptions options;
+    options.device = "cpu";
+    for (const std::string& spelling : {name, "synthetic:" + name}) {
+      INFO(spelling);
+      CHECK(NamesModel(spelling));
+      CHECK(ModelSpecOf(spelling)->name() == "synthetic:" + name);
+      options.model = spelling;
+      CHECK((*MakeBackend(options))->spec().name() == "synthetic:" + name);
+    }
+  }
+  CHECK(ModelSpecOf("mlp:8-4-2")->name() == "mlp:8-4-2");
+  for (const char* wrong : {"resnet", "synthetic:", "mlp", "", "synthetic", "mlp:8"}) {
+    INFO(wrong);
+    CHECK(absl::IsInvalidArgument(ModelSpecOf(wrong).status()));
+  }
+  CHECK_FALSE(NamesModel("resnet51"));
 }
 
 TEST_CASE("a shapes file is read, and its mistakes are named by line", "[shapes]") {
