@@ -50,11 +50,19 @@ TensorMatch MatchTensors(const ModelSpec& model, const std::vector<OfferedTensor
     if (taken[i]) continue;
     const OfferedTensor& tensor = offered[i];
     match.rest.push_back(i);
-    if (tensor.may_stay || IsCarried(tensor) || aliases.count(tensor.name) > 0) continue;
+    if (tensor.may_stay || aliases.count(tensor.name) > 0) continue;
     match.differences.push_back(
         absl::StrCat("left over: ", ShownName(tensor.name), " ", tensor.dtype, " ", ShapeText(tensor.shape)));
   }
   return match;
+}
+
+bool ModelsHaveSameTensors(const ModelSpec& a, const ModelSpec& b) {
+  std::vector<OfferedTensor> offered;
+  for (const TensorSpec& tensor : b.tensors()) {
+    offered.push_back({tensor.name(), "F32", {tensor.shape().begin(), tensor.shape().end()}});
+  }
+  return a.tensors_size() == b.tensors_size() && MatchTensors(a, offered, {}).differences.empty();
 }
 
 std::string JoinDifferences(const std::vector<std::string>& differences, absl::string_view separator,

@@ -17,12 +17,12 @@ struct OfferedTensor {
   std::string name;
   std::string dtype;  // As safetensors names them.
   std::vector<uint64_t> shape;
-  // It may be none of the model's though its type would do; otherwise that is a difference.
+  // It may be none of the model's; otherwise that is a difference.
   bool may_stay = false;
 };
 
-// Whether a tensor can be no parameter, or is none as a rule: another type, a scalar (a counter, say), or
-// without values.
+// Whether a file's tensor can be no parameter, or is none as a rule: another type, a scalar (a counter, say),
+// or without values.
 bool IsCarried(const OfferedTensor& tensor);
 
 // Names that stand for other tensors (tied weights): name -> the tensor.
@@ -42,6 +42,9 @@ struct TensorMatch {
 // alias of one that is offered; an alias that is offered and not the model's is in the rest.
 TensorMatch MatchTensors(const ModelSpec& model, const std::vector<OfferedTensor>& offered,
                          const TensorAliases& aliases);
+
+// Whether both have tensors of the same names and shapes.
+bool ModelsHaveSameTensors(const ModelSpec& a, const ModelSpec& b);
 
 // Differences as one text of at most about `bytes_max` bytes, which says how many are not in it.
 std::string JoinDifferences(const std::vector<std::string>& differences, absl::string_view separator,

@@ -12,8 +12,8 @@
 namespace recon {
 namespace {
 
-// A worker and a log line take about so much.
-constexpr size_t kShownBytesMax = 4000;
+// What a status of gRPC's carries, and a reader takes in.
+constexpr size_t kShownBytesMax = 2000;
 
 TensorMatch Match(const ModelSpec& model, const Manifest& manifest, const CarriedTensors* carried) {
   return MatchTensors(model, TensorsOf(manifest, carried),
@@ -65,6 +65,7 @@ absl::StatusOr<std::vector<PageRef>> TensorRemap::ReadShard(uint32_t shard) cons
   std::vector<PageRef> pages = {placement.size == kPageParams ? PageRef::New() : PageRef::Zeroed()};
   bool cloned;
   float* const values = pages[0].Writable(&cloned);
+  LastRead last;
   const uint64_t end = placement.offset + placement.size;
   // The last tensor that begins at or before the shard.
   auto at =
@@ -78,7 +79,8 @@ absl::StatusOr<std::vector<PageRef>> TensorRemap::ReadShard(uint32_t shard) cons
     float* const out = values + (from - placement.offset);
     const size_t source = source_[*at];
     if (source < theirs_.tensors().size()) {
-      RECON_RETURN_IF_ERROR(Copy(theirs_.tensors()[source].offset + (from - tensor.offset), count, out));
+      RECON_RETURN_IF_ERROR(
+          Copy(theirs_.tensors()[source].offset + (from - tensor.offset), count, out, &last));
       continue;
     }
     const SafetensorsEntry& entry = carried_->tensors()[source - theirs_.tensors().size()];
@@ -89,17 +91,20 @@ absl::StatusOr<std::vector<PageRef>> TensorRemap::ReadShard(uint32_t shard) cons
   return pages;
 }
 
-absl::Status TensorRemap::Copy(uint64_t from, uint64_t count, float* out) const {
+absl::Status TensorRemap::Copy(uint64_t from, uint64_t count, float* out, LastRead* last) const {
   const auto& shards = theirs_.shards();
   auto shard = std::upper_bound(shards.begin(), shards.end(), from,
                                 [](uint64_t offset, const ShardPlacement& s) { return offset < s.offset; });
   const int roles = static_cast<int>(manifest_->state_planes()) + 1;
   for (--shard; count > 0; ++shard) {
-    const auto number = static_cast<int>(shard - shards.begin());
-    RECON_ASSIGN_OR_RETURN(const std::vector<PageRef> pages, reader_->ReadChunk(*manifest_, number * roles));
+    const int chunk = static_cast<int>(shard - shards.begin()) * roles;
+    if (chunk != last->chunk) {
+      RECON_ASSIGN_OR_RETURN(last->pages, reader_->ReadChunk(*manifest_, chunk));
+      last->chunk = chunk;
+    }
     const uint64_t in_shard = from - shard->offset;
     const uint64_t piece = std::min<uint64_t>(count, shard->size - in_shard);
-    std::memcpy(out, pages[0].data() + in_shard, piece * sizeof(float));
+    std::memcpy(out, last->pages[0].data() + in_shard, piece * sizeof(float));
     from += piece;
     out += piece;
     count -= piece;

@@ -42,8 +42,13 @@ class TensorRemap {
         layout_(&layout),
         theirs_(std::move(theirs)) {}
 
+  // Small tensors lie side by side.
+  struct LastRead {
+    int chunk = -1;
+    std::vector<PageRef> pages;
+  };
   // `count` values of the snapshot, from place `from` of its flat parameters on.
-  absl::Status Copy(uint64_t from, uint64_t count, float* out) const;
+  absl::Status Copy(uint64_t from, uint64_t count, float* out, LastRead* last) const;
 
   const SnapshotReader* reader_;
   const Manifest* manifest_;

@@ -29,7 +29,12 @@ absl::Status Coordinator::AdoptModel(const RegisterRequest& request) {
   if (layout != nullptr) {
     const std::string difference = ModelDifference(layout->model(), request.model());
     if (!difference.empty()) {
-      return absl::InvalidArgumentError(absl::StrCat("the job trains another model: ", difference));
+      const bool same_tensors = ModelsHaveSameTensors(layout->model(), request.model());
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the job trains another model: ", difference,
+          same_tensors ? "; the tensors are the same, in another order or in other groups: a new job "
+                         "takes them from its snapshots by name (--from-snapshot)"
+                       : ""));
     }
     return CheckSyncPeriods(job_, *layout);  // It may be another job's snapshot's.
   }

@@ -49,10 +49,16 @@ InitialValues::~InitialValues() {
 }
 
 absl::Status InitialValues::Check(const ModelSpec& model) const {
-  // As much as a status of gRPC's carries.
-  constexpr size_t kShownBytesMax = 4000;
+  // A status of gRPC's carries 8 KiB, in which other letters than ASCII's take three times their bytes.
+  constexpr size_t kShownBytesMax = 2000;
+  constexpr size_t kLoggedBytesMax = size_t{64} << 10;
   const std::vector<std::string> differences = DifferencesTo(model, manifest_, carried_.get());
   if (differences.empty()) return absl::OkStatus();
+  const std::string all = JoinDifferences(differences, "\n  ", kLoggedBytesMax);
+  if (all.size() > kShownBytesMax) {
+    LogWarn("{} differences between snapshot {} of {} and model {}:\n  {}", differences.size(), generation(),
+            directory_, ShownName(model.name()), all);
+  }
   return absl::InvalidArgumentError(
       absl::StrCat("the job begins with snapshot ", generation(), " of ", directory_,
                    ", which does not fit model ", model.name(), ", ", differences.size(),

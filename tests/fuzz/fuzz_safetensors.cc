@@ -3,11 +3,13 @@
 #include <string>
 
 #include "common/snapshot/safetensors.h"
+#include "common/snapshot/safetensors_json.h"
 
-// Any bytes as a header, with the data that its last tensor asks for and with none. What is accepted can be
-// written and read again.
+// Any bytes as an index, and as a header, with the data that its last tensor asks for and with none. What is
+// accepted can be written and read again.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string bytes(reinterpret_cast<const char*>(data), size);
+  recon::ReadSafetensorsIndex(bytes).IgnoreError();
   recon::SafetensorsHeaderLength(bytes, size).IgnoreError();
   for (const uint64_t data_bytes : {uint64_t{0}, uint64_t{8}, uint64_t{24}}) {
     const auto header = recon::ParseSafetensorsHeader(bytes, data_bytes);

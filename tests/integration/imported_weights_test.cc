@@ -91,6 +91,44 @@ TEST_CASE("a worker that the weights do not fit is told all differences; the ser
   CHECK(job.SamplesReach(200));
 }
 
+TEST_CASE("a long list of differences reaches the worker, cut, and the server's log, whole", "[import]") {
+  const TempDir directory;
+  WriteWeights(directory / "m.safetensors", 24);
+  std::string said;
+  REQUIRE(
+      RunProgram({"reconctl", "snapshot", "import", directory / "m.safetensors", "--output", directory / "I"},
+                 &said) == 0);
+  ProcessJob job({"--from-snapshot", directory / "I"});
+  REQUIRE(job.StartServer());
+  std::string shapes;
+  for (int i = 0; i < 500; ++i) absl::StrAppend(&shapes, "größe.", i, " 3 4\n");
+  WriteWholeFile(directory / "shapes", shapes);
+  const auto worker = job.StartWorker("one", {"--model", absl::StrCat("synthetic:", directory / "shapes")});
+  CHECK(worker->Wait(absl::Seconds(30)) == 2);
+  INFO(worker->output());
+  CHECK(
+      absl::StrContains(worker->output(), "504 differences: missing: größe.0 [3,4]; missing: größe.1 [3,4]"));
+  CHECK(absl::StrContains(worker->output(), " more"));
+  CHECK(absl::StrContains(job.ServerLog(), "missing: größe.499 [3,4]"));
+  CHECK(absl::StrContains(job.ServerLog(), "left over: layer1.weight F32 [4,24]"));
+}
+
+TEST_CASE("a worker whose tensors are the job's in another order is told how a job takes them", "[import]") {
+  const TempDir directory;
+  WriteWeights(directory / "m.safetensors", 24);
+  std::string said;
+  REQUIRE(
+      RunProgram({"reconctl", "snapshot", "import", directory / "m.safetensors", "--output", directory / "I"},
+                 &said) == 0);
+  ProcessJob job({"--snapshot-dir", directory / "I", "--optimizer", "sgd"});  // The job's own from here on.
+  REQUIRE(job.StartServer());
+  const auto worker = job.StartWorker("one", {"--model", "mlp:16-24-4"});
+  CHECK(worker->Wait(absl::Seconds(30)) == 2);
+  INFO(worker->output());
+  CHECK(absl::StrContains(worker->output(), "tensors are the same, in another order or in other groups"));
+  CHECK(absl::StrContains(worker->output(), "--from-snapshot"));
+}
+
 TEST_CASE("a server ends, and says why, when the weights it is to begin with are damaged", "[import]") {
   const TempDir directory;
   WriteWeights(directory / "m.safetensors", 24);

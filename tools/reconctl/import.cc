@@ -89,7 +89,9 @@ absl::StatusOr<Selection> Select(const WeightFiles& files, NameRules* rules) {
     selection.tensors.push_back(tensor);
     selection.tensors.back().entry.name = rules->Renamed(name);
     const SafetensorsEntry& entry = selection.tensors.back().entry;
-    selection.offered.push_back({entry.name, entry.dtype, entry.shape, carries});
+    OfferedTensor& offered = selection.offered.emplace_back();
+    offered = {entry.name, entry.dtype, entry.shape};
+    offered.may_stay = carries || IsCarried(offered);
     const auto [other, added] = was.emplace(entry.name, name);
     if (!added) {
       return absl::InvalidArgumentError(absl::StrCat("--rename: ", ShownName(other->second), " and ",
@@ -124,7 +126,7 @@ absl::StatusOr<ModelSpec> ModelFor(const std::string& name, const Selection& sel
     }
   } else {
     for (const OfferedTensor& tensor : selection.offered) {
-      if (tensor.may_stay || IsCarried(tensor) || selection.aliases.count(tensor.name) > 0) continue;
+      if (tensor.may_stay || selection.aliases.count(tensor.name) > 0) continue;
       TensorSpec* spec = model.add_tensors();
       spec->set_name(tensor.name);
       AddShape(tensor, spec);

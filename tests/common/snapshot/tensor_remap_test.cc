@@ -123,6 +123,9 @@ TEST_CASE("all that keeps a snapshot from being a model's parameters is said at 
   CHECK(absl::IsInvalidArgument(refused.status()));
   CHECK(absl::StrContains(refused.status().message(), "missing: new [2,2]; left over: cube"));
   CHECK(DifferencesTo(ModelOf(kTensors), written.manifest, nullptr).empty());
+  const Written scalar({{"wide", {3, 3}, ""}, {"temperature", {}, ""}});
+  CHECK(DifferencesTo(ModelOf({{"wide", {3, 3}, ""}}), scalar.manifest, nullptr) ==
+        std::vector<std::string>{"left over: temperature F32 []"});  // It was trained.
 }
 
 TEST_CASE("a long list of differences is cut, and says how many are left", "[tensor_remap]") {
