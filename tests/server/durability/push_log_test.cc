@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "catch2/catch.hpp"
 #include "common/base/mutex.h"
+#include "server/durability/log_budget.h"
 #include "server/durability/log_reader.h"
 #include "tests/support/faulty_file_system.h"
 
@@ -328,6 +329,72 @@ TEST_CASE("trimming removes what is not needed, and nothing else", "[push_log]")
   }
   CHECK(SegmentNames(&files).size() == 1);
   CHECK(before > 5);
+}
+
+TEST_CASE("a log that is beyond its budget is full until it is trimmed", "[push_log]") {
+  FaultyFileSystem files;
+  PushLog::Options options;
+  options.directory = kDirectory;
+  options.segment_bytes = 1 << 18;
+  options.budget_bytes = 1 << 20;
+  const auto log = *PushLog::Open(options, &files, RulesOf(1), 1);
+  uint64_t records = 0;
+  while (!log->full()) {
+    REQUIRE(records < 100);
+    Notification written;
+    absl::Status status;
+    log->Append(LogRecordKind::kFrame, ByteChain::FromString(std::string(100'000, 'x')),
+                [&](const absl::Status& done) {
+                  status = done;
+                  written.Notify();
+                });
+    written.WaitForNotification();
+    REQUIRE(status.ok());
+    ++records;
+  }
+  CHECK(log->disk_bytes() > options.budget_bytes);
+  CHECK(log->disk_bytes() <= options.budget_bytes + options.segment_bytes);
+  CHECK(log->disk_bytes() == *BytesBelow(&files, kDirectory));
+  REQUIRE(log->Trim(records + 1).ok());
+  CHECK_FALSE(log->full());
+  CHECK(log->disk_bytes() <= options.segment_bytes);
+  CHECK(log->disk_bytes() == *BytesBelow(&files, kDirectory));
+}
+
+TEST_CASE("a log on a disk that is nearly full says so while what is under way still fits", "[push_log]") {
+  FaultyFileSystem files;
+  PushLog::Options options;
+  options.directory = kDirectory;
+  const auto log = *PushLog::Open(options, &files, RulesOf(1), 1);
+  CHECK_FALSE(log->full());
+  files.SetFreeBytes(1000);
+  log->LookForRoom();
+  CHECK(log->full());
+  Notification written;
+  absl::Status status = absl::UnknownError("");
+  log->Append(LogRecordKind::kFrame, ByteChain::FromString("fits"), [&](const absl::Status& done) {
+    status = done;
+    written.Notify();
+  });
+  written.WaitForNotification();
+  CHECK(status.ok());
+  files.SetFreeBytes(uint64_t{1} << 40);
+  log->LookForRoom();
+  CHECK_FALSE(log->full());
+}
+
+TEST_CASE("the budget is half of what is free, and segments are small where it is", "[push_log]") {
+  FaultyFileSystem files;
+  PushLog::Options options;
+  options.directory = kDirectory;
+  files.SetFreeBytes(uint64_t{300} << 20);
+  REQUIRE(SetLogBudget(&files, 0, limits::kLogSegmentBytes, &options).ok());
+  CHECK(options.budget_bytes == uint64_t{150} << 20);
+  CHECK(options.segment_bytes == options.budget_bytes / 8);
+  REQUIRE(SetLogBudget(&files, uint64_t{4} << 30, limits::kLogSegmentBytes, &options).ok());
+  CHECK(options.budget_bytes == uint64_t{4} << 30);
+  CHECK(options.segment_bytes == limits::kLogSegmentBytes);
+  CHECK(absl::IsInvalidArgument(SetLogBudget(&files, 1000, limits::kLogSegmentBytes, &options)));
 }
 
 TEST_CASE("closings and names are what they were, or refused", "[push_log]") {
