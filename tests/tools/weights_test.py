@@ -237,6 +237,12 @@ def check_training(ctl, bin_directory, work):
         assert ours["steps"].tobytes() == steps.tobytes() and ours["steps"].dtype == np.int64
         assert sorted(ours) == sorted([*tensors, "steps"])
         assert all(ours[name].tobytes() != tensor.tobytes() for name, tensor in tensors.items())
+        # The log goes on from a snapshot, and what is not trained with it.
+        sequence = json.loads(ctl.ok("snapshot", "list", data / "snapshots", "--json"))[-1]["sequence"]
+        past = work / f"past-{initial.name}"
+        ctl.ok("snapshot", "restore", data / "snapshots", "--log", data / "log", "--to-sequence", sequence, "--output", past)
+        ctl.ok("snapshot", "export", past, "--output", work / "past.safetensors")
+        same(work / "past.safetensors", ours)
         ctl.ok("snapshot", "export", data / "snapshots", 1, "--output", work / "first.safetensors")
         same(work / "first.safetensors", {**tensors, "steps": steps})
         diff = json.loads(ctl.ok("snapshot", "diff", initial, 1, 1, "--other", data / "snapshots", "--json"))["tensors"]
