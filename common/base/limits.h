@@ -143,8 +143,8 @@ constexpr uint64_t kHttpBodyBytesMax = uint64_t{64} << 20;
 constexpr uint64_t kLogRecordBytesMax = kFrameBytesMax;
 // Small enough that a trimmed log wastes little, large enough that beginning one costs nothing.
 constexpr uint64_t kLogSegmentBytes = uint64_t{64} << 20;
-// A segment takes room on the disk in pieces of so many bytes, ahead of what is written: a full disk is noticed
-// while what is under way still fits. As large as a batch.
+// A segment takes room on the disk in pieces of so many bytes, ahead of what is written: a full disk is
+// noticed while what is under way still fits. As large as a batch.
 constexpr uint64_t kLogExtentBytes = uint64_t{8} << 20;
 // With a small budget, segments and their pieces are small, too; not smaller than these.
 constexpr uint64_t kLogBudgetBytesMin = uint64_t{16} << 20;

@@ -139,7 +139,8 @@ absl::Status FromRocks(const rocksdb::Status& status, const std::string& what) {
   const std::string text = absl::StrCat("control database: ", what, ": ", status.ToString());
   if (status.IsNoSpace()) return absl::ResourceExhaustedError(text);
   if (status.IsCorruption() || status.IsPathNotFound()) return absl::DataLossError(text);
-  // RocksDB keeps the error's text only.
+  // RocksDB keeps the error's text only. Whoever has the lock keeps it.
+  if (absl::StrContains(text, "lock ")) return absl::FailedPreconditionError(text);
   if (absl::StrContains(text, "Permission denied") || absl::StrContains(text, "Read-only file system")) {
     return absl::PermissionDeniedError(text);
   }

@@ -64,10 +64,10 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   if (layout == nullptr || !params_->has_values()) {
     return absl::FailedPreconditionError("no snapshot: the server has no parameters yet");
   }
-  if (const std::optional<SnapshotReply> same = NothingNew(reason)) return *same;
   const absl::Time start = Now();
   RECON_ASSIGN_OR_RETURN(const Generation next, writer_.NextGeneration());
   RECON_RETURN_IF_ERROR(CheckStillOurs(Generation(next.value() - 1)));
+  if (const std::optional<SnapshotReply> same = NothingNew(reason)) return *same;
   // Not one that other servers may still be writing to.
   const Generation generation = std::max(next, Generation(last_tried_.value() + 1));
   last_tried_ = generation;
@@ -117,7 +117,8 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   return reply;
 }
 
-// The newest snapshot, if it has all that there is. It is not published again: that would push an older one out.
+// The newest snapshot, if it has all that there is. It is not published again: that would push an older one
+// out.
 std::optional<SnapshotReply> SnapshotService::NothingNew(const std::string& reason) const {
   // Those that a restart takes have a new cluster epoch, too.
   if (reason != "drain" && reason != "requested") return std::nullopt;

@@ -35,7 +35,7 @@ class SmallDisk {
 const std::vector<std::string> kLargeModel = {"--model", "mlp:16-512-512-512-4", "--codec", "fp32"};
 
 std::vector<std::string> Flags(std::vector<std::string> more) {
-  std::vector<std::string> flags = {"--data-epochs",       "20", "--batch",         "50",
+  std::vector<std::string> flags = {"--data-epochs",       "4",  "--batch",         "50",
                                     "--snapshot-interval", "1h", "--replay-target", "1h",
                                     "--exit-when-done"};
   flags.insert(flags.end(), more.begin(), more.end());
@@ -77,12 +77,12 @@ TEST_CASE("a job on a small disk runs to its end", "[small_disk]") {
   INFO(job.ServerLog());
   CHECK(job.server().Wait(absl::Seconds(60)) == 0);
   REQUIRE(job.StartServer());
-  CHECK(CompletedOnce(*job.Completions(), 20, 4000));
+  CHECK(CompletedOnce(*job.Completions(), 4, 4000));
 }
 
 TEST_CASE("a server whose disk was filled by others starts again when there is room for a snapshot",
           "[small_disk]") {
-  ProcessJob job(Flags({}));
+  ProcessJob job(Flags({"--snapshot-keep", "2"}));
   const SmallDisk disk(job.data(), "150m");
   if (!disk.mounted()) {
     WARN("SKIP: a small file system cannot be mounted here (needs root)");
@@ -102,7 +102,7 @@ TEST_CASE("a server whose disk was filled by others starts again when there is r
   CHECK(absl::StrContains(job.ServerLog(), "a snapshot takes its place"));
   CHECK(job.server().Wait(absl::Seconds(60)) == 0);
   REQUIRE(job.StartServer());
-  CHECK(CompletedOnce(*job.Completions(), 20, 4000));
+  CHECK(CompletedOnce(*job.Completions(), 4, 4000));
 }
 
 }  // namespace recon
