@@ -12,8 +12,8 @@ class Status;
 
 namespace recon {
 
-// What a status of RocksDB means; `what` begins the message. OK for OK; DataLoss for corruption and for a file
-// that others name and that is not there; ResourceExhausted for a full disk; PermissionDenied;
+// What a status of RocksDB means; `what` begins the message. OK for OK; DataLoss for corruption and for a
+// file that others name and that is not there; ResourceExhausted for a full disk; PermissionDenied;
 // FailedPrecondition for a database that is open elsewhere; Unavailable for every other I/O error, which may
 // pass.
 absl::Status FromRocks(const rocksdb::Status& status, const std::string& what);

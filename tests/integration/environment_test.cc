@@ -371,17 +371,6 @@ TEST_CASE("a server that may have too few threads says so, before and when it en
   CHECK(absl::StrContains(output, "no further thread can be started: 4 are allowed"));
 }
 
-TEST_CASE("a server that joined another says who is to be asked for the job", "[environment]") {
-  ServersJob job(2, JobFlags(1));
-  REQUIRE(job.StartAll());
-  const std::string file = job.DataOf(1) + "/ADDRESS";
-  REQUIRE(Eventually([&] { return !ReadWholeFile(file).empty(); }));
-  const std::string address(absl::StripSuffix(ReadWholeFile(file), "\n"));
-  std::string output;
-  CHECK(RunProgram({"reconctl", "status", "--server", address}, &output) == 1);
-  CHECK(absl::StrContains(output, "reconctl: it is not the head of a job"));
-}
-
 TEST_CASE("what is installed runs from its prefix, and units name it there", "[environment]") {
   const TempDir directory;
   const std::string prefix = directory / "prefix";

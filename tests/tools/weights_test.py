@@ -150,11 +150,11 @@ def write_shapes(path, trained):
 def start_and_export(ctl, bin_directory, work, name, initial, shapes, expected):
     """Nothing is trained, over a restart of the server: two workers are waited for, and there is one."""
     data = work / f"job-{name}"
-    for start in (1, 2):
+    for _ in range(2):
         with Job(bin_directory, data, initial, "--workers-min", "2") as job:
             worker = job.worker("--data", "clusters:600,60", "--model", f"synthetic:{shapes}", "--tensor-group",
                                 "*.1*.weight=some")
-            job.wait(lambda: len(job.generations()) >= start)
+            job.wait(job.generations)
             job.drain()
             worker.kill()
             worker.communicate()
