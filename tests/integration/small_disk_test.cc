@@ -42,8 +42,14 @@ constexpr uint32_t kDataEpochs = 4;
 #endif
 
 std::vector<std::string> Flags(std::vector<std::string> more) {
-  std::vector<std::string> flags = {"--data-epochs",       "4",  "--batch",         "50",
-                                    "--snapshot-interval", "1h", "--replay-target", "1h",
+  std::vector<std::string> flags = {"--data-epochs",
+                                    absl::StrCat(kDataEpochs),
+                                    "--batch",
+                                    "50",
+                                    "--snapshot-interval",
+                                    "1h",
+                                    "--replay-target",
+                                    "1h",
                                     "--exit-when-done"};
   flags.insert(flags.end(), more.begin(), more.end());
   return flags;
