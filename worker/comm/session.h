@@ -79,7 +79,7 @@ class Session {
   };
   using HeldLeasePtr = std::shared_ptr<HeldLease>;
 
-  // Who this worker is to the server, by its how-manieth registration.
+  // Who this worker is to the server, and how often it has registered so far.
   struct Standing {
     WorkerIdentity identity;
     uint64_t registration = 0;
@@ -117,7 +117,8 @@ class Session {
     bool initial_values_wanted = false;
   };
   absl::StatusOr<Acquired> Acquire();
-  // Reports the lease's so-manieth split, from 0, as done; in their order. Aborted if it was lost.
+  // Reports a split of the lease as done: its number within the lease, from 0, in their order. Aborted if the
+  // lease was lost.
   absl::Status Complete(const HeldLeasePtr& held, uint32_t split, const EvalResult& eval);
   // How many of its splits are completed; those at its front, by others perhaps, after it had been lost for a
   // while.

@@ -83,7 +83,7 @@ class TrainLoop {
   // Until none is under way; what they bring stays where it is.
   void AwaitPushes();
   absl::Status TrainLease(const Session::HeldLeasePtr& lease);
-  // Its so-manieth split: samples [begin, end).
+  // Trains one split of the lease, samples [begin, end); `number` counts the lease's splits from 0.
   absl::Status TrainSplit(const Session::HeldLeasePtr& lease, uint32_t number, uint64_t begin, uint64_t end);
   // One batch: pushed, or one step of the round. `flush`: it is the last this worker does.
   absl::Status TrainBatch(const Batch& batch, uint64_t order_key, const std::shared_ptr<OpenSplit>& split,
