@@ -82,9 +82,10 @@ class Files : public rocksdb::FileSystemWrapper {
   rocksdb::IOStatus NewWritableFile(const std::string& path, const rocksdb::FileOptions& options,
                                     std::unique_ptr<rocksdb::FSWritableFile>* file,
                                     rocksdb::IODebugContext* debug) override {
-    rocksdb::IOStatus status =
-        Patiently("create", path, [&] { return target()->NewWritableFile(path, options, file, debug); });
-    if (status.ok()) *file = std::make_unique<WritableFile>(path, std::move(*file));
+    rocksdb::IOStatus status = MustSucceed(
+        Patiently("create", path, [&] { return target()->NewWritableFile(path, options, file, debug); }),
+        "create", path);
+    *file = std::make_unique<WritableFile>(path, std::move(*file));
     return status;
   }
   rocksdb::IOStatus NewSequentialFile(const std::string& path, const rocksdb::FileOptions& options,

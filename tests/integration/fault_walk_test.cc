@@ -130,7 +130,9 @@ TEST_CASE("a server outlives each failing system call, or ends with 1 and names 
   for (uint64_t call = 1; call <= undisturbed.calls; ++call) {
     for (const int error : errors) walk.push_back({call, error, error == EINTR || error < 0 ? 1u : 3u});
   }
-  const auto seed = static_cast<unsigned>(std::random_device{}());
+  const char* given = std::getenv("RECON_FAULT_SEED");
+  const auto seed = given == nullptr ? static_cast<unsigned>(std::random_device{}())
+                                     : static_cast<unsigned>(std::strtoul(given, nullptr, 10));
   INFO("seed " << seed);
   std::shuffle(walk.begin(), walk.end(), std::mt19937(seed));
   const char* rounds = std::getenv("RECON_FAULT_ROUNDS");  // 0: all of them.
