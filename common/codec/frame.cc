@@ -1,9 +1,12 @@
 #include "common/codec/frame.h"
 
+#include <cmath>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/hash.h"
@@ -56,13 +59,29 @@ absl::Status CheckHeader(const FrameHeader& header, size_t frame_bytes) {
   return absl::OkStatus();
 }
 
+absl::Status CheckLearningRate(FrameKind kind, const PartHeader& part,
+                               absl::FunctionRef<std::string()> name) {
+  if (part.has_learning_rate > 1) {
+    return Malformed(name() + "learning rate's mark", part.has_learning_rate, "0 or 1");
+  }
+  const bool push = kind == FrameKind::kPush || kind == FrameKind::kPushPull;
+  const bool fits = part.has_learning_rate == 1
+                        ? push && part.learning_rate >= 0 && part.learning_rate <= kLearningRateMax
+                        : part.learning_rate == 0 && !std::signbit(part.learning_rate);
+  if (fits) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("frame: ", name(), "learning rate is ", part.learning_rate, ", expected ",
+                   part.has_learning_rate == 1 && push ? absl::StrCat("0 to ", kLearningRateMax) : "none"));
+}
+
 absl::Status CheckPart(FrameKind kind, const PartHeader& part, uint32_t index) {
   const auto name = [&] { return absl::StrCat("part ", index, " (shard ", part.shard, ") "); };
   if (!KnownCodec(part.codec))
     return Malformed(name() + "codec", part.codec, absl::StrCat("0 to ", kCodecIdMax));
-  if (part.reserved[0] != 0 || part.reserved[1] != 0 || part.reserved[2] != 0) {
+  if (part.reserved[0] != 0 || part.reserved[1] != 0) {
     return Malformed(name() + "reserved byte", part.reserved[0], "0");
   }
+  RECON_RETURN_IF_ERROR(CheckLearningRate(kind, part, name));
   if (part.payload_bytes != 0 && kind == FrameKind::kPull) {
     if (!IsValueCodec(static_cast<CodecId>(part.codec))) {
       return Malformed(name() + "codec of hashes", part.codec, "0 to 2");

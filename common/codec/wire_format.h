@@ -18,7 +18,7 @@ namespace recon {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire format is little endian");
 
 inline constexpr uint32_t kFrameMagic = 0x464E4352;  // "RCNF"
-inline constexpr uint16_t kFrameVersion = 1;
+inline constexpr uint16_t kFrameVersion = 2;
 
 enum class FrameKind : uint8_t { kPull = 1, kPush = 2, kPushPull = 3, kInit = 4, kReply = 5 };
 
@@ -51,6 +51,8 @@ struct SparsePageHeader {
 inline constexpr size_t kSparsePageHeaderBytes = 4 + 4;
 static_assert(sizeof(SparsePageHeader) == kSparsePageHeaderBytes);
 
+inline constexpr double kLearningRateMax = 1e6;
+
 // A version no shard has: "send me the pages whatever you have".
 inline constexpr uint64_t kNoVersion = ~uint64_t{0};
 
@@ -79,8 +81,9 @@ static_assert(sizeof(FrameHeader) == kFrameHeaderBytes && kFrameHeaderBytes == 8
 
 struct PartHeader {
   uint32_t shard = 0;
-  uint8_t codec = 0;  // CodecId.
-  uint8_t reserved[3] = {0, 0, 0};
+  uint8_t codec = 0;              // CodecId.
+  uint8_t has_learning_rate = 0;  // 1: the update goes by the rate below; 0: by the server's schedule.
+  uint8_t reserved[2] = {0, 0};
   uint32_t count = 0;  // Parameters of the shard.
   // Of a Pull: 0, or hashes of what its sender has (common/codec/page_hash.h). 0 in a reply if the asker has
   // this version already, or values of these hashes.
@@ -88,8 +91,11 @@ struct PartHeader {
   // Requests: the version of the shard that the worker has, kNoVersion for none (the gradient was
   // computed from it). Replies: the shard's version.
   uint64_t version = kNoVersion;
+  // Of a push of gradients: the whole learning rate, the worker's schedule and the group's scale included. A
+  // synchronous step takes that of its first contribution in the order of the sum. Else 0.
+  double learning_rate = 0;
 };
-inline constexpr size_t kPartHeaderBytes = 4 + 1 + 3 + 4 + 4 + 8;
-static_assert(sizeof(PartHeader) == kPartHeaderBytes && kPartHeaderBytes == 24);
+inline constexpr size_t kPartHeaderBytes = 4 + 1 + 1 + 2 + 4 + 4 + 8 + 8;
+static_assert(sizeof(PartHeader) == kPartHeaderBytes && kPartHeaderBytes == 32);
 
 }  // namespace recon

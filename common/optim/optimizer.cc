@@ -118,8 +118,15 @@ int StatePlanes(OptimizerKind kind) {
 }
 
 UpdateCoefficients CoefficientsFor(const OptimizerConfig& config, const GroupPolicy& policy, uint64_t update,
-                                   double gradient_scale) {
-  const double rate = config.learning_rate * policy.learning_rate_scale * config.schedule.Factor(update);
+                                   double gradient_scale, std::optional<double> learning_rate) {
+  if (policy.averaged) {
+    UpdateCoefficients moved;
+    moved.gradient_scale = static_cast<float>(gradient_scale);
+    moved.learning_rate = 1;
+    return moved;
+  }
+  const double rate = learning_rate.value_or(config.learning_rate * policy.learning_rate_scale *
+                                             config.schedule.Factor(update));
   const double decay = config.weight_decay * policy.weight_decay_scale;
   const auto t = static_cast<double>(update + 1);
   UpdateCoefficients c;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -52,6 +53,9 @@ struct OptimizerConfig {
 struct GroupPolicy {
   double learning_rate_scale = 1;
   double weight_decay_scale = 1;
+  // Not trained: pushes say how far the values have moved, and they go there, without optimizer, decay,
+  // clipping or correction of staleness. A synchronous step takes the mean by samples.
+  bool averaged = false;
 };
 
 // "sgd", "momentum", "nesterov", "adam" or "adamw"; InvalidArgument, naming the flag, otherwise.
@@ -80,8 +84,9 @@ struct UpdateCoefficients {
   float inverse_sqrt_correction2 = 1;  // Adam: 1 / sqrt(1 - beta2^t).
 };
 
-// For update number `update` (from 0) of a shard. `gradient_scale` as above.
+// For update number `update` (from 0) of a shard. `gradient_scale` as above. `learning_rate`: the whole of
+// it, in place of the configured one, its schedule and the group's scale.
 UpdateCoefficients CoefficientsFor(const OptimizerConfig& config, const GroupPolicy& policy, uint64_t update,
-                                   double gradient_scale);
+                                   double gradient_scale, std::optional<double> learning_rate = std::nullopt);
 
 }  // namespace recon

@@ -36,9 +36,40 @@ absl::StatusOr<uint64_t> CountParams(const TensorSpec& tensor) {
   return size;
 }
 
+constexpr const char* kTensorDtypes[] = {"F32", "F16", "BF16", "F64", "I64",
+                                         "I32", "I16", "I8",   "U8",  "BOOL"};
+
 const std::string& GroupOf(const TensorSpec& tensor) {
   static const auto& fallback = *new std::string("default");
   return tensor.group().empty() ? fallback : tensor.group();
+}
+
+absl::Status CheckDtype(const TensorSpec& tensor) {
+  for (const char* known : kTensorDtypes) {
+    if (tensor.dtype().empty() || tensor.dtype() == known) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name(), " has dtype ", tensor.dtype(),
+                                                 ", known are ", absl::StrJoin(kTensorDtypes, ", ")));
+}
+
+// `names` has all tensors', and gets the aliases'.
+absl::Status CheckAliases(const ModelSpec& model, std::set<std::string>* names) {
+  if (model.aliases_size() > limits::kTensorsMax) {
+    return absl::InvalidArgumentError(absl::StrCat("model ", model.name(), " has ", model.aliases_size(),
+                                                   " aliases, allowed are ", limits::kTensorsMax));
+  }
+  const std::set<std::string> tensors = *names;
+  for (const AliasEntry& alias : model.aliases()) {
+    RECON_RETURN_IF_ERROR(CheckName("the name of an alias", alias.name()));
+    if (tensors.count(alias.tensor()) == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("alias ", alias.name(), " stands for ", alias.tensor(), ", which is no tensor"));
+    }
+    if (!names->insert(alias.name()).second) {
+      return absl::InvalidArgumentError(absl::StrCat("alias ", alias.name(), " is a name in use"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 void AppendShards(uint32_t group, uint64_t begin, uint64_t end, std::vector<ShardPlacement>* shards) {
@@ -72,11 +103,20 @@ absl::StatusOr<ParamLayout> ParamLayout::Create(const ModelSpec& model) {
     placement.name = tensor.name();
     placement.shape.assign(tensor.shape().begin(), tensor.shape().end());
     RECON_ASSIGN_OR_RETURN(placement.size, CountParams(tensor));
+    RECON_RETURN_IF_ERROR(CheckDtype(tensor));
     const auto group = std::find(layout.groups_.begin(), layout.groups_.end(), GroupOf(tensor));
     placement.group = static_cast<uint32_t>(group - layout.groups_.begin());
-    if (group == layout.groups_.end()) layout.groups_.push_back(GroupOf(tensor));
+    if (group == layout.groups_.end()) {
+      layout.groups_.push_back(GroupOf(tensor));
+      layout.averaged_.push_back(tensor.averaged());
+    } else if (layout.averaged_[placement.group] != tensor.averaged()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "tensor ", tensor.name(), " of group ", GroupOf(tensor), " is ", tensor.averaged() ? "" : "not ",
+          "averaged, others of the group are ", tensor.averaged() ? "not" : "averaged"));
+    }
     layout.tensors_.push_back(std::move(placement));
   }
+  RECON_RETURN_IF_ERROR(CheckAliases(model, &names));
   for (uint32_t group = 0; group < layout.groups_.size(); ++group) {
     const uint64_t begin = layout.params_;
     for (TensorPlacement& tensor : layout.tensors_) {
@@ -107,6 +147,10 @@ std::string ModelDifference(const ModelSpec& a, const ModelSpec& b) {
     }
     if (GroupOf(x) != GroupOf(y)) {
       return absl::StrCat("tensor ", x.name(), " is in group ", GroupOf(y), " instead of ", GroupOf(x));
+    }
+    if (x.averaged() != y.averaged()) {
+      return absl::StrCat("tensor ", x.name(), " is ", y.averaged() ? "averaged" : "trained", " instead of ",
+                          x.averaged() ? "averaged" : "trained");
     }
   }
   if (a.tensors_size() != b.tensors_size()) {

@@ -42,8 +42,9 @@ struct ShardPlacement {
 // the model alone, so that shard numbers mean the same everywhere. Immutable; thread-safe.
 class ParamLayout {
  public:
-  // InvalidArgument (with the tensor's name) for an empty model, a duplicate or overlong name, a
-  // dimension of 0, or more parameters, tensors or dimensions than limits.h allows.
+  // InvalidArgument (with the tensor's name) for an empty model, a duplicate or overlong name, a dimension of
+  // 0, more parameters, tensors or dimensions than limits.h allows, a group of which some tensors are
+  // averaged and others not, an unknown dtype, or an alias of no tensor.
   static absl::StatusOr<ParamLayout> Create(const ModelSpec& model);
 
   const ModelSpec& model() const { return model_; }
@@ -52,6 +53,8 @@ class ParamLayout {
   const std::vector<TensorPlacement>& tensors() const { return tensors_; }
   const std::vector<ShardPlacement>& shards() const { return shards_; }
   const std::vector<std::string>& groups() const { return groups_; }
+  // Whether a group's tensors are TensorSpec.averaged.
+  bool averaged(uint32_t group) const { return averaged_[group]; }
   const ShardPlacement& shard(ShardId id) const { return shards_[id.value()]; }
   uint32_t shard_count() const { return static_cast<uint32_t>(shards_.size()); }
 
@@ -61,6 +64,7 @@ class ParamLayout {
   std::vector<TensorPlacement> tensors_;
   std::vector<ShardPlacement> shards_;
   std::vector<std::string> groups_;
+  std::vector<bool> averaged_;  // By group.
 };
 
 // What makes `b` another model than `a`: the first difference in names, shapes or groups, as a

@@ -60,7 +60,8 @@ void ParamServer::ApplyPart(const OperationPtr& op, size_t index) {
     Shard::PushId id{op->worker, op->incarnation, header.step};
     // 0 is also what a worker says that does not know: its version is from before a restart.
     if (part.version != 0) id.base = part.version;
-    const double clip = op->rules->optimizer.clip_norm;
+    if (part.has_learning_rate != 0) id.learning_rate = part.learning_rate;
+    const double clip = shard.averaged() ? 0 : op->rules->optimizer.clip_norm;
     const double scale = clip > 0 && header.gradient_norm > clip ? clip / header.gradient_norm : 1;
     // Without a version it is unknown how old the gradient is; where there was no update yet it is not.
     const bool known = part.version != 0 || shard.version() == 0;
@@ -71,6 +72,7 @@ void ParamServer::ApplyPart(const OperationPtr& op, size_t index) {
       contribution.order_key = header.order_key;
       contribution.samples = header.samples;
       contribution.weight = header.samples * scale;
+      contribution.learning_rate = id.learning_rate;
       contribution.gradient = std::move(gradient);
       outcome = shard.Contribute(id, std::move(contribution));
     } else {

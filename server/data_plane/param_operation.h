@@ -89,6 +89,14 @@ inline void RaiseTo(uint64_t value, std::atomic<uint64_t>* highest) {
   }
 }
 
+// What the rules say of a shard, and the model.
+inline GroupPolicy PolicyFor(const ApplyRules& rules, const ParamLayout& layout, uint32_t shard) {
+  const uint32_t group = layout.shards()[shard].group;
+  GroupPolicy policy = rules.PolicyOf(layout.groups()[group]);
+  policy.averaged = layout.averaged(group);
+  return policy;
+}
+
 inline bool CarriesGradient(FrameKind kind) {
   return kind == FrameKind::kPush || kind == FrameKind::kPushPull;
 }

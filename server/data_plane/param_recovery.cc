@@ -267,7 +267,7 @@ void ParamServer::BeginReplay(const ApplyRules& rules) {
 
 void ParamServer::SetShardRules(const ParamLayout& layout, const ApplyRules* rules) {
   for (const uint32_t i : owned_) {
-    const GroupPolicy policy = rules->PolicyOf(layout.groups()[layout.shards()[i].group]);
+    const GroupPolicy policy = PolicyFor(*rules, layout, i);
     lanes_.Post(LaneKey(i), [this, i, rules, policy] { shards_[i]->SetRules(rules, policy); });
   }
 }

@@ -85,7 +85,7 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
     shards_.resize(layout.shard_count());
     for (const uint32_t i : owned) {
       const ShardPlacement& placement = layout.shards()[i];
-      const GroupPolicy policy = rules_->PolicyOf(layout.groups()[placement.group]);
+      const GroupPolicy policy = PolicyFor(*rules_, layout, i);
       shards_[i] = std::make_unique<Shard>(ShardId(i), placement, state_planes(), &rules_->optimizer, policy);
       shards_[i]->SetRules(rules_, policy);  // Its lane knows nothing of it yet.
     }

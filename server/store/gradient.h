@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -29,6 +30,7 @@ struct Contribution {
   // Samples in its batch, times the clipping factor of the push.
   double weight = 0;
   uint32_t samples = 0;
+  std::optional<double> learning_rate;  // As Shard::PushId has it.
   EncodedGradient gradient;
 };
 

@@ -57,7 +57,7 @@ void Shard::UpdateTile(const UpdateCoefficients& c, size_t offset, absl::Span<co
 
 double Shard::Discount(const PushId& id) const {
   // The number of a version that is not known says nothing.
-  if (correction_.kind == StalenessCorrection::kNone || id.base == kNoVersion) return 1;
+  if (correction_.kind == StalenessCorrection::kNone || id.base == kNoVersion || averaged()) return 1;
   const bool compared = correction_.kind != StalenessCorrection::kInverse && kept_.Find(id.base) != nullptr;
   return compared ? 1 : InverseStaleness(Staleness(id));
 }
@@ -65,7 +65,7 @@ double Shard::Discount(const PushId& id) const {
 Shard::Comparison Shard::ComparisonFor(const PushId& id, const EncodedGradient& gradient,
                                        const UpdateCoefficients& c) const {
   Comparison comparison;
-  if (kept_.capacity() == 0 || Staleness(id) == 0) return comparison;
+  if (kept_.capacity() == 0 || Staleness(id) == 0 || averaged()) return comparison;
   comparison.old = kept_.Find(id.base);
   if (comparison.old == nullptr) return comparison;
   if (correction_.kind == StalenessCorrection::kDelayCompensated) {
@@ -179,7 +179,8 @@ void Shard::SetInitialValues(const EncodedGradient& values) {
 Shard::Outcome Shard::Apply(const PushId& id, const EncodedGradient& gradient, double scale) {
   if (ledger_.Forgotten(id.worker, id.incarnation, id.step)) return Outcome::kLate;
   if (!ledger_.Take(id.worker, id.incarnation, id.step)) return Outcome::kDuplicate;
-  const UpdateCoefficients c = CoefficientsFor(*config_, policy_, version_, scale * Discount(id));
+  const UpdateCoefficients c =
+      CoefficientsFor(*config_, policy_, version_, scale * Discount(id), id.learning_rate);
   const Comparison comparison = ComparisonFor(id, gradient, c);
   if (IsSparse(gradient.codec)) {
     // The payload was checked when it came in.
@@ -200,7 +201,8 @@ Shard::Outcome Shard::ApplyAndEncode(const PushId& id, const EncodedGradient& gr
     *encoded = Encoded(codec);
     return Outcome::kDuplicate;
   }
-  const UpdateCoefficients c = CoefficientsFor(*config_, policy_, version_, scale * Discount(id));
+  const UpdateCoefficients c =
+      CoefficientsFor(*config_, policy_, version_, scale * Discount(id), id.learning_rate);
   const ByteChain bytes = memory();
   Reply reply{codec, ByteWriter(bytes)};
   UpdateDense(c, ComparisonFor(id, gradient, c), gradient, &reply);
@@ -251,7 +253,8 @@ void Shard::CloseStep(uint64_t step, const std::set<Contributor>& contributors) 
     samples += contribution.samples;
     ledger_.Take(contribution.worker, contribution.incarnation, step);
   }
-  const UpdateCoefficients c = CoefficientsFor(*config_, policy_, version_, 1 / samples);
+  const UpdateCoefficients c =
+      CoefficientsFor(*config_, policy_, version_, 1 / samples, counted.front().learning_rate);
   if (AnySparse(counted)) {
     ForEachSumPage(counted, [&](const SparsePage& page) { UpdatePage(c, Comparison(), page); });
   } else {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -49,6 +50,8 @@ class Shard {
   ShardId id() const { return id_; }
   uint64_t version() const { return version_; }
   uint32_t size() const { return placement_.size; }
+  // Pushes say how far its values have moved; see GroupPolicy.
+  bool averaged() const { return policy_.averaged; }
   // Pages cloned because someone still held them.
   uint64_t pages_cloned() const { return pages_cloned_; }
 
@@ -58,6 +61,8 @@ class Shard {
     uint64_t step = 0;
     // This shard's version that its gradient was computed from, if that is known.
     uint64_t base = kNoVersion;
+    // That its update goes by; none: the server's.
+    std::optional<double> learning_rate;
   };
   using Contributor = std::pair<WorkerId, Incarnation>;
   enum class Outcome {

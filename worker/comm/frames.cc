@@ -55,6 +55,8 @@ std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& heade
     part.codec = static_cast<uint8_t>(shards[i].codec);
     part.count = count;
     part.version = shards[i].version;
+    part.has_learning_rate = shards[i].learning_rate ? 1 : 0;
+    part.learning_rate = shards[i].learning_rate.value_or(0);
     to.frame.parts.push_back(part);
     to.frame.payloads.push_back(shards[i].payload);
     to.bytes += size;

@@ -65,10 +65,17 @@ double CpuEncoder::ResidualNorm() const {
 
 void CpuEncoder::Clip(std::vector<float>* gradient, EncodedPush* push) const {
   if (options_.clip_norm <= 0) return;
-  push->gradient_norm = std::sqrt(SumOfSquares(gradient->data(), gradient->size()));
+  double sum = 0;
+  for (const ShardPlacement& shard : layout_->shards()) {
+    if (!layout_->averaged(shard.group)) sum += SumOfSquares(gradient->data() + shard.offset, shard.size);
+  }
+  push->gradient_norm = std::sqrt(sum);
   if (push->gradient_norm <= options_.clip_norm) return;
   const auto scale = static_cast<float>(options_.clip_norm / push->gradient_norm);
-  for (float& value : *gradient) value *= scale;
+  for (const ShardPlacement& shard : layout_->shards()) {
+    if (layout_->averaged(shard.group)) continue;
+    for (uint32_t i = 0; i < shard.size; ++i) (*gradient)[shard.offset + i] *= scale;
+  }
   push->gradient_norm = options_.clip_norm;
 }
 

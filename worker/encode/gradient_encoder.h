@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -30,6 +31,8 @@ struct EncodedShard {
   uint64_t version = kNoVersion;
   bool left_out = false;  // It has no part in the push.
   uint32_t samples = 0;   // That its gradient is the mean of; 0: as many as the push's header says.
+  // That its update goes by; none: the server's.
+  std::optional<double> learning_rate;
 };
 
 // How one push is encoded.

@@ -84,9 +84,9 @@ TEST_CASE("a frame comes back as it was, however the network cut it", "[frame]")
   }
 }
 
-TEST_CASE("the wire format is what it was: golden bytes of version 1", "[frame]") {
+TEST_CASE("the wire format is what it was: golden bytes of version 2", "[frame]") {
   CHECK(ToHex(EncodeFrame(SampleFrame()).ToString()) + "\n" ==
-        ReadWholeFile(InSources("tests/golden/frame_v1.hex")));
+        ReadWholeFile(InSources("tests/golden/frame_v2.hex")));
 }
 
 TEST_CASE("a frame of any other length is refused", "[frame]") {
@@ -124,10 +124,12 @@ TEST_CASE("fields out of range are refused by name, even under a right checksum"
   };
   const size_t part = kFrameHeaderBytes;
   expect(With<uint32_t>(offsetof(FrameHeader, magic), 1), "magic");
-  expect(With<uint16_t>(offsetof(FrameHeader, version), 2), "version is 2, expected 1");
+  expect(With<uint16_t>(offsetof(FrameHeader, version), 1), "version is 1, expected 2");
   expect(With<uint8_t>(offsetof(FrameHeader, kind), 0), "kind is 0");
   expect(With<uint8_t>(offsetof(FrameHeader, kind), 6), "kind is 6");
   expect(With<uint8_t>(offsetof(FrameHeader, reply_codec), 9), "reply codec is 9");
+  expect(With<uint8_t>(part + offsetof(PartHeader, has_learning_rate), 2), "learning rate's mark is 2");
+  expect(With<double>(part + offsetof(PartHeader, learning_rate), 0.5), "learning rate is 0.5, expected none");
   expect(With<uint32_t>(offsetof(FrameHeader, part_count), 0), "part count is 0");
   expect(With<uint32_t>(offsetof(FrameHeader, part_count), 0xFFFFFFFF), "part count");
   expect(With<uint32_t>(offsetof(FrameHeader, server_parts), 3), "shards on this server");
