@@ -81,6 +81,9 @@ constexpr size_t kServerCommandsMax = 65'536;
 // for more.
 constexpr size_t kOpenSplitsMax = 16;
 // Those, and the leases of replies that were lost, until they expire.
+// Settings that a worker's script asks for, and measures of an evaluation.
+constexpr size_t kProposedFlagsMax = 256;
+constexpr int kMetricsMax = 64;
 constexpr size_t kLeasesPerWorkerMax = 4 * kOpenSplitsMax;
 // Splits of one lease, however fast its worker is.
 constexpr uint32_t kLeaseSplitsMax = 1024;

@@ -213,6 +213,16 @@ std::optional<int> CommandLine::Parse(int argc, char** argv) {
   return std::nullopt;
 }
 
+absl::Status CommandLine::ParseQuietly(int argc, char** argv) {
+  arguments_.assign(argv, argv + argc);
+  try {
+    app_.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return absl::InvalidArgumentError(Explain(error));
+  }
+  return absl::OkStatus();
+}
+
 std::map<std::string, std::string> CommandLine::ValuesOf(const std::vector<std::string>& headings) const {
   std::map<std::string, std::string> values;
   for (const CLI::Option* option : app_.get_options()) {
@@ -223,6 +233,32 @@ std::map<std::string, std::string> CommandLine::ValuesOf(const std::vector<std::
     values[option->get_name()] = value == "[]" ? "" : value;  // CLI11's text of an empty list.
   }
   return values;
+}
+
+absl::Status CommandLine::TakeDefaults(const std::vector<std::pair<std::string, std::string>>& values,
+                                       const std::vector<std::string>& headings) {
+  std::vector<CLI::Option*> open;  // Nobody has said anything of them.
+  for (CLI::Option* option : app_.get_options()) {
+    if (option->count() == 0) open.push_back(option);
+  }
+  for (const auto& [name, value] : values) {
+    const std::string flag = absl::StrCat("--", name);
+    CLI::Option* const option = app_.get_option_no_throw(flag);
+    if (option == nullptr ||
+        std::find(headings.begin(), headings.end(), option->get_group()) == headings.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(flag, " is no setting of a job", DidYouMean(flag, NamesOf(app_))));
+    }
+    if (std::find(open.begin(), open.end(), option) == open.end()) continue;
+    try {
+      if (option->count() > 0 && option->get_expected_max() <= 1) option->clear();
+      option->add_result(value);
+      option->run_callback();
+    } catch (const CLI::ParseError& error) {
+      return absl::InvalidArgumentError(Explain(error));
+    }
+  }
+  return absl::OkStatus();
 }
 
 int CommandLine::Refuse(const absl::Status& status) const {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
@@ -38,8 +39,18 @@ class CommandLine {
   // standard error then.
   std::optional<int> Parse(int argc, char** argv);
 
+  // The same without a word: InvalidArgument with the text, for what is wrong and for --help.
+  absl::Status ParseQuietly(int argc, char** argv);
+
   // The flags below these headings and what they have: given, or the default.
   std::map<std::string, std::string> ValuesOf(const std::vector<std::string>& headings) const;
+
+  // Gives flags below these headings values, where nobody else has said anything: neither the command line
+  // nor the file nor the environment. Names are without dashes; one that comes again adds a value. After
+  // Parse(). InvalidArgument for a name that is none of these flags, and for a value that the flag does not
+  // take.
+  absl::Status TakeDefaults(const std::vector<std::pair<std::string, std::string>>& values,
+                            const std::vector<std::string>& headings);
 
   // Says on standard error what is wrong with a value: `status`, whose text may begin with the flag's name.
   // If the value came from the file or from the environment, the line says so. Returns 2.

@@ -48,6 +48,13 @@ class Coordinator {
     PolicySettings policy_of_flags;
     // And what is in force: those, or what was set later.
     PolicySettings policy;
+    // The job's settings by flag, and those of them that a worker's script asked for.
+    std::map<std::string, std::string> settings;
+    std::vector<FlagValue> proposed;
+    // Takes what the first worker's script asks for, where the server can begin anew with it; the job has not
+    // begun then. Always an error: InvalidArgument for a wish that means nothing; Unavailable, and the worker
+    // asks again. Control lane.
+    std::function<absl::Status(const RegisterRequest&)> adopt_proposal;
   };
 
   // The pointers must outlive the coordinator. `cluster`: the job's other servers; null if there are none.
@@ -122,6 +129,8 @@ class Coordinator {
   std::vector<std::string> PeersFor(WorkerId worker, absl::Time now) const;
   void Expel(WorkerId worker);
   absl::Status CheckDataset(const RegisterRequest& request) const;
+  // InvalidArgument, with all differences, if the worker's script has other settings than the job.
+  absl::Status CheckProposal(const RegisterRequest& request) const;
   absl::Status StartQueue(const JobRecord& record);
   void AdoptLeases(const RegisterRequest& request, WorkerId worker, absl::Time now, RegisterReply* reply);
   bool AskForInitialValues(WorkerId worker);

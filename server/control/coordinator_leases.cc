@@ -1,8 +1,12 @@
 // Of Coordinator: who works on what.
 
 #include <algorithm>
+#include <cmath>
+#include <set>
+#include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
@@ -16,6 +20,27 @@ namespace {
 
 // Between two looks at who stands still.
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(200);
+
+absl::Status CheckMetrics(const EvalResult& eval) {
+  if (eval.metrics_size() > limits::kMetricsMax) {
+    return absl::InvalidArgumentError(absl::StrCat("evaluation with ", eval.metrics_size(),
+                                                   " measures, allowed are ", limits::kMetricsMax));
+  }
+  std::set<std::string> names;
+  for (const MetricSum& metric : eval.metrics()) {
+    if (metric.name().empty() || metric.name().size() > limits::kNameBytesMax ||
+        !names.insert(metric.name()).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("evaluation: a measure's name of ", metric.name().size(), " bytes, or one twice"));
+    }
+    if (!std::isfinite(metric.sum()) || !(metric.weight() > 0) || !std::isfinite(metric.weight())) {
+      return absl::InvalidArgumentError(absl::StrCat("evaluation: ", metric.name(), " is ", metric.sum(),
+                                                     " over ", metric.weight(),
+                                                     ", expected finite numbers, the second above 0"));
+    }
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -144,6 +169,7 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
                                                      request.eval().correct(), " correct; the lease has ",
                                                      task.end - task.begin));
     }
+    RECON_RETURN_IF_ERROR(CheckMetrics(request.eval()));
     *completion.mutable_eval() = request.eval();
   }
   // Durable before it is acknowledged.
@@ -173,8 +199,20 @@ void Coordinator::NoteEvaluation(uint32_t data_epochs, int64_t unix_ms) {
   entry.set_accuracy(static_cast<double>(result->correct()) / static_cast<double>(result->samples()));
   entry.set_loss(result->loss_sum() / static_cast<double>(result->samples()));
   entry.set_unix_ms(unix_ms);
-  LogInfo("data epoch {} of {}: test accuracy {:.4f}, loss {:.4f}", data_epochs, job_.data_epochs(),
-          entry.accuracy(), entry.loss());
+  std::string others;
+  for (const MetricSum& metric : result->metrics()) {
+    const double value = metric.sum() / metric.weight();
+    if (metric.name() == "accuracy") {
+      entry.set_accuracy(value);
+    } else if (metric.name() == "loss") {
+      entry.set_loss(value);
+    } else {
+      (*entry.mutable_metrics())[metric.name()] = value;
+      absl::StrAppend(&others, ", ", metric.name(), " ", absl::StrFormat("%.4g", value));
+    }
+  }
+  LogInfo("data epoch {} of {}: test accuracy {:.4f}, loss {:.4f}{}", data_epochs, job_.data_epochs(),
+          entry.accuracy(), entry.loss(), others);
   evaluations_.push_back(entry);
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/host_port.h"
@@ -62,6 +63,28 @@ absl::Status Coordinator::CheckDataset(const RegisterRequest& request) const {
   return absl::OkStatus();
 }
 
+absl::Status Coordinator::CheckProposal(const RegisterRequest& request) const {
+  std::map<std::string, std::string> wanted;  // As the settings have them: more than one value in a line.
+  for (const FlagValue& flag : request.proposed()) {
+    std::string& values = wanted[absl::StrCat("--", flag.name())];
+    absl::StrAppend(&values, values.empty() ? "" : " ", flag.value());
+  }
+  std::string differences;
+  for (const auto& [flag, value] : wanted) {
+    const auto ours = options_.settings.find(flag);
+    const std::string has = ours == options_.settings.end() ? "" : ours->second;
+    double a = 0, b = 0;
+    const bool same_number = absl::SimpleAtod(has, &a) && absl::SimpleAtod(value, &b) && a == b;
+    if (has == value || same_number) continue;
+    absl::StrAppend(&differences, differences.empty() ? "" : ", ", flag, " ", value, " instead of ",
+                    has.empty() ? "nothing" : has);
+  }
+  if (differences.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the script's settings are not the job's: ", differences,
+                   ": give the server no such flags, or the same, and all workers one script"));
+}
+
 absl::Status Coordinator::CheckName(const RegisterRequest& request, WorkerId worker, const std::string& peer,
                                     absl::Time now) {
   if (!membership_.HeldByAnother(worker, Incarnation(request.incarnation()), now)) return absl::OkStatus();
@@ -89,6 +112,18 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
     return absl::InvalidArgumentError(
         absl::StrCat(request.held_size(), " leases, allowed are ", limits::kLeasesPerWorkerMax));
   }
+  if (request.proposed_size() > static_cast<int>(limits::kProposedFlagsMax)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(request.proposed_size(), " settings, allowed are ", limits::kProposedFlagsMax));
+  }
+  for (const FlagValue& flag : request.proposed()) {
+    if (flag.name().empty() || flag.name().size() > limits::kNameBytesMax ||
+        flag.value().size() > limits::kNameBytesMax) {
+      return absl::InvalidArgumentError(absl::StrCat("a setting whose name has ", flag.name().size(),
+                                                     " and whose value has ", flag.value().size(),
+                                                     " bytes, allowed are ", limits::kNameBytesMax));
+    }
+  }
   if (request.device().size() > limits::kNameBytesMax || request.codec().size() > limits::kNameBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat("device of ", request.device().size(), " and codec of ",
                                                    request.codec().size(), " bytes, allowed are ",
@@ -106,6 +141,10 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
         request.test_samples(), ": allowed are ", limits::kStepMax, " and ", limits::kSamplesMax));
   }
   RECON_RETURN_IF_ERROR(ParamLayout::Create(request.model()).status());
+  if (!record_ && request.proposed_size() > 0 && options_.proposed.empty() && options_.adopt_proposal) {
+    return options_.adopt_proposal(request);
+  }
+  RECON_RETURN_IF_ERROR(CheckProposal(request));
   if (!record_) {
     JobRecord record;
     *record.mutable_model() = request.model();
@@ -114,6 +153,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
     record.set_split_samples(job_.split_samples());
     record.set_eval_split_samples(job_.eval_split_samples());
     record.set_seed(job_.seed());
+    record.mutable_proposed()->Add(options_.proposed.begin(), options_.proposed.end());
     RECON_RETURN_IF_ERROR(StartQueue(record));
     RECON_RETURN_IF_ERROR(AdoptModel(request));
     RECON_RETURN_IF_ERROR(journal_->SaveJob(record));

@@ -20,10 +20,11 @@ absl::Status FromRocks(const rocksdb::Status& status, const std::string& what);
 
 // The files of a control database, for rocksdb::Options::env; must outlive the database.
 //
-// Opening a file is tried again for RECON_STORE_PATIENCE when the error may pass. A file that cannot be made,
-// written or synced ends the process with 1, after a line that names it: RocksDB takes no write afterwards,
-// and Debian's build of 7.8 aborts when it closes its files then. Nothing that was acknowledged is lost: what is
-// on the disk and in the push log is what was acknowledged. Threads: thread-safe.
+// A call that fails is tried again for RECON_STORE_PATIENCE when the error may pass. After that it ends the
+// process with 1, after a line that names the file: RocksDB takes no write afterwards, and Debian's build of
+// 7.8 aborts when it closes its files then. A file that is not there is no failure. Nothing that was
+// acknowledged is lost: what is on the disk and in the push log is what was acknowledged. Threads:
+// thread-safe.
 std::unique_ptr<rocksdb::Env> MakeControlDbEnv();
 
 }  // namespace recon

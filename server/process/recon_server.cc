@@ -82,6 +82,9 @@ struct ReconServer::Parts {
   ControlState recovered;  // From snapshot and log.
   uint64_t restored_sequence = 0;
   bool spread_anew = false;  // Over another number of servers.
+  // What the first worker's script asks for: all is made anew for it.
+  std::atomic<bool> begin_anew{false};
+  std::vector<FlagValue> asked_for;  // Written on the control lane before that.
   // Open() stopped half way: the push log has another policy than all was made for.
   bool policy_was_lost = false;
   std::atomic<bool> drain_requested{false};
@@ -93,6 +96,8 @@ struct ReconServer::Parts {
 
   absl::Status Open();
   absl::Status OpenControlDb(const Manifest& before);
+  absl::Status TakeProposed(const Manifest& before);
+  absl::Status AdoptProposal(const RegisterRequest& request);
   absl::StatusOr<PolicySettings> PolicyInForce() const;
   absl::StatusOr<Manifest> NewestManifest() const;
   absl::Status CheckNotReplaced(const Manifest& before) const;
@@ -112,6 +117,7 @@ struct ReconServer::Parts {
   std::string LogDirectory() const { return flags.data + "/log"; }
   absl::Status Drain();
   void StopServing(absl::Duration timeout);
+  void Stop();
   void CountCopies();
 };
 
@@ -139,6 +145,7 @@ absl::Status ReconServer::Parts::Open() {
     RECON_ASSIGN_OR_RETURN(initial, InitialValues::Open(flags.from_snapshot));
   }
   RECON_RETURN_IF_ERROR(OpenControlDb(before));
+  RECON_RETURN_IF_ERROR(TakeProposed(before));
   RECON_ASSIGN_OR_RETURN(const ServerPlace place, db->LoadPlace());
   if (place.server_id() != 0) {
     return absl::FailedPreconditionError(
@@ -232,6 +239,14 @@ absl::Status ReconServer::Parts::Open() {
   coordinator_options.policy_base = policy_base;
   coordinator_options.policy_of_flags = flags.policy;
   coordinator_options.policy = settings;
+  coordinator_options.settings = flags.settings;
+  coordinator_options.proposed = flags.proposed;
+  // Other servers have been told what the job is.
+  if (flags.with_proposed && cluster == nullptr) {
+    coordinator_options.adopt_proposal = [this](const RegisterRequest& request) {
+      return AdoptProposal(request);
+    };
+  }
   coordinator = std::make_unique<Coordinator>(coordinator_options, params.get(), journal.get(),
                                               snapshots.get(), cluster.get(), &metrics);
   if (cluster != nullptr) StartCluster();
@@ -344,6 +359,29 @@ absl::Status ReconServer::Parts::OpenControlDb(const Manifest& before) {
   }
   RECON_ASSIGN_OR_RETURN(db, std::move(opened));
   return absl::OkStatus();
+}
+
+// The job goes by what its first worker asked for, where the flags say nothing.
+absl::Status ReconServer::Parts::TakeProposed(const Manifest& before) {
+  if (!flags.with_proposed) return absl::OkStatus();
+  RECON_ASSIGN_OR_RETURN(const std::optional<JobRecord> known, db->LoadJob());
+  const JobRecord& record = known ? *known : before.control().job();
+  if (record.proposed().empty()) return absl::OkStatus();
+  const std::string listen = flags.listen;
+  RECON_ASSIGN_OR_RETURN(flags, flags.with_proposed({record.proposed().begin(), record.proposed().end()}));
+  flags.listen = listen;
+  return absl::OkStatus();
+}
+
+absl::Status ReconServer::Parts::AdoptProposal(const RegisterRequest& request) {
+  const std::vector<FlagValue> proposed(request.proposed().begin(), request.proposed().end());
+  RECON_RETURN_IF_ERROR(flags.with_proposed(proposed).status());
+  if (!begin_anew.load()) {
+    asked_for = proposed;
+    LogInfo("the job begins with the settings of {}'s script", request.name());
+    begin_anew.store(true);
+  }
+  return absl::UnavailableError("the server takes the settings of the first worker's script");
 }
 
 // What was set live, unless the flags have changed since.
@@ -583,13 +621,30 @@ void ReconServer::Parts::StopServing(absl::Duration timeout) {
 
 ReconServer::ReconServer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 
-ReconServer::~ReconServer() {
+void ReconServer::Parts::Stop() {
   // Waiting replies first: the RPC server cannot end while they are open. Then what the lanes have posted
   // to each other, while both ends still exist.
-  parts_->params->BeginDrain();
-  parts_->StopServing(absl::ZeroDuration());
-  parts_->coordinator->lane()->RunAndWait([this] { parts_->coordinator->BeginDrain(); });
-  parts_->snapshots->Flush();
+  params->BeginDrain();
+  StopServing(absl::ZeroDuration());
+  coordinator->lane()->RunAndWait([this] { coordinator->BeginDrain(); });
+  snapshots->Flush();
+}
+
+ReconServer::~ReconServer() {
+  if (parts_ != nullptr) parts_->Stop();
+}
+
+// Nothing is lost: the job has not begun.
+absl::Status ReconServer::BeginAnew() {
+  RECON_ASSIGN_OR_RETURN(ServerFlags flags, parts_->flags.with_proposed(parts_->asked_for));
+  flags.listen = parts_->rpc->address();
+  parts_->Stop();
+  parts_ = nullptr;
+  auto parts = std::make_unique<Parts>();
+  parts->flags = std::move(flags);
+  RECON_RETURN_IF_ERROR(parts->Open());
+  parts_ = std::move(parts);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<ReconServer>> ReconServer::Start(const ServerFlags& flags) {
@@ -613,8 +668,10 @@ const std::string& ReconServer::address() const { return parts_->rpc->address();
 void ReconServer::RequestDrain() { parts_->drain_requested.store(true); }
 
 absl::Status ReconServer::RunUntilStopped() {
-  Coordinator* coordinator = parts_->coordinator.get();
-  while (!ShutdownSignal::Wait(kTick) && !parts_->drain_requested.load()) {
+  while (!ShutdownSignal::Wait(parts_->begin_anew ? absl::ZeroDuration() : kTick) &&
+         !parts_->drain_requested.load()) {
+    if (parts_->begin_anew.load()) RECON_RETURN_IF_ERROR(BeginAnew());
+    Coordinator* const coordinator = parts_->coordinator.get();
     // What it has acknowledged is safe; the rest is for the next start to decide.
     RECON_RETURN_IF_ERROR(parts_->params->log_status());
     RECON_RETURN_IF_ERROR(parts_->snapshots->taken_over());

@@ -28,6 +28,8 @@ class ReconServer {
  private:
   struct Parts;
   explicit ReconServer(std::unique_ptr<Parts> parts);
+  // With what the first worker's script asks for. After an error there is nothing left to run.
+  absl::Status BeginAnew();
 
   std::unique_ptr<Parts> parts_;
 };

@@ -474,6 +474,39 @@ absl::Status CheckJoin(const CLI::App& app, const ServerFlags& flags) {
   return absl::OkStatus();
 }
 
+// The line of `arguments`, and what is proposed. Errors in the line itself are on standard error, with
+// `exit_code`; those of proposals are returned alone.
+absl::StatusOr<ServerFlags> ParseLine(std::vector<std::string> arguments,
+                                      const std::vector<FlagValue>& proposed, int* exit_code) {
+  ServerFlags flags;
+  RawFlags raw;
+  CommandLine line("recon-server", "holds the model, applies gradients, hands out data, publishes snapshots");
+  DefineFlags(&line, &flags, &raw);
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  if (const std::optional<int> code = line.Parse(static_cast<int>(argv.size()), argv.data())) {
+    *exit_code = *code;
+    return absl::InvalidArgumentError("no flags");
+  }
+  std::vector<std::pair<std::string, std::string>> defaults;
+  for (const FlagValue& flag : proposed) defaults.emplace_back(flag.name(), flag.value());
+  RECON_RETURN_IF_ERROR(line.TakeDefaults(defaults, {"Optimizer", "Policy: how workers agree", "Job"}));
+  absl::Status converted = Convert(raw, &flags);
+  converted.Update(CheckJoin(*line.app(), flags));
+  if (!converted.ok()) {
+    if (proposed.empty()) *exit_code = line.Refuse(converted);
+    return converted;
+  }
+  flags.settings = line.ValuesOf({"Optimizer", "Policy: how workers agree", "Job", "Durability", "Snapshots",
+                                  "Several servers", "Members and leases"});
+  flags.proposed = proposed;
+  flags.with_proposed = [arguments = std::move(arguments)](const std::vector<FlagValue>& other) {
+    int ignored = 0;
+    return ParseLine(arguments, other, &ignored);
+  };
+  return flags;
+}
+
 }  // namespace
 
 std::string DurabilityName(ServerFlags::Durability durability) {
@@ -491,23 +524,7 @@ absl::StatusOr<ServerFlags::Durability> ParseDurability(const std::string& name)
 }
 
 absl::StatusOr<ServerFlags> ParseServerFlags(int argc, char** argv, int* exit_code) {
-  ServerFlags flags;
-  RawFlags raw;
-  CommandLine line("recon-server", "holds the model, applies gradients, hands out data, publishes snapshots");
-  DefineFlags(&line, &flags, &raw);
-  if (const std::optional<int> code = line.Parse(argc, argv)) {
-    *exit_code = *code;
-    return absl::InvalidArgumentError("no flags");
-  }
-  absl::Status converted = Convert(raw, &flags);
-  converted.Update(CheckJoin(*line.app(), flags));
-  if (!converted.ok()) {
-    *exit_code = line.Refuse(converted);
-    return converted;
-  }
-  flags.settings = line.ValuesOf({"Optimizer", "Policy: how workers agree", "Job", "Durability", "Snapshots",
-                                  "Several servers", "Members and leases"});
-  return flags;
+  return ParseLine({argv, argv + argc}, {}, exit_code);
 }
 
 }  // namespace recon

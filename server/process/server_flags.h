@@ -1,7 +1,9 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -34,6 +36,10 @@ struct ServerFlags {
   std::string log_level = "info";
   // The job's flags and what they were given, for the log; see settings_changes.h.
   std::map<std::string, std::string> settings;
+  // What a worker's script asked for, and these settings go by where nobody else has said anything; and the
+  // same command line with other wishes of this kind. InvalidArgument for a wish that means nothing.
+  std::vector<FlagValue> proposed;
+  std::function<absl::StatusOr<ServerFlags>(const std::vector<FlagValue>& proposed)> with_proposed;
   int apply_threads = 0;
 
   OptimizerConfig optimizer;

@@ -40,7 +40,7 @@ ControlService::Reactor* ControlService::Register(Context* context, const Regist
                                                   RegisterReply* reply) {
   return OnLane(coordinator_->lane(), context, reply, [this, request, peer = PeerName(context->peer())]() {
     absl::StatusOr<RegisterReply> result = coordinator_->Register(*request, Now(), peer);
-    if (!result.ok()) LogWarn("worker {} refused: {}", request->name(), result.status().message());
+    if (!result.ok() && !absl::IsUnavailable(result.status())) LogWarn("worker {} refused: {}", request->name(), result.status().message());
     return result;
   });
 }

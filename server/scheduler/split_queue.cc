@@ -13,6 +13,16 @@ uint64_t Splits(uint64_t samples, uint32_t per_split) {
   return samples / per_split + (samples % per_split == 0 ? 0 : 1);
 }
 
+void AddMetric(const MetricSum& metric, EvalResult* eval) {
+  for (MetricSum& sum : *eval->mutable_metrics()) {
+    if (sum.name() != metric.name()) continue;
+    sum.set_sum(sum.sum() + metric.sum());
+    sum.set_weight(sum.weight() + metric.weight());
+    return;
+  }
+  *eval->add_metrics() = metric;
+}
+
 }  // namespace
 
 absl::StatusOr<SplitQueue> SplitQueue::Create(const Config& config) {
@@ -128,6 +138,7 @@ bool SplitQueue::Complete(const Task& task, const EvalResult& eval) {
     round->eval.set_samples(round->eval.samples() + eval.samples());
     round->eval.set_correct(round->eval.correct() + eval.correct());
     round->eval.set_loss_sum(round->eval.loss_sum() + eval.loss_sum());
+    for (const MetricSum& metric : eval.metrics()) AddMetric(metric, &round->eval);
     return true;
   }
   samples_completed_ += task.end - task.begin;
