@@ -19,6 +19,7 @@
 #include "common/snapshot/safetensors.h"
 #include "common/storage/file_system.h"
 #include "nlohmann/json.hpp"
+#include "tools/reconctl/encode_values.h"
 #include "tools/reconctl/open_snapshot.h"
 #include "tools/reconctl/recorded_model.h"
 #include "tools/reconctl/torch_file.h"
@@ -78,20 +79,30 @@ absl::Status ReadSource(const Source& source, TensorReader* snapshot,
                         absl::FunctionRef<absl::Status(absl::string_view bytes)> sink) {
   if (source.tensor == nullptr) return sink(source.content);
   return snapshot->Read(*source.tensor, source.role, [&](uint64_t, absl::Span<const float> values) {
-    return sink({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
+    if (source.dtype == "F32") {
+      return sink({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
+    }
+    std::string bytes;
+    EncodeValues(source.dtype, values, &bytes);
+    return sink(bytes);
   });
 }
 
 std::vector<Source> SourcesOf(const OpenSnapshot& open, bool with_state) {
   std::vector<Source> sources;
   const TensorReader& snapshot = *open.tensors;
-  for (const TensorPlacement& tensor : snapshot.layout().tensors()) {
-    for (int role = 0; role < (with_state ? snapshot.roles() : 1); ++role) {
+  const ModelSpec& model = snapshot.layout().model();
+  for (size_t i = 0; i < snapshot.layout().tensors().size(); ++i) {
+    const TensorPlacement& tensor = snapshot.layout().tensors()[i];
+    const TensorSpec& spec = model.tensors(static_cast<int>(i));
+    // Nothing of an optimizer goes with what is not trained.
+    for (int role = 0; role < (with_state && !spec.averaged() ? snapshot.roles() : 1); ++role) {
+      const std::string dtype = role > 0 || spec.dtype().empty() ? "F32" : spec.dtype();
       const std::string plane = role == 0 ? "" : PlaneName(snapshot.manifest().optimizer(), role);
       sources.push_back({role == 0 ? tensor.name : absl::StrCat(tensor.name, ".", plane),
-                         "F32",
+                         dtype,
                          tensor.shape,
-                         tensor.size * sizeof(float),
+                         tensor.size * static_cast<uint64_t>(DtypeBits(dtype)) / 8,
                          &tensor,
                          role,
                          {}});
@@ -102,16 +113,19 @@ std::vector<Source> SourcesOf(const OpenSnapshot& open, bool with_state) {
       const absl::string_view content = open.carried->BytesOf(tensor);
       sources.push_back({tensor.name, tensor.dtype, tensor.shape, content.size(), nullptr, 0, content});
     }
-    std::map<std::string, size_t> by_name;
-    for (size_t i = 0; i < sources.size(); ++i) by_name[sources[i].name] = i;
-    for (const auto& [name, other] : open.carried->aliases()) {
-      const auto found = by_name.find(other);
-      // An alias of a tensor that the job's model does not have any more, or has under both names.
-      if (found == by_name.end() || by_name.count(name) > 0) continue;
-      Source copy = sources[found->second];
-      copy.name = name;
-      sources.push_back(std::move(copy));
-    }
+  }
+  std::map<std::string, std::string> aliases;
+  if (open.carried != nullptr) aliases = open.carried->aliases();
+  for (const AliasEntry& alias : model.aliases()) aliases[alias.name()] = alias.tensor();
+  std::map<std::string, size_t> by_name;
+  for (size_t i = 0; i < sources.size(); ++i) by_name[sources[i].name] = i;
+  for (const auto& [name, other] : aliases) {
+    const auto found = by_name.find(other);
+    // An alias of a tensor that the job's model does not have any more, or has under both names.
+    if (found == by_name.end() || by_name.count(name) > 0) continue;
+    Source copy = sources[found->second];
+    copy.name = name;
+    sources.push_back(std::move(copy));
   }
   // As the reference writer sorts them: wide types first, so that values are aligned.
   std::sort(sources.begin(), sources.end(), [](const Source& a, const Source& b) {
