@@ -28,10 +28,10 @@ absl::Status Worst(const std::vector<absl::StatusOr<Frame>>& replies) {
 
 }  // namespace
 
-CommPipeline::CommPipeline(int depth, const ParamLayout* layout, ModelBackend* backend, CodecPolicy* policy,
+CommPipeline::CommPipeline(int depth, const ParamLayout* layout, GradientSpace* space, CodecPolicy* policy,
                            ParamClient* client, Session* session, Metrics* metrics)
     : layout_(layout),
-      backend_(backend),
+      space_(space),
       policy_(policy),
       client_(client),
       session_(session),
@@ -76,7 +76,12 @@ absl::StatusOr<std::unique_ptr<GradientBuffer>> CommPipeline::TakeBuffer() {
       return buffer;
     }
   }
-  return backend_->NewGradientBuffer();
+  return space_->NewGradientBuffer();
+}
+
+void CommPipeline::ReturnBuffer(std::unique_ptr<GradientBuffer> buffer) {
+  MutexLock lock(&mu_);
+  buffers_.push_back(std::move(buffer));
 }
 
 void CommPipeline::Submit(Push push) {
@@ -157,6 +162,9 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush e
     if (!shards[i].left_out) params += layout_->shards()[i].size;
     shards[i].version = push.base_versions[i];
     if (!push.shard_samples.empty()) shards[i].samples = push.shard_samples[i];
+    if (!push.learning_rates.empty()) {
+      shards[i].learning_rate = push.learning_rates[layout_->shards()[i].group];
+    }
     bytes += shards[i].payload.size();
   }
   bytes_.Increment(static_cast<double>(bytes));

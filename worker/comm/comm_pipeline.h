@@ -18,7 +18,7 @@
 #include "worker/comm/session.h"
 #include "worker/encode/codec_policy.h"
 #include "worker/encode/gradient_encoder.h"
-#include "worker/model/model_backend.h"
+#include "worker/encode/gradient_space.h"
 
 namespace recon {
 
@@ -42,6 +42,8 @@ class CommPipeline {
     uint64_t base_epoch = 0;
     // Of each shard, how many samples its gradient is the mean of; empty: `samples`, as all.
     std::vector<uint32_t> shard_samples;
+    // Of each group of the layout, the learning rate its update goes by; empty: the server's.
+    std::vector<double> learning_rates;
     // How far parameters of the worker's own have moved, not a gradient: what the server makes of one would
     // be nonsense with the other.
     bool local = false;
@@ -52,7 +54,7 @@ class CommPipeline {
   };
 
   // `depth` pushes are under way at most.
-  CommPipeline(int depth, const ParamLayout* layout, ModelBackend* backend, CodecPolicy* policy,
+  CommPipeline(int depth, const ParamLayout* layout, GradientSpace* space, CodecPolicy* policy,
                ParamClient* client, Session* session, Metrics* metrics);
   ~CommPipeline();
 
@@ -61,6 +63,8 @@ class CommPipeline {
 
   // A gradient buffer, used again when its push is encoded.
   absl::StatusOr<std::unique_ptr<GradientBuffer>> TakeBuffer();
+  // Without a push.
+  void ReturnBuffer(std::unique_ptr<GradientBuffer> buffer);
   void Submit(Push push);
   // Waits until fewer than `pushes` are under way, or the session has failed.
   void WaitUntilBelow(int pushes);
@@ -91,7 +95,7 @@ class CommPipeline {
 
   // Set in the constructor.
   const ParamLayout* const layout_;
-  ModelBackend* const backend_;
+  GradientSpace* const space_;
   CodecPolicy* const policy_;
   ParamClient* const client_;
   Session* const session_;

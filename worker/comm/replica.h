@@ -14,7 +14,7 @@
 #include "common/codec/frame.h"
 #include "common/tensor/page.h"
 #include "common/tensor/param_layout.h"
-#include "worker/model/model_backend.h"
+#include "common/tensor/parameter_view.h"
 
 namespace recon {
 

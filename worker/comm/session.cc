@@ -105,6 +105,7 @@ RegisterRequest Session::MakeRequest() const {
   request.set_codec(options_.codec);
   request.set_simulated(options_.simulated);
   request.set_serves_parameters(options_.serves);
+  request.mutable_proposed()->Add(options_.proposed.begin(), options_.proposed.end());
   return request;
 }
 
@@ -125,6 +126,7 @@ void Session::AdoptReply(const RegisterReply& reply) {
     job_ = std::make_shared<const JobConfig>(reply.job());
     local_steps_ = 0;  // They were of another policy.
   }
+  workers_ = reply.workers();
   first_allowed_step_ = std::max(first_allowed_step_, reply.start_step());
   int lost = 0;
   for (const HeldLeasePtr& held : held_) {
@@ -281,6 +283,7 @@ void Session::HeartbeatOnce(double samples_per_second) {
   if (options_.adopt_codec) options_.adopt_codec(reply->codec_choice());
   if (options_.adopt_workers) options_.adopt_workers(reply->workers());
   local_steps_.store(reply->local_steps(), std::memory_order_relaxed);
+  workers_.store(reply->workers(), std::memory_order_relaxed);
   MutexLock lock(&mu_);
   phase_ = reply->phase();
   unreachable_since_ = absl::InfiniteFuture();

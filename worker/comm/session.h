@@ -48,6 +48,8 @@ class Session {
     // Takes what --codec auto stands for. Any thread; must not call the session.
     std::function<void(const CodecChoice&)> adopt_codec;
     std::string codec;
+    // What the worker's script has of the job's settings; see RegisterRequest.
+    std::vector<FlagValue> proposed;
     // host:port where other workers find this one's parameters; empty if it does not hand them out.
     std::string serves;
     bool simulated = false;
@@ -127,6 +129,8 @@ class Session {
   bool lost(const HeldLeasePtr& held) const;
   // Batches of a round of local steps, as the server has last said; 0 if it has not.
   uint32_t local_steps() const { return local_steps_.load(std::memory_order_relaxed); }
+  // Of the job, this one among them, as the server has last said.
+  uint32_t workers() const { return workers_.load(std::memory_order_relaxed); }
   void Leave(const std::string& reason);
 
   // Steps: the next one to push, and which are not acknowledged. While must_drain(), the next step would
@@ -170,6 +174,7 @@ class Session {
 
   Counters counters_;
   std::atomic<uint32_t> local_steps_{0};
+  std::atomic<uint32_t> workers_{1};
   Mutex registering_;  // Held by the one thread that registers.
 
   mutable Mutex mu_;

@@ -3,7 +3,6 @@
 #include <fnmatch.h>
 
 #include "absl/strings/str_cat.h"
-#include "worker/encode/cpu_encoder.h"
 
 namespace recon {
 
@@ -25,16 +24,6 @@ absl::Status AssignGroups(const std::vector<std::pair<std::string, std::string>>
                                                    " to ", model->tensors(model->tensors_size() - 1).name()));
   }
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::unique_ptr<GradientBuffer>> ModelBackend::NewGradientBuffer() {
-  auto buffer = std::make_unique<GradientBuffer>();
-  buffer->host.resize(layout_->params());
-  return buffer;
-}
-
-absl::StatusOr<std::unique_ptr<GradientEncoder>> ModelBackend::NewEncoder(const EncoderOptions& options) {
-  return std::make_unique<CpuEncoder>(options, layout_);
 }
 
 }  // namespace recon

@@ -10,17 +10,11 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/tensor/param_layout.h"
+#include "common/tensor/parameter_view.h"
 #include "worker/data/dataset.h"
-#include "worker/encode/gradient_encoder.h"
+#include "worker/encode/gradient_space.h"
 
 namespace recon {
-
-// The worker's copy of the parameters, flat, as ParamLayout lays them out.
-struct ParameterView {
-  absl::Span<const float> values;
-  // Changes whenever the values do, so that a device uploads them only then.
-  uint64_t revision = 0;
-};
 
 struct BatchResult {
   uint64_t samples = 0;
@@ -32,18 +26,12 @@ struct BatchResult {
 //
 // Threads: one thread at a time. Ownership: the backend owns its scratch and device memory, and outlives the
 // buffers and encoders it made.
-class ModelBackend {
+class ModelBackend : public GradientSpace {
  public:
-  virtual ~ModelBackend() = default;
-
   virtual const ModelSpec& spec() const = 0;
-  // "cpu", "cuda:0", ...
-  virtual std::string device() const = 0;
   // Whether the computing is a stand-in for load tests; shown wherever its numbers appear.
   virtual bool simulated() const = 0;
 
-  // Where the tensors lie. Called once, before anything below. `layout` must outlive the backend.
-  void Bind(const ParamLayout* layout) { layout_ = layout; }
   // Initial parameters, the same for one seed on every machine. `values` has layout->params() elements.
   virtual void InitialValues(uint64_t seed, absl::Span<float> values) const = 0;
 
@@ -55,23 +43,8 @@ class ModelBackend {
                                                    GradientBuffer* gradient) {
     return Gradient(batch, parameters, absl::MakeSpan(gradient->host));
   }
-  // Puts values from the host into such a buffer.
-  virtual absl::Status Load(absl::Span<const float> values, GradientBuffer* gradient) {
-    std::copy(values.begin(), values.end(), gradient->host.begin());
-    return absl::OkStatus();
-  }
-  virtual absl::Status ZeroGradient(GradientBuffer* gradient) {
-    std::fill(gradient->host.begin(), gradient->host.end(), 0.0f);
-    return absl::OkStatus();
-  }
-  // Unavailable if a device has no memory for it.
-  virtual absl::StatusOr<std::unique_ptr<GradientBuffer>> NewGradientBuffer();
-  virtual absl::StatusOr<std::unique_ptr<GradientEncoder>> NewEncoder(const EncoderOptions& options);
   // Loss and hits without a gradient.
   virtual absl::StatusOr<BatchResult> Evaluate(const Batch& batch, const ParameterView& parameters) = 0;
-
- protected:
-  const ParamLayout* layout_ = nullptr;
 };
 
 // Puts tensors into other groups: each of `rules` is a pattern of tensor names (as a shell's) and a group;

@@ -249,4 +249,37 @@ absl::StatusOr<WorkerFlags> ParseWorkerFlags(int argc, char** argv, int* exit_co
   return flags;
 }
 
+absl::StatusOr<WorkerFlags> WorkerFlagsOf(const std::vector<std::pair<std::string, std::string>>& values) {
+  WorkerFlags flags;
+  RawFlags raw;
+  CommandLine line("recon", "a worker as a library");
+  DefineFlags(&line, &flags, &raw);
+  std::vector<std::string> arguments = {"recon"};
+  for (const auto& [name, value] : values) arguments.push_back(absl::StrCat("--", name, "=", value));
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  RECON_RETURN_IF_ERROR(line.ParseQuietly(static_cast<int>(argv.size()), argv.data()));
+  RECON_RETURN_IF_ERROR(Convert(raw, &flags));
+  return flags;
+}
+
+Member::Options MemberOptionsOf(const WorkerFlags& flags) {
+  Member::Options options;
+  options.server = flags.server;
+  options.tls = flags.tls;
+  options.name = flags.name;
+  options.codec = flags.codec;
+  options.encoder = flags.encoder;
+  options.depth = flags.depth;
+  options.accumulate = flags.accumulate;
+  options.connections = flags.connections;
+  options.shared_memory = flags.shared_memory;
+  options.ucx = flags.ucx;
+  options.serve_parameters = flags.serve_parameters;
+  options.parameters_from = flags.parameters_from;
+  options.reconnect_for = flags.reconnect_for;
+  options.metrics_address = flags.metrics_address;
+  return options;
+}
+
 }  // namespace recon

@@ -11,6 +11,7 @@
 #include "worker/data/dataset.h"
 #include "worker/encode/codec_policy.h"
 #include "worker/model/model_backend.h"
+#include "worker/training/member.h"
 
 namespace recon {
 
@@ -39,5 +40,12 @@ struct WorkerFlags {
 };
 
 absl::StatusOr<WorkerFlags> ParseWorkerFlags(int argc, char** argv, int* exit_code);
+
+// The same for a program that has the worker as a library: flags by name, without dashes, and what the
+// environment says. InvalidArgument with the flag's name.
+absl::StatusOr<WorkerFlags> WorkerFlagsOf(const std::vector<std::pair<std::string, std::string>>& values);
+
+// What of it says how the worker takes part in the job; model and data are not of it.
+Member::Options MemberOptionsOf(const WorkerFlags& flags);
 
 }  // namespace recon

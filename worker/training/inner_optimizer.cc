@@ -58,7 +58,8 @@ void InnerOptimizer::Follow(absl::Span<const float> parameters, const std::vecto
   revision_ = NextRevision();
 }
 
-void InnerOptimizer::Step(uint64_t update, absl::Span<const float> gradient, uint64_t samples) {
+void InnerOptimizer::Step(uint64_t update, absl::Span<const float> gradient, uint64_t samples,
+                          absl::Span<const double> learning_rates) {
   for (uint64_t& of_shard : samples_) of_shard += samples;
   OptimizerConfig now = rules_.optimizer;
   now.learning_rate *= std::exchange(now.schedule, LearningRateSchedule()).Factor(update);
@@ -68,8 +69,11 @@ void InnerOptimizer::Step(uint64_t update, absl::Span<const float> gradient, uin
     if (norm > now.clip_norm) scale = now.clip_norm / norm;
   }
   for (const ShardPlacement& shard : layout_->shards()) {
-    const GroupPolicy policy = rules_.PolicyOf(layout_->groups()[shard.group]);
-    const UpdateCoefficients c = CoefficientsFor(now, policy, steps_, scale);
+    GroupPolicy policy = rules_.PolicyOf(layout_->groups()[shard.group]);
+    policy.averaged = layout_->averaged(shard.group);
+    const UpdateCoefficients c = CoefficientsFor(
+        now, policy, steps_, policy.averaged ? 1 : scale,
+        learning_rates.empty() ? std::nullopt : std::optional<double>(learning_rates[shard.group]));
     ApplyUpdate(c, gradient.data() + shard.offset, shard.size, parameters_.data() + shard.offset,
                 state1_.empty() ? nullptr : state1_.data() + shard.offset,
                 state2_.empty() ? nullptr : state2_.data() + shard.offset);

@@ -6,7 +6,7 @@
 #include "absl/types/span.h"
 #include "common/optim/apply_rules.h"
 #include "common/tensor/param_layout.h"
-#include "worker/model/model_backend.h"
+#include "common/tensor/parameter_view.h"
 
 namespace recon {
 
@@ -31,8 +31,10 @@ class InnerOptimizer {
   // Takes them where they are others than before; what has moved and was not pushed stays.
   void Follow(absl::Span<const float> parameters, const std::vector<uint64_t>& versions, uint64_t epoch);
   // One update, by the mean over so many samples. `update` counts the batches of the whole job: the schedule
-  // goes by it, and so by what is computed, not by who computes it.
-  void Step(uint64_t update, absl::Span<const float> gradient, uint64_t samples);
+  // goes by it, and so by what is computed, not by who computes it. `learning_rates`: one for each group, in
+  // place of the rules'; empty: theirs.
+  void Step(uint64_t update, absl::Span<const float> gradient, uint64_t samples,
+            absl::Span<const double> learning_rates = {});
   // Whether there were steps since some shard was taken.
   bool holds() const;
   ParameterView view() const { return {parameters_, revision_}; }

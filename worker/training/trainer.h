@@ -1,0 +1,253 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "common/metrics/metrics.h"
+#include "common/rpc/credentials.h"
+#include "common/tensor/param_layout.h"
+#include "common/tensor/parameter_view.h"
+#include "worker/comm/comm_pipeline.h"
+#include "worker/comm/reconstruct.h"
+#include "worker/comm/replica.h"
+#include "worker/comm/session.h"
+#include "worker/encode/codec_policy.h"
+#include "worker/encode/gradient_space.h"
+#include "worker/training/gradient_sum.h"
+#include "worker/training/inner_optimizer.h"
+#include "worker/training/push_schedule.h"
+
+namespace recon {
+
+// What any worker does around the computing of gradients: takes leases, begins each batch with the parameters
+// that it is to be computed from, turns gradients into pushes or local steps as the job's policy says, and
+// completes splits when what they stand for is acknowledged. recon-worker and the Python package are its
+// users.
+//
+//   RECON_RETURN_IF_ERROR(trainer.Begin());
+//   while work is kTrain, for each split of the lease that is not done:
+//     SplitPtr split = trainer.OpenSplit(lease, number);
+//     for each batch:
+//       StatusOr<Place> place = trainer.BeginBatch(order_key, split);   // Parameters stay as they are
+//       until... compute; put the mean gradient into place->gradient or place->values;
+//       trainer.EndBatch(computed, flush);                              // ...here.
+//     trainer.CloseSplit(split);
+//   trainer.Finish();
+//
+// Threads: one, the training thread; RequestStop() on any. The pointers must outlive the trainer.
+class Trainer {
+ public:
+  struct Options {
+    int depth = 2;  // Pushes under way, where the job's bound allows so many.
+    EncoderOptions encoder;
+    // The mean of so many batches' gradients makes one push; a split's last may be of fewer. Without local
+    // steps.
+    uint32_t accumulate = 1;
+    ParameterSource parameters_from = ParameterSource::kServer;
+    TlsFlags tls;  // For other workers.
+    uint64_t train_samples = 0;
+  };
+
+  // A split whose pushes are under way: done when all are acknowledged.
+  struct Split;
+  using SplitPtr = std::shared_ptr<Split>;
+
+  Trainer(const Options& options, const ParamLayout* layout, GradientSpace* space, CodecPolicy* policy,
+          ParamClient* client, Session* session, Replica* replica, Metrics* metrics);
+  ~Trainer();
+
+  // Everything that waits returns soon; nothing new is begun. What is under way is for Finish().
+  void RequestStop() { stop_.store(true); }
+  bool stopping() const { return stop_.load(); }
+
+  // Goes by the job's settings, and has its parameters, where the server has some. First of all.
+  absl::Status Begin();
+
+  // The next thing to do. It waits for no work to come: kNone says that there is none now. Splits whose
+  // pushes are acknowledged are completed on the way.
+  struct Work {
+    enum class Kind { kNone, kTrain, kEvaluate, kInitialValues, kFinished };
+    Kind kind = Kind::kNone;
+    Session::HeldLeasePtr lease;  // Of kTrain and kEvaluate.
+  };
+  absl::StatusOr<Work> NextWork();
+  // Answers kInitialValues: layout->params() finite values. If it fails for a reason that passes, the server
+  // asks again.
+  absl::Status SendInitialValues(absl::Span<const float> values);
+  // Answers kEvaluate: with the parameters that the server has now.
+  absl::StatusOr<ParameterView> BeginEvaluation();
+  absl::Status EndEvaluation(const Session::HeldLeasePtr& lease, const EvalResult& result);
+  // A batch of the evaluation is done: the server sees that it moves.
+  void NoteEvaluated() { ++session_->counters()->batches; }
+  void Abandon(const Session::HeldLeasePtr& lease) { session_->Abandon(lease); }
+
+  // Split `number` of the lease, counted from 0. A batch is of one split; a push may be of several.
+  SplitPtr OpenSplit(const Session::HeldLeasePtr& lease, uint32_t number);
+  // No batch of it comes any more; what a round has of it is pushed.
+  absl::Status CloseSplit(const SplitPtr& split);
+  // Before the next split of a lease that has begun: waits where too many are open.
+  absl::Status MakeRoomForSplit();
+  // Its lease is lost, or a push of it was dropped: others compute it again.
+  bool dropped(const SplitPtr& split) const;
+  bool lost(const Session::HeldLeasePtr& lease) const { return session_->lost(lease); }
+  // The lease's splits that others have completed, or this worker has.
+  uint32_t done(const Session::HeldLeasePtr& lease) const { return session_->done(lease); }
+
+  // Where a batch's gradient goes: `gradient`, or, where the batch is one of several that make a push,
+  // `values`; the other is empty.
+  struct Place {
+    ParameterView parameters;
+    GradientBuffer* gradient = nullptr;
+    absl::Span<float> values;
+  };
+  // `order_key`: the number of the batch's first sample, counted over all data epochs; it fixes the order in
+  // which gradients are summed. None if the split is dropped. Waits for a place in the pipeline.
+  absl::StatusOr<std::optional<Place>> BeginBatch(uint64_t order_key, const SplitPtr& split);
+  // The batch that has begun goes on with samples of this split, too.
+  void AlsoOf(const SplitPtr& split);
+  bool batch_begun() const { return batch_.has_value(); }
+  struct Computed {
+    uint64_t samples = 0;
+    absl::Duration took;         // Computing alone.
+    std::optional<double> loss;  // Mean over the samples.
+    // Of each group of the layout, the learning rate that the update goes by; empty: the job's.
+    std::vector<double> learning_rates;
+  };
+  // `flush`: it is the last that this worker does; what was kept back goes with it. OutOfRange if the loss is
+  // not finite.
+  absl::Status EndBatch(Computed computed, bool flush = false);
+  // Of the last push; in a synchronous job, the number of the step it was part of.
+  uint64_t last_step() const { return last_step_; }
+  // Nothing comes of the batch that has begun; its samples count as done.
+  void DropBatch();
+
+  // Waits for what is under way, sends what was kept back if a stop was asked for, and completes splits.
+  absl::Status Finish();
+
+  // The parameters as they are now, of the server.
+  absl::StatusOr<ParameterView> Pull();
+  // Heartbeats say that nothing is computed for a reason, for as long as it lives.
+  class Pause;
+
+  const JobConfig& job() const { return *job_; }
+  const ParamLayout& layout() const { return *layout_; }
+  // A synchronous step is closed by who takes part in it.
+  bool synchronous() const { return job_->bound() == 0; }
+  bool local() const { return inner_ != nullptr; }
+
+ private:
+  // Batches that become one push: local steps, or gradients that are accumulated. It ends with its split at
+  // the latest; what the push has not of it, since not all shards are due, comes with a later one.
+  struct Round {
+    uint64_t order_key = 0;
+    uint64_t samples = 0;
+    uint64_t steps = 0;
+    uint64_t steps_max = 1;
+    absl::Time arrived;
+    absl::Duration compute;
+    absl::Duration stall;
+    std::vector<double> learning_rates;
+    std::vector<SplitPtr> splits;
+  };
+  // Between BeginBatch() and EndBatch().
+  struct OpenBatch {
+    uint64_t order_key = 0;
+    absl::Time arrived;
+    absl::Duration stall;
+    CommPipeline::Push push;  // Without a round.
+    std::vector<SplitPtr> splits;
+  };
+
+  bool in_rounds() const {
+    return inner_ != nullptr || options_.accumulate > 1 || schedule_.partial() || sum_.holds();
+  }
+  // A worker must not run further ahead on its own than the bound lets it. (Fragments of local steps are not
+  // ahead of each other.)
+  int depth() const {
+    return job_->bound() < 0 ? options_.depth : std::min(options_.depth, job_->bound() + 1);
+  }
+  // Goes by what the last registration said. What was begun by another policy, and is not pushed, is dropped.
+  absl::Status AdoptJob();
+  absl::Status AdoptPolicy(const JobConfig* before);
+  absl::StatusOr<Session::Acquired> Acquire();
+  // Until none is under way; what they bring stays where it is.
+  void AwaitPushes();
+  // Waits for a place, and begins with the parameters that there are.
+  absl::StatusOr<Round> BeginRound(uint64_t order_key);
+  // Pushes how far local steps have come, or the mean of the gradients.
+  absl::Status EndRound(bool flush);
+  // Batches of a round that begins now.
+  uint32_t RoundSteps() const;
+  // Drops the round, and what else was computed and is not pushed.
+  void ForgetUnpushed();
+  // Waits for a place in the pipeline and adopts what has come; how long it waited.
+  absl::StatusOr<absl::Duration> AwaitPlace(int pushes);
+  absl::Status Account(const Computed& computed);
+  // Asynchronous workers each move what is averaged by their share: the server adds all of them.
+  void ShareAveraged(absl::Span<float> values) const;
+  void Submit(CommPipeline::Push push, std::vector<SplitPtr> splits, uint64_t steps);
+  // Its step; waits for those under way if they would be too far behind.
+  absl::StatusOr<uint64_t> TakeStep();
+  absl::StatusOr<CommPipeline::Push> NewPush(uint64_t order_key, uint64_t samples, bool flush,
+                                             std::vector<bool> due = {});
+  // Sends what was kept back, when there is no batch to send it with.
+  absl::Status FlushResidual();
+  // The first parameters.
+  absl::Status PullReplica();
+  absl::Status AdoptReplies();
+  // Until fewer pushes are under way; takes parameters meanwhile as they come.
+  absl::Status WaitUntilBelow(int pushes);
+  absl::Status Adopt(const std::vector<Frame>& replies);
+  absl::Status CompleteFinishedSplits();
+
+  // Set in the constructor.
+  const Options options_;
+  const ParamLayout* const layout_;
+  GradientSpace* const space_;
+  CodecPolicy* const policy_;
+  Session* const session_;
+  Replica* const replica_;
+  prometheus::Counter& steps_;
+  prometheus::Counter& samples_;
+  prometheus::Gauge& loss_;
+  prometheus::Histogram& compute_seconds_;
+
+  // Training thread only.
+  std::shared_ptr<const JobConfig> job_;
+  // With local steps. There is a round while some of its steps are done and not pushed.
+  std::unique_ptr<InnerOptimizer> inner_;
+  bool inner_begun_ = false;
+  PushSchedule schedule_;
+  std::optional<Round> round_;
+  std::optional<OpenBatch> batch_;
+  std::vector<float> scratch_;  // A batch's gradient, or how far a round has moved.
+  GradientSum sum_;
+  std::list<SplitPtr> open_;
+  uint64_t last_step_ = 0;
+
+  std::atomic<bool> stop_{false};
+  CommPipeline pipeline_;
+};
+
+class Trainer::Pause {
+ public:
+  explicit Pause(Session* session) : waiting_(&session->counters()->waiting) { ++*waiting_; }
+  explicit Pause(const Trainer& trainer) : Pause(trainer.session_) {}
+  ~Pause() { --*waiting_; }
+  Pause(const Pause&) = delete;
+  Pause& operator=(const Pause&) = delete;
+
+ private:
+  std::atomic<int>* waiting_;
+};
+
+}  // namespace recon
