@@ -1,0 +1,428 @@
+// The Python module recon._core: a worker without a model of its own. Waiting is done on a thread of the
+// worker's, without the interpreter's lock, and looks for signals meanwhile: Ctrl-C ends every wait.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
+#include "common/base/lane.h"
+#include "common/base/log.h"
+#include "common/base/mutex.h"
+#include "common/base/process.h"
+#include "common/cli/version.h"
+#include "common/codec/half_codec.h"
+#include "worker/data/dataset.h"
+#include "worker/encode/gradient_space.h"
+#include "worker/process/worker_flags.h"
+#include "worker/training/member.h"
+
+namespace nb = nanobind;
+
+namespace recon {
+namespace {
+
+// name, shape, group, averaged, dtype.
+using TensorTuple = std::tuple<std::string, std::vector<uint64_t>, std::string, bool, std::string>;
+using Settings = std::vector<std::pair<std::string, std::string>>;
+using FloatView = nb::ndarray<nb::numpy, float, nb::ndim<1>>;
+using ConstFloatView = nb::ndarray<nb::numpy, const float, nb::ndim<1>>;
+
+constexpr absl::Duration kSignalPoll = absl::Milliseconds(50);
+
+// Exceptions of the package; recon/__init__.py says what they mean.
+PyObject* recon_error = nullptr;
+PyObject* refused_error = nullptr;
+PyObject* lost_error = nullptr;
+
+[[noreturn]] void Raise(const absl::Status& status) {
+  const std::string text(status.message());
+  PyObject* type = recon_error;
+  if (absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsDataLoss(status) ||
+      absl::IsAlreadyExists(status)) {
+    type = refused_error;
+  } else if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) {
+    type = lost_error;
+  } else if (absl::IsOutOfRange(status)) {
+    type = PyExc_FloatingPointError;
+  }
+  PyErr_SetString(type, text.c_str());
+  throw nb::python_error();
+}
+
+void Check(const absl::Status& status) {
+  if (!status.ok()) Raise(status);
+}
+
+template <typename T>
+T Check(absl::StatusOr<T> result) {
+  if (!result.ok()) Raise(result.status());
+  return *std::move(result);
+}
+
+class PyWorker {
+ public:
+  PyWorker(const Settings& settings, const std::string& model, const std::vector<TensorTuple>& tensors,
+           const Settings& aliases, uint64_t train_samples, uint64_t test_samples, const Settings& proposed)
+      : lane_(std::make_unique<Lane>("trainer")) {
+    const WorkerFlags flags = Check(WorkerFlagsOf(settings));
+    InitLog(flags.log_level);
+    Member::Options options = MemberOptionsOf(flags);
+    options.model.set_name(model);
+    for (const auto& [name, shape, group, averaged, dtype] : tensors) {
+      TensorSpec* tensor = options.model.add_tensors();
+      tensor->set_name(name);
+      tensor->mutable_shape()->Add(shape.begin(), shape.end());
+      tensor->set_group(group);
+      tensor->set_averaged(averaged);
+      tensor->set_dtype(dtype);
+    }
+    for (const auto& [name, tensor] : aliases) {
+      AliasEntry* alias = options.model.add_aliases();
+      alias->set_name(name);
+      alias->set_tensor(tensor);
+    }
+    Check(AssignGroups(flags.tensor_groups, &options.model));
+    for (const auto& [name, value] : proposed) {
+      FlagValue* flag = &options.proposed.emplace_back();
+      flag->set_name(name);
+      flag->set_value(value);
+    }
+    options.train_samples = train_samples;
+    options.test_samples = test_samples;
+    absl::Status joined;
+    OnLane([&] {
+      absl::StatusOr<std::unique_ptr<Member>> member = Member::Join(options, &space_, &stop_);
+      joined = member.status();
+      if (joined.ok()) member_ = *std::move(member);
+      if (joined.ok()) joined = trainer()->Begin();
+    });
+    Check(joined);
+  }
+
+  ~PyWorker() { Close("the program ended without leave()"); }
+  PyWorker(const PyWorker&) = delete;
+  PyWorker& operator=(const PyWorker&) = delete;
+
+  // Where the tensors lie: name, offset, size, in the order of the model.
+  std::vector<std::tuple<std::string, uint64_t, uint64_t>> Placement() const {
+    std::vector<std::tuple<std::string, uint64_t, uint64_t>> placement;
+    for (const TensorPlacement& tensor : Joined()->layout().tensors()) {
+      placement.emplace_back(tensor.name, tensor.offset, tensor.size);
+    }
+    return placement;
+  }
+  uint64_t size() const { return Joined()->layout().params(); }
+  std::vector<std::string> groups() const { return Joined()->layout().groups(); }
+  std::string name() const { return Joined()->session()->name(); }
+
+  nb::dict Job() {
+    const std::shared_ptr<const JobConfig> job = Joined()->session()->job();
+    nb::dict dict;
+    dict["seed"] = job->seed();
+    dict["batch_samples"] = job->batch_samples();
+    dict["data_epochs"] = job->data_epochs();
+    dict["split_samples"] = job->split_samples();
+    dict["bound"] = job->bound();
+    dict["local_steps"] = job->has_local() ? job->local().steps() : 0;
+    dict["workers"] = Joined()->session()->workers();
+    return dict;
+  }
+
+  // kind, lease, data epoch, begin, end, first split that is not done.
+  std::tuple<std::string, uint64_t, uint32_t, uint64_t, uint64_t, uint32_t> NextWork() {
+    absl::StatusOr<Trainer::Work> work;
+    OnLane([&] { work = trainer()->NextWork(); });
+    Check(work.status());
+    static constexpr const char* kNames[] = {"none", "train", "evaluate", "initial_values", "finished"};
+    const char* const kind = kNames[static_cast<int>(work->kind)];
+    if (work->lease == nullptr) return {kind, 0, 0, 0, 0, 0};
+    const uint64_t key = ++last_key_;
+    leases_[key] = work->lease;
+    const Lease& lease = work->lease->task;
+    return {kind, key, lease.data_epoch(), lease.begin(), lease.end(), trainer()->done(work->lease)};
+  }
+
+  void SendInitialValues(const ConstFloatView& values) {
+    const absl::Span<const float> span = SpanOf(values);
+    absl::Status status;
+    OnLane([&] { status = trainer()->SendInitialValues(span); });
+    Check(status);
+  }
+
+  uint64_t OpenSplit(uint64_t lease, uint32_t number) {
+    const uint64_t key = ++last_key_;
+    splits_[key] = trainer()->OpenSplit(LeaseOf(lease), number);
+    return key;
+  }
+  bool CloseSplit(uint64_t split) {
+    const Trainer::SplitPtr closed = SplitOf(split);
+    const bool dropped = trainer()->dropped(closed);
+    absl::Status status;
+    OnLane([&] { status = trainer()->CloseSplit(closed); });
+    splits_.erase(split);
+    Check(status);
+    return !dropped;
+  }
+  void ForgetLease(uint64_t lease) { leases_.erase(lease); }
+  bool LeaseLost(uint64_t lease) { return trainer()->lost(LeaseOf(lease)); }
+
+  // Whether the batch has begun: not where its split is lost.
+  bool Begin(uint64_t order_key, uint64_t split) {
+    if (trainer()->batch_begun()) {
+      trainer()->AlsoOf(SplitOf(split));
+      return !trainer()->dropped(SplitOf(split));
+    }
+    absl::StatusOr<std::optional<Trainer::Place>> place;
+    const Trainer::SplitPtr of = SplitOf(split);
+    OnLane([&] { place = trainer()->BeginBatch(order_key, of); });
+    Check(place.status());
+    if (!*place) return false;
+    place_ = **place;
+    parameters_ = place_.parameters;
+    return true;
+  }
+  bool begun() { return trainer()->batch_begun(); }
+  // Changes when the parameters do.
+  uint64_t revision() const { return parameters_.revision; }
+
+  ConstFloatView Parameters(nb::handle self) {
+    if (parameters_.values.empty()) Raise(absl::FailedPreconditionError("there are no parameters yet"));
+    const size_t shape[] = {parameters_.values.size()};
+    return ConstFloatView(parameters_.values.data(), 1, shape, self);
+  }
+  FloatView Gradient(nb::handle self) {
+    if (!trainer()->batch_begun()) Raise(absl::FailedPreconditionError("no batch has begun"));
+    const absl::Span<float> values =
+        place_.gradient != nullptr ? absl::MakeSpan(place_.gradient->host) : place_.values;
+    const size_t shape[] = {values.size()};
+    return FloatView(values.data(), 1, shape, self);
+  }
+
+  void End(uint64_t samples, double seconds, std::optional<double> loss, std::vector<double> rates) {
+    if (!trainer()->batch_begun()) Raise(absl::FailedPreconditionError("no batch has begun"));
+    if (samples == 0 || samples > UINT32_MAX) {
+      Raise(absl::InvalidArgumentError(absl::StrCat("a batch of ", samples, " samples")));
+    }
+    if (!rates.empty() && rates.size() != Joined()->layout().groups().size()) {
+      Raise(absl::InvalidArgumentError(absl::StrCat(rates.size(), " learning rates, the model has ",
+                                                    Joined()->layout().groups().size(), " groups")));
+    }
+    for (const double rate : rates) {
+      if (rate >= 0 && rate <= kLearningRateMax) continue;
+      Raise(absl::InvalidArgumentError(
+          absl::StrCat("learning rate ", rate, ": expected 0 to ", kLearningRateMax)));
+    }
+    Trainer::Computed computed;
+    computed.samples = samples;
+    computed.took = absl::Seconds(seconds);
+    computed.loss = loss;
+    computed.learning_rates = std::move(rates);
+    absl::Status status;
+    OnLane([&] { status = trainer()->EndBatch(std::move(computed), stop_.load()); });
+    Check(status);
+  }
+  // Of the last push.
+  uint64_t step() const { return trainer()->last_step(); }
+  void Drop() { trainer()->DropBatch(); }
+
+  void Pull() {
+    absl::StatusOr<ParameterView> view;
+    OnLane([&] { view = trainer()->Pull(); });
+    parameters_ = Check(view);
+  }
+  void BeginEvaluation() {
+    absl::StatusOr<ParameterView> view;
+    OnLane([&] { view = trainer()->BeginEvaluation(); });
+    parameters_ = Check(view);
+  }
+  void EndEvaluation(uint64_t lease, const std::vector<std::tuple<std::string, double, double>>& metrics) {
+    const Session::HeldLeasePtr held = LeaseOf(lease);
+    EvalResult result;
+    result.set_samples(held->task.end() - held->task.begin());
+    for (const auto& [name, sum, weight] : metrics) {
+      MetricSum* metric = result.add_metrics();
+      metric->set_name(name);
+      metric->set_sum(sum);
+      metric->set_weight(weight);
+    }
+    absl::Status status;
+    OnLane([&] { status = trainer()->EndEvaluation(held, result); });
+    leases_.erase(lease);
+    Check(status);
+  }
+  void Abandon(uint64_t lease) {
+    const Session::HeldLeasePtr held = LeaseOf(lease);
+    OnLane([&] { trainer()->Abandon(held); });
+    leases_.erase(lease);
+  }
+
+  // Heartbeats say that nothing is computed for a reason, until Resume().
+  void Pause() { ++Joined()->session()->counters()->waiting; }
+  void Resume() { --Joined()->session()->counters()->waiting; }
+
+  void Leave(bool finished) {
+    if (member_ == nullptr) return;
+    if (!finished) stop_.store(true);
+    absl::Status status;
+    OnLane([&] {
+      if (!finished) member_->RequestStop();
+      status = member_->Leave(trainer()->Finish());
+      ended_ = true;
+    });
+    Check(status);
+  }
+
+  // Without waiting for anything.
+  void Close(const std::string& why) {
+    if (member_ == nullptr) return;
+    nb::gil_scoped_release release;
+    stop_.store(true);
+    if (!ended_) member_->Fail(absl::CancelledError(why));
+    lane_->RunAndWait([&] { member_ = nullptr; });
+  }
+
+ private:
+  Member* Joined() const {
+    if (member_ == nullptr || ended_) Raise(absl::FailedPreconditionError("this worker has left the job"));
+    return member_.get();
+  }
+  Trainer* trainer() const { return Joined()->trainer(); }
+
+  const Session::HeldLeasePtr& LeaseOf(uint64_t key) {
+    const auto found = leases_.find(key);
+    if (found == leases_.end()) Raise(absl::InvalidArgumentError(absl::StrCat("no lease ", key)));
+    return found->second;
+  }
+  const Trainer::SplitPtr& SplitOf(uint64_t key) {
+    const auto found = splits_.find(key);
+    if (found == splits_.end()) Raise(absl::InvalidArgumentError(absl::StrCat("no split ", key)));
+    return found->second;
+  }
+  absl::Span<const float> SpanOf(const ConstFloatView& values) const {
+    if (values.size() != size()) {
+      Raise(absl::InvalidArgumentError(
+          absl::StrCat(values.size(), " values, the model has ", size(), " parameters")));
+    }
+    return {values.data(), values.size()};
+  }
+
+  // Runs `task` on the worker's thread and waits for it. A signal whose handler raises ends the wait: the
+  // worker fails, and with it whatever the task waits for.
+  template <typename Task>
+  void OnLane(const Task& task) {
+    struct Done {
+      Mutex mu;
+      bool yes = false;
+    };
+    const auto done = std::make_shared<Done>();
+    bool interrupted = false;
+    {
+      nb::gil_scoped_release release;
+      lane_->Post([done, &task] {
+        task();
+        MutexLock lock(&done->mu);
+        done->yes = true;
+      });
+      MutexLock lock(&done->mu);
+      while (!done->mu.AwaitFor(kSignalPoll, [&] { return done->yes; })) {
+        nb::gil_scoped_acquire acquire;
+        if (interrupted || PyErr_CheckSignals() == 0) continue;
+        interrupted = true;
+        PyErr_Fetch(&type_, &value_, &trace_);
+        stop_.store(true);
+        if (member_ != nullptr) member_->Fail(absl::CancelledError("interrupted"));
+      }
+    }
+    if (!interrupted) return;
+    PyErr_Restore(type_, value_, trace_);
+    throw nb::python_error();
+  }
+
+  std::atomic<bool> stop_{false};
+  GradientSpace space_;
+  std::unique_ptr<Member> member_;
+  bool ended_ = false;
+  Trainer::Place place_;
+  ParameterView parameters_;
+  uint64_t last_key_ = 0;
+  std::map<uint64_t, Session::HeldLeasePtr> leases_;
+  std::map<uint64_t, Trainer::SplitPtr> splits_;
+  PyObject *type_ = nullptr, *value_ = nullptr, *trace_ = nullptr;
+  std::unique_ptr<Lane> lane_;
+};
+
+nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>> Order(uint64_t size, uint64_t seed, uint32_t data_epoch) {
+  auto* order = new std::vector<uint32_t>(ShuffledOrder(size, seed, data_epoch));
+  nb::capsule owner(order, [](void* kept) noexcept { delete static_cast<std::vector<uint32_t>*>(kept); });
+  const size_t shape[] = {order->size()};
+  return nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>>(order->data(), 1, shape, owner);
+}
+
+}  // namespace
+}  // namespace recon
+
+NB_MODULE(_core, module) {
+  using recon::PyWorker;
+  recon::ProcessUptime();
+  module.attr("version") = std::string(recon::Version());
+  // Made here, so that they are there whichever part of the package is imported first.
+  recon::recon_error = PyErr_NewException("recon.ReconError", PyExc_RuntimeError, nullptr);
+  recon::refused_error = PyErr_NewException("recon.Refused", recon::recon_error, nullptr);
+  recon::lost_error = PyErr_NewException("recon.JobLost", recon::recon_error, nullptr);
+  module.attr("ReconError") = nb::handle(recon::recon_error);
+  module.attr("Refused") = nb::handle(recon::refused_error);
+  module.attr("JobLost") = nb::handle(recon::lost_error);
+  module.def("order", &recon::Order, nb::arg("size"), nb::arg("seed"), nb::arg("data_epoch"));
+  nb::class_<PyWorker>(module, "Worker")
+      .def(nb::init<const recon::Settings&, const std::string&, const std::vector<recon::TensorTuple>&,
+                    const recon::Settings&, uint64_t, uint64_t, const recon::Settings&>(),
+           nb::arg("settings"), nb::arg("model"), nb::arg("tensors"), nb::arg("aliases"),
+           nb::arg("train_samples"), nb::arg("test_samples"), nb::arg("proposed"))
+      .def("placement", &PyWorker::Placement)
+      .def_prop_ro("size", &PyWorker::size)
+      .def_prop_ro("groups", &PyWorker::groups)
+      .def_prop_ro("name", &PyWorker::name)
+      .def("job", &PyWorker::Job)
+      .def("next_work", &PyWorker::NextWork)
+      .def("send_initial_values", &PyWorker::SendInitialValues, nb::arg("values"))
+      .def("open_split", &PyWorker::OpenSplit, nb::arg("lease"), nb::arg("number"))
+      .def("close_split", &PyWorker::CloseSplit, nb::arg("split"))
+      .def("forget_lease", &PyWorker::ForgetLease, nb::arg("lease"))
+      .def("lease_lost", &PyWorker::LeaseLost, nb::arg("lease"))
+      .def("begin", &PyWorker::Begin, nb::arg("order_key"), nb::arg("split"))
+      .def_prop_ro("begun", &PyWorker::begun)
+      .def_prop_ro("revision", &PyWorker::revision)
+      .def("parameters", [](nb::handle self) { return nb::cast<PyWorker&>(self).Parameters(self); })
+      .def("gradient", [](nb::handle self) { return nb::cast<PyWorker&>(self).Gradient(self); })
+      .def("end", &PyWorker::End, nb::arg("samples"), nb::arg("seconds"), nb::arg("loss").none(),
+           nb::arg("learning_rates"))
+      .def_prop_ro("step", &PyWorker::step)
+      .def("drop", &PyWorker::Drop)
+      .def("pull", &PyWorker::Pull)
+      .def("begin_evaluation", &PyWorker::BeginEvaluation)
+      .def("end_evaluation", &PyWorker::EndEvaluation, nb::arg("lease"), nb::arg("metrics"))
+      .def("abandon", &PyWorker::Abandon, nb::arg("lease"))
+      .def("pause", &PyWorker::Pause)
+      .def("resume", &PyWorker::Resume)
+      .def("leave", &PyWorker::Leave, nb::arg("finished"))
+      .def("close", &PyWorker::Close, nb::arg("why"));
+}

@@ -1,0 +1,389 @@
+"""A model and its optimizer as a worker of a job."""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os
+import time
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from recon import _core
+from recon._leases import Batch, Leases, metric_sums
+from recon._worker import flags_of
+from recon.torch._optimizers import settings_of
+
+DTYPES = {
+    torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+# All integers up to it are float32 numbers.
+EXACT_MAX = 1 << 24
+BUFFERS = "buffers"
+
+
+def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, *,
+         evaluate: Callable[..., dict[str, Any]] | None = None, epochs: int = 1, scheduler: Any = None,
+         job_settings: dict[str, Any] | None = None, **settings: Any) -> Job:
+    """Makes this process a worker of the job: `loader` gives it its share, ``optimizer.step()`` pushes gradients.
+
+    Arguments:
+        model: its parameters that require a gradient are the job's, in float32 on the server. So are its buffers,
+            such as BatchNorm's running means: the mean over the workers. Where the job has begun, the job's values
+            replace what the model has.
+        optimizer: SGD, Adam or AdamW; the server computes the same. Its parameter groups are groups of the job.
+            Learning rates count as they are at ``step()``.
+        loader: a `recon.torch.DataLoader`.
+        evaluate: ``evaluate(model)``, called after each pass by one worker, without gradients and in ``eval()``:
+            ``{"loss": (sum, samples), "accuracy": (correct, samples), ...}``.
+        epochs: passes over the data.
+        scheduler: a learning-rate scheduler that the script steps after each batch: it keeps to the job's progress,
+            not to this worker's.
+        job_settings: flags of recon-server that the script proposes, ``{"sync": "bsp", "seed": 7}``.
+        **settings: flags of recon-worker: ``server="host:7070"``, ``codec="topk:0.01"``...
+
+    Raises `recon.Refused`, with the difference, if the job has another model, other data or other settings;
+    `recon.JobLost` if there is no server; TypeError for a model or an optimizer that the server cannot hold.
+    """
+    if torch.utils.data.get_worker_info() is not None or _in_child():
+        raise RuntimeError("join() in a child process of the script, which a DataLoader or multiprocessing started: "
+                           "put the script's body below `if __name__ == '__main__':`")
+    if loader._batches.job is not None:
+        raise RuntimeError("this loader has a job already: join once, after model and optimizer exist")
+    if hasattr(optimizer, "_recon_job"):
+        raise RuntimeError("this optimizer has a job already: join once")
+    job = Job(model, optimizer, loader, evaluate, epochs, scheduler, job_settings or {}, settings)
+    loader._batches.job = job
+    return job
+
+
+def _in_child() -> bool:
+    import multiprocessing
+
+    return multiprocessing.parent_process() is not None
+
+
+class Job:
+    """This process' part in a job; `join` makes it."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any,
+                 evaluate: Callable[..., dict[str, Any]] | None, epochs: int, scheduler: Any,
+                 job_settings: dict[str, Any], settings: dict[str, Any]) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.loader = loader
+        self.loss: float | None = None
+        self._evaluate = evaluate
+        self._tensors = _Tensors(model, optimizer)
+        proposed = settings_of(optimizer, self._tensors.group_names)
+        proposed += [("batch", str(loader.batch_size)), ("data-epochs", str(epochs))] + flags_of(job_settings)
+        samples = len(loader.dataset)
+        self._core = _core.Worker(flags_of(settings), type(model).__name__, self._tensors.specs,
+                                  self._tensors.aliases, samples, 1 if evaluate else 0, proposed)
+        self.seed = int(self._core.job()["seed"])
+        self._leases = Leases(self._core, loader.order, samples)
+        self._tensors.place(self._core)
+        self._unstepped: list[Batch] = []
+        self._began = 0.0
+        self._left = False
+        self._progress = 0  # The job's, in batches or synchronous steps.
+        self._pid = os.getpid()
+        self._take_over(optimizer, scheduler)
+        atexit.register(self.leave)
+
+    # What the loader asks.
+
+    @property
+    def finished(self) -> bool:
+        """The job is done: there are no more batches."""
+        if self._leases.finished and not self._left:
+            self._flush()
+            self._end(finished=True)
+        return self._left
+
+    def take(self) -> Batch | None:
+        return None if self._left else self._leases.take()
+
+    def begin(self, batch: Batch) -> bool:
+        if not self._leases.begin(batch):
+            return False
+        if not self._unstepped:
+            self._began = time.monotonic()
+            self._tensors.load(self._core)
+        self._unstepped.append(batch)
+        return True
+
+    def between_batches(self) -> None:
+        """Does what the server has asked for, where no batch is under way."""
+        while self._leases.asked and not self._unstepped:
+            kind, lease = self._leases.asked.popleft()
+            if kind == "initial_values":
+                self._core.send_initial_values(self._tensors.values())
+            else:
+                self._evaluate_for(lease)
+
+    def rest(self) -> None:
+        """Nothing to compute now."""
+        if self._unstepped:
+            # What the script accumulates is not waited for: the server gives no more before it has this.
+            self._flush()
+        elif not self._leases.asked and not self._leases.finished:
+            self._leases.rest()
+
+    # What the script may ask.
+
+    def report(self, loss: Any) -> None:
+        """The batch's mean loss, for `reconctl status`; a number or a tensor, which is read at ``step()``."""
+        self.loss = loss
+
+    @property
+    def name(self) -> str:
+        """As `reconctl status` shows it."""
+        return self._core.name
+
+    @property
+    def step(self) -> int:
+        """Number of this worker's last push; in a synchronous job, of the step that it was part of."""
+        return self._core.step
+
+    def indices(self) -> list[int]:
+        """The samples of the batches since the last ``step()``."""
+        return [int(index) for batch in self._unstepped for index in batch.indices]
+
+    def pull(self) -> None:
+        """Gives the model the job's parameters as they are now."""
+        if self._unstepped:
+            raise RuntimeError("pull() between a batch and its step(): its gradient would be of other parameters")
+        self._core.pull()
+        self._tensors.load(self._core)
+
+    def leave(self) -> None:
+        """Leaves the job, if the script ends before it is done: what is under way is finished first."""
+        if not self._left and os.getpid() == self._pid:
+            self._end(finished=False)
+
+    # The rest.
+
+    def _end(self, finished: bool) -> None:
+        self._left = True
+        atexit.unregister(self.leave)
+        try:
+            if finished:
+                self._core.pull()
+                self._tensors.load(self._core)
+            self._tensors.detach()
+            self._core.leave(finished)
+        finally:
+            self._core.close("the script has ended")
+
+    def _take_over(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+        optimizer._recon_job = self
+        # Fused optimizers divide by the scale themselves, and would be handed scaled gradients.
+        optimizer._step_supports_amp_scaling = False
+
+        def step(self_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            self_._opt_called = True
+            return self._step(closure)
+
+        optimizer.step = types.MethodType(step, optimizer)
+        if scheduler is None:
+            return
+        its_step = scheduler.step
+        parameters = inspect.signature(its_step).parameters
+
+        def scheduler_step(*args: Any) -> None:
+            if args and "metrics" in parameters:
+                return its_step(*args)
+            while scheduler.last_epoch < self._progress:
+                its_step()
+            return None
+
+        self._progress = scheduler.last_epoch
+        scheduler.step = scheduler_step
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+            self.loss = result
+        if not self._unstepped:
+            if self._left:
+                return result
+            raise RuntimeError("step() without a batch of the loader: each step() pushes what the batches since the "
+                               "last one gave")
+        if all(parameter.grad is None for parameter in self._tensors.trained):
+            raise RuntimeError(f"step() without backward(): no parameter of {type(self.model).__name__} has a gradient")
+        self._push()
+        return result
+
+    def _push(self) -> None:
+        batches, self._unstepped = self._unstepped, []
+        samples = sum(len(batch.indices) for batch in batches)
+        rates = self._tensors.store(self._core.gradient(), self.optimizer)
+        loss, self.loss = self.loss, None
+        self._core.end(samples, time.monotonic() - self._began, _number(loss), rates)
+        job = self._core.job()
+        self._progress = (self._core.step + 1 if job["bound"] == 0
+                          else batches[-1].order_key // self.loader.batch_size + 1)
+        for batch in batches:
+            self._leases.close(batch)
+
+    def _flush(self) -> None:
+        """Batches that the script has accumulated, and will not push by itself."""
+        if not self._unstepped:
+            return
+        if any(parameter.grad is not None for parameter in self._tensors.trained):
+            self._push()
+            self.optimizer.zero_grad()
+            return
+        batches, self._unstepped = self._unstepped, []
+        self._core.drop()
+        for batch in batches:
+            self._leases.close(batch)
+
+    def _evaluate_for(self, lease: int) -> None:
+        assert self._evaluate is not None
+        self._core.begin_evaluation()
+        self._tensors.load(self._core)
+        was_training = self.model.training
+        self.model.eval()
+        self._core.pause()
+        try:
+            with torch.no_grad():
+                sums = metric_sums(self._evaluate(self.model))
+        except BaseException:
+            self._core.abandon(lease)
+            raise
+        finally:
+            self._core.resume()
+            self.model.train(was_training)
+        self._core.end_evaluation(lease, sums)
+
+
+class _Tensors:
+    """The model's tensors as the job has them: one flat array in float32."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        group_of = {id(parameter): number for number, group in enumerate(optimizer.param_groups)
+                    for parameter in group["params"]}
+        self.group_names = ["default"] if len(optimizer.param_groups) == 1 else [
+            f"group{number}" for number in range(len(optimizer.param_groups))]
+        self.specs: list[tuple[str, list[int], str, bool, str]] = []
+        self.aliases: list[tuple[str, str]] = []
+        self.trained: list[torch.nn.Parameter] = []
+        self._buffers: list[torch.Tensor] = []
+        first_name: dict[int, str] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if id(parameter) in first_name:
+                self.aliases.append((name, first_name[id(parameter)]))
+            elif parameter.requires_grad and parameter.numel() > 0:
+                first_name[id(parameter)] = name
+                self._add(name, parameter, group_of)
+        persistent = model.state_dict().keys()
+        for name, buffer in model.named_buffers(remove_duplicate=False):
+            if name not in persistent or buffer.numel() == 0 or buffer.dtype not in DTYPES:
+                continue
+            if id(buffer) in first_name:
+                self.aliases.append((name, first_name[id(buffer)]))
+                continue
+            if not buffer.is_floating_point() and buffer.dtype != torch.bool and (
+                    int(buffer.abs().max()) > EXACT_MAX):
+                continue  # Each worker's own.
+            first_name[id(buffer)] = name
+            self.specs.append((name, list(buffer.shape), BUFFERS, True, DTYPES[buffer.dtype]))
+            self._buffers.append(buffer)
+        missing = set(group_of) - {id(parameter) for parameter in self.trained} - {
+            id(parameter) for parameter in model.parameters()}
+        if missing:
+            raise TypeError(f"the optimizer has {len(missing)} parameters that {type(model).__name__} has not")
+        self._revision = -1
+
+    def _add(self, name: str, parameter: torch.nn.Parameter, group_of: dict[int, int]) -> None:
+        if parameter.dtype not in DTYPES or not parameter.is_floating_point():
+            raise TypeError(f"parameter {name} is {parameter.dtype}, expected a real floating type of at most 64 bits")
+        if id(parameter) not in group_of:
+            raise TypeError(f"parameter {name} requires a gradient, but the optimizer has no such parameter: give it to "
+                            "the optimizer, or requires_grad_(False)")
+        self.specs.append((name, list(parameter.shape), self.group_names[group_of[id(parameter)]], False,
+                           DTYPES[parameter.dtype]))
+        self.trained.append(parameter)
+
+    def place(self, core: Any) -> None:
+        """Learns where the tensors lie in the flat array."""
+        at = {name: (offset, size) for name, offset, size in core.placement()}
+        self._size = core.size
+        self._groups = core.groups
+        names = [spec[0] for spec in self.specs]
+        tensors = [*self.trained, *self._buffers]
+        self._places = [(tensor, *at[name]) for name, tensor in zip(names, tensors)]
+        self._loaded: np.ndarray | None = None
+
+    def values(self) -> np.ndarray:
+        """What the model has, flat."""
+        flat = np.empty(self._size, np.float32)
+        target = torch.from_numpy(flat)
+        for tensor, offset, size in self._places:
+            target[offset:offset + size].copy_(tensor.detach().reshape(-1))
+        return flat
+
+    @torch.no_grad()
+    def load(self, core: Any) -> None:
+        """Gives the model the job's parameters, where they have changed."""
+        if core.revision == self._revision:
+            return
+        self._revision = core.revision
+        flat = core.parameters()
+        source = _tensor_of(flat)
+        for tensor, offset, size in self._places:
+            values = source[offset:offset + size].view(tensor.shape)
+            if tensor.is_floating_point() or tensor.dtype == torch.bool:
+                tensor.copy_(values)
+            else:
+                tensor.copy_(values.round())
+        # Buffers move from here on.
+        self._base = flat
+
+    @torch.no_grad()
+    def store(self, gradient: np.ndarray, optimizer: torch.optim.Optimizer) -> list[float]:
+        """Writes the gradients, and how far buffers have moved; takes the gradients from the model. Returns the
+        learning rate of each group."""
+        target = torch.from_numpy(gradient)
+        base = _tensor_of(self._base)
+        for tensor, offset, size in self._places:
+            place = target[offset:offset + size]
+            if not isinstance(tensor, torch.nn.Parameter):
+                place.copy_(tensor.reshape(-1))
+                torch.sub(base[offset:offset + size], place, out=place)
+            elif tensor.grad is None:
+                place.zero_()
+            elif tensor.grad.is_sparse:
+                place.copy_(tensor.grad.to_dense().reshape(-1))
+            else:
+                place.copy_(tensor.grad.reshape(-1))
+        rates = {name: float(group["lr"]) for name, group in zip(self.group_names, optimizer.param_groups)}
+        return [rates.get(name, 0.0) for name in self._groups]
+
+    def detach(self) -> None:
+        """The model's tensors are its own from here on."""
+        self._base = None
+
+
+def _tensor_of(values: np.ndarray) -> torch.Tensor:
+    """A tensor of the same memory, which nobody writes to, though torch knows no such thing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(values)
+
+
+def _number(loss: Any) -> float | None:
+    if isinstance(loss, torch.Tensor):
+        loss = loss.detach()
+    return None if loss is None else float(loss)
