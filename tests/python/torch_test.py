@@ -1,0 +1,169 @@
+"""recon.torch against plain PyTorch, and against what kills processes. Environment: RECON_TEST_BIN, the programs;
+RECON_TEST_ROUNDS, how often something is killed."""
+
+import json
+import os
+import pathlib
+import random
+import time
+import unittest
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional
+
+import train_small
+from jobs import Script, Server, wait_for
+
+BINARIES = os.environ["RECON_TEST_BIN"]
+ROUNDS = int(os.environ.get("RECON_TEST_ROUNDS", "6"))
+SYNCHRONOUS = json.dumps({"sync": "bsp", "seed": 7})
+EXACT = json.dumps({"codec": "fp32", "pull_codec": "fp32"})
+
+
+def steps_of(paths: list[pathlib.Path]) -> dict[int, list[list[int]]]:
+    """By step: the samples of each worker that took part, in the order of the sum."""
+    steps: dict[int, list[list[int]]] = {}
+    for path in paths:
+        for line in path.read_text().splitlines():
+            step, indices = json.loads(line)
+            steps.setdefault(step, []).append(indices)
+    return dict(sorted(steps.items()))
+
+
+def train_plainly(optimizer_name: str, norm: str, samples: int, steps: dict[int, list[list[int]]]) -> dict:
+    """What PyTorch alone makes of the same steps: the mean over the union of the workers' batches."""
+    model = train_small.make_model(norm)
+    optimizer = train_small.make_optimizer(optimizer_name, model)
+    scheduler = train_small.make_scheduler(optimizer)
+    x, y = train_small.make_data(samples).tensors
+    for batches in steps.values():
+        indices = torch.tensor([index for batch in batches for index in batch])
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x[indices]), y[indices]).backward()
+        optimizer.step()
+        scheduler.step()
+    return model.state_dict()
+
+
+def distance(a: dict, b: dict) -> float:
+    """The largest difference of a tensor, by its norm."""
+    return max(float((a[name].double() - b[name].double()).norm() / b[name].double().norm().clamp(min=1e-6))
+               for name in b)
+
+
+class Equality(unittest.TestCase):
+    def run_synchronously(self, optimizer: str, norm: str, workers: int, kill_server: bool = False):
+        with Server(BINARIES, "--workers-min", str(workers), "--snapshot-interval", "500ms") as server:
+            paths = [server.root / f"steps{i}" for i in range(workers)]
+            states = [server.root / f"state{i}" for i in range(workers)]
+            scripts = [Script(server, f"w{i}", "--optimizer", optimizer, "--norm", norm, "--epochs", "2", "--job",
+                              SYNCHRONOUS, "--worker", EXACT, "--steps-to", str(paths[i]), "--state-to",
+                              str(states[i])) for i in range(workers)]
+            if kill_server:
+                wait_for("a third of the steps", lambda: paths[0].exists() and paths[0].read_text().count("\n") > 20)
+                server.kill()
+                server.start()
+            for script in scripts:
+                self.assertEqual(script.wait(), 0, script.log())
+            root = server.status()["snapshot"]["state_root"]
+            return steps_of(paths), torch.load(states[0]), root
+
+    def test_one_worker_trains_as_pytorch_alone(self) -> None:
+        for optimizer in ("sgd", "nesterov", "adam", "adamw"):
+            with self.subTest(optimizer=optimizer):
+                steps, state, _ = self.run_synchronously(optimizer, "batch", 1)
+                self.assertGreater(len(steps), 200)
+                plain = train_plainly(optimizer, "batch", 6000, steps)
+                self.assertLess(distance(state, plain), 1e-5)
+
+    def test_three_workers_train_as_pytorch_on_the_union_of_their_batches(self) -> None:
+        for optimizer in ("nesterov", "adamw"):
+            with self.subTest(optimizer=optimizer):
+                steps, state, _ = self.run_synchronously(optimizer, "layer", 3)
+                self.assertGreater(max(len(batches) for batches in steps.values()), 2)
+                plain = train_plainly(optimizer, "layer", 6000, steps)
+                self.assertLess(distance(state, plain), 1e-5)
+
+    def test_two_runs_of_one_seed_end_in_one_state_though_the_server_is_killed(self) -> None:
+        roots = [self.run_synchronously("adamw", "layer", 1, kill_server=killed)[2] for killed in (False, True)]
+        self.assertEqual(roots[0], roots[1])
+
+
+class Kills(unittest.TestCase):
+    def test_every_sample_is_computed_once_whoever_dies(self) -> None:
+        choice = random.Random(os.environ.get("RECON_TEST_SEED", str(time.time_ns())))
+        with Server(BINARIES, "--snapshot-interval", "300ms") as server:
+            arguments = ("--optimizer", "adamw", "--epochs", "3", "--samples", "30000", "--workers", "1")
+            scripts = {name: Script(server, name, *arguments) for name in ("a", "b")}
+            wait_for("the job", lambda: server.phase() == "PHASE_RUNNING")
+            for number in range(ROUNDS):
+                before = int(server.status()["samples_completed"])
+                wait_for("progress", lambda: int(server.status()["samples_completed"]) > before
+                         or server.phase() == "PHASE_FINISHED")
+                if server.phase() == "PHASE_FINISHED":
+                    break
+                if choice.random() < 0.4:
+                    server.kill()
+                    server.start()
+                    continue
+                name = choice.choice(list(scripts))
+                scripts.pop(name).kill()
+                scripts[f"{name[0]}{number}"] = Script(server, f"{name[0]}{number}", *arguments)
+            for script in scripts.values():
+                self.assertEqual(script.wait(), 0, script.log())
+            counted = np.zeros((3, 30000), int)
+            for completion in server.completions():
+                if completion["kind"] == "LEASE_TRAIN":
+                    counted[completion["data_epoch"] - 1, int(completion["begin"]):int(completion["end"])] += 1
+            self.assertTrue((counted == 1).all())
+            self.assertGreater(server.status()["evaluations"][-1]["accuracy"], 0.8)
+
+
+class Exports(unittest.TestCase):
+    def test_an_export_is_what_the_model_loads_strictly(self) -> None:
+        with Server(BINARIES) as server:
+            state = server.root / "state"
+            script = Script(server, "w", "--optimizer", "adamw", "--epochs", "1", "--state-to", str(state),
+                            "--worker", EXACT)
+            self.assertEqual(script.wait(), 0, script.log())
+            evaluation = server.status()["evaluations"][-1]
+            self.assertIn("confidence", evaluation["metrics"])
+            server.drain()
+            server.reconctl("snapshot", "export", str(server.data / "snapshots"), "--output",
+                            str(server.root / "model.safetensors"))
+            exported = load_file(server.root / "model.safetensors")
+            model = train_small.make_model("batch")
+            model.load_state_dict(exported, strict=True)
+            final = torch.load(state)
+            for name, tensor in model.state_dict().items():
+                self.assertTrue(torch.equal(tensor, final[name]), name)
+
+
+class Mistakes(unittest.TestCase):
+    def expect(self, text: str, *arguments: str, after: tuple[str, ...] = ()) -> None:
+        with Server(BINARIES, "--workers-min", "1") as server:
+            first = Script(server, "first", *after) if after else None
+            if first is not None:
+                wait_for("the first worker", lambda: server.phase() == "PHASE_RUNNING")
+            script = Script(server, "w", *arguments)
+            self.assertNotEqual(script.wait(), 0)
+            self.assertIn(text, script.log())
+            if first is not None:
+                first.kill()
+
+    def test_a_script_that_is_wrong_is_told_what_and_where(self) -> None:
+        long = ("--epochs", "50", "--samples", "60000")
+        self.expect("join once", "--wrong", "joins twice")
+        self.expect("step() without backward()", "--wrong", "no backward")
+        self.expect("1 gradient values are infinite or not a number", "--wrong", "nan gradient")
+        self.expect("tensor 3.weight has shape [11,64] instead of [10,64]", "--wrong", "other shapes", *long, after=long)
+        self.expect("--batch 64 instead of 50", "--batch", "64", *long, after=long)
+        self.expect("--optimizer nesterov instead of sgd", "--optimizer", "nesterov", *long, after=long)
+        self.expect("the worker has 500 training samples, the job has 60000", "--samples", "500", "--epochs", "50",
+                    after=long)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,98 @@
+"""A small training as a user would write it, for tests: a worker that is killed, one of several, a wrong one."""
+
+import argparse
+import json
+
+import recon.torch as rt
+import torch
+from torch.nn import functional
+
+
+def make_data(samples: int) -> torch.utils.data.TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    centers = torch.randn(10, 32, generator=generator)
+    labels = torch.randint(0, 10, (samples,), generator=generator)
+    return torch.utils.data.TensorDataset(centers[labels] + torch.randn(samples, 32, generator=generator), labels)
+
+
+def make_model(norm: str) -> torch.nn.Module:
+    torch.manual_seed(3)
+    middle = torch.nn.BatchNorm1d(64) if norm == "batch" else torch.nn.LayerNorm(64)
+    return torch.nn.Sequential(torch.nn.Linear(32, 64, bias=norm != "batch"), middle, torch.nn.ReLU(), torch.nn.Linear(64, 10))
+
+
+def make_optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    if name == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=0.05)
+    if name == "nesterov":
+        return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, nesterov=True, weight_decay=1e-3)
+    if name == "adam":
+        return torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-3)
+    return torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0,
+                                                                        "lr": 3e-3}], lr=1e-3)
+
+
+def make_scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20) * 0.99 ** step)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--optimizer", default="sgd")
+    parser.add_argument("--norm", default="batch")
+    parser.add_argument("--samples", type=int, default=6000)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=50)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--job", type=json.loads, default={})
+    parser.add_argument("--worker", type=json.loads, default={})
+    parser.add_argument("--steps-to", help="a file that gets a line a step: its number, and the samples")
+    parser.add_argument("--state-to", help="a file that gets the model's state at the end")
+    parser.add_argument("--wrong", default="", help="something that a script may do wrong")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+
+    data = make_data(options.samples)
+    tests = make_data(1000)
+    model = make_model(options.norm)
+    if options.wrong == "other shapes":
+        model[3] = torch.nn.Linear(64, 11)
+    optimizer = make_optimizer(options.optimizer, model)
+    scheduler = make_scheduler(optimizer)
+
+    def validate(model: torch.nn.Module) -> dict[str, tuple[float, int]]:
+        x, y = tests.tensors
+        out = model(x)
+        return {"loss": (functional.cross_entropy(out, y, reduction="sum").item(), len(y)),
+                "accuracy": (float((out.argmax(1) == y).sum()), len(y)), "confidence": (
+                    float(out.softmax(1).amax(1).sum()), len(y))}
+
+    loader = rt.DataLoader(data, batch_size=options.batch, num_workers=options.workers)
+    job = rt.join(model, optimizer, loader, evaluate=validate, epochs=options.epochs, scheduler=scheduler,
+                  job_settings=options.job, **options.worker)
+    if options.wrong == "joins twice":
+        rt.join(model, optimizer, loader)
+    steps = open(options.steps_to, "w") if options.steps_to else None
+    for _ in range(options.epochs):
+        for x, y in loader:
+            indices = list(job.indices())
+            loss = functional.cross_entropy(model(x), y)
+            if options.wrong == "no backward":
+                optimizer.step()
+            loss.backward()
+            if options.wrong == "nan gradient":
+                model[0].weight.grad[0, 0] = float("nan")
+            job.report(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            if steps is not None:
+                print(json.dumps([job.step, indices]), file=steps, flush=True)
+    if options.state_to:
+        torch.save(model.state_dict(), options.state_to)
+
+
+if __name__ == "__main__":
+    main()
