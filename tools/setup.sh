@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what recon needs to build, test and run on Debian 12. Installs only what is missing; safe to run
-# again. Works as root and, for anybody else, through sudo. With --tests: what only tests need, too; with --bench: what
-# measurements compare with.
+# again. Works as root and, for anybody else, through sudo. With --tests: what only tests need, too, among it PyTorch
+# (RECON_PYTHON=/path/to/python names one that has it); with --bench: what measurements compare with.
 set -euo pipefail
 case ${1:-} in
   "" | --tests | --bench) ;;
@@ -12,7 +12,7 @@ esac
 packages=(
   # Building
   build-essential cmake ninja-build ccache pkg-config clang clang-format clang-tidy libclang-rt-14-dev python3
-  # Packages of PyPI for the tests, in a virtual environment of their own
+  # Packages of PyPI for the tests, in a virtual environment of their own (torch_environment.py)
   python3-venv ca-certificates
   # Libraries
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev librocksdb-dev libzstd-dev
@@ -23,9 +23,6 @@ packages=(
   # Network namespaces for measurements (tools/bench)
   iproute2 ethtool
 )
-
-# For tests only: other implementations of the file formats, from PyPI.
-python_packages=(numpy==2.4.6 safetensors==0.8.0 xxhash==4.1.0 zstandard==0.25.0)
 
 # For tests only: OpenStack Swift, whose S3 API is a real server for s3:// stores.
 if [ "${1:-}" = --tests ]; then
@@ -57,20 +54,6 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 
 if [ "${1:-}" = --tests ]; then
-  # Outside the clone, so that each clone need not install them again; build/python leads there.
-  environment=${XDG_CACHE_HOME:-$HOME/.cache}/recon/python-$(printf '%s\n' "${python_packages[@]}" | sha256sum | head -c 12)
-  if [ ! -e "$environment/installed" ]; then
-    echo "setup: installing Python packages for the tests: ${python_packages[*]}"
-    rm -rf "$environment"
-    if python3 -m venv "$environment" && "$environment/bin/pip" install -q --disable-pip-version-check "${python_packages[@]}"; then
-      touch "$environment/installed"
-    else
-      echo "setup: they could not be installed; the test \"formats\" will say that it was skipped" >&2
-    fi
-  fi
-  build=$(dirname "$0")/../build
-  mkdir -p "$build"
-  rm -rf "$build/python"
-  ln -s "$environment" "$build/python"
+  python3 "$(dirname "$0")/torch_environment.py" "$(dirname "$0")/../build/python"
 fi
 echo "setup: everything is installed"
