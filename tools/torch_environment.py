@@ -130,7 +130,8 @@ def site_packages(environment: pathlib.Path) -> pathlib.Path:
 
 def search_path(python: str, *flags: str) -> list[str]:
     """Where this Python looks for modules; with -S, those of its own library."""
-    return json.loads(run(python, *flags, "-c", "import json, sys; print(json.dumps(sys.path))"))
+    paths: list[str] = json.loads(run(python, *flags, "-c", "import json, sys; print(json.dumps(sys.path))"))
+    return paths
 
 
 def make_base(environment: pathlib.Path, python: str, torch: tuple[int, ...] | None) -> None:
@@ -210,7 +211,7 @@ def download_and_unpack(environment: pathlib.Path, target: pathlib.Path, *requir
 
 
 def smoke_test(environment: pathlib.Path, packages: pathlib.Path | None) -> None:
-    """`packages` has all the libraries that may be loaded: a CUDA toolkit of this machine must not hide what is missing."""
+    """`packages` has all libraries that may be loaded: a CUDA toolkit of this machine must not hide what is missing."""
     run(environment / "bin/python", TOOLS / "torch_smoke_test.py", *([packages] if packages else []),
         env={"PYTHONPATH": str(packages)} if packages else {})
 
