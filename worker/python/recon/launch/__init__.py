@@ -1,0 +1,1 @@
+"""Parts of `recon run`. They use the standard library only."""
