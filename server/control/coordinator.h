@@ -41,6 +41,8 @@ class Coordinator {
     std::string optimizer;
     uint64_t job_id = 0;
     std::string snapshot_dir;  // As workers can open it.
+    // A snapshot is taken after each evaluation that is the best so far.
+    BestBy keep_best = BestBy::kNone;
     // A lease has as many splits as its worker computes in so long; 0: one.
     absl::Duration lease_target;
     // What another policy is made from, and what the flags say.
@@ -145,6 +147,7 @@ class Coordinator {
   // Takes back the leases of workers that are alive and stand still, and lets nobody wait for them.
   void WatchProgress(absl::Time now);
   void NoteEvaluation(uint32_t data_epochs, int64_t unix_ms);
+  void KeepIfBest();
   void FinishIfDone(absl::Time now);
   Lease ToLease(const Task& task, LeaseId id) const;
   // Of this worker's rounds; 0 without them.

@@ -185,7 +185,11 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
   leases_.TakeFirst(lease, worker, task);
   queue_->Complete(task, completion.eval());
   NoteCompleted(completion);
-  if (task.kind == LEASE_EVAL) NoteEvaluation(task.data_epoch, completion.unix_ms());
+  if (task.kind == LEASE_EVAL) {
+    const size_t evaluated = evaluations_.size();
+    NoteEvaluation(task.data_epoch, completion.unix_ms());
+    if (evaluations_.size() > evaluated) KeepIfBest();
+  }
   FinishIfDone(now);
   return CompleteReply();
 }
@@ -214,6 +218,18 @@ void Coordinator::NoteEvaluation(uint32_t data_epochs, int64_t unix_ms) {
   LogInfo("data epoch {} of {}: test accuracy {:.4f}, loss {:.4f}{}", data_epochs, job_.data_epochs(),
           entry.accuracy(), entry.loss(), others);
   evaluations_.push_back(entry);
+}
+
+// Whoever keeps the best snapshot needs one of these parameters. The job's last one comes anyway.
+void Coordinator::KeepIfBest() {
+  if (options_.keep_best == BestBy::kNone || queue_->finished()) return;
+  const auto evaluation = [](const EvalEntry& entry) { return Evaluation{entry.accuracy(), entry.loss()}; };
+  const Evaluation last = evaluation(evaluations_.back());
+  for (size_t i = 0; i + 1 < evaluations_.size(); ++i) {
+    if (!Better(options_.keep_best, last, evaluation(evaluations_[i]))) return;
+  }
+  snapshots_->Take(
+      "best", [](const absl::StatusOr<SnapshotReply>&) {}, SnapshotWriter::Pace::kBackground);
 }
 
 void Coordinator::ReturnTasks(const std::vector<Task>& tasks) {

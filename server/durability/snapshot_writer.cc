@@ -16,6 +16,7 @@
 #include "common/base/log.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
+#include "common/codec/half_codec.h"
 #include "common/snapshot/manifest.h"
 #include "common/snapshot/page_codec.h"
 #include "common/snapshot/reader_lease.h"
@@ -38,6 +39,7 @@ struct PageWork {
   PageRef content;  // Given back as soon as it is not needed any more: lanes may be waiting for memory.
   size_t size;
   bool write = true;
+  uint64_t non_finite = 0;
 
   absl::Span<const float> values() const { return {content.data(), size}; }
 };
@@ -109,6 +111,12 @@ class PackSequence {
   uint32_t pack_ = 0;
   uint64_t bytes_ = 0;
 };
+
+// While the page is in the cache. Most have none, which is seen sooner than counted.
+uint64_t NonFiniteIn(const PageWork& page) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(page.content.data());
+  return AllFinite32(bytes, page.size) ? 0 : CountNonFinite(page.content.data(), page.size);
+}
 
 // Entries for every page there is, without places.
 std::vector<PageWork> ListPages(const ParamLayout& layout, std::vector<ShardCut> shards, Manifest* manifest) {
@@ -235,12 +243,16 @@ absl::Status SnapshotWriter::WritePacks(const ParamLayout& layout, std::vector<S
   RECON_RETURN_IF_ERROR(RunEncoders(threads, background, [&] {
     Pacer pacer(background, &hurry_);
     for (size_t i; (i = next.fetch_add(1)) < work.size();) {
-      const PageWork& page = work[i];
+      PageWork& page = work[i];
       if (i % batch_pages == 0) pacer.Rest();
       page.chunk->set_page_hash(page.page, Hash128(page.content.data(), page.size * sizeof(float)));
+      page.non_finite = NonFiniteIn(page);
     }
     return absl::OkStatus();
   }));
+  for (const PageWork& page : work) {
+    page.chunk->set_non_finite_values(page.chunk->non_finite_values() + page.non_finite);
+  }
   PackTable table(manifest, server, options_.shared || server != 0);
   const auto age = static_cast<uint64_t>(std::max(1, options_.keep.last / 2));
   const Generation oldest(manifest->generation() - std::min(age, manifest->generation()));
@@ -343,6 +355,9 @@ absl::StatusOr<Manifest> SnapshotWriter::Publish(const ParamLayout& layout, cons
   manifest.set_created_unix_ms(description.created_unix_ms);
   manifest.set_reason(description.reason);
   for (ServerPart& server : servers) *manifest.add_servers() = std::move(server);
+  uint64_t non_finite = 0;
+  for (const ChunkEntry& chunk : manifest.chunks()) non_finite += chunk.non_finite_values();
+  manifest.set_non_finite_values(non_finite);
   RECON_FAULT_POINT("publish.before_manifest");
   manifest.set_state_root(ComputeStateRoot(manifest));
   const std::string bytes = EncodeManifest(manifest);
@@ -384,7 +399,11 @@ absl::StatusOr<std::vector<Generation>> SnapshotWriter::Expired() {
     // What could not be read this time may be good: then nothing is decided.
     if (!manifest.ok() && !absl::IsDataLoss(manifest.status())) return manifest.status();
     candidate.readable = manifest.ok();
-    if (manifest.ok()) candidate.created_unix_ms = manifest->created_unix_ms();
+    if (manifest.ok()) {
+      candidate.created_unix_ms = manifest->created_unix_ms();
+      candidate.finite = manifest->has_non_finite_values() && manifest->non_finite_values() == 0;
+      candidate.evaluation = LastEvaluation(*manifest);
+    }
     candidates.push_back(candidate);
   }
   return ToDelete(candidates, options_.keep);

@@ -142,7 +142,7 @@ absl::Status ReconServer::Parts::Open() {
   RECON_ASSIGN_OR_RETURN(store, OpenStore(flags.snapshot_dir, /*writer=*/true));
   RECON_ASSIGN_OR_RETURN(const Manifest before, NewestManifest());
   if (before.generation() == 0 && !flags.from_snapshot.empty()) {
-    RECON_ASSIGN_OR_RETURN(initial, InitialValues::Open(flags.from_snapshot));
+    RECON_ASSIGN_OR_RETURN(initial, InitialValues::Open(flags.from_snapshot, flags.from_generation));
   }
   RECON_RETURN_IF_ERROR(OpenControlDb(before));
   RECON_RETURN_IF_ERROR(TakeProposed(before));
@@ -235,6 +235,7 @@ absl::Status ReconServer::Parts::Open() {
   coordinator_options.optimizer = OptimizerName(policy.rules.optimizer.kind);
   coordinator_options.job_id = job_id;
   coordinator_options.snapshot_dir = snapshot_url.Absolute();
+  coordinator_options.keep_best = flags.snapshot_keep.best;
   coordinator_options.lease_target = flags.lease_target;
   coordinator_options.policy_base = policy_base;
   coordinator_options.policy_of_flags = flags.policy;

@@ -1,8 +1,10 @@
 #include "server/process/server_flags.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <iterator>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -48,6 +50,7 @@ struct RawFlags {
   std::string replay_target = "5s";
   std::string replace_after = "1m";
   std::string snapshot_interval = "30s";
+  std::string keep_best;
   std::string heartbeat_interval = "300ms";
   std::string suspect_after = "1s";
   std::string evict_after = "3s";
@@ -106,8 +109,8 @@ void DefineFlags(CommandLine* line, ServerFlags* flags, RawFlags* raw) {
       "RECON_SNAPSHOT_DIR");
   env(app->add_option(
           "--from-snapshot", flags->from_snapshot,
-          "take the parameters of a new job from the newest snapshot of this directory or store; the "
-          "first worker's tensors are found there by name"),
+          "DIR or DIR:N: take the parameters of a new job from snapshot N, or the newest, of this directory "
+          "or store; the first worker's tensors are found there by name"),
       "RECON_FROM_SNAPSHOT");
   env(app->add_option("--metrics-address", flags->metrics_address,
                       "HOST:PORT for Prometheus, or PORT on loopback; off by default"),
@@ -306,6 +309,10 @@ void DefineFlags(CommandLine* line, ServerFlags* flags, RawFlags* raw) {
                       "and the newest of each day, of so many days")
           ->check(CLI::Range(0, 100000)),
       "RECON_SNAPSHOT_KEEP_DAILY");
+  env(app->add_option("--keep-best", raw->keep_best,
+                      "accuracy or loss: take a snapshot after each evaluation that is the best so far, "
+                      "and keep the best"),
+      "RECON_KEEP_BEST");
   env(app->add_option("--zstd-level", flags->zstd_level,
                       "compression of snapshots: 1 (frequencies of bytes only) to 19")
           ->check(CLI::Range(1, 19)),
@@ -386,6 +393,29 @@ absl::Status CheckDataDirectory(const std::string& data) {
       " is the address of a store: a server's --data is a directory, --snapshot-dir may be one"));
 }
 
+// Takes the number off --from-snapshot DIR:N. A directory of just that name is one; a port has no '/' before.
+absl::Status SplitGeneration(ServerFlags* flags) {
+  const std::string whole = flags->from_snapshot;
+  const size_t colon = whole.rfind(':');
+  if (colon == std::string::npos || colon == 0 || colon + 1 == whole.size()) return absl::OkStatus();
+  const std::string number = whole.substr(colon + 1);
+  const std::string directory = whole.substr(0, colon);
+  const bool digits = number.find_first_not_of("0123456789") == std::string::npos;
+  const size_t scheme = directory.find("://");
+  const bool port = scheme != std::string::npos && directory[scheme + 3] != '/' &&
+                    directory.find('/', scheme + 3) == std::string::npos;
+  std::error_code error;
+  if (!digits || (port && !absl::StartsWith(whole, "s3://")) || std::filesystem::is_directory(whole, error)) {
+    return absl::OkStatus();
+  }
+  if (!absl::SimpleAtoi(number, &flags->from_generation) || flags->from_generation == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--from-snapshot ", whole, ": snapshots are numbered from 1, not ", number));
+  }
+  flags->from_snapshot = directory;
+  return absl::OkStatus();
+}
+
 absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
   RECON_RETURN_IF_ERROR(CheckDataDirectory(flags->data));
   if (!flags->metrics_address.empty()) {
@@ -442,6 +472,8 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
   job.set_heartbeat_interval_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(heartbeat)));
   job.set_lease_duration_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(lease)));
   if (flags->snapshot_dir.empty() && flags->join.empty()) flags->snapshot_dir = flags->data + "/snapshots";
+  RECON_ASSIGN_OR_RETURN(flags->snapshot_keep.best, ParseBestBy(raw.keep_best));
+  RECON_RETURN_IF_ERROR(SplitGeneration(flags));
   for (const std::string& url : {flags->snapshot_dir, flags->from_snapshot}) {
     if (!url.empty()) RECON_RETURN_IF_ERROR(ParseStoreUrl(url).status());
   }

@@ -19,8 +19,9 @@ namespace recon {
 struct ServerFlags {
   std::string listen = "127.0.0.1:7070";
   std::string data;
-  std::string snapshot_dir;   // Default: <data>/snapshots.
-  std::string from_snapshot;  // Directory to take initial parameters from.
+  std::string snapshot_dir;      // Default: <data>/snapshots.
+  std::string from_snapshot;     // Directory to take initial parameters from,
+  uint64_t from_generation = 0;  // and of which snapshot; 0: the newest.
   std::string metrics_address;
   std::string tls_cert, tls_key, tls_ca;
   bool insecure = false;

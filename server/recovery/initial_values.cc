@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/storage/store_url.h"
@@ -32,8 +33,17 @@ absl::StatusOr<std::unique_ptr<InitialValues>> InitialValues::Open(const std::st
     return absl::OkStatus();
   };
   if (generation != 0) {
-    RECON_ASSIGN_OR_RETURN(const Manifest manifest, initial->reader_.ReadManifest(Generation(generation)));
-    RECON_RETURN_IF_ERROR(take(manifest));
+    const absl::StatusOr<Manifest> manifest = initial->reader_.ReadManifest(Generation(generation));
+    absl::Status taken = manifest.ok() ? take(*manifest) : manifest.status();
+    if (absl::IsNotFound(taken)) {
+      RECON_ASSIGN_OR_RETURN(const std::vector<Generation> there, initial->reader_.List());
+      std::vector<uint64_t> numbers;
+      for (const Generation each : there) numbers.push_back(each.value());
+      taken = absl::NotFoundError(absl::StrCat("there is no such snapshot, but ",
+                                               numbers.empty() ? "none" : absl::StrJoin(numbers, ", ")));
+    }
+    if (!taken.ok()) return OfFlag(absl::StrCat(directory, ":", generation), taken);
+    LogInfo("initial parameters will be those of snapshot {} of {}", generation, directory);
     return initial;
   }
   const absl::StatusOr<std::optional<Manifest>> found = LoadNewest(initial->reader_, take);

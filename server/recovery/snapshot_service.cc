@@ -21,6 +21,15 @@ namespace {
 // A snapshot that fails is not tried again before.
 constexpr absl::Duration kBetweenTries = absl::Seconds(1);
 
+// The tensor that a shard begins with; its group, too, has a name, but many tensors.
+std::string NameOfShard(const ParamLayout& layout, uint32_t shard) {
+  const uint64_t offset = layout.shards()[shard].offset;
+  for (const TensorPlacement& tensor : layout.tensors()) {
+    if (offset >= tensor.offset && offset < tensor.offset + tensor.size) return tensor.name;
+  }
+  return absl::StrCat("shard ", shard);
+}
+
 }  // namespace
 
 SnapshotService::SnapshotService(const Options& options, ParamServer* params, ObjectStore* store,
@@ -210,6 +219,7 @@ void SnapshotService::NotePublished(const Manifest& manifest, double seconds, do
   LogInfo("snapshot {} published ({}): {} for {}, {} of them new, {:.2f} s, root {}", manifest.generation(),
           manifest.reason(), HumanBytes(sizes.stored), HumanBytes(sizes.raw), HumanBytes(sizes.own), seconds,
           ToHex(manifest.state_root()));
+  if (manifest.non_finite_values() > 0) SayNonFinite(manifest);
   {
     MutexLock lock(&mu_);
     status_.set_published(status_.published() + 1);
@@ -217,6 +227,16 @@ void SnapshotService::NotePublished(const Manifest& manifest, double seconds, do
     replay_seconds_at_last_ = replay_seconds;
   }
   NoteNewest(manifest);
+}
+
+void SnapshotService::SayNonFinite(const Manifest& manifest) const {
+  const auto chunk = std::find_if(manifest.chunks().begin(), manifest.chunks().end(),
+                                  [](const ChunkEntry& entry) { return entry.non_finite_values() > 0; });
+  const uint64_t last_finite = status().last_finite_generation();
+  LogError("SNAPSHOT {} HAS {} VALUES THAT ARE NOT FINITE, the first in {}: {}", manifest.generation(),
+           manifest.non_finite_values(), NameOfShard(*params_->layout(), chunk->shard()),
+           last_finite == 0 ? "no finite one is known"
+                            : absl::StrCat("snapshot ", last_finite, " stays, the last that has none"));
 }
 
 void SnapshotService::SetCarried(std::shared_ptr<const CarriedTensors> carried) {
@@ -241,6 +261,11 @@ void SnapshotService::NoteNewest(const Manifest& manifest) {
   status_.set_stored_bytes(sizes.stored);
   status_.set_raw_bytes(sizes.raw);
   status_.set_state_root(ToHex(manifest.state_root()));
+  status_.clear_non_finite_values();
+  if (manifest.has_non_finite_values()) status_.set_non_finite_values(manifest.non_finite_values());
+  if (manifest.has_non_finite_values() && manifest.non_finite_values() == 0) {
+    status_.set_last_finite_generation(manifest.generation());
+  }
   last_sequence_ = manifest.sequence();
 }
 

@@ -76,6 +76,7 @@ class SnapshotService {
   void Hurry(int change);
   void NoteNewest(const Manifest& manifest);
   void NotePublished(const Manifest& manifest, double seconds, double replay_seconds);
+  void SayNonFinite(const Manifest& manifest) const;
 
   // Set in the constructor.
   const Options options_;

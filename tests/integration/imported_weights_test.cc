@@ -1,3 +1,4 @@
+#include <csignal>
 #include <memory>
 #include <string>
 #include <vector>
@@ -6,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "catch2/catch.hpp"
 #include "common/snapshot/safetensors.h"
+#include "tests/integration/process_job.h"
 #include "tests/integration/servers_job.h"
 
 namespace recon {
@@ -148,6 +150,37 @@ TEST_CASE("a server ends, and says why, when the weights it is to begin with are
   INFO(job.ServerLog());
   CHECK(absl::StrContains(job.ServerLog(), absl::StrCat("--from-snapshot ", directory / "I")));
   CHECK(absl::StrContains(job.ServerLog(), "checksum"));
+}
+
+TEST_CASE("a new job begins with the snapshot that --from-snapshot DIR:N names", "[import]") {
+  ProcessJob first({"--data-epochs", "3", "--split-samples", "500", "--snapshot-interval", "1h",
+                    "--keep-best", "accuracy"});
+  REQUIRE(first.StartServer());
+  const auto worker = first.StartWorker("one");
+  CHECK(worker->Wait(absl::Seconds(60)) == 0);
+  first.server().Signal(SIGTERM);
+  CHECK(first.server().Wait(absl::Seconds(30)) == 0);
+  std::string said;
+  CHECK(RunProgram({"reconctl", "snapshot", "list", first.snapshots()}, &said) == 0);
+  CHECK(absl::StrContains(said, " best "));
+  CHECK(absl::StrContains(said, "FINITE"));
+  CHECK_FALSE(absl::StrContains(said, "NO: "));
+  const auto accuracy_of = [&](const std::string& from) {
+    ProcessJob second({"--from-snapshot", from, "--optimizer", "sgd", "--learning-rate", "0", "--data-epochs",
+                       "1", "--split-samples", "500"});
+    REQUIRE(second.StartServer());
+    CHECK(second.StartWorker("two")->Wait(absl::Seconds(60)) == 0);
+    return second.Status()->evaluations(0).accuracy();
+  };
+  CHECK(accuracy_of(first.snapshots()) > 0.9);
+  CHECK(accuracy_of(first.snapshots() + ":1") < 0.9);
+  const std::string data = first.directory() / "other";
+  CHECK(RunProgram({"recon-server", "--data", data, "--listen", "127.0.0.1:0", "--from-snapshot",
+                    first.snapshots() + ":99"},
+                   &said) == 1);
+  CHECK(absl::StrContains(said, ":99: there is no such snapshot, but 1, "));
+  CHECK(RunProgram({"recon-server", "--data", data, "--from-snapshot", "s3://bucket/job:0"}, &said) == 2);
+  CHECK(absl::StrContains(said, "snapshots are numbered from 1, not 0"));
 }
 
 }  // namespace recon

@@ -5,6 +5,7 @@
 
 #include "common/base/log.h"
 #include "common/base/machine_limits.h"
+#include "common/base/status_macros.h"
 #include "common/cli/command_line.h"
 #include "common/rpc/grpc_log.h"
 #include "tools/reconctl/verbs.h"
@@ -218,11 +219,18 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0, 100000));
   prune->add_option("--keep-daily", prune_target.keep.daily, "and the newest of each day, of so many days")
       ->check(CLI::Range(0, 100000));
+  std::string keep_best;
+  prune->add_option("--keep-best", keep_best, "accuracy or loss: and the one with the best evaluation");
   prune->add_flag("--dry-run", prune_target.dry_run, "only say which");
   prune->add_flag("--no-server", prune_target.no_server,
                   "no server runs on it: needed for s3:// and hdfs://, where no lock tells");
   prune->add_flag("--json", prune_target.json, "one JSON value");
-  prune->callback([&] { run = [&] { return recon::PruneSnapshots(prune_target); }; });
+  prune->callback([&] {
+    run = [&]() -> absl::Status {
+      RECON_ASSIGN_OR_RETURN(prune_target.keep.best, recon::ParseBestBy(keep_best));
+      return recon::PruneSnapshots(prune_target);
+    };
+  });
 
   recon::PolicyTarget policy_target;
   CLI::App* policy = app.add_subcommand("policy", "how the workers agree");

@@ -40,7 +40,11 @@ uint64_t UpdatesOf(const Manifest& manifest) {
 
 Json Summary(const Manifest& manifest) {
   const SnapshotSizes sizes = SizesOf(manifest);
+  Json finite;  // Null where nobody has looked.
+  if (manifest.has_non_finite_values()) finite = manifest.non_finite_values() == 0;
   return {{"generation", manifest.generation()},
+          {"finite", finite},
+          {"non_finite_values", manifest.non_finite_values()},
           {"created_unix_ms", manifest.created_unix_ms()},
           {"reason", manifest.reason()},
           {"model", manifest.model().name()},
@@ -54,6 +58,12 @@ Json Summary(const Manifest& manifest) {
           {"stored_bytes", sizes.stored},
           {"new_bytes", sizes.own},
           {"state_root", ToHex(manifest.state_root())}};
+}
+
+// Whether all values are finite: "yes", "?" where nobody has looked, or how many are not.
+std::string Finiteness(const Manifest& manifest) {
+  if (!manifest.has_non_finite_values()) return "?";
+  return manifest.non_finite_values() == 0 ? "yes" : absl::StrCat("NO: ", manifest.non_finite_values());
 }
 
 void SayPin(const SnapshotTarget& target, bool pinned, bool before) {
@@ -100,8 +110,8 @@ absl::Status ListSnapshots(const SnapshotTarget& target) {
   RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
   RECON_ASSIGN_OR_RETURN(const std::set<Generation> pins, reader.Pinned());
   Json list = Json::array();
-  std::vector<std::vector<std::string>> rows = {
-      {"GENERATION", "PINNED", "CREATED", "REASON", "MODEL", "STEP", "STORED", "RAW", "STATE ROOT"}};
+  std::vector<std::vector<std::string>> rows = {{"GENERATION", "PINNED", "FINITE", "CREATED", "REASON",
+                                                 "MODEL", "SEQUENCE", "STEP", "STORED", "RAW", "STATE ROOT"}};
   absl::Status damage;
   for (const Generation generation : generations) {
     const bool pinned = pins.count(generation) > 0;
@@ -112,15 +122,16 @@ absl::Status ListSnapshots(const SnapshotTarget& target) {
       list.push_back({{"generation", generation.value()},
                       {"pinned", pinned},
                       {"error", std::string(manifest.status().message())}});
-      rows.push_back({absl::StrCat(generation.value()), shown_pin, "-", "DAMAGED",
+      rows.push_back({absl::StrCat(generation.value()), shown_pin, "-", "-", "DAMAGED",
                       std::string(manifest.status().message())});
       continue;
     }
     const SnapshotSizes sizes = SizesOf(*manifest);
     list.push_back(Summary(*manifest));
     list.back()["pinned"] = pinned;
-    rows.push_back({absl::StrCat(generation.value()), shown_pin, HumanTime(manifest->created_unix_ms()),
-                    manifest->reason(), manifest->model().name(), absl::StrCat(UpdatesOf(*manifest)),
+    rows.push_back({absl::StrCat(generation.value()), shown_pin, Finiteness(*manifest),
+                    HumanTime(manifest->created_unix_ms()), manifest->reason(), manifest->model().name(),
+                    absl::StrCat(manifest->sequence()), absl::StrCat(UpdatesOf(*manifest)),
                     HumanBytes(sizes.stored), HumanBytes(sizes.raw), ToHex(manifest->state_root())});
   }
   std::cout << (target.json ? list.dump() + "\n" : Table(rows));

@@ -1,7 +1,9 @@
 #include "server/durability/snapshot_writer.h"
 
 #include <atomic>
+#include <cmath>
 #include <filesystem>
+#include <limits>
 #include <memory>
 
 #include "absl/strings/match.h"
@@ -435,6 +437,43 @@ TEST_CASE("every byte of a manifest and a pack flipped, and every length: the on
     files.SetContent(path, content);
     REQUIRE(reader.Verify(Generation(2), {}).ok());
   }
+}
+
+TEST_CASE("a snapshot says how many values are not finite, and the last without any is not collected",
+          "[snapshot]") {
+  const TempDir directory;
+  const auto store = *LocalStore::Open(directory.path(), /*writer=*/true);
+  const ParamLayout layout = *ParamLayout::Create(SampleModel());
+  SnapshotWriter::Options options;
+  options.keep.last = 2;
+  SnapshotWriter writer(store.get(), options);
+  REQUIRE(writer.Write(layout, SampleCut(layout, 1, 1), SampleDescription())->non_finite_values() == 0);
+  for (int generation = 2; generation <= 6; ++generation) {
+    std::vector<ShardCut> cuts = SampleCut(layout, static_cast<float>(generation), 2);
+    bool cloned;
+    cuts[0].pages[1][0].Writable(&cloned)[7] = std::numeric_limits<float>::infinity();  // Optimizer state.
+    cuts[1].pages[0][0].Writable(&cloned)[0] = std::nanf("");
+    cuts[1].pages[0][0].Writable(&cloned)[29] = -std::numeric_limits<float>::infinity();
+    const auto manifest = writer.Write(layout, std::move(cuts), SampleDescription());
+    REQUIRE(manifest.ok());
+    CHECK(manifest->non_finite_values() == 3);
+    REQUIRE(writer.CollectGarbage().ok());
+  }
+  const SnapshotReader reader(store.get());
+  CHECK(*reader.List() == std::vector<Generation>{Generation(1), Generation(5), Generation(6)});
+  CHECK(reader.Verify(Generation(1), {}).ok());
+  const Manifest read = *reader.ReadManifest(Generation(6));
+  CHECK(read.non_finite_values() == 3);
+  CHECK(read.chunks(1).non_finite_values() == 1);
+  CHECK(read.chunks(2).non_finite_values() == 2);
+  // One that was written before anybody looked says neither.
+  Manifest old = read;
+  old.clear_non_finite_values();
+  CHECK_FALSE(DecodeManifest(EncodeManifest(old))->has_non_finite_values());
+  // Finite values again: the old one has done its duty.
+  REQUIRE(writer.Write(layout, SampleCut(layout, 9, 3), SampleDescription()).ok());
+  REQUIRE(writer.CollectGarbage().ok());
+  CHECK(*reader.List() == std::vector<Generation>{Generation(6), Generation(7)});
 }
 
 }  // namespace recon
