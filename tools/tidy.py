@@ -47,6 +47,7 @@ ALLOWED = {
     "worker/comm": ["common", "worker/encode"],
     "worker/training": ["common", "worker/comm", "worker/data", "worker/encode"],
     "worker/process": ["common", "worker"],
+    "worker/python": ["common", "worker"],
     "worker": ["common/base", "common/rpc", "worker/process"],
     "tools": ["common", "tools"],
     "tools/cmake": ["tools"],

@@ -45,6 +45,8 @@ struct ApplyRules {
   // Of the process that applies them; another one begins its steps anew.
   uint64_t cluster_epoch = 1;
   uint64_t job_id = 0;  // 0: not known.
+  // Raised by each rollback: records of one history do not go on from a snapshot of another.
+  uint64_t history = 0;
 
   GroupPolicy PolicyOf(const std::string& group) const {
     const auto found = groups.find(group);

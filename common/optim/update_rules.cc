@@ -10,6 +10,7 @@ UpdateRules EncodeRules(const ApplyRules& rules) {
   UpdateRules message;
   message.set_cluster_epoch(rules.cluster_epoch);
   message.set_job_id(rules.job_id);
+  message.set_history(rules.history);
   message.set_bound(rules.bound);
   message.set_local(rules.local);
   message.set_staleness_correction(static_cast<uint32_t>(rules.correction.kind));
@@ -41,6 +42,7 @@ absl::StatusOr<ApplyRules> DecodeRules(const UpdateRules& message) {
   ApplyRules rules;
   rules.cluster_epoch = message.cluster_epoch();
   rules.job_id = message.job_id();
+  rules.history = message.history();
   rules.bound = message.bound();
   if (rules.bound < -1) return absl::DataLossError(absl::StrCat("rules: bound is ", rules.bound));
   rules.correction = {static_cast<StalenessCorrection>(message.staleness_correction()),

@@ -72,6 +72,11 @@ absl::StatusOr<SetPolicyReply> ControlClient::SetPolicy(const PolicySettings& po
                                                 absl::Seconds(30));
 }
 
+absl::StatusOr<RollbackReply> ControlClient::Rollback(const RollbackRequest& request) {
+  return Call<RollbackRequest, RollbackReply>(stub_.get(), &Control::Stub::Rollback, request,
+                                              absl::Minutes(10));
+}
+
 absl::StatusOr<DrainReply> ControlClient::Drain() {
   return Call<DrainRequest, DrainReply>(stub_.get(), &Control::Stub::Drain, DrainRequest(),
                                         absl::Minutes(10));

@@ -28,6 +28,8 @@ class ControlClient {
   // Waits until the server is about to end: up to ten minutes.
   absl::StatusOr<DrainReply> Drain();
   absl::StatusOr<SetPolicyReply> SetPolicy(const PolicySettings& policy);
+  // Waits until it is planned, for which the push log is read: up to ten minutes.
+  absl::StatusOr<RollbackReply> Rollback(const RollbackRequest& request);
 
  private:
   std::unique_ptr<Control::Stub> stub_;

@@ -77,6 +77,9 @@ class Coordinator {
     ucx_address_ = ucx_address;
   }
 
+  // The last one; without a history, there was none. For Status(); before workers come.
+  void NoteRollback(const RollbackRecord& record) { rollback_ = record; }
+
   // Takes up the job a data directory holds. FailedPrecondition, naming the flag, if the job's settings
   // differ from what it was started with. `restored` is the snapshot it continues from, if any.
   absl::Status Recover(const std::optional<Manifest>& restored);
@@ -205,6 +208,7 @@ class Coordinator {
   uint64_t initializer_epoch_ = 0;    // In which all servers were told of it.
   InitialValues* initial_ = nullptr;  // Null: the first worker has them.
   absl::Status failure_;
+  RollbackRecord rollback_;
   bool started_ = false;
   bool must_snapshot_ = false;
   bool draining_ = false;

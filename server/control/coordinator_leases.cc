@@ -47,6 +47,8 @@ absl::Status CheckMetrics(const EvalResult& eval) {
 void Coordinator::AdoptLeases(const RegisterRequest& request, WorkerId worker, absl::Time now,
                               RegisterReply* reply) {
   ReturnTasks(leases_.TakeAllOf(worker));
+  // What was pushed for them went with a rollback.
+  if (request.history() != job_.history()) return;
   for (const Lease& held : request.held()) {
     // No lease that was ever granted is larger.
     if (held.splits() > limits::kLeaseSplitsMax) continue;

@@ -34,6 +34,7 @@ absl::Status Coordinator::GoOnWith(const PolicySettings& settings) {
     return absl::FailedPreconditionError("the job is at its end: its policy is not changed any more");
   }
   policy.rules.job_id = options_.job_id;
+  policy.rules.history = job_.history();
   RECON_RETURN_IF_ERROR(GoOnBy(policy.rules, 0));
   TellWorkers(policy, &job_);
   optimizer_ = OptimizerName(policy.rules.optimizer.kind);

@@ -59,7 +59,11 @@ void ParamServer::ApplyPart(const OperationPtr& op, size_t index) {
   } else if (CarriesGradient(op->kind)) {
     Shard::PushId id{op->worker, op->incarnation, header.step};
     // 0 is also what a worker says that does not know: its version is from before a restart.
-    if (part.version != 0) id.base = part.version;
+    if (op->left_out) {
+      if (op->rules->bound != 0) shard.LeaveOut(id);
+      return;
+    }
+    if (part.version != 0) id.base = shard.WithoutLeftOut(part.version);
     if (part.has_learning_rate != 0) id.learning_rate = part.learning_rate;
     const double clip = shard.averaged() ? 0 : op->rules->optimizer.clip_norm;
     const double scale = clip > 0 && header.gradient_norm > clip ? clip / header.gradient_norm : 1;

@@ -34,6 +34,7 @@ struct ParamServer::Operation {
   Done done;
   // Workers push this step side by side: it is taken only when it is answered, or has waited for long.
   bool in_step = false;
+  bool left_out = false;  // Replayed: its push is to have no effect.
 
   std::atomic<int> lanes_left{0};  // OnLanes()
   std::atomic<uint32_t> parts_taken{0};

@@ -292,6 +292,8 @@ absl::Status ParamServer::ReplayFrame(uint64_t sequence, const ByteChain& payloa
   op->worker = WorkerId(op->frame.header.worker);
   op->incarnation = Incarnation(op->frame.header.incarnation);
   op->rules = &rules;
+  op->left_out =
+      left_out_.count({op->frame.header.worker, op->frame.header.incarnation, op->frame.header.step}) > 0;
   op->bytes = payload.size();
   op->outcomes.resize(op->frame.parts.size(), Shard::Outcome::kTaken);
   for (size_t i = 0; i < op->frame.parts.size(); ++i) {
@@ -348,6 +350,28 @@ void ParamServer::ReplayFreeze(uint64_t sequence) {
 void ParamServer::ReplayControl(uint64_t sequence) {
   MutexLock lock(&mu_);
   sequence_ = std::max(sequence_, sequence);
+}
+
+void ParamServer::LeaveOut(LoggedPushes pushes) { left_out_ = std::move(pushes); }
+
+void ParamServer::BeginHistory(uint64_t sequence, uint64_t first_step) {
+  left_out_.clear();
+  MutexLock lock(&mu_);
+  sequence_ = std::max(sequence_, sequence);
+  open_steps_.clear();
+  // Asynchronous workers have steps of their own.
+  if (rules_->bound >= 0) {
+    first_step = std::max(first_step, FirstStepNobodyHasBegun());
+    gate_ = StalenessGate(rules_->bound, first_step);
+    std::fill(first_open_.begin(), first_open_.end(), first_step);
+  }
+  for (const uint32_t i : owned_) {
+    lanes_.Post(LaneKey(i), [this, i, first_step, closes = rules_->bound >= 0 && first_step > 0] {
+      shards_[i]->ForgetLeftOut();
+      shards_[i]->DropContributions();
+      if (closes) shards_[i]->CloseStep(first_step - 1, {});
+    });
+  }
 }
 
 void ParamServer::EndReplay() {

@@ -143,6 +143,11 @@ class ParamServer {
   void ReplayFreeze(uint64_t sequence);
   void ReplayControl(uint64_t sequence);
   void EndReplay();
+  // Records to come of these pushes change nothing, as if they had never been sent; until BeginHistory().
+  void LeaveOut(LoggedPushes pushes);
+  // A rollback: records go on after `sequence`, the last of the history before, and synchronous steps from
+  // `first_step`, which nobody has begun; what was kept of earlier ones is dropped. After EndReplay().
+  void BeginHistory(uint64_t sequence, uint64_t first_step);
 
   // From now on pushes go through `log`, whose next record follows sequence(). Before frames come.
   void SetLog(std::unique_ptr<PushLog> log);
@@ -412,6 +417,7 @@ class ParamServer {
   std::atomic<uint64_t> updates_{0};  // As Stats has them.
   // The replaying thread's until EndReplay(); shards refer to them until then.
   std::deque<ApplyRules> replay_rules_;
+  LoggedPushes left_out_;  // The replaying thread's, too.
   // Set before frames come.
   std::unique_ptr<PushLog> log_;
 

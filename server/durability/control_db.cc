@@ -25,6 +25,8 @@ constexpr char kServersKey[] = "servers";
 constexpr char kPlaceKey[] = "place";
 constexpr char kPolicyKey[] = "policy";
 constexpr char kSettingsKey[] = "settings";
+constexpr char kLastRollbackKey[] = "rollback";
+constexpr char kNextRollbackKey[] = "rollback_next";
 constexpr char kLastWorkerKey[] = "last-worker";
 constexpr char kWorkerPrefix[] = "worker/";
 constexpr char kDonePrefix[] = "done/";
@@ -210,6 +212,40 @@ absl::StatusOr<std::string> ControlDb::LoadSettings() const {
 }
 
 absl::Status ControlDb::SaveSettings(const std::string& text) { return Put(kSettingsKey, text); }
+
+absl::StatusOr<RollbackRecord> ControlDb::LoadRollback(const char* key) const {
+  RECON_ASSIGN_OR_RETURN(const auto value, Get(key));
+  if (!value) return RollbackRecord();
+  return ParseMessage<RollbackRecord>(key, *value);
+}
+
+absl::StatusOr<RollbackRecord> ControlDb::LoadNextRollback() const { return LoadRollback(kNextRollbackKey); }
+absl::StatusOr<RollbackRecord> ControlDb::LoadLastRollback() const { return LoadRollback(kLastRollbackKey); }
+
+absl::Status ControlDb::SaveNextRollback(const RollbackRecord& record) {
+  return Put(kNextRollbackKey, record.SerializeAsString());
+}
+
+absl::Status ControlDb::DropNextRollback() {
+  rocksdb::WriteBatch batch;
+  batch.Delete(kNextRollbackKey);
+  return Write(&batch, "drop rollback");
+}
+
+absl::Status ControlDb::FinishRollback(const RollbackRecord& record, const ControlState& state) {
+  RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, LoadCompletions());
+  rocksdb::WriteBatch batch;
+  for (const Completion& completion : completions) {
+    if (state.completions.count(ControlState::KeyOf(completion)) == 0) batch.Delete(DoneKey(completion));
+  }
+  // One that was undone and done again since is what it was.
+  for (const auto& [split, completion] : state.completions) {
+    batch.Put(DoneKey(completion), completion.SerializeAsString());
+  }
+  batch.Put(kLastRollbackKey, record.SerializeAsString());
+  batch.Delete(kNextRollbackKey);
+  return Write(&batch, "finish rollback");
+}
 
 absl::StatusOr<ControlState> ControlDb::Load() const {
   ControlState state;

@@ -26,7 +26,8 @@ namespace recon {
 //
 // Threads: thread-safe, as RocksDB is. Blocks on the disk: never call it on a gRPC thread.
 // Errors: DataLoss for what is damaged. A write that fails ends the process (control_db_files.h).
-// Keys: "epoch", "job_id", "job", "servers", "place", "policy", "settings", "worker/<name>",
+// Keys: "epoch", "job_id", "job", "servers", "place", "policy", "settings", "rollback", "rollback_next",
+// "worker/<name>",
 // "done/<kind>/<data epoch>/<split>" (numbers as 8 hex digits).
 class ControlDb {
  public:
@@ -72,6 +73,15 @@ class ControlDb {
   absl::StatusOr<std::string> LoadSettings() const;
   absl::Status SaveSettings(const std::string& text);
 
+  // The rollback that the next recovery is to do, and the last one that was done; empty if there is none.
+  absl::StatusOr<RollbackRecord> LoadNextRollback() const;
+  absl::StatusOr<RollbackRecord> LoadLastRollback() const;
+  absl::Status SaveNextRollback(const RollbackRecord& record);
+  // It will not be done.
+  absl::Status DropNextRollback();
+  // It is done: of the completions those of `state` are left. All of it or nothing.
+  absl::Status FinishRollback(const RollbackRecord& record, const ControlState& state);
+
   absl::StatusOr<ControlState> Load() const;
   // Adds what is missing. DataLoss if `state` and the database contradict each other.
   absl::Status Merge(const ControlState& state);
@@ -81,6 +91,7 @@ class ControlDb {
   absl::Status Put(const std::string& key, const std::string& value);
   absl::Status Write(rocksdb::WriteBatch* batch, const std::string& what);
   absl::StatusOr<std::optional<std::string>> Get(const std::string& key) const;
+  absl::StatusOr<RollbackRecord> LoadRollback(const char* key) const;
 
   std::unique_ptr<rocksdb::Env> env_;  // Outlives the database.
   std::unique_ptr<rocksdb::DB> db_;

@@ -1,7 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -16,6 +19,10 @@ namespace recon {
 // The bytes of the push log; the grammar is in LOG.md. Pure functions.
 
 enum class LogRecordKind : uint8_t { kFrame = 1, kClosing = 2, kControl = 3, kFreeze = 4 };
+
+// A push, as its frames name it: worker, incarnation, step.
+using LoggedPush = std::tuple<uint32_t, uint64_t, uint64_t>;
+using LoggedPushes = std::set<LoggedPush>;
 
 // The payload of a freeze record, which has nothing to say but where it is.
 ByteChain FreezeRecord();

@@ -350,6 +350,7 @@ absl::StatusOr<Manifest> SnapshotWriter::Publish(const ParamLayout& layout, cons
   manifest.set_log_from(description.log_from);
   manifest.set_cluster_epoch(description.cluster_epoch);
   manifest.set_job_id(description.job_id);
+  manifest.set_history(description.history);
   if (description.control) *manifest.mutable_control() = *description.control;
   manifest.set_frontier_step(description.frontier_step);
   manifest.set_created_unix_ms(description.created_unix_ms);

@@ -41,6 +41,7 @@ class SnapshotWriter {
     uint64_t log_from = 0;  // 0: sequence + 1.
     uint64_t cluster_epoch = 0;
     uint64_t job_id = 0;
+    uint64_t history = 0;
     uint64_t frontier_step = 0;
     int64_t created_unix_ms = 0;
     std::string reason;

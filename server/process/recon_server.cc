@@ -11,11 +11,14 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/copied_bytes.h"
 #include "common/base/data_lock.h"
+#include "common/base/fault_point.h"
 #include "common/base/host_port.h"
+#include "common/base/lane.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/mutex.h"
@@ -26,6 +29,7 @@
 #include "common/rpc/param_service.h"
 #include "common/rpc/rpc_server.h"
 #include "common/snapshot/manifest.h"
+#include "common/snapshot/reader_lease.h"
 #include "common/storage/local_store.h"
 #include "common/storage/store_url.h"
 #include "common/transport/transport.h"
@@ -42,6 +46,7 @@
 #include "server/process/settings_changes.h"
 #include "server/recovery/initial_values.h"
 #include "server/recovery/log_replay.h"
+#include "server/recovery/rollback.h"
 #include "server/recovery/snapshot_memory.h"
 #include "server/recovery/snapshot_service.h"
 #include "server/recovery/state_recovery.h"
@@ -87,7 +92,14 @@ struct ReconServer::Parts {
   std::vector<FlagValue> asked_for;  // Written on the control lane before that.
   // Open() stopped half way: the push log has another policy than all was made for.
   bool policy_was_lost = false;
-  std::atomic<bool> drain_requested{false};
+  // Or: the rollback that all was made for cannot be done.
+  bool rollback_given_up = false;
+  RollbackRecord next_rollback, last_rollback;  // Without a history: none.
+  std::optional<ControlState> rolled_back;      // While the snapshot after a rollback is taken.
+  std::atomic<bool> goes_back{false};           // A rollback is certain to come.
+  std::unique_ptr<ReaderLease> kept;            // Of the snapshot that it begins with. Rollback lane.
+  std::unique_ptr<Lane> rollback_lane;
+  std::atomic<bool>* drain_requested = nullptr;
   FrameListeners frames;
   std::unique_ptr<ParamService> param_service;
   std::unique_ptr<ControlService> control_service;
@@ -101,7 +113,10 @@ struct ReconServer::Parts {
   absl::StatusOr<PolicySettings> PolicyInForce() const;
   absl::StatusOr<Manifest> NewestManifest() const;
   absl::Status CheckNotReplaced(const Manifest& before) const;
-  absl::StatusOr<std::optional<Manifest>> Recover();
+  absl::StatusOr<std::optional<Manifest>> Recover(const Manifest& before);
+  absl::StatusOr<uint64_t> LoadHistory(const Manifest& before);
+  absl::StatusOr<std::optional<Manifest>> GoBack(RollbackRecord record, const Manifest& newest);
+  absl::StatusOr<RollbackReply> Rollback(const RollbackRequest& request);
   absl::Status GoOnFromLog(const Manifest& restored);
   absl::Status CheckNoPushesInLog() const;
   absl::Status LeaveLog();
@@ -115,6 +130,8 @@ struct ReconServer::Parts {
   void StartCluster();
   bool Synced() const { return flags.durability == ServerFlags::Durability::kSync; }
   std::string LogDirectory() const { return flags.data + "/log"; }
+  // True: a rollback is to be done.
+  absl::StatusOr<bool> RunUntilStopped();
   absl::Status Drain();
   void StopServing(absl::Duration timeout);
   void Stop();
@@ -202,6 +219,7 @@ absl::Status ReconServer::Parts::Open() {
   }
   options.rules.cluster_epoch = cluster_epoch;
   options.rules.job_id = job_id;
+  RECON_ASSIGN_OR_RETURN(options.rules.history, LoadHistory(before));
   options.apply_threads = flags.apply_threads;
   options.refused_codecs = flags.job.refused_codecs();
   options.memory_bytes = ServerMemory();
@@ -223,7 +241,10 @@ absl::Status ReconServer::Parts::Open() {
   snapshot_options.memory = flags.snapshot_memory_percent / 100.0;
   snapshot_options.optimizer = StateName(params->state());
   snapshot_options.job_id = job_id;
-  snapshot_options.control = [this](uint64_t sequence) { return journal->StateAt(sequence); };
+  snapshot_options.control = [this](uint64_t sequence) -> absl::StatusOr<ControlState> {
+    if (rolled_back) return *rolled_back;
+    return journal->StateAt(sequence);
+  };
   snapshots =
       std::make_unique<SnapshotService>(snapshot_options, params.get(), store.get(), &metrics, cluster.get());
 
@@ -231,6 +252,7 @@ absl::Status ReconServer::Parts::Open() {
   coordinator_options.job = flags.job;
   coordinator_options.timeouts = {flags.suspect_after, flags.evict_after};
   coordinator_options.cluster_epoch = cluster_epoch;
+  coordinator_options.job.set_history(options.rules.history);
   TellWorkers(policy, &coordinator_options.job);
   coordinator_options.optimizer = OptimizerName(policy.rules.optimizer.kind);
   coordinator_options.job_id = job_id;
@@ -252,7 +274,8 @@ absl::Status ReconServer::Parts::Open() {
                                               snapshots.get(), cluster.get(), &metrics);
   if (cluster != nullptr) StartCluster();
 
-  RECON_ASSIGN_OR_RETURN(const std::optional<Manifest> restored, Recover());
+  RECON_ASSIGN_OR_RETURN(const std::optional<Manifest> restored, Recover(before));
+  if (rollback_given_up) return absl::OkStatus();
   if (lost) {
     RECON_ASSIGN_OR_RETURN(const PolicyRecord known, db->LoadPolicy());
     policy_was_lost = !google::protobuf::util::MessageDifferencer::Equals(known, recovered.policy);
@@ -276,7 +299,10 @@ absl::Status ReconServer::Parts::Open() {
   }
   RECON_RETURN_IF_ERROR(journal->Start(recovered));
   absl::Status resumed;
-  coordinator->lane()->RunAndWait([&] { resumed = coordinator->Recover(restored); });
+  coordinator->lane()->RunAndWait([&] {
+    coordinator->NoteRollback(last_rollback);
+    resumed = coordinator->Recover(restored);
+  });
   RECON_RETURN_IF_ERROR(resumed);
 
   if (!flags.metrics_address.empty()) RECON_RETURN_IF_ERROR(metrics.Serve(flags.metrics_address));
@@ -288,7 +314,12 @@ absl::Status ReconServer::Parts::Open() {
   coordinator->lane()->RunAndWait(
       [&] { coordinator->OfferFrames(frames.shared_memory(), frames.ucx_address()); });
   param_service = std::make_unique<ParamService>(handler);
-  control_service = std::make_unique<ControlService>(coordinator.get(), snapshots.get(), &drain_requested);
+  rollback_lane = std::make_unique<Lane>("rollback");
+  control_service = std::make_unique<ControlService>(
+      coordinator.get(), snapshots.get(), drain_requested,
+      [this](const RollbackRequest& request, const ControlService::RollbackDone& done) {
+        rollback_lane->Post([this, request, done] { done(Rollback(request)); });
+      });
   std::vector<grpc::Service*> services = {param_service.get(), control_service.get()};
   if (cluster != nullptr) {
     cluster_service = std::make_unique<ClusterService>(cluster.get());
@@ -423,13 +454,101 @@ absl::StatusOr<Manifest> ReconServer::Parts::NewestManifest() const {
       absl::StrCat("none of ", generations.size(), " snapshots verifies; the oldest: ", failure.message()));
 }
 
-absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover() {
+// Of what all that is about to be recovered, and logged from now on.
+absl::StatusOr<uint64_t> ReconServer::Parts::LoadHistory(const Manifest& before) {
+  RECON_ASSIGN_OR_RETURN(next_rollback, db->LoadNextRollback());
+  RECON_ASSIGN_OR_RETURN(last_rollback, db->LoadLastRollback());
+  if (next_rollback.history() != 0 && next_rollback.history() == before.history()) {
+    // The server ended between the rollback's snapshot and this.
+    next_rollback.set_done(true);
+    next_rollback.set_end(before.sequence());
+    next_rollback.set_published(before.generation());
+    RECON_ASSIGN_OR_RETURN(const ControlState state, DecodeControl(before.control(), before.model()));
+    RECON_RETURN_IF_ERROR(db->FinishRollback(next_rollback, state));
+    last_rollback = std::exchange(next_rollback, RollbackRecord());
+  }
+  return std::max({before.history(), next_rollback.history(), last_rollback.history()});
+}
+
+absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::GoBack(RollbackRecord record,
+                                                                   const Manifest& newest) {
+  const SnapshotReader reader(store.get());
+  RECON_ASSIGN_OR_RETURN(const ControlState now, db->Load());
+  LogWarn("rollback {}: from snapshot {}{}", record.reason(), record.generation(),
+          record.done() ? ", once more: its own snapshot is damaged" : "");
+  absl::StatusOr<RolledBack> back =
+      RollBack(record, reader, FileSystem::Local(), LogDirectory(), newest, now, params.get());
+  const bool impossible = absl::IsDataLoss(back.status()) || absl::IsNotFound(back.status());
+  if (impossible && !record.done() && !record.automatic()) {
+    LogError("THE ROLLBACK {} IS GIVEN UP: {}; the job goes on from where it was", record.reason(),
+             back.status().message());
+    RECON_RETURN_IF_ERROR(db->DropNextRollback());
+    rollback_given_up = true;
+    return std::nullopt;
+  }
+  RECON_RETURN_IF_ERROR(back.status());
+  RECON_ASSIGN_OR_RETURN(auto carried, ReadCarried(store.get(), back->base));
+  snapshots->SetCarried(std::move(carried));
+  snapshots->NoteRestored(back->base);
+  restored_sequence = params->sequence();
+  recovered = std::move(back->control);
+  RECON_FAULT_POINT("rollback.before_snapshot");
+  rolled_back = recovered;
+  RECON_RETURN_IF_ERROR(TakeSnapshot("rollback"));
+  rolled_back.reset();
+  RECON_FAULT_POINT("rollback.before_finish");
+  record.set_done(true);
+  record.set_end(back->end);
+  record.set_published(snapshots->status().generation());
+  RECON_RETURN_IF_ERROR(db->FinishRollback(record, recovered));
+  LogWarn("rolled back {}: snapshot {} has that state, after sequence {} of the log", record.reason(),
+          record.published(), record.end());
+  last_rollback = std::exchange(record, RollbackRecord());
+  next_rollback.Clear();
+  return reader.ReadManifest(Generation(last_rollback.published()));
+}
+
+absl::StatusOr<RollbackReply> ReconServer::Parts::Rollback(const RollbackRequest& request) {
+  if (cluster != nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("a job of ", flags.servers,
+                     " servers cannot go back while it runs, each has a log of its own: drain it, and begin "
+                     "another from the snapshot (--from-snapshot DIR:N)"));
+  }
+  if (goes_back.load()) return absl::FailedPreconditionError("a rollback is under way already");
+  const SnapshotReader reader(store.get());
+  RollbackBasis basis;
+  basis.reader = &reader;
+  basis.files = FileSystem::Local();
+  basis.log_directory = LogDirectory();
+  basis.job_id = params->rules().job_id;
+  basis.last_sequence = params->sequence();
+  RECON_ASSIGN_OR_RETURN(basis.control, db->Load());
+  RECON_ASSIGN_OR_RETURN(RollbackReply reply, PlanRollback(request, basis));
+  reply.set_cluster_epoch(params->cluster_epoch());
+  RollbackRecord* plan = reply.mutable_plan();
+  plan->set_history(params->rules().history + 1);
+  plan->set_unix_ms(absl::ToUnixMillis(WallNow()));
+  plan->set_automatic_count(last_rollback.automatic_count());
+  if (request.dry_run()) return reply;
+  // Until the restart, should a snapshot come before it.
+  RECON_ASSIGN_OR_RETURN(kept, ReaderLease::TakeIfWritable(store.get(), Generation(plan->generation())));
+  RECON_RETURN_IF_ERROR(db->SaveNextRollback(*plan));
+  LogWarn("rollback {} is asked for: from snapshot {} (sequence {}); the state was at sequence {}",
+          plan->reason(), plan->generation(), reply.snapshot_sequence(), reply.last_sequence());
+  goes_back.store(true);
+  return reply;
+}
+
+absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover(const Manifest& before) {
+  if (next_rollback.history() != 0) return GoBack(next_rollback, before);
   const SnapshotReader reader(store.get());
   std::shared_ptr<const CarriedTensors> carried;
   RECON_ASSIGN_OR_RETURN(std::optional<Manifest> newest, LoadNewest(reader, [&](const Manifest& manifest) {
                            RECON_ASSIGN_OR_RETURN(carried, ReadCarried(store.get(), manifest));
                            return LoadInto(params.get(), reader, manifest);
                          }));
+  if (newest && newest->history() < last_rollback.history()) return GoBack(last_rollback, *newest);
   if (newest) {
     snapshots->SetCarried(carried);
     snapshots->NoteRestored(*newest);
@@ -620,8 +739,6 @@ void ReconServer::Parts::StopServing(absl::Duration timeout) {
   rpc->Shutdown(timeout);
 }
 
-ReconServer::ReconServer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
-
 void ReconServer::Parts::Stop() {
   // Waiting replies first: the RPC server cannot end while they are open. Then what the lanes have posted
   // to each other, while both ends still exist.
@@ -631,71 +748,84 @@ void ReconServer::Parts::Stop() {
   snapshots->Flush();
 }
 
+ReconServer::ReconServer(const ServerFlags& flags) : flags_(flags) {}
+
 ReconServer::~ReconServer() {
   if (parts_ != nullptr) parts_->Stop();
 }
 
-// Nothing is lost: the job has not begun.
-absl::Status ReconServer::BeginAnew() {
-  RECON_ASSIGN_OR_RETURN(ServerFlags flags, parts_->flags.with_proposed(parts_->asked_for));
-  flags.listen = parts_->rpc->address();
-  parts_->Stop();
-  parts_ = nullptr;
-  auto parts = std::make_unique<Parts>();
-  parts->flags = std::move(flags);
-  RECON_RETURN_IF_ERROR(parts->Open());
+absl::Status ReconServer::Open() {
+  const auto open = [&](std::unique_ptr<Parts>* parts) {
+    *parts = nullptr;
+    *parts = std::make_unique<Parts>();
+    (*parts)->flags = flags_;
+    (*parts)->drain_requested = &drain_requested_;
+    return (*parts)->Open();
+  };
+  std::unique_ptr<Parts> parts;
+  RECON_RETURN_IF_ERROR(open(&parts));
+  if (parts->policy_was_lost || parts->rollback_given_up) {
+    // All that there is was made for something else than is there. Now the database knows.
+    LogInfo("starting anew, {}",
+            parts->policy_was_lost ? "with the policy that the push log has" : "without the rollback");
+    RECON_RETURN_IF_ERROR(open(&parts));
+    if (parts->policy_was_lost) return absl::InternalError("the control database does not keep the policy");
+  }
   parts_ = std::move(parts);
+  address_ = parts_->rpc->address();
+  if (absl::EndsWith(flags_.listen, ":0")) flags_.listen = address_;
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<ReconServer>> ReconServer::Start(const ServerFlags& flags) {
-  auto parts = std::make_unique<Parts>();
-  parts->flags = flags;
-  RECON_RETURN_IF_ERROR(parts->Open());
-  if (parts->policy_was_lost) {
-    // All that there is was made for another policy than the log turned out to have. Now the database has it.
-    LogInfo("starting anew, with the policy that the push log has");
-    parts = nullptr;
-    parts = std::make_unique<Parts>();
-    parts->flags = flags;
-    RECON_RETURN_IF_ERROR(parts->Open());
-    if (parts->policy_was_lost) return absl::InternalError("the control database does not keep the policy");
-  }
-  return std::unique_ptr<ReconServer>(new ReconServer(std::move(parts)));
+  std::unique_ptr<ReconServer> server(new ReconServer(flags));
+  RECON_RETURN_IF_ERROR(server->Open());
+  return server;
 }
 
-const std::string& ReconServer::address() const { return parts_->rpc->address(); }
-
-void ReconServer::RequestDrain() { parts_->drain_requested.store(true); }
+void ReconServer::RequestDrain() { drain_requested_.store(true); }
 
 absl::Status ReconServer::RunUntilStopped() {
-  while (!ShutdownSignal::Wait(parts_->begin_anew ? absl::ZeroDuration() : kTick) &&
-         !parts_->drain_requested.load()) {
-    if (parts_->begin_anew.load()) RECON_RETURN_IF_ERROR(BeginAnew());
-    Coordinator* const coordinator = parts_->coordinator.get();
+  while (true) {
+    RECON_ASSIGN_OR_RETURN(const bool goes_back, parts_->RunUntilStopped());
+    if (!goes_back) return absl::OkStatus();
+    if (parts_->begin_anew.load()) {
+      // Nothing is lost: the job has not begun.
+      RECON_ASSIGN_OR_RETURN(flags_, parts_->flags.with_proposed(parts_->asked_for));
+      flags_.listen = address_;
+    }
+    parts_->Stop();
+    parts_ = nullptr;
+    RECON_RETURN_IF_ERROR(Open());
+  }
+}
+
+absl::StatusOr<bool> ReconServer::Parts::RunUntilStopped() {
+  while (!ShutdownSignal::Wait(kTick) && !drain_requested->load()) {
     // What it has acknowledged is safe; the rest is for the next start to decide.
-    RECON_RETURN_IF_ERROR(parts_->params->log_status());
-    RECON_RETURN_IF_ERROR(parts_->snapshots->taken_over());
-    parts_->CountCopies();
+    RECON_RETURN_IF_ERROR(params->log_status());
+    RECON_RETURN_IF_ERROR(snapshots->taken_over());
+    if (goes_back.load() || begin_anew.load()) return true;
+    CountCopies();
     bool done = false;
     absl::Status failure;
     coordinator->lane()->RunAndWait([&] {
       coordinator->Tick(Now());
       failure = coordinator->failure();
-      done = parts_->flags.exit_when_done && coordinator->DoneAndQuiet(Now(), kFarewell);
+      done = flags.exit_when_done && coordinator->DoneAndQuiet(Now(), kFarewell);
     });
     RECON_RETURN_IF_ERROR(failure);
     if (done) {
       LogInfo("done");
-      if (parts_->cluster != nullptr) parts_->cluster->Shutdown();
-      parts_->params->BeginDrain();
-      parts_->StopServing(absl::Seconds(1));
-      return absl::OkStatus();
+      if (cluster != nullptr) cluster->Shutdown();
+      params->BeginDrain();
+      StopServing(absl::Seconds(1));
+      return false;
     }
   }
-  RECON_RETURN_IF_ERROR(parts_->Drain());
+  RECON_RETURN_IF_ERROR(Drain());
   LogInfo("drained");
-  return absl::OkStatus();
+  return false;
 }
 
 }  // namespace recon

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "server/process/server_flags.h"
@@ -18,19 +20,22 @@ class ReconServer {
   ~ReconServer();
 
   // host:port.
-  const std::string& address() const;
+  const std::string& address() const { return address_; }
 
   // Serves until a drain is asked for (RequestDrain(), reconctl drain, SIGTERM) or, with
   // --exit-when-done, the job is done; then drains: no new work, what runs is finished, a snapshot.
+  // A rollback (reconctl rollback, undo) stops all there is and recovers anew, in this process.
   absl::Status RunUntilStopped();
   void RequestDrain();
 
  private:
   struct Parts;
-  explicit ReconServer(std::unique_ptr<Parts> parts);
-  // With what the first worker's script asks for. After an error there is nothing left to run.
-  absl::Status BeginAnew();
+  explicit ReconServer(const ServerFlags& flags);
+  absl::Status Open();
 
+  std::string address_;
+  ServerFlags flags_;  // The port is the one that was taken.
+  std::atomic<bool> drain_requested_{false};
   std::unique_ptr<Parts> parts_;
 };
 

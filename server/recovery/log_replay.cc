@@ -13,12 +13,18 @@ absl::Status Replayer::OnRules(const ApplyRules& rules) {
                                                       ", the snapshot of job ", absl::Hex(job_id_),
                                                       ": they do not belong together"));
   }
-  params_->BeginReplay(rules);
+  rules_history_ = rules.history;
+  if (rules_history_ == history_) params_->BeginReplay(rules);
   return absl::OkStatus();
 }
 
 absl::Status Replayer::OnRecord(LogRecordKind kind, uint64_t sequence, const ByteChain& payload) {
   if (sequence > last_) return absl::CancelledError("far enough");
+  if (rules_history_ != history_) {
+    return absl::FailedPreconditionError(absl::StrCat("a rollback lies between record ", sequence,
+                                                      " (history ", rules_history_,
+                                                      ") and the snapshot (history ", history_, ")"));
+  }
   bytes_ += payload.size();
   if (Now() >= next_progress_) {
     LogInfo("replaying the push log: at record {}, {}", sequence, HumanBytes(bytes_));
@@ -50,7 +56,7 @@ uint64_t FirstRecordFor(const Manifest& manifest) {
 
 absl::StatusOr<LogEnd> ReplayLog(FileSystem* files, const std::string& directory, const Manifest& manifest,
                                  ParamServer* params, ControlState* control) {
-  Replayer replayer(manifest.job_id(), UINT64_MAX, params, control);
+  Replayer replayer(manifest, UINT64_MAX, params, control);
   absl::StatusOr<LogEnd> end = ReadLog(files, directory, FirstRecordFor(manifest), &replayer);
   params->EndReplay();
   if (!end.ok())

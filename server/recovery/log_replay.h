@@ -20,9 +20,11 @@ uint64_t FirstRecordFor(const Manifest& manifest);
 // it.
 class Replayer : public LogVisitor {
  public:
-  // Rules of another job than `job_id` are refused; records after `last` end the reading with Cancelled.
-  Replayer(uint64_t job_id, uint64_t last, ParamServer* params, ControlState* control)
-      : job_id_(job_id),
+  // Rules of another job or history than the manifest's are refused; records after `last` end the reading
+  // with Cancelled.
+  Replayer(const Manifest& manifest, uint64_t last, ParamServer* params, ControlState* control)
+      : job_id_(manifest.job_id()),
+        history_(manifest.history()),
         last_(last),
         params_(params),
         control_(control),
@@ -36,7 +38,9 @@ class Replayer : public LogVisitor {
   static constexpr absl::Duration kProgressInterval = absl::Seconds(1);
 
   const uint64_t job_id_;
+  const uint64_t history_;
   const uint64_t last_;
+  uint64_t rules_history_ = 0;  // Of the records that come.
   ParamServer* const params_;
   ControlState* const control_;
   uint64_t bytes_ = 0;

@@ -103,6 +103,7 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   description.log_from = cut.log_from;
   description.cluster_epoch = params_->cluster_epoch();
   description.job_id = options_.job_id;
+  description.history = params_->rules().history;
   description.frontier_step = cut.frontier_step;
   description.created_unix_ms = absl::ToUnixMillis(WallNow());
   description.reason = reason;

@@ -40,7 +40,8 @@ ControlService::Reactor* ControlService::Register(Context* context, const Regist
                                                   RegisterReply* reply) {
   return OnLane(coordinator_->lane(), context, reply, [this, request, peer = PeerName(context->peer())]() {
     absl::StatusOr<RegisterReply> result = coordinator_->Register(*request, Now(), peer);
-    if (!result.ok() && !absl::IsUnavailable(result.status())) LogWarn("worker {} refused: {}", request->name(), result.status().message());
+    if (!result.ok() && !absl::IsUnavailable(result.status()))
+      LogWarn("worker {} refused: {}", request->name(), result.status().message());
     return result;
   });
 }
@@ -92,6 +93,17 @@ ControlService::Reactor* ControlService::SetPolicy(Context* context, const SetPo
                                                    SetPolicyReply* reply) {
   return OnLane(coordinator_->lane(), context, reply,
                 [this, request] { return coordinator_->SetPolicy(*request); });
+}
+
+ControlService::Reactor* ControlService::Rollback(Context* context, const RollbackRequest* request,
+                                                  RollbackReply* reply) {
+  Reactor* reactor = context->DefaultReactor();
+  if (!request->dry_run()) LogInfo("{} asks for a rollback", PeerName(context->peer()));
+  rollback_(*request, [reactor, reply](const absl::StatusOr<RollbackReply>& result) {
+    if (result.ok()) *reply = *result;
+    reactor->Finish(ToGrpc(result.status()));
+  });
+  return reactor;
 }
 
 ControlService::Reactor* ControlService::Drain(Context* context, const DrainRequest*, DrainReply* reply) {

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -17,8 +19,16 @@ namespace recon {
 // outlive the service.
 class ControlService : public Control::CallbackService {
  public:
-  ControlService(Coordinator* coordinator, SnapshotService* snapshots, std::atomic<bool>* drain_requested)
-      : coordinator_(coordinator), snapshots_(snapshots), drain_requested_(drain_requested) {}
+  // `done` may run on any thread.
+  using RollbackDone = std::function<void(const absl::StatusOr<RollbackReply>&)>;
+  using RollbackHandler = std::function<void(const RollbackRequest&, const RollbackDone& done)>;
+
+  ControlService(Coordinator* coordinator, SnapshotService* snapshots, std::atomic<bool>* drain_requested,
+                 RollbackHandler rollback)
+      : coordinator_(coordinator),
+        snapshots_(snapshots),
+        drain_requested_(drain_requested),
+        rollback_(std::move(rollback)) {}
 
   using Reactor = grpc::ServerUnaryReactor;
   using Context = grpc::CallbackServerContext;
@@ -32,6 +42,7 @@ class ControlService : public Control::CallbackService {
   Reactor* Completions(Context* context, const CompletionsRequest* request, CompletionsReply* reply) override;
   Reactor* Snapshot(Context* context, const SnapshotRequest* request, SnapshotReply* reply) override;
   Reactor* SetPolicy(Context* context, const SetPolicyRequest* request, SetPolicyReply* reply) override;
+  Reactor* Rollback(Context* context, const RollbackRequest* request, RollbackReply* reply) override;
   // Answered by FinishDrains().
   Reactor* Drain(Context* context, const DrainRequest* request, DrainReply* reply) override;
 
@@ -49,6 +60,7 @@ class ControlService : public Control::CallbackService {
   Coordinator* coordinator_;
   SnapshotService* snapshots_;
   std::atomic<bool>* drain_requested_;
+  const RollbackHandler rollback_;
 
   Mutex mu_;
   std::vector<WaitingDrain> drains_ ABSL_GUARDED_BY(mu_);

@@ -31,6 +31,9 @@ Reactor* JoinedControlService::Snapshot(Context* context, const SnapshotRequest*
 Reactor* JoinedControlService::SetPolicy(Context* context, const SetPolicyRequest*, SetPolicyReply*) {
   return PointToHead(context);
 }
+Reactor* JoinedControlService::Rollback(Context* context, const RollbackRequest*, RollbackReply*) {
+  return PointToHead(context);
+}
 Reactor* JoinedControlService::Drain(Context* context, const DrainRequest*, DrainReply*) {
   return PointToHead(context);
 }

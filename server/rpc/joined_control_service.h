@@ -20,6 +20,7 @@ class JoinedControlService : public Control::CallbackService {
   Reactor* Completions(Context* context, const CompletionsRequest*, CompletionsReply*) override;
   Reactor* Snapshot(Context* context, const SnapshotRequest*, SnapshotReply*) override;
   Reactor* SetPolicy(Context* context, const SetPolicyRequest*, SetPolicyReply*) override;
+  Reactor* Rollback(Context* context, const RollbackRequest*, RollbackReply*) override;
   Reactor* Drain(Context* context, const DrainRequest*, DrainReply*) override;
 
  private:

@@ -212,6 +212,16 @@ Shard::Outcome Shard::ApplyAndEncode(const PushId& id, const EncodedGradient& gr
   return Outcome::kTaken;
 }
 
+void Shard::LeaveOut(const PushId& id) {
+  if (ledger_.Forgotten(id.worker, id.incarnation, id.step)) return;
+  if (ledger_.Take(id.worker, id.incarnation, id.step)) left_out_.push_back(version_ + left_out_.size());
+}
+
+uint64_t Shard::WithoutLeftOut(uint64_t version) const {
+  const auto first_not_in_it = std::lower_bound(left_out_.begin(), left_out_.end(), version);
+  return version - static_cast<uint64_t>(first_not_in_it - left_out_.begin());
+}
+
 void Shard::Lend(CodecId codec, const ByteChain& encoded) {
   encoded_.Lend(encoded);
   encoded_codec_ = codec;

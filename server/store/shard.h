@@ -86,6 +86,14 @@ class Shard {
   Outcome ApplyAndEncode(const PushId& id, const EncodedGradient& gradient, double scale, CodecId codec,
                          absl::FunctionRef<ByteChain()> memory, ByteChain* encoded);
 
+  // This push has no effect, now or when it is sent again: it is left out when records are applied that came
+  // after it. Versions that later ones name are taken for what they are without its update, until
+  // ForgetLeftOut().
+  void LeaveOut(const PushId& id);
+  void ForgetLeftOut() { left_out_.clear(); }
+  // A version that a record names, as it is without what was left out.
+  uint64_t WithoutLeftOut(uint64_t version) const;
+
   // Synchronous mean: keeps a contribution until its step is closed. It enters the ledger only then,
   // so that a cut never says it has a gradient whose update it lacks.
   Outcome Contribute(const PushId& id, Contribution contribution);
@@ -194,6 +202,8 @@ class Shard {
   ChangeHistory history_;
   std::map<uint64_t, std::vector<Contribution>> contributions_;
   uint64_t first_open_step_ = 0;
+  // Versions, as they were, that an update was made of which is left out; ascending.
+  std::vector<uint64_t> left_out_;
   uint64_t pages_cloned_ = 0;
   // The last 16-bit encoding and the last answer of EncodedSince(), and what they are of.
   Lent encoded_;

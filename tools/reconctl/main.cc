@@ -106,6 +106,35 @@ int main(int argc, char** argv) {
   AddServerFlags(drain, &server);
   drain->callback([&] { run = [&] { return recon::Explained(server, recon::DrainServer(server)); }; });
 
+  recon::RollbackTarget rollback_target;
+  CLI::App* rollback = app.add_subcommand(
+      "rollback", "take the running job back to a snapshot, or to the state after a logged push");
+  AddServerFlags(rollback, &rollback_target.server);
+  rollback->add_option("generation", rollback_target.generation, "number of the snapshot")
+      ->check(CLI::PositiveNumber);
+  rollback
+      ->add_option("--to-sequence", rollback_target.sequence,
+                   "instead: the state after this record of the push log, from the snapshot before it")
+      ->check(CLI::PositiveNumber);
+  rollback->add_flag("--keep-samples", rollback_target.keep_samples,
+                     "samples completed since stay completed; otherwise they are trained again");
+  rollback->add_flag("--dry-run", rollback_target.dry_run,
+                     "only say what it would be, and how far back it can go");
+  CLI::App* undo = app.add_subcommand(
+      "undo",
+      "take pushes out of the running job, by applying all others again; their samples stay completed");
+  AddServerFlags(undo, &rollback_target.server);
+  undo->add_option("pushes", rollback_target.pushes, "WORKER:STEP, one or more")->required();
+  undo->add_option("--incarnation", rollback_target.incarnation,
+                   "of the process that made them, where several of one name have");
+  undo->add_flag("--dry-run", rollback_target.dry_run,
+                 "only say what it would be, and how far back it can go");
+  for (CLI::App* verb : {rollback, undo}) {
+    verb->callback([&] {
+      run = [&] { return recon::Explained(rollback_target.server, recon::RollBackServer(rollback_target)); };
+    });
+  }
+
   CLI::App* snapshot =
       app.add_subcommand("snapshot", "list, show, verify, compare, export and take snapshots");
   snapshot->require_subcommand(1);

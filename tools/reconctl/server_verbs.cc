@@ -143,6 +143,24 @@ void PrintServers(const StatusReply& status) {
   std::cout << Table(rows) << "\n";
 }
 
+// What went wrong with the state, and what was done.
+void PrintWayBack(const StatusReply& status) {
+  const SnapshotStatus& snapshot = status.snapshot();
+  if (snapshot.non_finite_values() > 0) {
+    std::cout << "NOT FINITE " << snapshot.non_finite_values() << " values of snapshot "
+              << snapshot.generation();
+    if (snapshot.last_finite_generation() > 0)
+      std::cout << "; the last without any is " << snapshot.last_finite_generation();
+    std::cout << "\n";
+  }
+  if (!status.divergence().empty()) std::cout << "DIVERGES   " << status.divergence() << "\n";
+  const RollbackRecord& rollback = status.rollback();
+  if (rollback.history() == 0) return;
+  std::cout << "rollback   " << rollback.reason() << " at " << HumanTime(rollback.unix_ms()) << ", snapshot "
+            << rollback.published() << "; " << rollback.history() << " in this job, "
+            << rollback.automatic_count() << " of them by --on-divergence\n";
+}
+
 void PrintStatus(const StatusReply& status) {
   const SnapshotStatus& snapshot = status.snapshot();
   std::cout << "job        " << (status.model().empty() ? "no model yet" : status.model()) << ", "
@@ -176,6 +194,7 @@ void PrintStatus(const StatusReply& status) {
   if (status.first_push_ms() > 0)
     std::cout << absl::StrFormat(", first push after %.0f ms", status.first_push_ms());
   std::cout << "\n";
+  PrintWayBack(status);
   if (status.evaluations_size() > 0) {
     const EvalEntry& last = status.evaluations(status.evaluations_size() - 1);
     std::cout << absl::StrFormat("accuracy   %.4f, loss %.4f after data epoch %d\n", last.accuracy(),

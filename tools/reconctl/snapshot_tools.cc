@@ -217,7 +217,7 @@ absl::Status RestoreSnapshot(const RestoreTarget& target) {
   RECON_RETURN_IF_ERROR(params.DefineModel(manifest.model()));
   RECON_RETURN_IF_ERROR(params.Restore(reader, manifest));
   RECON_ASSIGN_OR_RETURN(ControlState control, DecodeControl(manifest.control(), manifest.model()));
-  Replayer visitor(manifest.job_id(), target.sequence, &params, &control);
+  Replayer visitor(manifest, target.sequence, &params, &control);
   const auto end = ReadLog(FileSystem::Local(), target.log, FirstRecordFor(manifest), &visitor);
   params.EndReplay();
   if (!end.ok() && !absl::IsCancelled(end.status())) return end.status();

@@ -45,6 +45,7 @@ Json Summary(const Manifest& manifest) {
   return {{"generation", manifest.generation()},
           {"finite", finite},
           {"non_finite_values", manifest.non_finite_values()},
+          {"history", manifest.history()},
           {"created_unix_ms", manifest.created_unix_ms()},
           {"reason", manifest.reason()},
           {"model", manifest.model().name()},

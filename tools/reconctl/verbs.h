@@ -51,6 +51,18 @@ absl::Status ShowCompletions(const ServerTarget& target);
 absl::Status TakeSnapshot(const ServerTarget& target);
 absl::Status DrainServer(const ServerTarget& target);
 
+// Takes a running job back: to a snapshot, to a sequence, or without some pushes; one of the three. Returns
+// when the job goes on from there.
+struct RollbackTarget {
+  ServerTarget server;
+  uint64_t generation = 0, sequence = 0;
+  std::vector<std::string> pushes;  // WORKER:STEP.
+  uint64_t incarnation = 0;         // Of the processes that made them; 0: the only one.
+  bool keep_samples = false;
+  bool dry_run = false;  // Only say what it would be.
+};
+absl::Status RollBackServer(const RollbackTarget& target);
+
 // Snapshots of a directory, without a server. `generation` 0 means the newest.
 struct SnapshotTarget {
   std::string directory;

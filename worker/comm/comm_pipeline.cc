@@ -181,6 +181,11 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush e
   Backoff backoff;
   while (true) {
     const Session::Standing standing = session_->standing();
+    if (session_->job()->history() != push.history) {
+      dropped_.Increment();
+      LogWarn("push of step {} dropped: the job was rolled back", push.step);
+      return false;
+    }
     if (session_->job()->has_local() != push.local) {
       dropped_.Increment();
       LogWarn("push dropped: it was made for the policy before");

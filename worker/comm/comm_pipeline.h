@@ -47,6 +47,8 @@ class CommPipeline {
     // How far parameters of the worker's own have moved, not a gradient: what the server makes of one would
     // be nonsense with the other.
     bool local = false;
+    // JobConfig.history of the parameters it was computed from.
+    uint64_t history = 0;
     absl::Duration encode_time;  // Filled in by the pipeline.
     // Called once: whether the push was applied (true) or dropped, because its step was closed or the job's
     // policy is another.

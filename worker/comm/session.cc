@@ -92,6 +92,7 @@ RegisterRequest Session::MakeRequest() const {
   request.set_test_samples(options_.test_samples);
   request.set_next_step(FirstUnacknowledged());
   request.set_first_new_step(FirstNew());
+  if (job_ != nullptr) request.set_history(job_->history());
   for (const HeldLeasePtr& held : held_) {
     if (held->lost) continue;
     Lease* left = request.add_held();

@@ -63,6 +63,12 @@ absl::Status Trainer::AdoptJob() {
   if (before != nullptr && MessageDifferencer::Equals(*before, *job_)) return absl::OkStatus();
   // Gradients are gradients, whatever the bound: what is not pushed yet goes with the next push.
   const bool other_kind = before != nullptr && before->has_local() != job_->has_local();
+  const bool rolled_back = before != nullptr && before->history() != job_->history();
+  // The parameters there are, and all that was computed from them, are of a history that has ended.
+  if (rolled_back) {
+    for (const SplitPtr& split : open_) split->dropped = true;
+    RECON_RETURN_IF_ERROR(PullReplica());
+  }
   if (round_) {
     for (const SplitPtr& split : round_->splits) split->dropped = true;
   }
@@ -70,14 +76,15 @@ absl::Status Trainer::AdoptJob() {
   if (inner_begun_ && schedule_.partial()) {
     LogWarn("movement of fragments whose turn had not come is lost with the policy");
   }
-  if (round_ || other_kind || job_->has_local()) ForgetUnpushed();
+  if (round_ || other_kind || rolled_back || job_->has_local()) ForgetUnpushed();
   return AdoptPolicy(before.get());
 }
 
 absl::Status Trainer::AdoptPolicy(const JobConfig* before) {
   const JobConfig& job = *job_;
+  const bool rolled_back = before != nullptr && before->history() != job.history();
   RECON_ASSIGN_OR_RETURN(schedule_, PushSchedule::Create(job, *layout_));
-  if (before != nullptr && before->has_local() == job.has_local() &&
+  if (before != nullptr && !rolled_back && before->has_local() == job.has_local() &&
       MessageDifferencer::Equals(before->local().rules(), job.local().rules()) &&
       before->clip_norm() == job.clip_norm()) {
     return absl::OkStatus();
@@ -103,10 +110,11 @@ absl::Status Trainer::AdoptPolicy(const JobConfig* before) {
   RECON_ASSIGN_OR_RETURN(std::unique_ptr<GradientEncoder> encoder, space_->NewEncoder(options));
   pipeline_.SetEncoder(std::move(encoder));
   if (before == nullptr) return absl::OkStatus();
-  LogInfo("the job goes on with {}",
+  LogInfo("the job {}goes on with {}", rolled_back ? "was rolled back, and " : "",
           job.has_local() ? absl::StrCat(job.local().steps(), " local steps") : "gradients");
   if (const double kept = session_->counters()->residual_norm.exchange(0); kept > 0) {
-    LogWarn("what was kept back for the policy before is lost, L2 norm {:.3g}", kept);
+    LogWarn("what was kept back for the {} before is lost, L2 norm {:.3g}", rolled_back ? "state" : "policy",
+            kept);
   }
   return absl::OkStatus();
 }
@@ -268,6 +276,11 @@ absl::Status Trainer::Account(const Computed& computed) {
 
 absl::Status Trainer::EndBatch(Computed computed, bool flush) {
   RECON_RETURN_IF_ERROR(Account(computed));
+  if (computed.moved && inner_ == nullptr) {
+    return absl::FailedPreconditionError(
+        "the job's policy has no local steps, and the optimizer is one that the server does not compute: set "
+        "--sync local:H or diloco:H");
+  }
   OpenBatch batch = *std::exchange(batch_, std::nullopt);
   if (!round_) {
     std::unique_ptr<GradientBuffer> gradient = std::move(batch.push.gradient);
@@ -280,7 +293,9 @@ absl::Status Trainer::EndBatch(Computed computed, bool flush) {
     Submit(std::move(push), std::move(batch.splits), /*steps=*/1);
     return absl::OkStatus();
   }
-  if (inner_ != nullptr) {
+  if (computed.moved) {
+    inner_->MoveTo(scratch_, computed.samples);
+  } else if (inner_ != nullptr) {
     inner_->Step(batch.order_key / job_->batch_samples(), scratch_, computed.samples,
                  computed.learning_rates);
   } else {
@@ -410,6 +425,7 @@ absl::StatusOr<CommPipeline::Push> Trainer::NewPush(uint64_t order_key, uint64_t
   push.base_versions = replica_->versions();
   push.base_epoch = replica_->cluster_epoch();
   push.local = inner_ != nullptr;
+  push.history = job_->history();
   const double data_epochs = static_cast<double>(order_key) / static_cast<double>(options_.train_samples);
   push.plan = policy_->PlanFor(data_epochs, flush, std::move(due), Now());
   // By what is computed, not by who computes it: two runs with one seed make the same choices.

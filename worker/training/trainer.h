@@ -121,6 +121,9 @@ class Trainer {
     std::optional<double> loss;  // Mean over the samples.
     // Of each group of the layout, the learning rate that the update goes by; empty: the job's.
     std::vector<double> learning_rates;
+    // The place has no gradient, but the parameters after a step that an optimizer of the caller's has made.
+    // With local steps only.
+    bool moved = false;
   };
   // `flush`: it is the last that this worker does; what was kept back goes with it. OutOfRange if the loss is
   // not finite.

@@ -129,7 +129,8 @@ TEST_CASE("fields out of range are refused by name, even under a right checksum"
   expect(With<uint8_t>(offsetof(FrameHeader, kind), 6), "kind is 6");
   expect(With<uint8_t>(offsetof(FrameHeader, reply_codec), 9), "reply codec is 9");
   expect(With<uint8_t>(part + offsetof(PartHeader, has_learning_rate), 2), "learning rate's mark is 2");
-  expect(With<double>(part + offsetof(PartHeader, learning_rate), 0.5), "learning rate is 0.5, expected none");
+  expect(With<double>(part + offsetof(PartHeader, learning_rate), 0.5),
+         "learning rate is 0.5, expected none");
   expect(With<uint32_t>(offsetof(FrameHeader, part_count), 0), "part count is 0");
   expect(With<uint32_t>(offsetof(FrameHeader, part_count), 0xFFFFFFFF), "part count");
   expect(With<uint32_t>(offsetof(FrameHeader, server_parts), 3), "shards on this server");

@@ -1,0 +1,416 @@
+// A way back: whole jobs that are rolled back while they run.
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "catch2/catch.hpp"
+#include "common/base/status_macros.h"
+#include "common/rpc/grpc_transport.h"
+#include "common/snapshot/manifest.h"
+#include "common/tensor/param_layout.h"
+#include "server/recovery/log_replay.h"
+#include "server/recovery/snapshot_service.h"
+#include "server/recovery/state_recovery.h"
+#include "tests/integration/job_checks.h"
+#include "tests/support/process.h"
+#include "worker/comm/frames.h"
+#include "worker/comm/param_client.h"
+
+namespace recon {
+namespace {
+
+constexpr uint32_t kEpochs = 12;
+
+// A job whose log and snapshots stay where they are until the test has looked at them.
+InProcessJob* Prepare(InProcessJob* job) {
+  job->flags.job.set_data_epochs(kEpochs);
+  job->flags.snapshot_interval = absl::Hours(1);
+  job->flags.replay_target = absl::Hours(1);
+  job->flags.snapshot_keep.last = 1000;
+  return job;
+}
+
+std::vector<WorkerFlags> FourWorkers(const InProcessJob& job) {
+  std::vector<WorkerFlags> workers;
+  for (const char* name : {"a", "b", "c", "d"}) {
+    workers.push_back(job.MakeWorker(name));
+    workers.back().step_time = absl::Milliseconds(1);
+  }
+  return workers;
+}
+
+bool SamplesReach(const InProcessJob& job, uint64_t samples) {
+  return Eventually([&] {
+    const auto status = job.Control().Status();
+    return status.ok() && status->samples_completed() >= samples;
+  });
+}
+
+// Asks for it, and waits until it is done.
+RollbackRecord RollBackJob(const InProcessJob& job, const RollbackRequest& request) {
+  const absl::StatusOr<RollbackReply> planned = job.Control().Rollback(request);
+  INFO(planned.status());
+  REQUIRE(planned.ok());
+  RollbackRecord done;
+  REQUIRE(Eventually([&] {
+    const auto status = job.Control().Status();
+    if (status.ok()) done = status->rollback();
+    return status.ok() && done.history() >= planned->plan().history();
+  }));
+  CHECK(done.done());
+  return done;
+}
+
+Manifest ManifestOf(const InProcessJob& job, uint64_t generation) {
+  const auto store = *LocalStore::Open(job.flags.snapshot_dir, /*writer=*/false);
+  return *SnapshotReader(store.get()).ReadManifest(Generation(generation));
+}
+
+std::string ControlOf(const Manifest& manifest) {
+  std::string all;
+  for (const CompletedPass& pass : manifest.control().passes()) all += pass.SerializeAsString();
+  return all;
+}
+
+// Hands all records to a Replayer but the frames of some pushes: a log that never had them.
+class LogWithout : public LogVisitor {
+ public:
+  LogWithout(LogVisitor* rest, LoggedPushes pushes) : rest_(rest), pushes_(std::move(pushes)) {}
+
+  absl::Status OnRules(const ApplyRules& rules) override { return rest_->OnRules(rules); }
+  absl::Status OnRecord(LogRecordKind kind, uint64_t sequence, const ByteChain& payload) override {
+    if (kind == LogRecordKind::kFrame) {
+      const FrameHeader header = DecodeFrame(payload)->header;
+      if (pushes_.count({header.worker, header.incarnation, header.step}) > 0) {
+        ++left_out_;
+        return absl::OkStatus();
+      }
+    }
+    return rest_->OnRecord(kind, sequence, payload);
+  }
+  int left_out() const { return left_out_; }
+
+ private:
+  LogVisitor* const rest_;
+  const LoggedPushes pushes_;
+  int left_out_ = 0;
+};
+
+// The state root after record `last` of the job's log, from a snapshot, without those pushes. By a server
+// of the test's own, from nothing but the files.
+std::string ReferenceRoot(const InProcessJob& job, uint64_t generation, uint64_t last,
+                          const LoggedPushes& without = {}) {
+  const auto store = *LocalStore::Open(job.flags.snapshot_dir, /*writer=*/false);
+  const SnapshotReader reader(store.get());
+  const Manifest manifest = *reader.ReadManifest(Generation(generation));
+  Metrics metrics;
+  ParamServer::Options options;
+  options.rules.optimizer.kind = job.flags.optimizer.kind;
+  options.rules.cluster_epoch = 0;
+  options.apply_threads = 3;
+  ParamServer params(options, &metrics);
+  REQUIRE(LoadInto(&params, reader, manifest).ok());
+  ControlState control = *DecodeControl(manifest.control(), manifest.model());
+  Replayer replayer(manifest, last, &params, &control);
+  LogWithout log(&replayer, without);
+  const auto end = ReadLog(FileSystem::Local(), job.flags.data + "/log", FirstRecordFor(manifest), &log);
+  params.EndReplay();
+  INFO(end.status());
+  REQUIRE((end.ok() || absl::IsCancelled(end.status())));
+  CHECK((log.left_out() > 0) == !without.empty());
+  const TempDir directory;
+  const auto output = *LocalStore::Open(directory.path(), /*writer=*/true);
+  SnapshotService::Options service_options;
+  service_options.optimizer = manifest.optimizer();
+  SnapshotService service(service_options, &params, output.get(), &metrics);
+  std::string root;
+  service.Take("test", [&](const absl::StatusOr<SnapshotReply>& reply) { root = reply->state_root(); });
+  service.Flush();
+  return root;
+}
+
+// A process that registers as a worker and pushes one gradient, all values of which are `value`.
+LoggedPush PushByHand(const InProcessJob& job, const std::string& name, float value) {
+  ControlClient control = job.Control();
+  const RegisterRequest request = RequestOf(name);
+  const auto registered = control.Register(request);
+  INFO(registered.status());
+  REQUIRE(registered.ok());
+  const ParamLayout layout = *ParamLayout::Create(request.model());
+  GrpcTransport transport({*ConnectTo(job.flags.listen, {})}, std::make_shared<SendWindow>(1, 1));
+  ParamClient client(&transport);
+  WorkerIdentity identity;
+  identity.set_worker(registered->worker());
+  identity.set_incarnation(request.incarnation());
+  identity.set_cluster_epoch(registered->cluster_epoch());
+  FrameHeader header;
+  header.step = registered->start_step() + 3;  // Synchronous steps are closed without it meanwhile.
+  header.samples = 1;
+  header.gradient_norm = value;
+  std::vector<EncodedShard> shards = PlainShards(layout, std::vector<float>(layout.params(), value));
+  for (EncodedShard& shard : shards) shard.version = 0;  // Unknown.
+  const auto replies =
+      client.CallAll(FrameKind::kPush, FramesFor(layout, header, identity, shards), absl::Seconds(20));
+  for (const auto& reply : replies) {
+    INFO(reply.status());
+    REQUIRE(reply.ok());
+  }
+  LeaveRequest leave;
+  *leave.mutable_identity() = identity;
+  CHECK(control.Leave(leave).ok());
+  return {registered->worker(), request.incarnation(), header.step};
+}
+
+}  // namespace
+
+TEST_CASE("back to a snapshot under load: its state bit for bit, and every sample once", "[rollback]") {
+  for (const int bound : {-1, 0, 2}) {
+    CAPTURE(bound);
+    InProcessJob job(bound, 4);
+    Prepare(&job)->StartServer();
+    std::vector<absl::Status> statuses;
+    std::thread training([&] { statuses = job.RunWorkers(FourWorkers(job)); });
+    REQUIRE(SamplesReach(job, 2 * kSamples));
+    const SnapshotReply good = *job.Control().Snapshot();
+    REQUIRE(SamplesReach(job, 4 * kSamples));
+    const uint64_t generation_before = job.Control().Snapshot()->generation();
+
+    RollbackRequest request;
+    request.set_generation(good.generation());
+    request.set_dry_run(true);
+    const RollbackReply planned = *job.Control().Rollback(request);
+    CHECK(planned.samples_again() > kSamples);
+    CHECK(planned.oldest_generation() == 1);
+    CHECK_FALSE(job.Control().Status()->has_rollback());
+    request.set_dry_run(false);
+    const RollbackRecord done = RollBackJob(job, request);
+
+    const Manifest restored = ManifestOf(job, good.generation());
+    const Manifest begun = ManifestOf(job, done.published());
+    CHECK(begun.reason() == "rollback");
+    CHECK(begun.state_root() == restored.state_root());
+    CHECK(ControlOf(begun) == ControlOf(restored));
+    CHECK(begun.history() == 1);
+    CHECK(begun.generation() > generation_before);
+    CHECK(begun.sequence() == done.end());
+    CHECK(begun.sequence() > restored.sequence());
+    training.join();
+    CheckAllOk(statuses);
+    CHECK(CompletedOnce(*job.Control().Completions(), kEpochs, kSamples));
+    const StatusReply status = *job.Control().Status();
+    CHECK(status.evaluations(kEpochs - 1).accuracy() > 0.9);
+    CHECK(status.rollback().history() == 1);
+  }
+}
+
+TEST_CASE("synchronous workers that go back to the beginning end where those do that never went wrong",
+          "[rollback]") {
+  InProcessJob reference(0, 2);
+  reference.flags.job.set_data_epochs(4);
+  reference.StartServer();
+  CheckAllOk(reference.RunWorkers({reference.MakeWorker("a"), reference.MakeWorker("b")}));
+
+  InProcessJob job(0, 2);
+  Prepare(&job);
+  job.flags.job.set_data_epochs(4);
+  job.StartServer();
+  std::vector<absl::Status> statuses;
+  std::vector<WorkerFlags> workers = {job.MakeWorker("a"), job.MakeWorker("b")};
+  for (WorkerFlags& worker : workers) worker.step_time = absl::Milliseconds(2);
+  std::thread training([&] { statuses = job.RunWorkers(workers); });
+  REQUIRE(SamplesReach(job, kSamples));
+  PushByHand(job, "bad", 3);
+  REQUIRE(SamplesReach(job, kSamples + kSamples / 2));
+  RollbackRequest request;
+  request.set_generation(1);
+  const RollbackRecord done = RollBackJob(job, request);
+  training.join();
+  CheckAllOk(statuses);
+  CHECK(CompletedOnce(*job.Control().Completions(), 4, kSamples));
+  CHECK(ManifestOf(job, done.published()).state_root() == ManifestOf(job, 1).state_root());
+  CHECK(FinalParameters(&job) == FinalParameters(&reference));
+}
+
+TEST_CASE("back to a sequence: the state after that record, and what came later comes again", "[rollback]") {
+  for (const int bound : {-1, 0}) {
+    for (const bool keep : {false, true}) {
+      CAPTURE(bound, keep);
+      InProcessJob job(bound, 4);
+      Prepare(&job)->StartServer();
+      std::vector<absl::Status> statuses;
+      std::thread training([&] { statuses = job.RunWorkers(FourWorkers(job)); });
+      REQUIRE(SamplesReach(job, 2 * kSamples));
+      const SnapshotReply middle = *job.Control().Snapshot();
+      REQUIRE(SamplesReach(job, 3 * kSamples));
+      const uint64_t now = job.Control().Snapshot()->generation();
+      const uint64_t sequence =
+          (ManifestOf(job, middle.generation()).sequence() + ManifestOf(job, now).sequence()) / 2;
+      RollbackRequest request;
+      request.set_sequence(sequence);
+      request.set_keep_completions(keep);
+      const uint64_t completed = job.Control().Status()->samples_completed();
+      const RollbackRecord done = RollBackJob(job, request);
+      CHECK(done.generation() == middle.generation());
+      const Manifest begun = ManifestOf(job, done.published());
+      CHECK(ToHex(begun.state_root()) == ReferenceRoot(job, middle.generation(), sequence));
+      CHECK(ToHex(begun.state_root()) == ReferenceRoot(job, 1, sequence));
+      uint64_t samples = 0;
+      for (const CompletedPass& pass : begun.control().passes()) {
+        for (const uint64_t count : pass.samples()) samples += pass.kind() == LEASE_TRAIN ? count : 0;
+      }
+      CHECK((samples >= completed) == keep);
+      training.join();
+      CheckAllOk(statuses);
+      CHECK(CompletedOnce(*job.Control().Completions(), kEpochs, kSamples));
+    }
+  }
+}
+
+TEST_CASE("a push is undone under load: the state is that of a log which never had it", "[rollback]") {
+  for (const int bound : {-1, 0, 2}) {
+    CAPTURE(bound);
+    InProcessJob job(bound, 4);
+    Prepare(&job)->StartServer();
+    std::vector<absl::Status> statuses;
+    std::thread training([&] { statuses = job.RunWorkers(FourWorkers(job)); });
+    REQUIRE(SamplesReach(job, kSamples));
+    const uint64_t before = job.Control().Snapshot()->generation();
+    const LoggedPush bad = PushByHand(job, "bad", 3);
+    const uint64_t completed = job.Control().Status()->samples_completed();
+    REQUIRE(SamplesReach(job, completed + kSamples));
+    job.Control().Snapshot().IgnoreError();  // Has the push: undo has to go back beyond it.
+
+    RollbackRequest request;
+    PushName* push = request.add_undo();
+    push->set_worker("bad");
+    push->set_step(std::get<2>(bad));
+    const RollbackRecord done = RollBackJob(job, request);
+    CHECK(done.generation() == before);
+    const Manifest begun = ManifestOf(job, done.published());
+    CHECK(ToHex(begun.state_root()) == ReferenceRoot(job, 1, done.end(), {bad}));
+    CHECK(ToHex(begun.state_root()) != ReferenceRoot(job, 1, done.end()));
+    CHECK(begun.non_finite_values() == 0);
+    CHECK(job.Control().Status()->samples_completed() >= completed + kSamples);
+    training.join();
+    CheckAllOk(statuses);
+    CHECK(CompletedOnce(*job.Control().Completions(), kEpochs, kSamples));
+    CHECK(job.Control().Status()->evaluations(kEpochs - 1).accuracy() > 0.9);
+  }
+}
+
+TEST_CASE("what cannot be gone back to is refused with how far back it can be, and nothing changes",
+          "[rollback]") {
+  InProcessJob job(-1, 1);
+  Prepare(&job)->StartServer();
+  RollbackRequest request;
+  request.set_generation(1);
+  CHECK(absl::IsNotFound(job.Control().Rollback(request).status()));  // Nothing is there yet.
+  std::vector<absl::Status> statuses;
+  std::thread training([&] { statuses = job.RunWorkers(FourWorkers(job)); });
+  REQUIRE(SamplesReach(job, kSamples));
+  const auto refused = [&](absl::StatusCode code, const std::string& why,
+                           const std::function<void(RollbackRequest*)>& change) {
+    RollbackRequest wrong;
+    change(&wrong);
+    const absl::Status status = job.Control().Rollback(wrong).status();
+    INFO(status);
+    CHECK(status.code() == code);
+    CHECK(absl::StrContains(status.message(), why));
+  };
+  const auto not_found = absl::StatusCode::kNotFound;
+  refused(absl::StatusCode::kInvalidArgument, "0 of the three", [](RollbackRequest*) {});
+  refused(absl::StatusCode::kInvalidArgument, "2 of the three", [](RollbackRequest* r) {
+    r->set_generation(1);
+    r->set_sequence(1);
+  });
+  refused(not_found, "there is no snapshot 77 that can be read, but 1",
+          [](RollbackRequest* r) { r->set_generation(77); });
+  refused(not_found, "there is no record 1000000000 yet",
+          [](RollbackRequest* r) { r->set_sequence(1'000'000'000); });
+  refused(not_found, "no worker of this job is called 'nobody'",
+          [](RollbackRequest* r) { r->add_undo()->set_worker("nobody"); });
+  refused(not_found, "push a:123456 is not in the push log", [](RollbackRequest* r) {
+    r->add_undo()->set_worker("a");
+    r->mutable_undo(0)->set_step(123456);
+  });
+  CHECK(job.Control().Status()->cluster_epoch() == 1);
+  // Nothing leads to a record before an earlier rollback from a snapshot after it.
+  const uint64_t second = job.Control().Snapshot()->generation();
+  REQUIRE(SamplesReach(job, 2 * kSamples));
+  request.set_generation(second);
+  const RollbackRecord done = RollBackJob(job, request);
+  REQUIRE(SamplesReach(job, 2 * kSamples));
+  refused(absl::StatusCode::kFailedPrecondition, "lies before the last rollback", [&](RollbackRequest* r) {
+    r->add_undo()->set_worker("a");
+    r->mutable_undo(0)->set_step(0);
+  });
+  // But a snapshot of then is one still, and so is a record that it leads to.
+  request.Clear();
+  request.set_sequence(ManifestOf(job, second).sequence() + 5);
+  const RollbackRecord again = RollBackJob(job, request);
+  CHECK(again.generation() == second);
+  CHECK(again.history() == done.history() + 1);
+  CHECK(ToHex(ManifestOf(job, again.published()).state_root()) == ReferenceRoot(job, 1, request.sequence()));
+  training.join();
+  CheckAllOk(statuses);
+  CHECK(CompletedOnce(*job.Control().Completions(), kEpochs, kSamples));
+}
+
+TEST_CASE(
+    "a server that is restarted after a rollback goes on from it, from the log and from a damaged "
+    "snapshot, too",
+    "[rollback]") {
+  InProcessJob job(-1, 2);
+  Prepare(&job)->StartServer();
+  std::vector<WorkerFlags> workers = {job.MakeWorker("a"), job.MakeWorker("b")};
+  for (WorkerFlags& worker : workers) worker.step_time = absl::Milliseconds(1);
+  std::vector<absl::Status> statuses;
+  std::thread training([&] { statuses = job.RunWorkers(workers); });
+  REQUIRE(SamplesReach(job, kSamples));
+  const uint64_t good = job.Control().Snapshot()->generation();
+  REQUIRE(SamplesReach(job, 3 * kSamples));
+  RollbackRequest request;
+  request.set_generation(good);
+  const RollbackRecord done = RollBackJob(job, request);
+  REQUIRE(SamplesReach(job, 2 * kSamples));
+  job.stop = true;
+  training.join();
+  CheckAllOk(statuses);
+  const uint64_t completed = job.Control().Status()->samples_completed();
+  const uint64_t last = job.Control().Status()->rollback().end();
+  CHECK(last == done.end());
+  job.StopServer();  // Drains: takes a snapshot.
+  const auto store = *LocalStore::Open(job.flags.snapshot_dir, /*writer=*/false);
+  const std::vector<Generation> left = *SnapshotReader(store.get()).List();
+  const uint64_t drained = left.back().value();
+  REQUIRE(drained == done.published() + 1);
+  const std::string root = ManifestOf(job, drained).state_root();
+  // As if it had been killed: snapshot and log lead to the same state. Then the rollback's own goes, too.
+  for (const uint64_t damaged : {drained, done.published()}) {
+    CAPTURE(damaged);
+    const std::string path = absl::StrCat(job.flags.snapshot_dir, "/", ManifestName(Generation(damaged)));
+    std::string bytes = ReadWholeFile(path);
+    bytes[bytes.size() / 2] ^= 1;
+    WriteWholeFile(path, bytes);
+    job.StartServer();
+    const SnapshotReply taken = *job.Control().Snapshot();
+    CHECK(ManifestOf(job, taken.generation()).state_root() == root);
+    CHECK(ManifestOf(job, taken.generation()).history() == 1);
+    CHECK(job.Control().Status()->samples_completed() == completed);
+    job.StopServer();
+    const std::vector<Generation> generations = *SnapshotReader(store.get()).List();
+    for (const Generation generation : generations) {
+      if (generation.value() <= done.published()) continue;
+      unlink(absl::StrCat(job.flags.snapshot_dir, "/", ManifestName(generation)).c_str());
+    }
+  }
+}
+
+}  // namespace recon
