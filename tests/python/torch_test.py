@@ -9,8 +9,13 @@ import time
 import unittest
 
 import numpy as np
-import torch
-from safetensors.torch import load_file
+
+try:
+    import torch
+    from safetensors.torch import load_file
+except ImportError as error:
+    print(f"skipped: {error}")
+    raise SystemExit(77) from None
 from torch.nn import functional
 
 import train_small
@@ -89,6 +94,26 @@ class Equality(unittest.TestCase):
     def test_two_runs_of_one_seed_end_in_one_state_though_the_server_is_killed(self) -> None:
         roots = [self.run_synchronously("adamw", "layer", 1, kill_server=killed)[2] for killed in (False, True)]
         self.assertEqual(roots[0], roots[1])
+
+
+class LocalSteps(unittest.TestCase):
+    def train(self, optimizer: str, workers: int, **job: object) -> dict:
+        with Server(BINARIES, "--workers-min", str(workers)) as server:
+            scripts = [Script(server, f"w{i}", "--optimizer", optimizer, "--epochs", "3", "--job", json.dumps(job))
+                       for i in range(workers)]
+            for script in scripts:
+                self.assertEqual(script.wait(), 0, script.log())
+            return server.status()
+
+    def test_an_optimizer_that_the_server_has_not_steps_on_the_worker(self) -> None:
+        status = self.train("rmsprop", 2)
+        self.assertEqual(status["job"]["local"]["steps"], 8)
+        self.assertGreater(status["evaluations"][-1]["accuracy"], 0.9)
+
+    def test_one_that_it_has_steps_there_too_where_the_policy_says_so(self) -> None:
+        status = self.train("adamw", 2, sync="diloco:10")
+        self.assertEqual(status["job"]["local"]["steps"], 10)
+        self.assertGreater(status["evaluations"][-1]["accuracy"], 0.9)
 
 
 class Kills(unittest.TestCase):

@@ -30,6 +30,8 @@ def make_optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, nesterov=True, weight_decay=1e-3)
     if name == "adam":
         return torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-3)
+    if name == "rmsprop":  # One that the server has not.
+        return torch.optim.RMSprop(model.parameters(), lr=1e-3)
     return torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0,
                                                                         "lr": 3e-3}], lr=1e-3)
 

@@ -29,7 +29,6 @@
 #include "common/base/mutex.h"
 #include "common/base/process.h"
 #include "common/cli/version.h"
-#include "common/codec/half_codec.h"
 #include "worker/data/dataset.h"
 #include "worker/encode/gradient_space.h"
 #include "worker/process/worker_flags.h"
@@ -217,7 +216,8 @@ class PyWorker {
     return FloatView(values.data(), 1, shape, self);
   }
 
-  void End(uint64_t samples, double seconds, std::optional<double> loss, std::vector<double> rates) {
+  void End(uint64_t samples, double seconds, std::optional<double> loss, std::vector<double> rates,
+           bool moved) {
     if (!trainer()->batch_begun()) Raise(absl::FailedPreconditionError("no batch has begun"));
     if (samples == 0 || samples > UINT32_MAX) {
       Raise(absl::InvalidArgumentError(absl::StrCat("a batch of ", samples, " samples")));
@@ -236,6 +236,7 @@ class PyWorker {
     computed.took = absl::Seconds(seconds);
     computed.loss = loss;
     computed.learning_rates = std::move(rates);
+    computed.moved = moved;
     absl::Status status;
     OnLane([&] { status = trainer()->EndBatch(std::move(computed), stop_.load()); });
     Check(status);
@@ -414,7 +415,7 @@ NB_MODULE(_core, module) {
       .def("parameters", [](nb::handle self) { return nb::cast<PyWorker&>(self).Parameters(self); })
       .def("gradient", [](nb::handle self) { return nb::cast<PyWorker&>(self).Gradient(self); })
       .def("end", &PyWorker::End, nb::arg("samples"), nb::arg("seconds"), nb::arg("loss").none(),
-           nb::arg("learning_rates"))
+           nb::arg("learning_rates"), nb::arg("moved") = false)
       .def_prop_ro("step", &PyWorker::step)
       .def("drop", &PyWorker::Drop)
       .def("pull", &PyWorker::Pull)

@@ -82,6 +82,13 @@ void InnerOptimizer::Step(uint64_t update, absl::Span<const float> gradient, uin
   revision_ = NextRevision();
 }
 
+void InnerOptimizer::MoveTo(absl::Span<const float> parameters, uint64_t samples) {
+  for (uint64_t& of_shard : samples_) of_shard += samples;
+  parameters_.assign(parameters.begin(), parameters.end());
+  ++steps_;
+  revision_ = NextRevision();
+}
+
 bool InnerOptimizer::holds() const {
   return std::any_of(samples_.begin(), samples_.end(), [](uint64_t samples) { return samples > 0; });
 }

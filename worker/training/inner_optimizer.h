@@ -35,6 +35,8 @@ class InnerOptimizer {
   // place of the rules'; empty: theirs.
   void Step(uint64_t update, absl::Span<const float> gradient, uint64_t samples,
             absl::Span<const double> learning_rates = {});
+  // One update that was made elsewhere: the parameters are these now.
+  void MoveTo(absl::Span<const float> parameters, uint64_t samples);
   // Whether there were steps since some shard was taken.
   bool holds() const;
   ParameterView view() const { return {parameters_, revision_}; }

@@ -92,6 +92,19 @@ TEST_CASE("malformed models are refused with the tensor's name", "[param_layout]
   ModelSpec long_name = SampleModel();
   AddTensor(&long_name, std::string(300, 'n'), {1});
   refused(long_name, "300 bytes");
+  ModelSpec mixed = SampleModel();
+  mixed.mutable_tensors(0)->set_averaged(true);
+  refused(mixed, "not averaged");
+  ModelSpec typed = SampleModel();
+  typed.mutable_tensors(0)->set_dtype("C64");
+  refused(typed, "dtype C64");
+  ModelSpec alias = SampleModel();
+  alias.add_aliases()->set_name("tied");
+  alias.mutable_aliases(0)->set_tensor("nowhere");
+  refused(alias, "alias tied stands for nowhere");
+  alias.mutable_aliases(0)->set_name("a");
+  alias.mutable_aliases(0)->set_tensor("b");
+  refused(alias, "a name in use");
 }
 
 TEST_CASE("two models differ by the first thing that does", "[param_layout]") {
@@ -105,6 +118,9 @@ TEST_CASE("two models differ by the first thing that does", "[param_layout]") {
   other = SampleModel();
   other.mutable_tensors(2)->set_group("g");
   CHECK(ModelDifference(SampleModel(), other) == "tensor b is in group g instead of default");
+  other = SampleModel();
+  other.mutable_tensors(2)->set_averaged(true);
+  CHECK(ModelDifference(SampleModel(), other) == "tensor b is averaged instead of trained");
   other = SampleModel();
   AddTensor(&other, "d", {1});
   CHECK(ModelDifference(SampleModel(), other) == "5 tensors instead of 4");

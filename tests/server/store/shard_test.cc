@@ -510,4 +510,88 @@ TEST_CASE("a page that changed in many places is sent whole, the others not at a
   CHECK(Patched(before, update) == Values(&shard));
 }
 
+TEST_CASE("a push that is left out has no effect, now or later, and others keep their staleness", "[shard]") {
+  ApplyRules rules;
+  rules.optimizer = Sgd(1);
+  rules.correction.kind = StalenessCorrection::kInverse;
+  const ShardPlacement placement{0, 0, kSize};
+  Shard all(ShardId(0), placement, 0, &rules.optimizer, {}),
+      never(ShardId(0), placement, 0, &rules.optimizer, {});
+  all.SetRules(&rules, {});
+  never.SetRules(&rules, {});
+  const EncodedGradient gradient = Gradient(CodecId::kFp32, 6.0f);
+  const auto named = [](uint64_t step, uint64_t base) {
+    Shard::PushId id = Push(1, step);
+    id.base = base;
+    return id;
+  };
+  // What the log says, of a life in which steps 1 and 4 were applied as well; each as many updates ago.
+  const std::pair<uint64_t, uint64_t> logged[] = {{0, 0}, {1, 1}, {2, 2}, {3, 1},
+                                                  {4, 4}, {5, 5}, {6, 3}, {7, 7}};
+  for (const auto& [step, base] : logged) {
+    if (step == 1 || step == 4) {
+      all.LeaveOut(named(step, base));
+    } else {
+      CHECK(all.Apply(named(step, all.WithoutLeftOut(base)), gradient, 1) == Shard::Outcome::kTaken);
+    }
+  }
+  // The same pushes, where those two never were: 3 had missed 2's update, 6 those of 3 and 5.
+  const std::pair<uint64_t, uint64_t> without[] = {{0, 0}, {2, 1}, {3, 1}, {5, 3}, {6, 2}, {7, 5}};
+  for (const auto& [step, base] : without) never.Apply(named(step, base), gradient, 1);
+  CHECK(all.version() == never.version());
+  CHECK(Values(&all) == Values(&never));
+  CHECK(Values(&never)[0] == -(6.0f * 5 + 6.0f / 2));
+  // Sent again it changes nothing.
+  CHECK(all.Apply(named(1, 0), gradient, 1) == Shard::Outcome::kDuplicate);
+  all.LeaveOut(named(1, 0));
+  CHECK(all.WithoutLeftOut(9) == 7);
+  all.ForgetLeftOut();
+  CHECK(all.WithoutLeftOut(9) == 9);
+}
+
+TEST_CASE("an update goes by the learning rate that came with its push, and by none of the server's",
+          "[shard]") {
+  OptimizerConfig config = Sgd(0.5);
+  config.schedule.kind = ScheduleKind::kStep;
+  const GroupPolicy policy{/*learning_rate_scale=*/10, /*weight_decay_scale=*/1};
+  Shard shard(ShardId(0), {0, 0, 4}, 0, &config, policy);
+  Shard::PushId with = Push(1, 0);
+  with.learning_rate = 0.25;
+  CHECK(shard.Apply(with, Gradient(CodecId::kFp32, 2.0f, 4), 1) == Shard::Outcome::kTaken);
+  CHECK(Values(&shard) == std::vector<float>(4, -0.5f));
+  with = Push(1, 1);
+  with.learning_rate = 0;  // A warm-up may begin with it.
+  CHECK(shard.Apply(with, Gradient(CodecId::kFp32, 2.0f, 4), 1) == Shard::Outcome::kTaken);
+  CHECK(Values(&shard) == std::vector<float>(4, -0.5f));
+}
+
+TEST_CASE("a synchronous step goes by the rate of its first contribution in the order of the sum",
+          "[shard]") {
+  const OptimizerConfig config = Sgd(0.5);
+  Shard shard(ShardId(0), {0, 0, 4}, 0, &config, {});
+  Contribution later = From(20, 1, Gradient(CodecId::kFp32, 1.0f, 4));
+  later.learning_rate = 100;
+  Contribution first = From(10, 1, Gradient(CodecId::kFp32, 3.0f, 4));
+  first.learning_rate = 0.25;
+  shard.Contribute(Push(1, 0), std::move(later));
+  shard.Contribute(Push(2, 0), std::move(first));
+  shard.CloseStep(0, {By(1), By(2)});
+  CHECK(Values(&shard) == std::vector<float>(4, -0.5f));
+}
+
+TEST_CASE("what is averaged goes where its pushes moved, whatever the optimizer", "[shard]") {
+  OptimizerConfig config;
+  config.kind = OptimizerKind::kAdamW;
+  config.weight_decay = 0.1;
+  GroupPolicy averaged;
+  averaged.averaged = true;
+  Shard shard(ShardId(0), {0, 0, 4}, StatePlanes(config.kind), &config, averaged);
+  CHECK(shard.Apply(Push(1, 0), Gradient(CodecId::kFp32, -3.0f, 4), 1) == Shard::Outcome::kTaken);
+  CHECK(Values(&shard) == std::vector<float>(4, 3.0f));
+  shard.Contribute(Push(1, 1), From(0, 3, Gradient(CodecId::kFp32, -4.0f, 4)));
+  shard.Contribute(Push(2, 1), From(1, 1, Gradient(CodecId::kFp32, 0.0f, 4)));
+  shard.CloseStep(1, {By(1), By(2)});
+  CHECK(Values(&shard) == std::vector<float>(4, 6.0f));  // The mean by samples.
+}
+
 }  // namespace recon

@@ -17,7 +17,7 @@ import torch
 from recon import _core
 from recon._leases import Batch, Leases, metric_sums
 from recon._worker import flags_of
-from recon.torch._optimizers import settings_of
+from recon.torch._optimizers import is_of_the_server, settings_of
 
 DTYPES = {
     torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64",
@@ -27,6 +27,8 @@ DTYPES = {
 # All integers up to it are float32 numbers.
 EXACT_MAX = 1 << 24
 BUFFERS = "buffers"
+# Batches between two pushes, with an optimizer that steps on the worker, where the script says nothing.
+LOCAL_STEPS = 8
 
 
 def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, *,
@@ -38,8 +40,10 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
         model: its parameters that require a gradient are the job's, in float32 on the server. So are its buffers,
             such as BatchNorm's running means: the mean over the workers. Where the job has begun, the job's values
             replace what the model has.
-        optimizer: SGD, Adam or AdamW; the server computes the same. Its parameter groups are groups of the job.
-            Learning rates count as they are at ``step()``.
+        optimizer: SGD, Adam or AdamW: the server computes the same. Its parameter groups are groups of the job.
+            Learning rates count as they are at ``step()``. Any other optimizer steps on the worker, whose state stays
+            there, and how far the parameters have moved is pushed: local steps, ``{"sync": "local:8"}`` where
+            `job_settings` says nothing. That is another mathematics than one optimizer for all.
         loader: a `recon.torch.DataLoader`.
         evaluate: ``evaluate(model)``, called after each pass by one worker, without gradients and in ``eval()``:
             ``{"loss": (sum, samples), "accuracy": (correct, samples), ...}``.
@@ -82,7 +86,13 @@ class Job:
         self.loss: float | None = None
         self._evaluate = evaluate
         self._tensors = _Tensors(model, optimizer)
-        proposed = settings_of(optimizer, self._tensors.group_names)
+        # Where the server does not compute the optimizer, it steps here, and how far it has moved is pushed.
+        self._own_step: Callable[..., Any] | None = None
+        if is_of_the_server(optimizer):
+            proposed = settings_of(optimizer, self._tensors.group_names)
+        else:
+            self._own_step = optimizer.step
+            proposed = [("optimizer", "sgd"), *[] if "sync" in job_settings else [("sync", f"local:{LOCAL_STEPS}")]]
         proposed += [("batch", str(loader.batch_size)), ("data-epochs", str(epochs))] + flags_of(job_settings)
         samples = len(loader.dataset)
         self._core = _core.Worker(flags_of(settings), type(model).__name__, self._tensors.specs,
@@ -227,9 +237,15 @@ class Job:
     def _push(self) -> None:
         batches, self._unstepped = self._unstepped, []
         samples = sum(len(batch.indices) for batch in batches)
-        rates = self._tensors.store(self._core.gradient(), self.optimizer)
+        place, rates = self._core.gradient(), []
+        if self._own_step is not None:
+            self._own_step()
+            self._tensors.store_values(place)
+        else:
+            rates = self._tensors.store(place, self.optimizer)
         loss, self.loss = self.loss, None
-        self._core.end(samples, time.monotonic() - self._began, _number(loss), rates)
+        self._core.end(samples, time.monotonic() - self._began, _number(loss), rates,
+                       self._own_step is not None)
         job = self._core.job()
         self._progress = (self._core.step + 1 if job["bound"] == 0
                           else batches[-1].order_key // self.loader.batch_size + 1)
@@ -329,10 +345,14 @@ class _Tensors:
     def values(self) -> np.ndarray:
         """What the model has, flat."""
         flat = np.empty(self._size, np.float32)
+        self.store_values(flat)
+        return flat
+
+    @torch.no_grad()
+    def store_values(self, flat: np.ndarray) -> None:
         target = torch.from_numpy(flat)
         for tensor, offset, size in self._places:
-            target[offset:offset + size].copy_(tensor.detach().reshape(-1))
-        return flat
+            target[offset:offset + size].copy_(tensor.reshape(-1))
 
     @torch.no_grad()
     def load(self, core: Any) -> None:

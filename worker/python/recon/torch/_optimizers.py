@@ -13,27 +13,29 @@ from recon._optimizers import Adam, AdamW, SGD
 _ABSENT = {"amsgrad": False, "maximize": False, "dampening": 0, "decoupled_weight_decay": False}
 
 
-def settings_of(optimizer: torch.optim.Optimizer, group_names: Sequence[str]) -> list[tuple[str, str]]:
-    """The flags of recon-server that make it compute what `optimizer` computes, exactly.
+# What the server has once, for all groups.
+_SHARED = ("momentum", "nesterov", "betas", "eps")
 
-    Raises TypeError for an optimizer that the server has not.
-    """
+
+def is_of_the_server(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the server can compute what it computes."""
+    if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+        return False
+    decoupled = type(optimizer) is torch.optim.AdamW
+    for group in optimizer.param_groups:
+        if any(group.get(option, value) != value for option, value in _ABSENT.items()
+               if not (decoupled and option == "decoupled_weight_decay")):
+            return False
+        if any(group[option] != optimizer.param_groups[0][option] for option in _SHARED if option in group):
+            return False
+    return True
+
+
+def settings_of(optimizer: torch.optim.Optimizer, group_names: Sequence[str]) -> list[tuple[str, str]]:
+    """The flags of recon-server that make it compute what `optimizer` computes, exactly. It must be one of the
+    server's."""
     kind = type(optimizer)
-    if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
-        raise TypeError(f"{kind.__name__} is no optimizer that the server computes: those are torch.optim.SGD, Adam and "
-                        "AdamW")
     groups: list[dict[str, Any]] = optimizer.param_groups
-    for number, group in enumerate(groups):
-        for option, value in _ABSENT.items():
-            if option == "decoupled_weight_decay" and kind is torch.optim.AdamW:
-                continue
-            if group.get(option, value) != value:
-                raise TypeError(f"{kind.__name__}({option}={group[option]}) of parameter group {number} is nothing that "
-                                f"the server computes: {option}={value}")
-        for option in ("momentum", "nesterov", "betas", "eps"):
-            if option in group and group[option] != groups[0][option]:
-                raise TypeError(f"parameter group {number} has {option}={group[option]}, group 0 has "
-                                f"{groups[0][option]}: the server has one for all groups")
     first = groups[0]
     decay = max(float(group["weight_decay"]) for group in groups)
     rate = float(first.get("initial_lr", first["lr"]))  # Of a scheduler; each push says what counts.

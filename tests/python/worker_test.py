@@ -1,0 +1,109 @@
+"""recon.Worker, which knows NumPy alone: the smallest example, and what it says of wrong use."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+import numpy as np
+
+import recon
+from jobs import HERE, Server, wait_for
+
+BINARIES = os.environ["RECON_TEST_BIN"]
+EXAMPLE = HERE.parents[1] / "worker/python/examples/numpy_softmax.py"
+
+
+def make_worker(server: Server, **options: object) -> recon.Worker:
+    start = {"weight": np.zeros((4, 3), np.float32), "bias": np.zeros(3, np.float32)}
+    defaults = {"samples": 600, "batch": 20, "epochs": 1, "optimizer": recon.SGD(0.1), "server": server.address}
+    return recon.Worker(start, **{**defaults, **options})
+
+
+class Worker(unittest.TestCase):
+    def test_the_smallest_example_learns(self) -> None:
+        with Server(BINARIES) as server:
+            run = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True,
+                                 env={**os.environ, "RECON_SERVER": server.address})
+            self.assertEqual(run.returncode, 0, run.stderr)
+            self.assertGreater(float(run.stdout.split()[-1]), 0.8)
+            self.assertLessEqual(len(EXAMPLE.read_text().splitlines()), 45)
+
+    def test_each_sample_comes_once_in_each_pass(self) -> None:
+        with Server(BINARIES) as server, make_worker(server, epochs=2) as worker:
+            seen = np.zeros(600, int)
+            for indices in worker.batches():
+                self.assertFalse(worker.parameters()["weight"].flags.writeable)
+                seen[indices] += 1
+                worker.push({"weight": np.ones((4, 3)), "bias": np.zeros(3)}, lr=0.01)
+            self.assertTrue((seen == 2).all())
+            # 60 pushes of 1 at the rate that came with them.
+            self.assertTrue(np.allclose(worker.parameters()["weight"], -0.6, atol=1e-3))
+            self.assertTrue((worker.parameters()["bias"] == 0).all())
+
+    def test_wrong_use_is_named(self) -> None:
+        with Server(BINARIES) as server, make_worker(server) as worker:
+            batches = worker.batches()
+            with self.assertRaisesRegex(RuntimeError, "without a batch"):
+                worker.push({})
+            next(batches)
+            with self.assertRaisesRegex(KeyError, "no parameter is named biases"):
+                worker.push({"biases": np.zeros(3)})
+            with self.assertRaisesRegex(ValueError, r"shape \(4,\), expected \(3,\)"):
+                worker.push({"bias": np.zeros(4)})
+            with self.assertRaisesRegex(FloatingPointError, "the loss is nan"):
+                worker.push({"bias": np.zeros(3)}, loss=float("nan"))
+
+    def test_what_the_job_does_not_take_is_refused(self) -> None:
+        with Server(BINARIES) as server:
+            with self.assertRaisesRegex(recon.Refused, "--codec: unknown codec|--codec"):
+                make_worker(server, codec="zip")
+            with self.assertRaisesRegex(recon.Refused, "--colour"):
+                make_worker(server, colour="red")
+            with self.assertRaisesRegex(recon.Refused, "--optimizr is no setting of a job"):
+                make_worker(server, job_settings={"optimizr": "sgd"})
+            with self.assertRaisesRegex(TypeError, "int64"):
+                recon.Worker({"n": np.zeros(3, np.int64)}, samples=1, optimizer=recon.SGD(0.1))
+
+    def test_flags_of_the_server_win_or_are_named(self) -> None:
+        with Server(BINARIES, "--batch", "30") as server:
+            with self.assertRaisesRegex(recon.Refused, "--batch 20 instead of 30"):
+                make_worker(server)
+            with make_worker(server, batch=30) as worker:
+                self.assertEqual(len(next(worker.batches())), 30)
+
+    def test_a_server_that_is_not_there_is_a_lost_job(self) -> None:
+        with Server(BINARIES) as server:
+            server.kill()
+            with self.assertRaisesRegex(recon.JobLost, "has not answered"):
+                make_worker(server, reconnect_for="1s")
+
+    def test_control_c_ends_a_wait(self) -> None:
+        script = ("import numpy as np, recon, os, threading, signal\n"
+                  "threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+                  "try:\n"
+                  "    recon.Worker({'w': np.zeros(3)}, samples=9, optimizer=recon.SGD(.1), server='127.0.0.1:1')\n"
+                  "except KeyboardInterrupt:\n"
+                  "    print('interrupted')\n")
+        run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+        self.assertIn("interrupted", run.stdout, run.stderr)
+
+    def test_settings_outlive_the_server(self) -> None:
+        with Server(BINARIES) as server:
+            worker = make_worker(server, epochs=1, samples=6000)
+            batches = worker.batches()
+            next(batches)
+            worker.push({"bias": np.ones(3)})
+            server.kill()
+            server.start()
+            wait_for("the job to be known again", lambda: server.status()["job"]["batch_samples"] == 20)
+            self.assertIn("sgd", server.status()["optimizer"])
+            for _ in batches:
+                worker.push({"bias": np.ones(3)})
+            worker.leave()
+            self.assertEqual(int(server.status()["samples_completed"]), 6000)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
