@@ -252,6 +252,7 @@ absl::StatusOr<WorkerFlags> ParseWorkerFlags(int argc, char** argv, int* exit_co
 absl::StatusOr<WorkerFlags> WorkerFlagsOf(const std::vector<std::pair<std::string, std::string>>& values) {
   WorkerFlags flags;
   RawFlags raw;
+  flags.log_level = "warn";
   CommandLine line("recon", "a worker as a library");
   DefineFlags(&line, &flags, &raw);
   std::vector<std::string> arguments = {"recon"};

@@ -83,7 +83,9 @@ class PyWorker {
            const Settings& aliases, uint64_t train_samples, uint64_t test_samples, const Settings& proposed)
       : lane_(std::make_unique<Lane>("trainer")) {
     const WorkerFlags flags = Check(WorkerFlagsOf(settings));
-    InitLog(flags.log_level);
+    // The first one decides: the log is one for all workers of a process.
+    static const bool logs = (InitLog(flags.log_level), true);
+    (void)logs;
     Member::Options options = MemberOptionsOf(flags);
     options.model.set_name(model);
     for (const auto& [name, shape, group, averaged, dtype] : tensors) {

@@ -92,7 +92,9 @@ class Job:
             proposed = settings_of(optimizer, self._tensors.group_names)
         else:
             self._own_step = optimizer.step
-            proposed = [("optimizer", "sgd"), *[] if "sync" in job_settings else [("sync", f"local:{LOCAL_STEPS}")]]
+            proposed = [("optimizer", "sgd")]
+            if "sync" not in job_settings:
+                proposed.append(("sync", f"local:{LOCAL_STEPS}"))
         proposed += [("batch", str(loader.batch_size)), ("data-epochs", str(epochs))] + flags_of(job_settings)
         samples = len(loader.dataset)
         self._core = _core.Worker(flags_of(settings), type(model).__name__, self._tensors.specs,
