@@ -67,7 +67,7 @@ optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"param
 loader = rt.DataLoader(train, batch_size=args.batch)
 steps = args.epochs * math.ceil(len(train) / args.batch)
 scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-rt.join(model, optimizer, loader, evaluate=validate, epochs=args.epochs)
+rt.join(model, optimizer, loader, evaluate=validate, epochs=args.epochs, scheduler=scheduler)
 
 for epoch in range(args.epochs):
     started, pieces, loss = time.monotonic(), 0, None
