@@ -114,10 +114,11 @@ class Launcher:
         if not status.poll(STATUS_SECONDS if status.trained() else START_SECONDS):
             return
         self.take_in(status)
-        if status.trained():
-            self.workers.start_spare()
-        line = self.workers.labels(progress_line(status.last)) if status.trained() else ""
-        if line and line != self.shown:
+        if not status.trained() or status.finished():
+            return
+        self.workers.start_spare()
+        line = self.workers.labels(progress_line(status.last))
+        if line != self.shown:
             self.shown = line
             say(line)
 

@@ -144,7 +144,8 @@ def slow_member(members: list[dict[str, Any]]) -> str:
 def progress_line(status: dict[str, Any]) -> str:
     """Epoch, loss, rate, time left, and who is slow."""
     active = [member for member in status.get("members", []) if member["state"] != "MEMBER_GONE"]
-    losses = [member["progress"]["last_loss"] for member in active if member["progress"]["steps"] > 0]
+    # A loss of 0 is one that nobody has reported.
+    losses = [loss for member in active if (loss := member["progress"]["last_loss"])]
     rate = status["samples_per_second"]
     parts = [f"epoch {status['data_epochs_completed']:.2f} of {status['job']['data_epochs']}"]
     if losses:
@@ -153,7 +154,7 @@ def progress_line(status: dict[str, Any]) -> str:
         if "accuracy" in evaluation:
             parts.append(f"accuracy {evaluation['accuracy']:.4f}")
     parts.append(f"{rate:,.0f} samples/s of {len(active)} workers")
-    if rate > 0:
+    if rate > 0 and status["samples_completed"] > 0.01 * status["samples_total"]:
         parts.append(f"{duration((status['samples_total'] - status['samples_completed']) / rate)} left")
     if status.get("standing_seconds", 0) >= 10:
         parts.append(f"STANDS for {duration(status['standing_seconds'])}: {status['waits_for']}")

@@ -29,6 +29,10 @@ def preload(modules: list[str]) -> None:
             # What is being worked on may do things when it is imported; installed packages are made to be imported.
             if top == "recon" or not any(place.startswith(path + os.sep) for path in own):
                 importlib.import_module(module)
+    if "torch" in sys.modules:
+        # The first optimizer that is made imports it, which takes nearly as long as PyTorch itself.
+        with contextlib.suppress(BaseException):
+            importlib.import_module("torch._dynamo")
 
 
 def main() -> None:

@@ -94,10 +94,12 @@ class Workers:
         run = secrets.token_hex(3)
         self.all: list[Worker] = []
         for number in range(count):
-            own = {"RECON_WORKER": f"{host}-{run}-w{number}"}
+            name = f"{host}-{run}-w{number}"
+            # RECON_NAME is the flag --name of a worker; a script that makes several workers has RECON_WORKER.
+            own = {"RECON_WORKER": name, "RECON_NAME": name}
             if gpus:
                 own["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
-            self.all.append(Worker(f"w{number}", own["RECON_WORKER"], own, Restarts(restarts.limit, restarts.window)))
+            self.all.append(Worker(f"w{number}", name, own, Restarts(restarts.limit, restarts.window)))
 
     def start_due(self, address: str) -> None:
         for worker in self.all:
