@@ -247,7 +247,10 @@ def add_torch(environment: pathlib.Path, python: str, torch: tuple[int, ...] | N
         return
     started = time.monotonic()
     if torch:
-        smoke_test(environment, None)
+        try:
+            smoke_test(environment, None)
+        except Failed as failure:
+            raise Failed(f"that of {python} does not work, RECON_PYTHON may name another: {failure}") from failure
         what = f"torch=={version_text(torch)} of {python}"
     else:
         what = install_torch(environment)
@@ -278,13 +281,13 @@ def main() -> int:
             say(f"waiting for another process that installs into {environment}")
             fcntl.flock(lock, fcntl.LOCK_EX)
         held_files.append(lock.fileno())
-        part = "Python packages for the tests"
+        part = "packages of PyPI"
         try:
             make_base(environment, python, torch)
             part = "PyTorch"
             add_torch(environment, python, torch)
         except Failed as failure:
-            say(f"{part} could not be installed; tests that need it will say that they were skipped ({failure})")
+            say(f"{part} cannot be had; tests that need it will say that they were skipped ({failure})")
     link(pathlib.Path(sys.argv[1]), environment)
     return 0
 

@@ -16,7 +16,12 @@ import time
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "worker/python"))
+# The launcher alone: importing the whole package needs its extension module and NumPy.
+LAUNCHER = tempfile.TemporaryDirectory(prefix="recon-launcher-")
+pathlib.Path(LAUNCHER.name, "recon").mkdir()
+for part in ("__main__.py", "run.py", "launch"):
+    pathlib.Path(LAUNCHER.name, "recon", part).symlink_to(ROOT / "worker/python/recon" / part)
+sys.path.insert(0, LAUNCHER.name)
 
 from recon.launch.machine import cores, devices, imports_of  # noqa: E402
 from recon.launch.server import duration, progress_line, slow_member  # noqa: E402
@@ -45,7 +50,7 @@ class Run:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "recon", "run", *map(str, arguments)], cwd=folder, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-            env={**clean, "RECON_BIN": str(BIN), "PYTHONPATH": str(ROOT / "worker/python"), **(environment or {})})
+            env={**clean, "RECON_BIN": str(BIN), "PYTHONPATH": LAUNCHER.name, **(environment or {})})
         self.lines = []
         self.news = threading.Condition()
         self.reader = threading.Thread(target=self.read)
