@@ -50,7 +50,7 @@ class Coordinator {
     PolicySettings policy_of_flags;
     // And what is in force: those, or what was set later.
     PolicySettings policy;
-    // The job's settings by flag, and those of them that a worker's script asked for.
+    // The settings by flag that a worker's script has to agree with, and what the first one asked for.
     std::map<std::string, std::string> settings;
     std::vector<FlagValue> proposed;
     // Takes what the first worker's script asks for, where the server can begin anew with it; the job has not

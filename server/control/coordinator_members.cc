@@ -72,7 +72,8 @@ absl::Status Coordinator::CheckProposal(const RegisterRequest& request) const {
   std::string differences;
   for (const auto& [flag, value] : wanted) {
     const auto ours = options_.settings.find(flag);
-    const std::string has = ours == options_.settings.end() ? "" : ours->second;
+    if (ours == options_.settings.end()) continue;
+    const std::string& has = ours->second;
     double a = 0, b = 0;
     const bool same_number = absl::SimpleAtod(has, &a) && absl::SimpleAtod(value, &b) && a == b;
     if (has == value || same_number) continue;

@@ -262,7 +262,7 @@ absl::Status ReconServer::Parts::Open() {
   coordinator_options.policy_base = policy_base;
   coordinator_options.policy_of_flags = flags.policy;
   coordinator_options.policy = settings;
-  coordinator_options.settings = flags.settings;
+  coordinator_options.settings = flags.agreed;
   coordinator_options.proposed = flags.proposed;
   // Other servers have been told what the job is.
   if (flags.with_proposed && cluster == nullptr) {

@@ -531,6 +531,7 @@ absl::StatusOr<ServerFlags> ParseLine(std::vector<std::string> arguments,
   }
   flags.settings = line.ValuesOf({"Optimizer", "Policy: how workers agree", "Job", "Durability", "Snapshots",
                                   "Several servers", "Members and leases"});
+  flags.agreed = line.ValuesOf({"Optimizer", "Job"});
   flags.proposed = proposed;
   flags.with_proposed = [arguments = std::move(arguments)](const std::vector<FlagValue>& other) {
     int ignored = 0;

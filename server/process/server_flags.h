@@ -37,6 +37,9 @@ struct ServerFlags {
   std::string log_level = "info";
   // The job's flags and what they were given, for the log; see settings_changes.h.
   std::map<std::string, std::string> settings;
+  // Those of them that a worker's script has to agree with; how workers agree is not of it, as that may be
+  // changed while the job runs.
+  std::map<std::string, std::string> agreed;
   // What a worker's script asked for, and these settings go by where nobody else has said anything; and the
   // same command line with other wishes of this kind. InvalidArgument for a wish that means nothing.
   std::vector<FlagValue> proposed;

@@ -50,7 +50,8 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
         epochs: passes over the data.
         scheduler: a learning-rate scheduler that the script steps after each batch: it keeps to the job's progress,
             not to this worker's.
-        job_settings: flags of recon-server that the script proposes, ``{"sync": "bsp", "seed": 7}``.
+        job_settings: flags of recon-server that the script proposes, ``{"sync": "ssp:4", "seed": 7}``. Without "sync"
+            the job is synchronous ("bsp"): each step is the mean over all workers that are there.
         **settings: flags of recon-worker: ``server="host:7070"``, ``codec="topk:0.01"``...
 
     Raises `recon.Refused`, with the difference, if the job has another model, other data or other settings;
@@ -90,11 +91,13 @@ class Job:
         self._own_step: Callable[..., Any] | None = None
         if is_of_the_server(optimizer):
             proposed = settings_of(optimizer, self._tensors.group_names)
+            policy = "bsp"
         else:
             self._own_step = optimizer.step
             proposed = [("optimizer", "sgd")]
-            if "sync" not in job_settings:
-                proposed.append(("sync", f"local:{LOCAL_STEPS}"))
+            policy = f"local:{LOCAL_STEPS}"
+        if "sync" not in job_settings:
+            proposed.append(("sync", policy))
         proposed += [("batch", str(loader.batch_size)), ("data-epochs", str(epochs))] + flags_of(job_settings)
         samples = len(loader.dataset)
         self._core = _core.Worker(flags_of(settings), type(model).__name__, self._tensors.specs,
@@ -204,6 +207,8 @@ class Job:
             self_._opt_called = True
             return self._step(closure)
 
+        # Schedulers look for it, and would warn of a step() that they know nothing of.
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         optimizer.step = types.MethodType(step, optimizer)
         if scheduler is None:
             return
