@@ -57,6 +57,8 @@ Coordinator::Coordinator(const Options& options, ParamServer* params, ControlJou
       auto_codec_rung_(
           metrics->Gauge("recon_server_auto_codec_rung",
                          "What --codec auto stands for: 0 fp32, the higher the more is left out")),
+      diverged_(metrics->Gauge("recon_server_diverged",
+                               "1 when training has diverged since the last rollback, or the start")),
       job_(options.job),
       optimizer_(options.optimizer),
       cluster_epoch_(options.cluster_epoch),

@@ -15,6 +15,7 @@
 #include "server/control/control_journal.h"
 #include "server/control/policy.h"
 #include "server/data_plane/param_server.h"
+#include "server/membership/divergence_watch.h"
 #include "server/membership/membership.h"
 #include "server/membership/progress_watch.h"
 #include "server/membership/stall_watch.h"
@@ -112,6 +113,8 @@ class Coordinator {
   // Not OK once the job cannot go on: its initial parameters could not be read.
   absl::Status failure() const { return failure_; }
   // All work is done and its last snapshot published, and the workers have been told (or `grace` passed).
+  // What is wrong with training, if something has been noticed since it was asked last. In the log already.
+  std::optional<DivergenceWatch::Finding> TakeDivergence();
   bool DoneAndQuiet(absl::Time now, absl::Duration grace) const;
 
  private:
@@ -151,6 +154,8 @@ class Coordinator {
   void WatchProgress(absl::Time now);
   void NoteEvaluation(uint32_t data_epochs, int64_t unix_ms);
   void KeepIfBest();
+  // A worker cannot compute from the parameters there are.
+  void NoteDiverged(WorkerId worker, const std::string& why);
   void FinishIfDone(absl::Time now);
   Lease ToLease(const Task& task, LeaseId id) const;
   // Of this worker's rounds; 0 without them.
@@ -180,6 +185,7 @@ class Coordinator {
   prometheus::Counter& departures_;
   prometheus::Counter& residuals_lost_;
   prometheus::Gauge& auto_codec_rung_;
+  prometheus::Gauge& diverged_;
 
   // Control lane only.
   JobConfig job_;
@@ -193,6 +199,8 @@ class Coordinator {
   StepShares shares_;
   absl::Time shares_at_ = absl::InfinitePast();
   StallWatch stall_;
+  DivergenceWatch divergence_;
+  uint64_t non_finite_generation_ = 0;  // The last that was found to be.
   // What is shown of workers that are gone: what the data plane knew of them.
   std::map<WorkerId, ParamServer::WorkerStats> last_stats_;
   std::map<std::string, uint64_t> samples_of_;  // Training samples completed, by the worker's name.

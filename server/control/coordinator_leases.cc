@@ -220,6 +220,11 @@ void Coordinator::NoteEvaluation(uint32_t data_epochs, int64_t unix_ms) {
   LogInfo("data epoch {} of {}: test accuracy {:.4f}, loss {:.4f}{}", data_epochs, job_.data_epochs(),
           entry.accuracy(), entry.loss(), others);
   evaluations_.push_back(entry);
+  if (!std::isfinite(entry.loss())) {
+    divergence_.Note(
+        absl::StrCat("the loss of the test data is ", entry.loss(), " after data epoch ", data_epochs),
+        absl::FromUnixMillis(unix_ms));
+  }
 }
 
 // Whoever keeps the best snapshot needs one of these parameters. The job's last one comes anyway.

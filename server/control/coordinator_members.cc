@@ -11,6 +11,7 @@
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/snapshot/safetensors.h"
 #include "server/control/coordinator.h"
 
 namespace recon {
@@ -263,12 +264,16 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
     return absl::InvalidArgumentError(
         absl::StrCat("next step ", request.next_step(), ", allowed are ", limits::kStepMax));
   }
-  if (request.progress().codec().size() > limits::kProgressTextBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("codec of ", request.progress().codec().size(),
-                                                   " bytes, allowed are ", limits::kProgressTextBytesMax));
+  if (request.progress().codec().size() > limits::kProgressTextBytesMax ||
+      request.progress().diverged().size() > limits::kProgressTextBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "codec of ", request.progress().codec().size(), " and divergence of ",
+        request.progress().diverged().size(), " bytes, allowed are ", limits::kProgressTextBytesMax));
   }
   membership_.Find(worker)->progress = request.progress();
   params_->NoteAcknowledged(worker, request.next_step());
+  divergence_.Report(worker, request.progress().batches(), request.progress().last_loss(), WallNow());
+  NoteDiverged(worker, request.progress().diverged());
   HeartbeatReply reply;
   const StepWork& work = request.progress().step_work();
   progress_.Report(worker, request.progress().batches(), now);
@@ -311,8 +316,30 @@ absl::StatusOr<LeaveReply> Coordinator::Leave(const LeaveRequest& request) {
     progress.set_residual_norm(request.residual_norm());
     NoteResidualLost(membership_.Find(worker)->name, progress);
   }
+  if (request.diverged().size() <= limits::kProgressTextBytesMax) NoteDiverged(worker, request.diverged());
   Depart(worker, absl::StrCat("left (", request.reason(), ")"));
   return LeaveReply();
+}
+
+void Coordinator::NoteDiverged(WorkerId worker, const std::string& why) {
+  if (why.empty()) return;
+  divergence_.Note(absl::StrCat("worker ", membership_.Find(worker)->name, ": ", ShownName(why)), WallNow());
+}
+
+std::optional<DivergenceWatch::Finding> Coordinator::TakeDivergence() {
+  const SnapshotStatus snapshot = snapshots_->status();
+  if (snapshot.non_finite_values() > 0 && snapshot.generation() != non_finite_generation_) {
+    non_finite_generation_ = snapshot.generation();
+    divergence_.Note(absl::StrCat("snapshot ", snapshot.generation(), " has ", snapshot.non_finite_values(),
+                                  " values that are not finite"),
+                     absl::FromUnixMillis(snapshot.unix_ms()));
+  }
+  const std::optional<DivergenceWatch::Finding> found = divergence_.Take();
+  if (found) {
+    LogError("TRAINING DIVERGES: {}", found->why);
+    diverged_.Set(1);
+  }
+  return found;
 }
 
 void Coordinator::Depart(WorkerId worker, const std::string& how) {

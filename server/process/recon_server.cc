@@ -116,7 +116,8 @@ struct ReconServer::Parts {
   absl::StatusOr<std::optional<Manifest>> Recover(const Manifest& before);
   absl::StatusOr<uint64_t> LoadHistory(const Manifest& before);
   absl::StatusOr<std::optional<Manifest>> GoBack(RollbackRecord record, const Manifest& newest);
-  absl::StatusOr<RollbackReply> Rollback(const RollbackRequest& request);
+  absl::StatusOr<RollbackReply> Rollback(const RollbackRequest& request, bool automatic);
+  absl::Status OnDivergence(const DivergenceWatch::Finding& finding);
   absl::Status GoOnFromLog(const Manifest& restored);
   absl::Status CheckNoPushesInLog() const;
   absl::Status LeaveLog();
@@ -253,6 +254,7 @@ absl::Status ReconServer::Parts::Open() {
   coordinator_options.timeouts = {flags.suspect_after, flags.evict_after};
   coordinator_options.cluster_epoch = cluster_epoch;
   coordinator_options.job.set_history(options.rules.history);
+  coordinator_options.job.set_rolls_back(flags.on_divergence == ServerFlags::OnDivergence::kRollback);
   TellWorkers(policy, &coordinator_options.job);
   coordinator_options.optimizer = OptimizerName(policy.rules.optimizer.kind);
   coordinator_options.job_id = job_id;
@@ -318,7 +320,7 @@ absl::Status ReconServer::Parts::Open() {
   control_service = std::make_unique<ControlService>(
       coordinator.get(), snapshots.get(), drain_requested,
       [this](const RollbackRequest& request, const ControlService::RollbackDone& done) {
-        rollback_lane->Post([this, request, done] { done(Rollback(request)); });
+        rollback_lane->Post([this, request, done] { done(Rollback(request, /*automatic=*/false)); });
       });
   std::vector<grpc::Service*> services = {param_service.get(), control_service.get()};
   if (cluster != nullptr) {
@@ -508,7 +510,7 @@ absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::GoBack(RollbackRecor
   return reader.ReadManifest(Generation(last_rollback.published()));
 }
 
-absl::StatusOr<RollbackReply> ReconServer::Parts::Rollback(const RollbackRequest& request) {
+absl::StatusOr<RollbackReply> ReconServer::Parts::Rollback(const RollbackRequest& request, bool automatic) {
   if (cluster != nullptr) {
     return absl::FailedPreconditionError(
         absl::StrCat("a job of ", flags.servers,
@@ -529,7 +531,8 @@ absl::StatusOr<RollbackReply> ReconServer::Parts::Rollback(const RollbackRequest
   RollbackRecord* plan = reply.mutable_plan();
   plan->set_history(params->rules().history + 1);
   plan->set_unix_ms(absl::ToUnixMillis(WallNow()));
-  plan->set_automatic_count(last_rollback.automatic_count());
+  plan->set_automatic(automatic);
+  plan->set_automatic_count(last_rollback.automatic_count() + (automatic ? 1 : 0));
   if (request.dry_run()) return reply;
   // Until the restart, should a snapshot come before it.
   RECON_ASSIGN_OR_RETURN(kept, ReaderLease::TakeIfWritable(store.get(), Generation(plan->generation())));
@@ -538,6 +541,32 @@ absl::StatusOr<RollbackReply> ReconServer::Parts::Rollback(const RollbackRequest
           plan->reason(), plan->generation(), reply.snapshot_sequence(), reply.last_sequence());
   goes_back.store(true);
   return reply;
+}
+
+absl::Status ReconServer::Parts::OnDivergence(const DivergenceWatch::Finding& finding) {
+  // Whoever goes back to the same again and again gets nowhere.
+  constexpr uint32_t kAutomaticMax = 2;
+  if (flags.on_divergence == ServerFlags::OnDivergence::kIgnore || goes_back.load()) return absl::OkStatus();
+  const absl::StatusOr<Generation> good =
+      LastGoodBefore(finding.since, SnapshotReader(store.get()), params->rules().job_id, last_rollback);
+  const std::string where = good.ok() ? absl::StrCat("; the last good snapshot is ", good->value()) : "";
+  if (flags.on_divergence == ServerFlags::OnDivergence::kStop) {
+    return absl::AbortedError(absl::StrCat("training has diverged: ", finding.why, where,
+                                           " (start with --on-divergence ignore, then reconctl rollback)"));
+  }
+  if (last_rollback.automatic_count() >= kAutomaticMax) {
+    return absl::AbortedError(absl::StrCat("training has diverged again, after ", kAutomaticMax,
+                                           " rollbacks: ", finding.why, where));
+  }
+  absl::Status status = good.status();
+  if (good.ok()) {
+    RollbackRequest request;
+    request.set_generation(good->value());
+    rollback_lane->RunAndWait([&] { status = Rollback(request, /*automatic=*/true).status(); });
+  }
+  if (status.ok() || goes_back.load()) return absl::OkStatus();
+  return absl::AbortedError(
+      absl::StrCat("training has diverged: ", finding.why, "; no rollback: ", status.message()));
 }
 
 absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover(const Manifest& before) {
@@ -809,12 +838,15 @@ absl::StatusOr<bool> ReconServer::Parts::RunUntilStopped() {
     CountCopies();
     bool done = false;
     absl::Status failure;
+    std::optional<DivergenceWatch::Finding> divergence;
     coordinator->lane()->RunAndWait([&] {
       coordinator->Tick(Now());
       failure = coordinator->failure();
+      divergence = coordinator->TakeDivergence();
       done = flags.exit_when_done && coordinator->DoneAndQuiet(Now(), kFarewell);
     });
     RECON_RETURN_IF_ERROR(failure);
+    if (divergence) RECON_RETURN_IF_ERROR(OnDivergence(*divergence));
     if (done) {
       LogInfo("done");
       if (cluster != nullptr) cluster->Shutdown();

@@ -51,6 +51,7 @@ struct RawFlags {
   std::string replace_after = "1m";
   std::string snapshot_interval = "30s";
   std::string keep_best;
+  std::string on_divergence = "ignore";
   std::string heartbeat_interval = "300ms";
   std::string suspect_after = "1s";
   std::string evict_after = "3s";
@@ -313,6 +314,12 @@ void DefineFlags(CommandLine* line, ServerFlags* flags, RawFlags* raw) {
                       "accuracy or loss: take a snapshot after each evaluation that is the best so far, "
                       "and keep the best"),
       "RECON_KEEP_BEST");
+  env(app->add_option(
+             "--on-divergence", raw->on_divergence,
+             "what to do when parameters are not finite or losses stay far off: ignore (say so), stop (end "
+             "with 1) or rollback (go back to the last good snapshot, twice at most, then stop)")
+          ->check(CLI::IsMember({"ignore", "stop", "rollback"})),
+      "RECON_ON_DIVERGENCE");
   env(app->add_option("--zstd-level", flags->zstd_level,
                       "compression of snapshots: 1 (frequencies of bytes only) to 19")
           ->check(CLI::Range(1, 19)),
@@ -473,6 +480,13 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
   job.set_lease_duration_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(lease)));
   if (flags->snapshot_dir.empty() && flags->join.empty()) flags->snapshot_dir = flags->data + "/snapshots";
   RECON_ASSIGN_OR_RETURN(flags->snapshot_keep.best, ParseBestBy(raw.keep_best));
+  flags->on_divergence = raw.on_divergence == "stop"       ? ServerFlags::OnDivergence::kStop
+                         : raw.on_divergence == "rollback" ? ServerFlags::OnDivergence::kRollback
+                                                           : ServerFlags::OnDivergence::kIgnore;
+  if (flags->on_divergence == ServerFlags::OnDivergence::kRollback && flags->servers > 1) {
+    return absl::InvalidArgumentError(
+        "--on-divergence rollback: a job with several servers (--servers) cannot go back while it runs");
+  }
   RECON_RETURN_IF_ERROR(SplitGeneration(flags));
   for (const std::string& url : {flags->snapshot_dir, flags->from_snapshot}) {
     if (!url.empty()) RECON_RETURN_IF_ERROR(ParseStoreUrl(url).status());

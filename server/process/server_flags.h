@@ -62,6 +62,9 @@ struct ServerFlags {
   absl::Duration replay_target;
   absl::Duration snapshot_interval;
   RetentionRules snapshot_keep;
+  // What comes of training that has gone wrong: values that are not finite, losses that stay far off.
+  enum class OnDivergence { kIgnore, kStop, kRollback };
+  OnDivergence on_divergence = OnDivergence::kIgnore;
   int snapshot_memory_percent = 100;
   int zstd_level = 1;
   absl::Duration suspect_after;

@@ -278,6 +278,26 @@ absl::StatusOr<RollbackReply> PlanRollback(const RollbackRequest& request, const
   return Planner(request, basis).Plan();
 }
 
+absl::StatusOr<Generation> LastGoodBefore(absl::Time when, const SnapshotReader& reader, uint64_t job_id,
+                                          const RollbackRecord& last) {
+  RECON_ASSIGN_OR_RETURN(const std::vector<Generation> generations, reader.List());
+  std::optional<Generation> newest;
+  bool tried = false;
+  for (auto it = generations.rbegin(); it != generations.rend(); ++it) {
+    const absl::StatusOr<Manifest> manifest = reader.ReadManifest(*it);
+    if (absl::IsDataLoss(manifest.status())) continue;
+    RECON_RETURN_IF_ERROR(manifest.status());
+    const bool finite = manifest->has_non_finite_values() && manifest->non_finite_values() == 0;
+    const bool before = manifest->created_unix_ms() <= absl::ToUnixMillis(when);
+    if (!finite || !before || manifest->job_id() != job_id) continue;
+    tried |= last.automatic() && it->value() == last.published();
+    if (!tried || it->value() < last.generation()) return *it;
+    if (!newest) newest = *it;
+  }
+  if (newest) return *newest;
+  return absl::NotFoundError("there is no snapshot from before that whose values are known to be finite");
+}
+
 absl::StatusOr<RolledBack> RollBack(const RollbackRecord& record, const SnapshotReader& reader,
                                     FileSystem* files, const std::string& log_directory,
                                     const Manifest& newest, const ControlState& now, ParamServer* params) {

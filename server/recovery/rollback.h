@@ -4,6 +4,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/base/ids.h"
 #include "common/snapshot/control_state.h"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/storage/file_system.h"
@@ -30,6 +32,12 @@ struct RollbackBasis {
 // InvalidArgument for a request that means nothing; NotFound for a snapshot, a record or a push that is not
 // there, with how far back it can be; FailedPrecondition for what lies before an earlier rollback.
 absl::StatusOr<RollbackReply> PlanRollback(const RollbackRequest& request, const RollbackBasis& basis);
+
+// The newest snapshot of the job whose values are all finite, taken before `when`. If that is the outcome of
+// `last`, an automatic rollback, it has led nowhere: then one before, if there is any. NotFound if there is
+// none at all.
+absl::StatusOr<Generation> LastGoodBefore(absl::Time when, const SnapshotReader& reader, uint64_t job_id,
+                                          const RollbackRecord& last);
 
 // What a rollback came to.
 struct RolledBack {

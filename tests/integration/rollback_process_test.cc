@@ -110,4 +110,35 @@ TEST_CASE("a server that is killed at any moment of a rollback comes back with i
   CHECK(CompletedOnce(*job.Completions(), 60, kSamples));
 }
 
+TEST_CASE("training that diverges ends the server, if it shall, or after two rollbacks", "[rollback]") {
+  for (const std::string action : {"stop", "rollback"}) {
+    CAPTURE(action);
+    ProcessJob job({"--data-epochs", "5", "--split-samples", "500", "--snapshot-interval", "1h",
+                    "--optimizer", "sgd", "--learning-rate", "1e3", "--weight-decay", "1", "--on-divergence",
+                    action});
+    REQUIRE(job.StartServer());
+    const auto worker = job.StartWorker("one");
+    CHECK(job.server().Wait(absl::Seconds(60)) == 1);
+    const std::string log = job.ServerLog();
+    CHECK(absl::StrContains(log, "TRAINING DIVERGES: worker one: "));
+    if (action == "stop") {
+      CHECK(absl::StrContains(log, "recon-server: training has diverged: worker one: "));
+      CHECK(absl::StrContains(log, "the last good snapshot is 1 (start with --on-divergence ignore"));
+      CHECK(worker->Wait(absl::Seconds(30)) == 1);
+    } else {
+      CHECK(absl::StrContains(log, "training has diverged again, after 2 rollbacks: "));
+      CHECK(worker->running());  // It waits for a server.
+    }
+    // And it can be gone back.
+    job.set_server_flags(
+        {"--data-epochs", "5", "--split-samples", "500", "--optimizer", "sgd", "--learning-rate", "0.1"});
+    REQUIRE(job.StartServer());
+    std::string said;
+    CHECK(Ctl({"rollback", "1", "--server", job.address()}, &said) == 0);
+    const auto other = job.StartWorker("two");
+    CHECK(other->Wait(absl::Seconds(60)) == 0);
+    CHECK(CompletedOnce(*job.Completions(), 5, kSamples));
+  }
+}
+
 }  // namespace recon

@@ -149,9 +149,12 @@ void CommPipeline::Run() {
 
 absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush encoded) {
   if (encoded.stats.non_finite > 0) {
-    return absl::OutOfRangeError(
+    const std::string why =
         absl::StrCat("step ", push.step, ": ", encoded.stats.non_finite,
-                     " gradient values are infinite or not a number; is the learning rate too high?"));
+                     " gradient values are infinite or not a number; is the learning rate too high?");
+    if (!session_->job()->rolls_back()) return absl::OutOfRangeError(why);
+    if (session_->job()->history() == push.history) session_->NoteDivergence(why);
+    return false;
   }
   session_->counters()->saturated += encoded.stats.saturated;
   saturated_.Increment(static_cast<double>(encoded.stats.saturated));

@@ -124,6 +124,7 @@ void Session::AdoptReply(const RegisterReply& reply) {
     }
   }
   if (job_ == nullptr || !google::protobuf::util::MessageDifferencer::Equals(*job_, reply.job())) {
+    if (job_ != nullptr && job_->history() != reply.job().history()) diverged_.clear();
     job_ = std::make_shared<const JobConfig>(reply.job());
     local_steps_ = 0;  // They were of another policy.
   }
@@ -263,6 +264,7 @@ void Session::HeartbeatOnce(double samples_per_second) {
   if (options_.describe) options_.describe(progress);
   {
     MutexLock lock(&mu_);
+    progress->set_diverged(diverged_);
     request.set_next_step(FirstUnacknowledged());
     for (const HeldLeasePtr& held : held_) request.add_leases(held->number);
   }
@@ -383,7 +385,18 @@ bool Session::lost(const HeldLeasePtr& held) const {
   return held->lost;
 }
 
-void Session::Leave(const std::string& reason) {
+void Session::NoteDivergence(const std::string& why) {
+  MutexLock lock(&mu_);
+  if (diverged_.empty()) LogError("{}: waiting for the server's rollback", why);
+  diverged_ = why.substr(0, limits::kProgressTextBytesMax);
+}
+
+bool Session::diverged() const {
+  MutexLock lock(&mu_);
+  return !diverged_.empty();
+}
+
+void Session::Leave(const std::string& reason, const std::string& diverged) {
   {
     MutexLock lock(&mu_);
     stopping_ = true;
@@ -393,6 +406,7 @@ void Session::Leave(const std::string& reason) {
   *request.mutable_identity() = standing().identity;
   request.set_reason(reason);
   request.set_residual_norm(counters_.residual_norm);
+  request.set_diverged(diverged.substr(0, limits::kProgressTextBytesMax));
   const absl::Status status = client_->Leave(request).status();
   if (!status.ok()) LogDebug("leaving: {}", status.message());
 }

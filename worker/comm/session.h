@@ -131,7 +131,13 @@ class Session {
   uint32_t local_steps() const { return local_steps_.load(std::memory_order_relaxed); }
   // Of the job, this one among them, as the server has last said.
   uint32_t workers() const { return workers_.load(std::memory_order_relaxed); }
-  void Leave(const std::string& reason);
+  // `diverged`: why nothing could be computed from the parameters there were; empty if it could.
+  void Leave(const std::string& reason, const std::string& diverged = "");
+
+  // Nothing can be computed from the parameters there are: heartbeats say so until the job has been rolled
+  // back. Any thread.
+  void NoteDivergence(const std::string& why);
+  bool diverged() const;
 
   // Steps: the next one to push, and which are not acknowledged. While must_drain(), the next step would
   // be so far from one that is still under way (it tries again, or steps jump to where the others are) that a
@@ -188,6 +194,7 @@ class Session {
   std::set<uint64_t> unacknowledged_ ABSL_GUARDED_BY(mu_);
   JobPhase phase_ ABSL_GUARDED_BY(mu_) = PHASE_WAITING;
   absl::Status fatal_ ABSL_GUARDED_BY(mu_);
+  std::string diverged_ ABSL_GUARDED_BY(mu_);
   absl::Time silent_since_ = absl::InfiniteFuture();  // Heartbeat thread only.
   absl::Time unreachable_since_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

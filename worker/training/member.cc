@@ -169,7 +169,10 @@ absl::Status Member::Leave(const absl::Status& status) {
   const bool finished = outcome.ok() && !stopped;
   LogInfo("{}: {} steps, {} samples", finished ? "job finished" : "stopping",
           session_->counters()->steps.load(), session_->counters()->samples.load());
-  session_->Leave(finished ? "finished" : outcome.ok() ? "stopped" : "failed");
+  session_->Leave(finished       ? "finished"
+                  : outcome.ok() ? "stopped"
+                                 : "failed",
+                  absl::IsOutOfRange(outcome) ? std::string(outcome.message()) : "");
   return outcome;
 }
 

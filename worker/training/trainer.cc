@@ -26,6 +26,8 @@ namespace {
 // many times it: a hiccup is none of the machine's speed. Nor is a process' first batch.
 constexpr double kUsualBatches = 8;
 constexpr double kUsualAtMost = 3;
+// Between two looks whether the job has been rolled back.
+constexpr absl::Duration kRollbackPoll = absl::Milliseconds(50);
 
 }  // namespace
 
@@ -56,6 +58,8 @@ Trainer::Trainer(const Options& options, const ParamLayout* layout, GradientSpac
 Trainer::~Trainer() = default;
 
 absl::Status Trainer::AdoptJob() {
+  AwaitRollback();
+  RECON_RETURN_IF_ERROR(session_->fatal());
   if (session_->job() == job_) return absl::OkStatus();
   if (job_ != nullptr) RECON_RETURN_IF_ERROR(WaitUntilBelow(1));
   const std::shared_ptr<const JobConfig> before = std::exchange(job_, session_->job());
@@ -117,6 +121,12 @@ absl::Status Trainer::AdoptPolicy(const JobConfig* before) {
             kept);
   }
   return absl::OkStatus();
+}
+
+void Trainer::AwaitRollback() {
+  if (!session_->diverged()) return;
+  const Pause mark(session_);
+  while (session_->diverged() && !stop_.load() && session_->fatal().ok()) absl::SleepFor(kRollbackPoll);
 }
 
 absl::Status Trainer::Begin() {
@@ -275,7 +285,14 @@ absl::Status Trainer::Account(const Computed& computed) {
 }
 
 absl::Status Trainer::EndBatch(Computed computed, bool flush) {
-  RECON_RETURN_IF_ERROR(Account(computed));
+  const absl::Status accounted = Account(computed);
+  if (absl::IsOutOfRange(accounted) && job_->rolls_back()) {
+    for (const SplitPtr& split : batch_->splits) split->dropped = true;
+    DropBatch();
+    session_->NoteDivergence(std::string(accounted.message()));
+    return AdoptJob();
+  }
+  RECON_RETURN_IF_ERROR(accounted);
   if (computed.moved && inner_ == nullptr) {
     return absl::FailedPreconditionError(
         "the job's policy has no local steps, and the optimizer is one that the server does not compute: set "

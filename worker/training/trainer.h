@@ -126,7 +126,7 @@ class Trainer {
     bool moved = false;
   };
   // `flush`: it is the last that this worker does; what was kept back goes with it. OutOfRange if the loss is
-  // not finite.
+  // not finite, unless the job is rolled back then: the batch is dropped, and this waits for it.
   absl::Status EndBatch(Computed computed, bool flush = false);
   // Of the last push; in a synchronous job, the number of the step it was part of.
   uint64_t last_step() const { return last_step_; }
@@ -181,6 +181,8 @@ class Trainer {
   // Goes by what the last registration said. What was begun by another policy, and is not pushed, is dropped.
   absl::Status AdoptJob();
   absl::Status AdoptPolicy(const JobConfig* before);
+  // While nothing can be computed from the parameters there are.
+  void AwaitRollback();
   absl::StatusOr<Session::Acquired> Acquire();
   // Until none is under way; what they bring stays where it is.
   void AwaitPushes();
