@@ -272,6 +272,22 @@ void ParamServer::SetShardRules(const ParamLayout& layout, const ApplyRules* rul
   }
 }
 
+namespace {
+
+// Another version of the program wrote it: no damage, and nothing that could be left out.
+absl::Status CheckFrameVersion(uint64_t sequence, const ByteChain& payload) {
+  FrameHeader header;
+  if (payload.size() < kFrameHeaderBytes) return absl::OkStatus();  // DecodeFrame() says what is wrong.
+  payload.CopyTo(&header, kFrameHeaderBytes);
+  if (header.magic != kFrameMagic || header.version == kFrameVersion) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("record ", sequence, " of the push log has a frame of version ", header.version,
+                   ", this program reads ", kFrameVersion,
+                   ": drain the job with the program that wrote it, then start this one"));
+}
+
+}  // namespace
+
 absl::Status ParamServer::ReplayFrame(uint64_t sequence, const ByteChain& payload) {
   const ApplyRules& rules = replay_rules_.back();
   if (const StateOwner owner = StateOf(rules); owner.planes() > 0 && !Compatible(owner, state())) {
@@ -282,6 +298,7 @@ absl::Status ParamServer::ReplayFrame(uint64_t sequence, const ByteChain& payloa
   const auto damaged = [sequence](const absl::Status& status) {
     return absl::DataLossError(absl::StrCat("record ", sequence, ": ", status.message()));
   };
+  RECON_RETURN_IF_ERROR(CheckFrameVersion(sequence, payload));
   absl::StatusOr<Frame> frame = DecodeFrame(payload);
   if (!frame.ok()) return damaged(frame.status());
   op->frame = *std::move(frame);

@@ -308,4 +308,17 @@ TEST_CASE("a cut has all or nothing of every frame, while pushes go on", "[param
   for (std::thread& thread : threads) thread.join();
 }
 
+TEST_CASE("a frame of another version in the log is no damage: the start is refused", "[param_server]") {
+  SmallJob job(kAsp, 1);
+  std::string bytes = EncodeFrame(job.PushFrame(1, 0, 1.0f)).ToString();
+  const uint16_t before = kFrameVersion - 1;
+  std::memcpy(bytes.data() + offsetof(FrameHeader, version), &before, sizeof(before));
+  job.server().BeginReplay(job.server().rules());
+  const absl::Status status = job.server().ReplayFrame(7, ByteChain::FromString(bytes));
+  CHECK(absl::IsFailedPrecondition(status));
+  CHECK(absl::StrContains(status.message(), "record 7 of the push log has a frame of version 1"));
+  CHECK(absl::StrContains(status.message(), "drain the job with the program that wrote it"));
+  job.server().EndReplay();
+}
+
 }  // namespace recon
