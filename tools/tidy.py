@@ -34,7 +34,7 @@ ALLOWED = {
     # From the bottom to the top; each room may use those above it in this list.
     "server/data_plane": ["common", "server/durability", "server/store", "server/sync"],
     "server/cluster": ["common", "server/data_plane", "server/durability"],
-    "server/recovery": ["common", "server/cluster", "server/data_plane", "server/durability"],
+    "server/recovery": ["common", "server/cluster", "server/data_plane", "server/durability", "server/store"],
     "server/control": ["common", "server/cluster", "server/data_plane", "server/durability", "server/membership",
                        "server/recovery", "server/scheduler", "server/sync", "server/tuning"],
     "server/rpc": ["common", "server/cluster", "server/control", "server/recovery"],

@@ -200,6 +200,7 @@ class Coordinator {
   absl::Time shares_at_ = absl::InfinitePast();
   StallWatch stall_;
   DivergenceWatch divergence_;
+  std::string divergence_said_;         // What was found last.
   uint64_t non_finite_generation_ = 0;  // The last that was found to be.
   // What is shown of workers that are gone: what the data plane knew of them.
   std::map<WorkerId, ParamServer::WorkerStats> last_stats_;

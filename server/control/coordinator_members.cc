@@ -336,6 +336,7 @@ std::optional<DivergenceWatch::Finding> Coordinator::TakeDivergence() {
   }
   const std::optional<DivergenceWatch::Finding> found = divergence_.Take();
   if (found) {
+    divergence_said_ = found->why;
     LogError("TRAINING DIVERGES: {}", found->why);
     diverged_.Set(1);
   }

@@ -123,7 +123,7 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
     reply.set_standing_seconds(absl::ToDoubleSeconds(standing));
     reply.set_waits_for(WhatIsMissing(now));
   }
-  reply.set_divergence(divergence_.last());
+  reply.set_divergence(divergence_said_);
   if (rollback_.history() != 0) *reply.mutable_rollback() = rollback_;
   for (const EvalEntry& entry : evaluations_) *reply.add_evaluations() = entry;
   if (cluster_ != nullptr) {

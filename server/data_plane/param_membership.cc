@@ -23,7 +23,8 @@ void ParamServer::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_
     }
     session.incarnation = incarnation;
     gate_.Know(worker, next_step);
-    if (first_worker_ms_ == 0) first_worker_ms_ = absl::ToDoubleMilliseconds(ProcessUptime());
+    if (first_worker_ms_ == 0)
+      first_worker_ms_ = absl::ToDoubleMilliseconds(ProcessUptime() - options_.began);
     closed_to_ = kLookAtAll;
     released = GateMoved();
   }
@@ -32,7 +33,7 @@ void ParamServer::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_
 
 void ParamServer::NoteReady() {
   MutexLock lock(&mu_);
-  if (ready_ms_ == 0) ready_ms_ = absl::ToDoubleMilliseconds(ProcessUptime());
+  if (ready_ms_ == 0) ready_ms_ = absl::ToDoubleMilliseconds(ProcessUptime() - options_.began);
 }
 
 void ParamServer::Expel(WorkerId worker) {

@@ -353,10 +353,11 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
   }
   const auto kind = static_cast<FrameKind>(op->frame.header.kind);
   if (status.ok() && CarriesGradient(kind) && recover_ms_ == 0) {
-    recover_ms_ = absl::ToDoubleMilliseconds(ProcessUptime());
+    recover_ms_ = absl::ToDoubleMilliseconds(ProcessUptime() - options_.began);
     first_push_ms_ = recover_ms_ - std::max(0.0, first_worker_ms_ - ready_ms_);
-    LogInfo("first push acknowledged {:.0f} ms after process start, {:.0f} ms without waiting for a worker",
-            recover_ms_, first_push_ms_);
+    LogInfo(
+        "first push acknowledged {:.0f} ms after the server's start, {:.0f} ms without waiting for a worker",
+        recover_ms_, first_push_ms_);
   }
 }
 

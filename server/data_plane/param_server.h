@@ -82,6 +82,9 @@ class ParamServer {
     // those frames half of memory_left().
     uint64_t memory_bytes = UINT64_MAX;
 
+    // What the process had run for when this server began: 0, unless it began anew.
+    absl::Duration began;
+
     // Which of the job's servers this is (0 is the head), and how many there are: it has the shards that
     // ShardAssignment gives it.
     uint32_t server = 0;
@@ -113,7 +116,7 @@ class ParamServer {
     uint64_t duplicates = 0;
     uint64_t sequence = 0;
     uint64_t frontier_step = 0;
-    double recover_ms = 0;     // Process start to first acknowledged push; 0 until then.
+    double recover_ms = 0;     // From the server's begin to its first acknowledged push; 0 until then.
     double first_push_ms = 0;  // The same without the time in which no worker had come.
     std::map<WorkerId, WorkerStats> workers;
   };

@@ -100,6 +100,7 @@ struct ReconServer::Parts {
   std::unique_ptr<ReaderLease> kept;            // Of the snapshot that it begins with. Rollback lane.
   std::unique_ptr<Lane> rollback_lane;
   std::atomic<bool>* drain_requested = nullptr;
+  absl::Duration began;  // As ParamServer::Options has it.
   FrameListeners frames;
   std::unique_ptr<ParamService> param_service;
   std::unique_ptr<ControlService> control_service;
@@ -225,6 +226,7 @@ absl::Status ReconServer::Parts::Open() {
   options.refused_codecs = flags.job.refused_codecs();
   options.memory_bytes = ServerMemory();
   options.servers = flags.servers;
+  options.began = began;
   if (flags.servers > 1) {
     RECON_ASSIGN_OR_RETURN(cluster, MakeCluster(options.rules, *options.state, before));
     options.followers = cluster.get();
@@ -460,6 +462,12 @@ absl::StatusOr<Manifest> ReconServer::Parts::NewestManifest() const {
 absl::StatusOr<uint64_t> ReconServer::Parts::LoadHistory(const Manifest& before) {
   RECON_ASSIGN_OR_RETURN(next_rollback, db->LoadNextRollback());
   RECON_ASSIGN_OR_RETURN(last_rollback, db->LoadLastRollback());
+  if (next_rollback.history() != 0 && flags.servers > 1) {
+    return absl::FailedPreconditionError(absl::StrCat("a rollback ", next_rollback.reason(),
+                                                      " was asked for and is to be done: start once with "
+                                                      "--servers 1 before --servers ",
+                                                      flags.servers));
+  }
   if (next_rollback.history() != 0 && next_rollback.history() == before.history()) {
     // The server ended between the rollback's snapshot and this.
     next_rollback.set_done(true);
@@ -480,11 +488,13 @@ absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::GoBack(RollbackRecor
           record.done() ? ", once more: its own snapshot is damaged" : "");
   absl::StatusOr<RolledBack> back =
       RollBack(record, reader, FileSystem::Local(), LogDirectory(), newest, now, params.get());
-  const bool impossible = absl::IsDataLoss(back.status()) || absl::IsNotFound(back.status());
-  if (impossible && !record.done() && !record.automatic()) {
+  // What cannot be read just now is tried again by the next start.
+  if (!back.ok() && !record.done() && !CannotBeRead(back.status())) {
     LogError("THE ROLLBACK {} IS GIVEN UP: {}; the job goes on from where it was", record.reason(),
              back.status().message());
     RECON_RETURN_IF_ERROR(db->DropNextRollback());
+    // To go on from where it diverged leads here again.
+    if (record.automatic()) return back.status();
     rollback_given_up = true;
     return std::nullopt;
   }
@@ -524,6 +534,7 @@ absl::StatusOr<RollbackReply> ReconServer::Parts::Rollback(const RollbackRequest
   basis.files = FileSystem::Local();
   basis.log_directory = LogDirectory();
   basis.job_id = params->rules().job_id;
+  basis.history = params->rules().history;
   basis.last_sequence = params->sequence();
   RECON_ASSIGN_OR_RETURN(basis.control, db->Load());
   RECON_ASSIGN_OR_RETURN(RollbackReply reply, PlanRollback(request, basis));
@@ -783,12 +794,13 @@ ReconServer::~ReconServer() {
   if (parts_ != nullptr) parts_->Stop();
 }
 
-absl::Status ReconServer::Open() {
+absl::Status ReconServer::Open(absl::Duration began) {
   const auto open = [&](std::unique_ptr<Parts>* parts) {
     *parts = nullptr;
     *parts = std::make_unique<Parts>();
     (*parts)->flags = flags_;
     (*parts)->drain_requested = &drain_requested_;
+    (*parts)->began = began;
     return (*parts)->Open();
   };
   std::unique_ptr<Parts> parts;
@@ -808,7 +820,7 @@ absl::Status ReconServer::Open() {
 
 absl::StatusOr<std::unique_ptr<ReconServer>> ReconServer::Start(const ServerFlags& flags) {
   std::unique_ptr<ReconServer> server(new ReconServer(flags));
-  RECON_RETURN_IF_ERROR(server->Open());
+  RECON_RETURN_IF_ERROR(server->Open(absl::ZeroDuration()));
   return server;
 }
 
@@ -823,9 +835,10 @@ absl::Status ReconServer::RunUntilStopped() {
       RECON_ASSIGN_OR_RETURN(flags_, parts_->flags.with_proposed(parts_->asked_for));
       flags_.listen = address_;
     }
+    const absl::Duration began = ProcessUptime();
     parts_->Stop();
     parts_ = nullptr;
-    RECON_RETURN_IF_ERROR(Open());
+    RECON_RETURN_IF_ERROR(Open(began));
   }
 }
 

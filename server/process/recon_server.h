@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "server/process/server_flags.h"
 
 namespace recon {
@@ -31,7 +32,8 @@ class ReconServer {
  private:
   struct Parts;
   explicit ReconServer(const ServerFlags& flags);
-  absl::Status Open();
+  // `began`: what the process had run for, when it began to do so.
+  absl::Status Open(absl::Duration began);
 
   std::string address_;
   ServerFlags flags_;  // The port is the one that was taken.

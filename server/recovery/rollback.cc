@@ -17,6 +17,7 @@
 #include "server/recovery/log_replay.h"
 #include "server/recovery/log_survey.h"
 #include "server/recovery/state_recovery.h"
+#include "server/store/push_ledger.h"
 
 namespace recon {
 namespace {
@@ -42,6 +43,18 @@ uint64_t SamplesOf(const std::map<ControlState::SplitKey, Completion>& completio
 absl::Status AddControl(const std::vector<std::string>& records, ControlState* state) {
   for (const std::string& record : records) RECON_RETURN_IF_ERROR(AddControlRecord(record, state));
   return absl::OkStatus();
+}
+
+// Whether some shard of the snapshot has one of the pushes that are to be left out.
+bool HasAnyOf(const Manifest& manifest, const RollbackRecord& plan) {
+  for (const PushId& id : plan.left_out()) {
+    for (const Ledger& listed : manifest.ledgers()) {
+      PushLedger ledger;
+      ledger.Restore({listed.entries().begin(), listed.entries().end()});
+      if (ledger.Taken(WorkerId(id.worker()), Incarnation(id.incarnation()), id.step())) return true;
+    }
+  }
+  return false;
 }
 
 // Plans one rollback.
@@ -136,11 +149,19 @@ class Planner {
            HistoryAt(sequence) == manifest.history();
   }
 
+  // And to the state that there is: the last record may still be one of the history before.
+  bool ReachesNow(const Manifest& manifest) const {
+    if (manifest.history() != basis_.history) return false;
+    if (manifest.sequence() == basis_.last_sequence) return true;
+    return log_first_ != 0 && log_first_ <= FirstRecordFor(manifest) &&
+           HistoryAt(manifest.sequence() + 1) == manifest.history();
+  }
+
   void NoteReach() {
     reply_.set_oldest_generation(manifests_.begin()->first);
     uint64_t oldest = basis_.last_sequence;
     for (const auto& [generation, manifest] : manifests_) {
-      if (Reaches(*manifest, basis_.last_sequence)) oldest = std::min(oldest, manifest->sequence());
+      if (ReachesNow(*manifest)) oldest = std::min(oldest, manifest->sequence());
     }
     reply_.set_oldest_sequence(oldest);
   }
@@ -213,10 +234,12 @@ class Planner {
     }
     const Manifest* base = nullptr;
     for (const auto& [generation, manifest] : manifests_) {
-      if (manifest->sequence() < first && Reaches(*manifest, basis_.last_sequence)) base = manifest.get();
+      // Of a push of many frames some may be where the log does not reach any more.
+      const bool before = manifest->sequence() < first && !HasAnyOf(*manifest, *plan);
+      if (before && ReachesNow(*manifest)) base = manifest.get();
     }
     if (base == nullptr) {
-      const bool before_rollback = HistoryAt(first) != HistoryAt(basis_.last_sequence);
+      const bool before_rollback = HistoryAt(first) != basis_.history;
       return absl::FailedPreconditionError(absl::StrCat(
           "push ", absl::StrJoin(names, ", "), " begins with record ", first, ", ",
           before_rollback ? "which lies before the last rollback: " : "before which there is no snapshot: ",

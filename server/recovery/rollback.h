@@ -24,8 +24,10 @@ struct RollbackBasis {
   FileSystem* files = nullptr;
   std::string log_directory;
   uint64_t job_id = 0;
-  uint64_t last_sequence = 0;  // Of the state that there is.
-  ControlState control;        // Likewise.
+  // Of the state that there is.
+  uint64_t history = 0;
+  uint64_t last_sequence = 0;
+  ControlState control;
 };
 
 // Finds the snapshot to begin with, and what comes of it; changes nothing. The plan has no history yet.
