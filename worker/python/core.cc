@@ -8,6 +8,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cmath>
@@ -119,7 +120,15 @@ class PyWorker {
     Check(joined);
   }
 
-  ~PyWorker() { Close("the program ended without leave()"); }
+  ~PyWorker() {
+    if (getpid() == process_) {
+      Close("the program ended without leave()");
+    } else {
+      // A fork has none of the threads that an orderly end would wait for.
+      (void)member_.release();
+      (void)lane_.release();
+    }
+  }
   PyWorker(const PyWorker&) = delete;
   PyWorker& operator=(const PyWorker&) = delete;
 
@@ -283,7 +292,7 @@ class PyWorker {
   void Resume() { --Joined()->session()->counters()->waiting; }
 
   void Leave(bool finished) {
-    if (member_ == nullptr) return;
+    if (member_ == nullptr || getpid() != process_) return;
     if (!finished) stop_.store(true);
     absl::Status status;
     OnLane([&] {
@@ -296,7 +305,7 @@ class PyWorker {
 
   // Without waiting for anything.
   void Close(const std::string& why) {
-    if (member_ == nullptr) return;
+    if (member_ == nullptr || getpid() != process_) return;
     nb::gil_scoped_release release;
     stop_.store(true);
     if (!ended_) member_->Fail(absl::CancelledError(why));
@@ -305,6 +314,11 @@ class PyWorker {
 
  private:
   Member* Joined() const {
+    if (getpid() != process_) {
+      Raise(absl::FailedPreconditionError(absl::StrCat("process ", getpid(), " was forked from process ",
+                                                       process_,
+                                                       ", which is the job's worker: use the job there")));
+    }
     if (member_ == nullptr || ended_) Raise(absl::FailedPreconditionError("this worker has left the job"));
     return member_.get();
   }
@@ -360,6 +374,7 @@ class PyWorker {
     throw nb::python_error();
   }
 
+  const pid_t process_ = getpid();
   std::atomic<bool> stop_{false};
   GradientSpace space_;
   std::unique_ptr<Member> member_;
