@@ -109,6 +109,9 @@ def metric_sums(result: Any) -> list[tuple[str, float, float]]:
                         "{'loss': (sum, samples), 'accuracy': (correct, samples)}")
     sums = []
     for name, value in result.items():
-        total, weight = value if isinstance(value, (tuple, list)) else (value, 1)
-        sums.append((str(name), float(total), float(weight)))
+        try:
+            total, weight = value if isinstance(value, (tuple, list)) else (value, 1)
+            sums.append((str(name), float(total), float(weight)))
+        except (TypeError, ValueError):
+            raise TypeError(f"evaluate returned {value!r} as {name}, expected a number or (sum, samples)") from None
     return sums

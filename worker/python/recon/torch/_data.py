@@ -65,12 +65,16 @@ class DataLoader:
     Arguments are those of torch's, but for ``sampler`` they mean the same on every worker:
         shuffle: each pass in an order of its own, by the job's seed. On by default, as with DistributedSampler.
         sampler: its order is kept: ``list(sampler)`` of a pass, after ``sampler.set_epoch(pass)`` where it has that.
-            It must be the same on every worker.
+            It must be the same on every worker. What it draws from torch's random numbers is: they, and its own
+            ``generator``, begin by the job's seed and the pass.
     ``batch_sampler``, ``drop_last`` and iterable data sets are not taken.
 
     A ``for`` loop over it ends with the pass. Loop number N (from 0) is of pass N: a worker that comes later goes
     through the passes that are done without a batch, so that whatever the script does once a pass agrees.
     """
+
+    # For loops that take a pass without a batch as the end of all: the first is of the pass that the job is in.
+    skips_done_passes = False
 
     def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool = True, sampler: Any = None, *,
                  collate_fn: Callable[[list[Any]], Any] | None = None, **options: Any) -> None:
@@ -81,11 +85,18 @@ class DataLoader:
             raise TypeError("an iterable data set has no indices to share: give one with __getitem__ and __len__")
         if batch_size is None or batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, expected 1 or more")
+        if not hasattr(dataset, "__len__"):
+            raise TypeError(f"{type(dataset).__name__} has no __len__: the server shares samples by their indices")
+        if len(dataset) == 0:
+            raise ValueError(f"the data set, a {type(dataset).__name__}, has no samples")
+        if not options.get("in_order", True):
+            raise TypeError("recon's DataLoader takes no in_order=False: the server knows batches by their order")
         self.dataset = dataset
         self.batch_size = int(batch_size)
         self.sampler = sampler
         self.shuffle = shuffle
         self._batches = _BatchSampler()
+        self._order: tuple[int, Sequence[int]] = (-1, [])
         self._pass = 0
         self._held: tuple[Batch, Any] | None = None
         collate = collate_fn or torch.utils.data.default_collate
@@ -107,31 +118,49 @@ class DataLoader:
     def order(self, data_epoch: int) -> Sequence[int]:
         """The order of all samples in a pass."""
         if self.sampler is not None:
-            if hasattr(self.sampler, "set_epoch"):
-                self.sampler.set_epoch(data_epoch)
-            order = list(self.sampler)
-            if len(order) != len(self.dataset):
-                raise ValueError(f"the sampler gave {len(order)} indices in pass {data_epoch}, the data set has "
-                                 f"{len(self.dataset)} samples: each is computed once")
-            return order
+            if self._order[0] != data_epoch:
+                self._order = (data_epoch, self._draw(data_epoch))
+            return self._order[1]
         if not self.shuffle:
             return range(len(self.dataset))
         return _core.order(len(self.dataset), self.job.seed, data_epoch)
+
+    def _draw(self, data_epoch: int) -> Sequence[int]:
+        seed = (self.job.seed + data_epoch) % (1 << 63)
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(data_epoch)
+        if isinstance(getattr(self.sampler, "generator", None), torch.Generator):
+            self.sampler.generator.manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            order = [int(index) for index in self.sampler]
+        samples = len(self.dataset)
+        if len(order) != samples:
+            raise ValueError(f"the sampler gave {len(order)} indices in pass {data_epoch}, the data set has {samples} "
+                             "samples: each is computed once")
+        if min(order) < 0 or max(order) >= samples:
+            raise ValueError(f"the sampler gave indices from {min(order)} to {max(order)} in pass {data_epoch}, the "
+                             f"data set's go from 0 to {samples - 1}")
+        return order
 
     def __iter__(self) -> Iterator[Any]:
         job = self.job
         data_epoch, self._pass = self._pass, self._pass + 1
         if self._items is None:
             self._items = iter(self._loader)
+        yielded = False
         while not job.finished:
             if self._held is None:
                 self._held = self._next(job)
                 continue
             batch, data = self._held
             if batch.data_epoch > data_epoch:
-                return
+                if yielded or not self.skips_done_passes:
+                    return
+                data_epoch, self._pass = batch.data_epoch, batch.data_epoch + 1
             self._held = None
             if job.begin(batch):
+                yielded = True
                 yield data
 
     def _next(self, job: Job) -> tuple[Batch, Any] | None:

@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch.nn.parameter import is_lazy
+
 from recon import _core
 from recon._leases import Batch, Leases, metric_sums
 from recon._worker import flags_of
+from recon.torch._data import DataLoader
 from recon.torch._optimizers import is_of_the_server, settings_of
 
 DTYPES = {
@@ -60,6 +63,9 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
     if torch.utils.data.get_worker_info() is not None or _in_child():
         raise RuntimeError("join() in a child process of the script, which a DataLoader or multiprocessing started: "
                            "put the script's body below `if __name__ == '__main__':`")
+    if not isinstance(loader, DataLoader):
+        raise TypeError(f"join() was given a {type(loader).__module__}.{type(loader).__name__} as loader, expected a "
+                        "recon.torch.DataLoader: it takes the same arguments")
     if loader._batches.job is not None:
         raise RuntimeError("this loader has a job already: join once, after model and optimizer exist")
     if hasattr(optimizer, "_recon_job"):
@@ -110,7 +116,9 @@ class Job:
         self._left = False
         self._progress = 0  # The job's, in batches or synchronous steps.
         self._pid = os.getpid()
-        self._take_over(optimizer, scheduler)
+        self._take_over(optimizer)
+        if scheduler is not None:
+            self.follow(scheduler)
         atexit.register(self.leave)
 
     # What the loader asks.
@@ -119,7 +127,7 @@ class Job:
     def finished(self) -> bool:
         """The job is done: there are no more batches."""
         if self._leases.finished and not self._left:
-            self._flush()
+            self._let_go()
             self._end(finished=True)
         return self._left
 
@@ -147,8 +155,8 @@ class Job:
     def rest(self) -> None:
         """Nothing to compute now."""
         if self._unstepped:
-            # What the script accumulates is not waited for: the server gives no more before it has this.
-            self._flush()
+            # What the script accumulates is not waited for: the server gives no more before these are done.
+            self._let_go()
         elif not self._leases.asked and not self._leases.finished:
             self._leases.rest()
 
@@ -179,6 +187,25 @@ class Job:
         self._core.pull()
         self._tensors.load(self._core)
 
+    def follow(self, scheduler: Any) -> None:
+        """Keeps a scheduler that is stepped after each batch to the job's progress, as `join` does with its own: for
+        one that is made later."""
+        its_step = scheduler.step
+        parameters = inspect.signature(its_step).parameters
+
+        def step(*args: Any) -> None:
+            if args and "metrics" in parameters:
+                return its_step(*args)
+            nonlocal done
+            while done < self._progress:
+                its_step()
+                done += 1
+            return None
+
+        done = getattr(scheduler, "last_epoch", 0)  # A ChainedScheduler has none.
+        self._progress = max(self._progress, done)
+        scheduler.step = step
+
     def leave(self) -> None:
         """Leaves the job, if the script ends before it is done: what is under way is finished first."""
         if not self._left and os.getpid() == self._pid:
@@ -198,7 +225,7 @@ class Job:
         finally:
             self._core.close("the script has ended")
 
-    def _take_over(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+    def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer._recon_job = self
         # Fused optimizers divide by the scale themselves, and would be handed scaled gradients.
         optimizer._step_supports_amp_scaling = False
@@ -210,43 +237,33 @@ class Job:
         # Schedulers look for it, and would warn of a step() that they know nothing of.
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         optimizer.step = types.MethodType(step, optimizer)
-        if scheduler is None:
-            return
-        its_step = scheduler.step
-        parameters = inspect.signature(its_step).parameters
-
-        def scheduler_step(*args: Any) -> None:
-            if args and "metrics" in parameters:
-                return its_step(*args)
-            while scheduler.last_epoch < self._progress:
-                its_step()
-            return None
-
-        self._progress = scheduler.last_epoch
-        scheduler.step = scheduler_step
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
-            self.loss = result
-        if not self._unstepped:
-            if self._left:
-                return result
+        if not self._unstepped and not self._left:
             raise RuntimeError("step() without a batch of the loader: each step() pushes what the batches since the "
                                "last one gave")
-        if all(parameter.grad is None for parameter in self._tensors.trained):
+        result = None
+        if closure is not None and (self._own_step is None or self._left):
+            with torch.enable_grad():
+                result = self.loss = closure()
+            closure = None
+        if self._left:
+            return result
+        if closure is None and not self._tensors.have_gradients():
             raise RuntimeError(f"step() without backward(): no parameter of {type(self.model).__name__} has a gradient")
-        self._push()
-        return result
+        self._tensors.check(self.optimizer)
+        return self._push(closure, result)
 
-    def _push(self) -> None:
+    def _push(self, closure: Callable[[], Any] | None, result: Any) -> Any:
         batches, self._unstepped = self._unstepped, []
         samples = sum(len(batch.indices) for batch in batches)
         place, rates = self._core.gradient(), []
         if self._own_step is not None:
-            self._own_step()
+            # An optimizer that steps here calls the closure as often as it likes.
+            if closure is not None:
+                result = self.loss = self._own_step(closure)
+            else:
+                self._own_step()
             self._tensors.store_values(place)
         else:
             rates = self._tensors.store(place, self.optimizer)
@@ -258,16 +275,14 @@ class Job:
                           else batches[-1].order_key // self.loader.batch_size + 1)
         for batch in batches:
             self._leases.close(batch)
+        return result
 
-    def _flush(self) -> None:
-        """Batches that the script has accumulated, and will not push by itself."""
-        if not self._unstepped:
-            return
-        if any(parameter.grad is not None for parameter in self._tensors.trained):
-            self._push()
-            self.optimizer.zero_grad()
-            return
+    def _let_go(self) -> None:
+        """The batches since the last step() count as done. What the script has accumulated of them stays in `.grad`
+        and goes with its next step(): only the script knows what comes before one, such as a GradScaler's scale."""
         batches, self._unstepped = self._unstepped, []
+        if not batches:
+            return
         self._core.drop()
         for batch in batches:
             self._leases.close(batch)
@@ -276,7 +291,7 @@ class Job:
         assert self._evaluate is not None
         self._core.begin_evaluation()
         self._tensors.load(self._core)
-        was_training = self.model.training
+        training = [module for module in self.model.modules() if module.training]
         self.model.eval()
         self._core.pause()
         try:
@@ -287,7 +302,8 @@ class Job:
             raise
         finally:
             self._core.resume()
-            self.model.train(was_training)
+            for module in training:  # Those that the script has in eval(), a frozen BatchNorm say, stay there.
+                module.training = True
         self._core.end_evaluation(lease, sums)
 
 
@@ -307,7 +323,7 @@ class _Tensors:
         for name, parameter in model.named_parameters(remove_duplicate=False):
             if id(parameter) in first_name:
                 self.aliases.append((name, first_name[id(parameter)]))
-            elif parameter.requires_grad and parameter.numel() > 0:
+            elif parameter.requires_grad and (is_lazy(parameter) or parameter.numel() > 0):
                 first_name[id(parameter)] = name
                 self._add(name, parameter, group_of)
         persistent = model.state_dict().keys()
@@ -317,8 +333,7 @@ class _Tensors:
             if id(buffer) in first_name:
                 self.aliases.append((name, first_name[id(buffer)]))
                 continue
-            if not buffer.is_floating_point() and buffer.dtype != torch.bool and (
-                    int(buffer.abs().max()) > EXACT_MAX):
+            if not _fits(buffer):
                 continue  # Each worker's own.
             first_name[id(buffer)] = name
             self.specs.append((name, list(buffer.shape), BUFFERS, True, DTYPES[buffer.dtype]))
@@ -327,9 +342,15 @@ class _Tensors:
             id(parameter) for parameter in model.parameters()}
         if missing:
             raise TypeError(f"the optimizer has {len(missing)} parameters that {type(model).__name__} has not")
+        if not self.trained:
+            raise TypeError(f"no parameter of {type(model).__name__} requires a gradient: there is nothing to train")
         self._revision = -1
+        self._ids = {id(parameter) for parameter in self.trained}
 
     def _add(self, name: str, parameter: torch.nn.Parameter, group_of: dict[int, int]) -> None:
+        if is_lazy(parameter) or parameter.is_meta:
+            raise TypeError(f"parameter {name} has no values yet: give the model some (a first batch, to_empty() or a "
+                            "checkpoint) before join()")
         if parameter.dtype not in DTYPES or not parameter.is_floating_point():
             raise TypeError(f"parameter {name} is {parameter.dtype}, expected a real floating type of at most 64 bits")
         if id(parameter) not in group_of:
@@ -353,7 +374,24 @@ class _Tensors:
         """What the model has, flat."""
         flat = np.empty(self._size, np.float32)
         self.store_values(flat)
+        for (_, offset, size), spec in zip(self._places, self.specs):
+            wrong = size - int(np.isfinite(flat[offset:offset + size]).sum())
+            if wrong > 0:
+                raise FloatingPointError(f"the model begins with {spec[0]}, of whose {size} values {wrong} are infinite "
+                                         "or not a number")
         return flat
+
+    def have_gradients(self) -> bool:
+        return any(parameter.grad is not None for parameter in self.trained)
+
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        """TypeError if the script trains a parameter that the job has not: nobody would update it."""
+        for number, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                if id(parameter) not in self._ids and parameter.grad is not None and parameter.numel() > 0:
+                    raise TypeError(f"a parameter of shape {list(parameter.shape)} in the optimizer's group {number} "
+                                    "has a gradient, but join() did not see it as one to train: add groups and "
+                                    "unfreeze parameters before join()")
 
     @torch.no_grad()
     def store_values(self, flat: np.ndarray) -> None:
@@ -408,6 +446,13 @@ def _tensor_of(values: np.ndarray) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(values)
+
+
+def _fits(buffer: torch.Tensor) -> bool:
+    """Whether the job can hold it: finite, and integers that are float32 numbers. A mask of -inf is not."""
+    if buffer.is_floating_point():
+        return bool(buffer.isfinite().all())
+    return buffer.dtype == torch.bool or -EXACT_MAX <= int(buffer.min()) and int(buffer.max()) <= EXACT_MAX
 
 
 def _number(loss: Any) -> float | None:
