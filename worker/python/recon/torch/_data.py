@@ -163,6 +163,17 @@ class DataLoader:
                 yielded = True
                 yield data
 
+    def finish(self) -> bool:
+        """Whether the job is done, for loops that count batches and do not see the loader's end. Waits until it is, or
+        until there are batches again; evaluates meanwhile, if this worker is asked to."""
+        if self._items is None:
+            self._items = iter(self._loader)
+        while not self.job.finished:
+            if self._held is not None:
+                return False
+            self._held = self._next(self.job)
+        return True
+
     def _next(self, job: Job) -> tuple[Batch, Any] | None:
         assert self._items is not None
         job.between_batches()

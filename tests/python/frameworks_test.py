@@ -1,0 +1,136 @@
+"""Small trainings in the loops of other frameworks. A test of one that is absent is skipped, by its name.
+Environment: RECON_TEST_BIN, the programs."""
+
+import importlib.util
+import os
+import pathlib
+import sys
+import tempfile
+import unittest
+from typing import Any
+
+try:
+    import torch
+except ImportError as error:
+    print(f"skipped: {error}")
+    raise SystemExit(77) from None
+from jobs import Script, Server
+from torch import nn
+from torch.nn import functional
+
+SAMPLES, BATCH, EPOCHS = 1000, 50, 3
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "worker/python/examples"
+
+
+def absent(*packages: str) -> str:
+    return ", ".join(package for package in packages if importlib.util.find_spec(package) is None)
+
+
+class Classified(torch.utils.data.Dataset):
+    """Points with labels, as a dict or as a pair."""
+
+    def __init__(self, named: bool) -> None:
+        generator = torch.Generator().manual_seed(5)
+        centers = 2 * torch.randn(4, 16, generator=generator)
+        self.y = torch.randint(0, 4, (SAMPLES,), generator=generator)
+        self.x = centers[self.y] + torch.randn(SAMPLES, 16, generator=generator)
+        self.named = named
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": self.x[index], "labels": self.y[index]} if self.named else (self.x[index], self.y[index])
+
+
+class Frameworks(unittest.TestCase):
+    def run_workers(self, mode: str, script: str, workers: int) -> None:
+        with Server(os.environ["RECON_TEST_BIN"], "--workers-min", str(workers)) as server:
+            scripts = [Script(server, f"w{number}", *([mode] if mode else []), script=script)
+                       for number in range(workers)]
+            for one in scripts:
+                self.assertEqual(one.wait(), 0, one.log())
+            status = server.status()
+            self.assertEqual(server.phase(), "PHASE_FINISHED")
+            self.assertEqual(status["evaluations"][-1]["data_epochs"], EPOCHS)
+            self.assertGreater(status["evaluations"][-1]["accuracy"], 0.9)
+
+    @unittest.skipIf(absent("transformers", "accelerate"), f"absent: {absent('transformers', 'accelerate')}")
+    def test_a_hugging_face_trainer_trains_in_a_job(self) -> None:
+        for workers in (1, 2):
+            self.run_workers("hf", "frameworks_test.py", workers)
+
+    @unittest.skipIf(absent("lightning"), f"absent: {absent('lightning')}")
+    def test_a_lightning_trainer_trains_in_a_job(self) -> None:
+        for workers in (1, 2):
+            self.run_workers("lightning", "frameworks_test.py", workers)
+
+    @unittest.skipIf(absent("jax"), f"absent: {absent('jax')}")
+    def test_the_jax_example_learns(self) -> None:
+        self.run_workers("", str(EXAMPLES / "jax_mlp.py"), 1)
+
+
+def train_hf() -> None:
+    import recon.torch.hf
+    import transformers
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(3)
+            self.body = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            out = self.body(x)
+            return {"loss": functional.cross_entropy(out, labels), "logits": out}
+
+    def accuracy(prediction: Any) -> dict[str, float]:
+        return {"accuracy": float((prediction.predictions.argmax(1) == prediction.label_ids).mean())}
+
+    arguments = transformers.TrainingArguments(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=BATCH, num_train_epochs=EPOCHS, learning_rate=1e-2, warmup_steps=3,
+        gradient_accumulation_steps=2, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True)
+    data = Classified(named=True)
+    trainer = recon.torch.hf.Trainer(model=Model(), args=arguments, train_dataset=data, eval_dataset=data,
+                                     compute_metrics=accuracy)
+    trainer.train()
+
+
+def train_lightning() -> None:
+    import lightning.pytorch as pl
+    import recon.torch.lightning as in_lightning
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(3)
+            self.body = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            return functional.cross_entropy(self.body(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+            scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    data = Classified(named=False)
+    module = Module()
+
+    def evaluate(model: nn.Module) -> dict[str, Any]:
+        return {"accuracy": (float((model.body(data.x).argmax(1) == data.y).sum()), SAMPLES)}
+
+    loader = in_lightning.DataLoader(data, batch_size=BATCH)
+    in_job = in_lightning.InJob(loader, evaluate=evaluate)
+    pl.Trainer(max_epochs=EPOCHS, accelerator="cpu", logger=False, enable_checkpointing=False,
+               enable_progress_bar=False, enable_model_summary=False, callbacks=[in_job]).fit(module, loader)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["hf"]:
+        train_hf()
+    elif sys.argv[1:] == ["lightning"]:
+        train_lightning()
+    else:
+        unittest.main(verbosity=2)
