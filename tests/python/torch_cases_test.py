@@ -411,11 +411,11 @@ class Processes(Case):
         script = self.script("fork")
         self.assertEqual(script.wait(), 0, script.log())
         self.assertIn("which is the job's worker: use the job there", script.log())
+        self.assertIn("which has joined: their connections would be one", script.log())
         self.expect_done()
 
     def test_ctrl_c_ends_a_loop_and_a_wait(self) -> None:
-        for mode in ("computes", "waits"):
-            script = self.script(mode)
+        for script in [self.script(mode) for mode in ("computes", "waits")]:
             wait_for("the script", lambda: "interrupt me" in script.log())
             script.process.send_signal(signal.SIGINT)
             self.assertNotEqual(script.wait(30), 0)
@@ -459,6 +459,10 @@ def child(mode: str) -> None:
         try:
             next(iter(loader))
         except recon.ReconError as error:
+            print(error, flush=True)
+        try:
+            rt.join(model, sgd(model), rt.DataLoader(DATA))
+        except RuntimeError as error:
             print(error, flush=True)
         sys.exit(0)
     if mode == "fork":

@@ -32,6 +32,8 @@ EXACT_MAX = 1 << 24
 BUFFERS = "buffers"
 # Batches between two pushes, with an optimizer that steps on the worker, where the script says nothing.
 LOCAL_STEPS = 8
+# The processes, this one and those it was forked from, that have joined a job.
+_joined: list[int] = []
 
 
 def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, *,
@@ -63,6 +65,9 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
     if torch.utils.data.get_worker_info() is not None or _in_child():
         raise RuntimeError("join() in a child process of the script, which a DataLoader or multiprocessing started: "
                            "put the script's body below `if __name__ == '__main__':`")
+    if _joined and os.getpid() not in _joined:
+        raise RuntimeError(f"join() in process {os.getpid()}, a fork of {_joined[-1]}, which has joined: their connections "
+                           "would be one. Fork first, or start a process anew")
     if not isinstance(loader, DataLoader):
         raise TypeError(f"join() was given a {type(loader).__module__}.{type(loader).__name__} as loader, expected a "
                         "recon.torch.DataLoader: it takes the same arguments")
@@ -72,6 +77,8 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
         raise RuntimeError("this optimizer has a job already: join once")
     job = Job(model, optimizer, loader, evaluate, epochs, scheduler, job_settings or {}, settings)
     loader._batches.job = job
+    if os.getpid() not in _joined:
+        _joined.append(os.getpid())
     return job
 
 
