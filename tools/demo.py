@@ -5,6 +5,8 @@ Scenarios:
   crash      a worker is killed (SIGKILL) and replaced, the server is killed and restarted   (the default)
   lose-one   a worker is killed for good; the others finish the job
   straggler  one worker is 10x slower (simulated); asks what the others' throughput is worth
+  pytorch    a convolutional network in PyTorch, with recon run: a worker and the server are killed. Its curve is drawn
+             beside that of the same script in plain PyTorch
 
 Progress and a summary go to standard output; the last line is one JSON object.
 """
@@ -290,27 +292,36 @@ def check(options, result, snapshots_ok):
 def main():
     parser = argparse.ArgumentParser(prog="tools/demo.sh", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenario", choices=["crash", "lose-one", "straggler", "none"], default="crash")
-    parser.add_argument("--sync", default="asp", help="asp, bsp or ssp:S (default: asp)")
+    parser.add_argument("--scenario", choices=["crash", "lose-one", "straggler", "none", "pytorch"], default="crash")
+    parser.add_argument("--sync", help="asp, bsp or ssp:S (default: asp; pytorch: bsp)")
     parser.add_argument("--workers", type=int, help="default: 2; lose-one and straggler: 3")
-    parser.add_argument("--codec", default="fp16")
-    parser.add_argument("--data-epochs", type=int, default=12)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--learning-rate", default="0.001")
-    parser.add_argument("--split-samples", type=int, default=2000)
+    parser.add_argument("--codec", default="fp16", help="not of pytorch (default: fp16)")
+    parser.add_argument("--data-epochs", type=int, help="default: 12; pytorch: 3")
+    parser.add_argument("--batch", type=int, help="default: 64; pytorch: 100, in a step of all workers")
+    parser.add_argument("--learning-rate", help="default: 0.001; pytorch: 0.02")
+    parser.add_argument("--split-samples", type=int, default=2000, help="not of pytorch (default: 2000)")
+    parser.add_argument("--width", type=int, default=4, help="of pytorch: channels of the first stage (default: 4)")
     parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build" / "release" / "bin", help="where the programs are")
     parser.add_argument("--timeout", type=float, default=600, help="seconds")
     parser.add_argument("--expect-accuracy", type=float, default=0, metavar="X", help="fail if it ends with less")
     parser.add_argument("--keep", metavar="DIR", help="keep logs and data in DIR")
     options = parser.parse_args()
-    if options.workers is None:
-        options.workers = 3 if options.scenario in ("lose-one", "straggler") else 2
+    defaults = {"workers": 3 if options.scenario in ("lose-one", "straggler") else 2, "sync": "asp", "data_epochs": 12,
+                "batch": 64, "learning_rate": "0.001"}
+    if options.scenario == "pytorch":
+        defaults |= {"sync": "bsp", "data_epochs": 3, "batch": 100, "learning_rate": "0.02"}
+    for name, value in defaults.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
     if options.workers < 2 and options.scenario != "none":
         parser.error(f"--scenario {options.scenario} needs at least 2 workers")
     directory = options.keep or tempfile.mkdtemp(prefix="recon-demo-")
     os.makedirs(directory, exist_ok=True)
     if os.path.exists(os.path.join(directory, "data")):
         parser.error(f"--keep {directory} holds the data of another run")
+    if options.scenario == "pytorch":
+        import demo_pytorch  # It takes parts of this module.
+        return demo_pytorch.main(options, pathlib.Path(directory))
     job = Job(options, directory)
     result = {}
     try:

@@ -8,6 +8,13 @@ for argument in "$@"; do
   case $argument in -h | --help) command -v python3 >/dev/null && exec python3 tools/demo.py --help ;; esac
 done
 # Standard output is the demo's: set-up and build talk on standard error.
-tools/setup.sh >&2
-tools/build.sh release recon-server recon-worker reconctl >&2
+targets=(recon-server recon-worker reconctl)
+case " $* " in
+  *" --scenario pytorch "* | *" --scenario=pytorch "*)
+    # PyTorch, from PyPI where this machine has none, and the Python package.
+    tools/setup.sh --tests >&2
+    targets+=(recon_core) ;;
+  *) tools/setup.sh >&2 ;;
+esac
+tools/build.sh release "${targets[@]}" >&2
 exec python3 tools/demo.py "$@"
