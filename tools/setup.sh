@@ -11,9 +11,10 @@ esac
 
 packages=(
   # Building
-  build-essential cmake ninja-build ccache pkg-config clang clang-format clang-tidy libclang-rt-14-dev python3
-  # Packages of PyPI for the tests, in a virtual environment of their own (torch_environment.py)
-  python3-venv ca-certificates
+  build-essential cmake ninja-build ccache pkg-config clang clang-format clang-tidy libclang-rt-14-dev
+  # The Python package (pip install .), and packages of PyPI for the tests, in an environment of their own
+  # (torch_environment.py)
+  python3 python3-dev python3-venv ca-certificates
   # Libraries
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev librocksdb-dev libzstd-dev
   libxxhash-dev libucx-dev libhwy-dev libopenblas-pthread-dev zlib1g-dev libzip-dev libcli11-dev libspdlog-dev libfmt-dev
