@@ -137,8 +137,6 @@ class Coordinator {
   std::vector<std::string> PeersFor(WorkerId worker, absl::Time now) const;
   void Expel(WorkerId worker);
   absl::Status CheckDataset(const RegisterRequest& request) const;
-  // InvalidArgument, with all differences, if the worker's script has other settings than the job.
-  absl::Status CheckProposal(const RegisterRequest& request) const;
   absl::Status StartQueue(const JobRecord& record);
   void AdoptLeases(const RegisterRequest& request, WorkerId worker, absl::Time now, RegisterReply* reply);
   bool AskForInitialValues(WorkerId worker);

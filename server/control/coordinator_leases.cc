@@ -33,10 +33,10 @@ absl::Status CheckMetrics(const EvalResult& eval) {
       return absl::InvalidArgumentError(
           absl::StrCat("evaluation: a measure's name of ", metric.name().size(), " bytes, or one twice"));
     }
-    if (!std::isfinite(metric.sum()) || !(metric.weight() > 0) || !std::isfinite(metric.weight())) {
-      return absl::InvalidArgumentError(absl::StrCat("evaluation: ", metric.name(), " is ", metric.sum(),
-                                                     " over ", metric.weight(),
-                                                     ", expected finite numbers, the second above 0"));
+    if (!std::isfinite(metric.sum()) || !(metric.weight() > 0 && metric.weight() <= 1e15)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("evaluation: ", metric.name(), " is ", metric.sum(), " over ", metric.weight(),
+                       ", expected a finite number over one above 0, 1e15 at most"));
     }
   }
   return absl::OkStatus();
@@ -210,8 +210,10 @@ void Coordinator::NoteEvaluation(uint32_t data_epochs, int64_t unix_ms) {
     const double value = metric.sum() / metric.weight();
     if (metric.name() == "accuracy") {
       entry.set_accuracy(value);
+      entry.set_samples(static_cast<uint64_t>(std::llround(metric.weight())));
     } else if (metric.name() == "loss") {
       entry.set_loss(value);
+      entry.set_samples(static_cast<uint64_t>(std::llround(metric.weight())));
     } else {
       (*entry.mutable_metrics())[metric.name()] = value;
       absl::StrAppend(&others, ", ", metric.name(), " ", absl::StrFormat("%.4g", value));

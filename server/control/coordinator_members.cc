@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/host_port.h"
@@ -13,6 +12,7 @@
 #include "common/base/status_macros.h"
 #include "common/snapshot/safetensors.h"
 #include "server/control/coordinator.h"
+#include "server/control/proposal.h"
 
 namespace recon {
 
@@ -62,29 +62,6 @@ absl::Status Coordinator::CheckDataset(const RegisterRequest& request) const {
                                                    " test samples, the job has ", record_->test_samples()));
   }
   return absl::OkStatus();
-}
-
-absl::Status Coordinator::CheckProposal(const RegisterRequest& request) const {
-  std::map<std::string, std::string> wanted;  // As the settings have them: more than one value in a line.
-  for (const FlagValue& flag : request.proposed()) {
-    std::string& values = wanted[absl::StrCat("--", flag.name())];
-    absl::StrAppend(&values, values.empty() ? "" : " ", flag.value());
-  }
-  std::string differences;
-  for (const auto& [flag, value] : wanted) {
-    const auto ours = options_.settings.find(flag);
-    if (ours == options_.settings.end()) continue;
-    const std::string& has = ours->second;
-    double a = 0, b = 0;
-    const bool same_number = absl::SimpleAtod(has, &a) && absl::SimpleAtod(value, &b) && a == b;
-    if (has == value || same_number) continue;
-    absl::StrAppend(&differences, differences.empty() ? "" : ", ", flag, " ", value, " instead of ",
-                    has.empty() ? "nothing" : has);
-  }
-  if (differences.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("the script's settings are not the job's: ", differences,
-                   ": give the server no such flags, or the same, and all workers one script"));
 }
 
 absl::Status Coordinator::CheckName(const RegisterRequest& request, WorkerId worker, const std::string& peer,
@@ -146,7 +123,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   if (!record_ && request.proposed_size() > 0 && options_.proposed.empty() && options_.adopt_proposal) {
     return options_.adopt_proposal(request);
   }
-  RECON_RETURN_IF_ERROR(CheckProposal(request));
+  RECON_RETURN_IF_ERROR(CheckProposal(request, options_.settings));
   if (!record_) {
     JobRecord record;
     *record.mutable_model() = request.model();

@@ -37,6 +37,7 @@
 #include "server/cluster/cluster.h"
 #include "server/control/control_journal.h"
 #include "server/control/coordinator.h"
+#include "server/control/proposal.h"
 #include "server/data_plane/param_server.h"
 #include "server/durability/control_db.h"
 #include "server/durability/log_budget.h"
@@ -411,7 +412,8 @@ absl::Status ReconServer::Parts::TakeProposed(const Manifest& before) {
 
 absl::Status ReconServer::Parts::AdoptProposal(const RegisterRequest& request) {
   const std::vector<FlagValue> proposed(request.proposed().begin(), request.proposed().end());
-  RECON_RETURN_IF_ERROR(flags.with_proposed(proposed).status());
+  RECON_ASSIGN_OR_RETURN(const ServerFlags merged, flags.with_proposed(proposed));
+  RECON_RETURN_IF_ERROR(CheckProposal(request, merged.agreed));  // Flags that were given win.
   if (!begin_anew.load()) {
     asked_for = proposed;
     LogInfo("the job begins with the settings of {}'s script", request.name());

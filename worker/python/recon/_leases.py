@@ -14,6 +14,24 @@ from recon import _core
 IDLE_SECONDS = 0.02
 
 
+# Of a pass, and of samples of one, where the script says nothing.
+SPLITS_MIN = 16
+SPLIT_SAMPLES_MAX = 2000
+
+
+def policy_settings(job_settings: dict[str, Any], policy: str, samples: int, batch: int) -> list[tuple[str, str]]:
+    """How workers agree and share the data, where the script does not say: by `policy`, in splits of whole batches."""
+    settings = []
+    if "sync" not in job_settings:
+        settings.append(("sync", policy))
+    rounds = str(job_settings.get("sync", policy)).startswith(("local", "diloco", "auto"))
+    # With rounds of local steps the server says how many batches a split must have.
+    if "split_samples" not in job_settings and not rounds and "local_steps" not in job_settings:
+        target = min(SPLIT_SAMPLES_MAX, samples // SPLITS_MIN)
+        settings.append(("split-samples", str(batch * max(1, target // batch))))
+    return settings
+
+
 @dataclass
 class Batch:
     """Samples of one split, in the order of the pass."""

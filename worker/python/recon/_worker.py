@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from recon import _core
-from recon._leases import Leases, metric_sums
+from recon._leases import Leases, metric_sums, policy_settings
 
 DTYPES = {"float32": "F32", "float16": "F16", "float64": "F64"}
 
@@ -29,6 +29,8 @@ class Worker:
             ``{"loss": (sum, samples), "accuracy": (correct, samples), ...}``.
         groups: tensor name to group name, for codecs and policies of groups; "default" otherwise.
         shuffle: each pass in an order of its own, the same on every worker, by the job's seed.
+        job_settings: flags of recon-server that the script proposes, ``{"sync": "asp", "seed": 7}``. Without "sync"
+            the job is synchronous ("bsp").
         **settings: flags of recon-worker, with underscores: ``server="host:7070"``, ``codec="topk:0.01"``...
             The environment's ``RECON_SERVER`` and the like count where nothing is given.
 
@@ -48,7 +50,7 @@ class Worker:
         tensors = [(name, list(array.shape), (groups or {}).get(name, "default"), False, DTYPES[array.dtype.name])
                    for name, array in arrays.items()]
         proposed = optimizer.settings() + [("batch", str(batch)), ("data-epochs", str(epochs))]
-        proposed += flags_of(job_settings or {})
+        proposed += policy_settings(dict(job_settings or {}), "bsp", samples, batch) + flags_of(job_settings or {})
         self._initial = arrays
         self._evaluate = evaluate
         self._core = _core.Worker(flags_of(settings), model, tensors, [], samples, 1 if evaluate else 0, proposed)

@@ -17,7 +17,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from recon import _core
-from recon._leases import Batch, Leases, metric_sums
+from recon._leases import Batch, Leases, metric_sums, policy_settings
 from recon._worker import flags_of
 from recon.torch._data import DataLoader
 from recon.torch._optimizers import is_of_the_server, settings_of
@@ -109,10 +109,9 @@ class Job:
             self._own_step = optimizer.step
             proposed = [("optimizer", "sgd")]
             policy = f"local:{LOCAL_STEPS}"
-        if "sync" not in job_settings:
-            proposed.append(("sync", policy))
-        proposed += [("batch", str(loader.batch_size)), ("data-epochs", str(epochs))] + flags_of(job_settings)
         samples = len(loader.dataset)
+        proposed += policy_settings(job_settings, policy, samples, loader.batch_size)
+        proposed += [("batch", str(loader.batch_size)), ("data-epochs", str(epochs))] + flags_of(job_settings)
         self._core = _core.Worker(flags_of(settings), type(model).__name__, self._tensors.specs,
                                   self._tensors.aliases, samples, 1 if evaluate else 0, proposed)
         self.seed = int(self._core.job()["seed"])
