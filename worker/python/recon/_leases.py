@@ -14,9 +14,11 @@ from recon import _core
 IDLE_SECONDS = 0.02
 
 
-# Of a pass, and of samples of one, where the script says nothing.
-SPLITS_MIN = 16
-SPLIT_SAMPLES_MAX = 2000
+# Of a split, where the script says nothing: about so many samples, but at least so many batches, so that local steps can
+# be turned to while the job runs; and so many splits in a pass.
+SPLIT_SAMPLES = 2000
+SPLIT_BATCHES_MIN = 16
+SPLITS_MIN = 2
 
 
 def policy_settings(job_settings: dict[str, Any], policy: str, samples: int, batch: int) -> list[tuple[str, str]]:
@@ -27,8 +29,8 @@ def policy_settings(job_settings: dict[str, Any], policy: str, samples: int, bat
     rounds = str(job_settings.get("sync", policy)).startswith(("local", "diloco", "auto"))
     # With rounds of local steps the server says how many batches a split must have.
     if "split_samples" not in job_settings and not rounds and "local_steps" not in job_settings:
-        target = min(SPLIT_SAMPLES_MAX, samples // SPLITS_MIN)
-        settings.append(("split-samples", str(batch * max(1, target // batch))))
+        batches = min(max(SPLIT_SAMPLES // batch, SPLIT_BATCHES_MIN), samples // (SPLITS_MIN * batch))
+        settings.append(("split-samples", str(batch * max(1, batches))))
     return settings
 
 
