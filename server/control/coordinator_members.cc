@@ -123,8 +123,8 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   if (!record_ && request.proposed_size() > 0 && options_.proposed.empty() && options_.adopt_proposal) {
     return options_.adopt_proposal(request);
   }
-  RECON_RETURN_IF_ERROR(CheckProposal(request, options_.settings));
   if (!record_) {
+    RECON_RETURN_IF_ERROR(CheckProposal(request, options_.settings));
     JobRecord record;
     *record.mutable_model() = request.model();
     record.set_train_samples(request.train_samples());
@@ -140,6 +140,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   }
   RECON_RETURN_IF_ERROR(AdoptModel(request));
   RECON_RETURN_IF_ERROR(CheckDataset(request));
+  RECON_RETURN_IF_ERROR(CheckProposal(request, options_.settings));
   // Its numbers are of a time when nobody waited for others. It cannot go back, and would wait until all have
   // come so far: they go on from there instead. (Of several servers each would have to.)
   const uint64_t reach =
