@@ -73,7 +73,9 @@ function(recon_define_precompiled_headers)
   endif()
   foreach(stem headers rpc_headers)
     add_library(recon_${stem} STATIC ${CMAKE_SOURCE_DIR}/tools/cmake/${stem}.cc)
-    target_precompile_headers(recon_${stem} PRIVATE ${CMAKE_SOURCE_DIR}/tools/cmake/${stem}.h)
+    # By a path that is the same in every clone: what includes it by another one is another header to ccache, and with it
+    # everything that is compiled with it.
+    target_precompile_headers(recon_${stem} PRIVATE <tools/cmake/${stem}.h>)
     target_include_directories(recon_${stem} PRIVATE ${CMAKE_SOURCE_DIR})
     target_link_libraries(recon_${stem} PRIVATE fmt::fmt absl::statusor absl::str_format absl::any_invocable
       absl::flat_hash_map)
