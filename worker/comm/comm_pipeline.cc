@@ -1,5 +1,7 @@
 #include "worker/comm/comm_pipeline.h"
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +11,8 @@
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/codec/half_codec.h"
+#include "common/tensor/page.h"
+#include "common/transport/send_window.h"
 #include "worker/comm/frames.h"
 
 namespace recon {
@@ -48,9 +52,12 @@ CommPipeline::CommPipeline(int depth, const ParamLayout* layout, GradientSpace* 
       residual_(metrics->Gauge("recon_worker_residual_norm", "L2 norm of what the encoder keeps back")),
       seconds_(metrics->Histogram("recon_worker_push_seconds", "From a push's sending to its reply",
                                   {.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10})),
-      encode_seconds_(
-          metrics->Histogram("recon_worker_encode_seconds", "Encoding time of a push",
-                             {.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5})) {
+      encode_seconds_(metrics->Histogram("recon_worker_encode_seconds", "Encoding time of a push",
+                                         {.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5})),
+      keep_reply_([this](Frame reply) {
+        MutexLock lock(&mu_);
+        replies_.push_back(std::move(reply));
+      }) {
   for (int i = 0; i < depth; ++i) threads_.emplace_back([this] { Run(); });
 }
 
@@ -106,48 +113,133 @@ std::vector<Frame> CommPipeline::TakeReplies() {
   return std::exchange(replies_, {});
 }
 
-bool CommPipeline::TakeEncoded(Push* push, absl::StatusOr<EncodedPush>* encoded) {
+bool CommPipeline::TakeEncoded(Outgoing* out) {
   MutexLock in_order(&encoding_);
+  Push& push = out->push;
   GradientEncoder* encoder = nullptr;
   {
     MutexLock lock(&mu_);
     mu_.Await([this] { return stopping_ || !queue_.empty(); });
     if (queue_.empty()) return false;
-    *push = std::move(queue_.front());
+    push = std::move(queue_.front());
     queue_.pop_front();
     encoder = encoder_.get();
   }
-  push->plan.memory = [this](uint32_t shard, size_t bytes) { return client_->PayloadMemory(shard, bytes); };
-  const absl::Time start = Now();
-  *encoded = encoder->Encode(push->gradient.get(), push->plan);
-  push->encode_time = Now() - start;
-  encode_seconds_.Observe(absl::ToDoubleSeconds(push->encode_time));
-  if (encoded->ok()) {
-    residual_.Set((*encoded)->residual_norm);
-    session_->counters()->residual_norm = (*encoded)->residual_norm;
-    if (!push->plan.flush.empty()) flushes_.Increment();
+  push.plan.memory = [this](uint32_t shard, size_t bytes) { return client_->PayloadMemory(shard, bytes); };
+  if (push.progress != nullptr) {
+    out->encoded = EncodeAsItComes(encoder, out);
+  } else {
+    const absl::Time start = Now();
+    out->encoded = encoder->Encode(push.gradient.get(), push.plan);
+    push.encode_time = Now() - start;
+  }
+  encode_seconds_.Observe(absl::ToDoubleSeconds(push.encode_time));
+  if (out->encoded.ok()) {
+    residual_.Set(out->encoded->residual_norm);
+    session_->counters()->residual_norm = out->encoded->residual_norm;
+    if (!push.plan.flush.empty()) flushes_.Increment();
   }
   MutexLock lock(&mu_);
-  buffers_.push_back(std::move(push->gradient));
+  buffers_.push_back(std::move(push.gradient));
   return true;
+}
+
+absl::StatusOr<EncodedPush> CommPipeline::EncodeAsItComes(GradientEncoder* encoder, Outgoing* out) {
+  Push& push = out->push;
+  out->standing = session_->standing();
+  if (StillWanted(push)) out->exchange.emplace(client_, FrameKind::kPushPull, keep_reply_);
+  // About a frame for each server.
+  const std::vector<uint32_t>& servers = client_->server_of_shard();
+  const size_t server_count = servers.empty() ? 1 : *std::max_element(servers.begin(), servers.end()) + 1;
+  const size_t reply_bytes = EncodedBytes(policy_->pull_codec(), kPageParams);
+  const uint64_t params_at_once = server_count * FrameBytesFor(server_count) * kPageParams / reply_bytes;
+  EncodedPush whole;
+  whole.shards.resize(layout_->shard_count());
+  EncodePlan plan = push.plan;
+  plan.more_follows = true;
+  while (plan.more_follows) {
+    const GradientProgress::Next next = push.progress->Take(params_at_once, &plan.due);
+    if (next == GradientProgress::Next::kAbandoned) {
+      out->exchange.reset();
+      return absl::CancelledError("the gradient was not computed to its end");
+    }
+    plan.more_follows = next == GradientProgress::Next::kSome;
+    const absl::Time start = Now();
+    RECON_ASSIGN_OR_RETURN(EncodedPush some, encoder->Encode(push.gradient.get(), plan));
+    push.encode_time += Now() - start;
+    whole.stats.saturated += some.stats.saturated;
+    whole.stats.non_finite += some.stats.non_finite;
+    whole.norm = std::hypot(whole.norm, some.norm);
+    whole.residual_norm = some.residual_norm;
+    if (whole.stats.non_finite > 0) out->exchange.reset();
+    Label(push, out->standing, &some.shards);
+    if (out->exchange) {
+      FrameHeader header = HeaderOf(push, /*gradient_norm=*/0);
+      header.push_parts = layout_->shard_count();
+      out->exchange->Send(FramesFor(*layout_, header, out->standing.identity, some.shards, servers));
+    }
+    for (uint32_t i = 0; i < some.shards.size(); ++i) {
+      if (plan.Has(i)) whole.shards[i] = std::move(some.shards[i]);
+    }
+  }
+  return whole;
 }
 
 void CommPipeline::Run() {
   while (true) {
-    Push push;
-    absl::StatusOr<EncodedPush> encoded = EncodedPush();
-    if (!TakeEncoded(&push, &encoded)) return;
+    Outgoing out;
+    if (!TakeEncoded(&out)) return;
     const absl::StatusOr<bool> applied =
-        encoded.ok() ? PushUntilDone(push, *std::move(encoded)) : absl::StatusOr<bool>(encoded.status());
-    if (!applied.ok()) session_->Fail(applied.status());
-    session_->Acknowledge(push.step);
-    push.done(applied.ok() && *applied);
+        out.encoded.ok() ? PushUntilDone(&out) : absl::StatusOr<bool>(out.encoded.status());
+    // Whoever gives a gradient up knows why.
+    if (!applied.ok() && !absl::IsCancelled(applied.status())) session_->Fail(applied.status());
+    session_->Acknowledge(out.push.step);
+    out.push.done(applied.ok() && *applied);
     MutexLock lock(&mu_);
     --under_way_;
   }
 }
 
-absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush encoded) {
+FrameHeader CommPipeline::HeaderOf(const Push& push, double gradient_norm) const {
+  FrameHeader header;
+  header.reply_codec = static_cast<uint8_t>(policy_->pull_codec());
+  header.step = push.step;
+  header.order_key = push.order_key;
+  header.samples = push.samples;
+  header.gradient_norm = static_cast<float>(gradient_norm);
+  return header;
+}
+
+void CommPipeline::Label(const Push& push, const Session::Standing& standing,
+                         std::vector<EncodedShard>* shards) const {
+  // A restarted server counts versions from its snapshot: the old numbers name other values.
+  const bool other_versions = standing.identity.cluster_epoch() != push.base_epoch;
+  for (size_t i = 0; i < shards->size(); ++i) {
+    EncodedShard& shard = (*shards)[i];
+    shard.version = other_versions ? 0 : push.base_versions[i];
+    if (!push.shard_samples.empty()) shard.samples = push.shard_samples[i];
+    if (!push.learning_rates.empty()) {
+      shard.learning_rate = push.learning_rates[layout_->shards()[i].group];
+    }
+  }
+}
+
+bool CommPipeline::StillWanted(const Push& push) {
+  const std::shared_ptr<const JobConfig> job = session_->job();
+  if (job->history() != push.history) {
+    LogWarn("push of step {} dropped: the job was rolled back", push.step);
+  } else if (job->has_local() != push.local) {
+    LogWarn("push dropped: it was made for the policy before");
+  } else {
+    return true;
+  }
+  dropped_.Increment();
+  return false;
+}
+
+absl::StatusOr<bool> CommPipeline::PushUntilDone(Outgoing* out) {
+  const Push& push = out->push;
+  const EncodedPush& encoded = *out->encoded;
   if (encoded.stats.non_finite > 0) {
     const std::string why =
         absl::StrCat("step ", push.step, ": ", encoded.stats.non_finite,
@@ -158,64 +250,40 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush e
   }
   session_->counters()->saturated += encoded.stats.saturated;
   saturated_.Increment(static_cast<double>(encoded.stats.saturated));
-  std::vector<EncodedShard> shards = std::move(encoded.shards);
-  uint64_t bytes = 0;
+  std::vector<EncodedShard> shards = std::move(out->encoded->shards);
+  CodecPolicy::Exchange exchange;
   uint64_t params = 0;
   for (size_t i = 0; i < shards.size(); ++i) {
     if (!shards[i].left_out) params += layout_->shards()[i].size;
-    shards[i].version = push.base_versions[i];
-    if (!push.shard_samples.empty()) shards[i].samples = push.shard_samples[i];
-    if (!push.learning_rates.empty()) {
-      shards[i].learning_rate = push.learning_rates[layout_->shards()[i].group];
-    }
-    bytes += shards[i].payload.size();
+    exchange.push_bytes += shards[i].payload.size();
   }
-  bytes_.Increment(static_cast<double>(bytes));
-  FrameHeader header;
-  header.reply_codec = static_cast<uint8_t>(policy_->pull_codec());
-  header.step = push.step;
-  header.order_key = push.order_key;
-  header.samples = push.samples;
-  header.gradient_norm = static_cast<float>(encoded.gradient_norm);
-  const absl::Duration deadline =
-      FrameDeadline(bytes + EncodedBytes(static_cast<CodecId>(header.reply_codec), layout_->params()),
-                    push.local ? limits::kRoundReplyWaitMax : limits::kReplyWaitMax);
-  bytes_per_parameter_.Set(static_cast<double>(bytes) / static_cast<double>(layout_->params()));
+  exchange.share = static_cast<double>(params) / static_cast<double>(layout_->params());
+  exchange.encode = push.encode_time;
+  bytes_.Increment(static_cast<double>(exchange.push_bytes));
+  bytes_per_parameter_.Set(static_cast<double>(exchange.push_bytes) / static_cast<double>(layout_->params()));
+  const FrameHeader header = HeaderOf(push, encoded.gradient_norm);
+  const absl::Duration deadline = FrameDeadline(
+      exchange.push_bytes + EncodedBytes(static_cast<CodecId>(header.reply_codec), layout_->params()),
+      push.local ? limits::kRoundReplyWaitMax : limits::kReplyWaitMax);
   Backoff backoff;
   while (true) {
-    const Session::Standing standing = session_->standing();
-    if (session_->job()->history() != push.history) {
-      dropped_.Increment();
-      LogWarn("push of step {} dropped: the job was rolled back", push.step);
-      return false;
-    }
-    if (session_->job()->has_local() != push.local) {
-      dropped_.Increment();
-      LogWarn("push dropped: it was made for the policy before");
-      return false;
-    }
-    if (standing.identity.cluster_epoch() != push.base_epoch) {
-      // The restarted server counts versions from its snapshot: the old numbers name other values.
-      for (EncodedShard& shard : shards) shard.version = 0;
-    }
     const absl::Time start = Now();
-    std::vector<absl::StatusOr<Frame>> results =
-        client_->CallAll(FrameKind::kPushPull,
-                         FramesFor(*layout_, header, standing.identity, shards, client_->server_of_shard()),
-                         deadline, [this](Frame reply) {
-                           MutexLock lock(&mu_);
-                           replies_.push_back(std::move(reply));
-                         });
+    if (!out->exchange) {
+      out->standing = session_->standing();
+      if (!StillWanted(push)) return false;
+      Label(push, out->standing, &shards);
+      out->exchange.emplace(client_, FrameKind::kPushPull, keep_reply_);
+      out->exchange->Send(
+          FramesFor(*layout_, header, out->standing.identity, shards, client_->server_of_shard()));
+    }
+    const std::vector<absl::StatusOr<Frame>> results =
+        out->exchange->Await(deadline, absl::InfiniteDuration());
+    out->exchange.reset();
     const absl::Status worst = Worst(results);
     if (worst.ok()) {
-      CodecPolicy::Exchange exchange;
-      exchange.share = static_cast<double>(params) / static_cast<double>(layout_->params());
-      exchange.push_bytes = bytes;
       for (const auto& result : results) exchange.pull_bytes += result->header.payload_bytes;
-      const absl::Time end = Now();
-      seconds_.Observe(absl::ToDoubleSeconds(end - start));
-      exchange.encode = push.encode_time;
-      exchange.exchange = end - start;
+      exchange.exchange = Now() - start;
+      seconds_.Observe(absl::ToDoubleSeconds(exchange.exchange));
       policy_->NotePush(exchange, encoded);
       return true;
     }
@@ -225,7 +293,7 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(const Push& push, EncodedPush e
       return false;
     }
     resent_.Increment();
-    RECON_RETURN_IF_ERROR(session_->Recover(worst, standing, &backoff));
+    RECON_RETURN_IF_ERROR(session_->Recover(worst, out->standing, &backoff));
   }
 }
 

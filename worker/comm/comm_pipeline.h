@@ -3,6 +3,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "worker/comm/session.h"
 #include "worker/encode/codec_policy.h"
 #include "worker/encode/gradient_encoder.h"
+#include "worker/encode/gradient_progress.h"
 #include "worker/encode/gradient_space.h"
 
 namespace recon {
@@ -36,6 +38,9 @@ class CommPipeline {
     uint64_t order_key = 0;
     uint32_t samples = 0;
     std::unique_ptr<GradientBuffer> gradient;
+    // Where the gradient is still being computed: its shards are encoded and sent as they come. The plan has
+    // all of them then. Null: it is there.
+    std::shared_ptr<GradientProgress> progress;
     EncodePlan plan;
     // Versions of the shards the gradient was computed from, and the cluster epoch that counted them.
     std::vector<uint64_t> base_versions;
@@ -91,9 +96,23 @@ class CommPipeline {
 
  private:
   void Run();
-  // The next push of the queue, encoded; false when there will be none.
-  bool TakeEncoded(Push* push, absl::StatusOr<EncodedPush>* encoded);
-  absl::StatusOr<bool> PushUntilDone(const Push& push, EncodedPush encoded);
+  // A push, encoded, and what of it is sent already: all, by an exchange in this standing, or nothing.
+  struct Outgoing {
+    Push push;
+    absl::StatusOr<EncodedPush> encoded = EncodedPush();
+    Session::Standing standing;
+    std::optional<ParamClient::Exchange> exchange;
+  };
+
+  // The next push of the queue; false when there will be none.
+  bool TakeEncoded(Outgoing* out);
+  absl::StatusOr<EncodedPush> EncodeAsItComes(GradientEncoder* encoder, Outgoing* out);
+  absl::StatusOr<bool> PushUntilDone(Outgoing* out);
+  // Whether a push is of the state and the policy that the job has now; says so if not.
+  bool StillWanted(const Push& push);
+  FrameHeader HeaderOf(const Push& push, double gradient_norm) const;
+  // Writes beside each shard what its part of a frame says of it.
+  void Label(const Push& push, const Session::Standing& standing, std::vector<EncodedShard>* shards) const;
 
   // Set in the constructor.
   const ParamLayout* const layout_;
@@ -110,6 +129,7 @@ class CommPipeline {
   prometheus::Gauge& residual_;
   prometheus::Histogram& seconds_;
   prometheus::Histogram& encode_seconds_;
+  const std::function<void(Frame)> keep_reply_;
 
   Mutex encoding_;  // Held by the one thread that encodes: pushes are encoded in order.
 

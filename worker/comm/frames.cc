@@ -47,8 +47,10 @@ std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& heade
       to.frame.header.worker = identity.worker();
       to.frame.header.incarnation = identity.incarnation();
       to.frame.header.cluster_epoch = identity.cluster_epoch();
-      to.frame.header.push_parts = parts;
-      if (parts != layout.shard_count()) to.frame.header.server_parts = parts_of[server_of_shard[i]];
+      if (header.push_parts == 0) {
+        to.frame.header.push_parts = parts;
+        if (parts != layout.shard_count()) to.frame.header.server_parts = parts_of[server_of_shard[i]];
+      }
     }
     PartHeader part;
     part.shard = i;

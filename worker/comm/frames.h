@@ -17,10 +17,11 @@ namespace recon {
 // Building frames that cover all shards of a model, each frame of about FrameBytesFor(), for
 // one of the job's servers.
 
-// `header` is copied into each frame; who is speaking is filled in from `identity`. `shards` has one element
-// for each shard of the layout, as has `server_of_shard` (AssignShards()); those that are left out have no
-// part in it, and those of different samples no frame in common. Frames come in the order in which their last
-// shards do.
+// `header` is copied into each frame; who is speaking is filled in from `identity`, and how many shards the
+// push has from `shards`, where the header does not say: its other shards are in other frames. `shards` has
+// one element for each shard of the layout, as has `server_of_shard` (AssignShards()); those that are left
+// out have no part in it, and those of different samples no frame in common. Frames come in the order in
+// which their last shards do.
 std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& header,
                              const WorkerIdentity& identity, const std::vector<EncodedShard>& shards,
                              const std::vector<uint32_t>& server_of_shard);

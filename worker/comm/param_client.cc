@@ -13,14 +13,6 @@
 namespace recon {
 namespace {
 
-// Frames under way of one CallAll(). Shared with the callbacks: the last of them still holds the lock when
-// the caller may already return.
-struct Window {
-  Mutex mu;
-  size_t answered ABSL_GUARDED_BY(mu) = 0;
-  absl::Time last_answer ABSL_GUARDED_BY(mu);
-};
-
 absl::StatusOr<Frame> DecodeReply(const absl::StatusOr<ByteChain>& reply) {
   if (!reply.ok()) return reply.status();
   absl::StatusOr<Frame> frame = DecodeFrame(*reply);
@@ -63,63 +55,97 @@ std::shared_ptr<Transport> ParamClient::TransportFor(const Transports& transport
   return server < transports.size() ? transports[server] : nullptr;
 }
 
-std::vector<absl::StatusOr<Frame>> ParamClient::CallAll(FrameKind kind, std::vector<Frame> frames,
-                                                        absl::Duration deadline,
-                                                        const std::function<void(Frame)>& on_reply,
-                                                        absl::Duration silence) {
-  std::vector<absl::StatusOr<Frame>> replies(frames.size());
-  Transports transports;
+// Shared with the callbacks: the last of them still holds the lock when Await() may already return.
+struct ParamClient::Exchange::Window {
+  Mutex mu;
+  std::vector<absl::StatusOr<Frame>> replies ABSL_GUARDED_BY(mu);
+  size_t answered ABSL_GUARDED_BY(mu) = 0;
+  absl::Time last_answer ABSL_GUARDED_BY(mu);
+
+  bool AllAnswered() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return answered == replies.size(); }
+};
+
+ParamClient::Exchange::Exchange(ParamClient* client, FrameKind kind,
+                                const std::function<void(Frame)>& on_reply)
+    : client_(client),
+      kind_(kind),
+      on_reply_(&on_reply),
+      transports_([client] {
+        MutexLock lock(&client->mu_);
+        return client->transports_;
+      }()),
+      window_(MakePooled<Window>()) {}
+
+ParamClient::Exchange::~Exchange() {
+  if (!awaited_) Abandon(absl::CancelledError("the exchange was given up"));
+}
+
+void ParamClient::Exchange::Send(std::vector<Frame> frames) {
+  size_t number = 0;
   {
-    MutexLock lock(&mu_);
-    transports = transports_;
+    MutexLock lock(&window_->mu);
+    number = window_->replies.size();
+    window_->replies.resize(number + frames.size());
   }
-  struct Call {
-    Transport* transport;
-    uint64_t number;
-  };
-  PooledVector<Call> calls;
-  calls.reserve(frames.size());
-  const auto window = MakePooled<Window>();
-  for (size_t i = 0; i < frames.size(); ++i) {
-    frames[i].header.kind = static_cast<uint8_t>(kind);
-    auto done =
-        Pooled([window, reply = &replies[i], take = &on_reply](const absl::StatusOr<ByteChain>& bytes) {
-          *reply = DecodeReply(bytes);
-          MutexLock lock(&window->mu);
-          if (*take && reply->ok()) {
-            Frame header;
-            header.header = (*reply)->header;
-            (*take)(std::exchange(**reply, std::move(header)));
-          }
-          window->last_answer = Now();
-          ++window->answered;
-        });
-    Transport* transport = TransportFor(transports, frames[i].parts.front().shard).get();
+  calls_.reserve(number + frames.size());
+  for (Frame& frame : frames) {
+    frame.header.kind = static_cast<uint8_t>(kind_);
+    auto done = Pooled([window = window_, number, take = on_reply_](const absl::StatusOr<ByteChain>& bytes) {
+      absl::StatusOr<Frame> reply = DecodeReply(bytes);
+      MutexLock lock(&window->mu);
+      if (*take && reply.ok()) {
+        Frame header;
+        header.header = reply->header;
+        (*take)(std::exchange(*reply, std::move(header)));
+      }
+      window->replies[number] = std::move(reply);
+      window->last_answer = Now();
+      ++window->answered;
+    });
+    ++number;
+    Transport* transport = client_->TransportFor(transports_, frame.parts.front().shard).get();
     if (transport == nullptr) {
       done(absl::UnavailableError("the shard's server is not connected"));
       continue;
     }
-    calls.push_back({transport, transport->Call(EncodeFrame(std::move(frames[i])), std::move(done))});
+    calls_.push_back({transport, transport->Call(EncodeFrame(std::move(frame)), std::move(done))});
   }
+}
+
+std::vector<absl::StatusOr<Frame>> ParamClient::Exchange::Await(absl::Duration deadline,
+                                                                absl::Duration silence) {
   const absl::Time end = Now() + deadline;
-  const auto all_answered = [&] { return window->answered == replies.size(); };
+  awaited_ = true;
   {
-    MutexLock lock(&window->mu);
-    window->last_answer = Now();
-    while (!all_answered()) {
-      const absl::Duration left = std::min(end, window->last_answer + silence) - Now();
+    MutexLock lock(&window_->mu);
+    window_->last_answer = Now();
+    while (!window_->AllAnswered()) {
+      const absl::Duration left = std::min(end, window_->last_answer + silence) - Now();
       if (left < absl::Milliseconds(1)) break;  // What is shorter is no wait: its clock has milliseconds.
-      (void)window->mu.AwaitFor(left, all_answered);
+      (void)window_->mu.AwaitFor(left, [this] { return window_->AllAnswered(); });
     }
-    if (all_answered()) return replies;
+    if (window_->AllAnswered()) return std::exchange(window_->replies, {});
   }
-  const absl::Status late = absl::DeadlineExceededError(
-      absl::StrCat("no reply within ", absl::FormatDuration(std::min(deadline, silence))));
-  for (const Call& call : calls) call.transport->Abandon(call.number, late);
-  MutexLock lock(&window->mu);
+  Abandon(absl::DeadlineExceededError(
+      absl::StrCat("no reply within ", absl::FormatDuration(std::min(deadline, silence)))));
+  MutexLock lock(&window_->mu);
+  return std::exchange(window_->replies, {});
+}
+
+void ParamClient::Exchange::Abandon(const absl::Status& why) {
+  for (const Call& call : calls_) call.transport->Abandon(call.number, why);
+  MutexLock lock(&window_->mu);
   // A reply may be on its way to its callback.
-  window->mu.Await(all_answered);
-  return replies;
+  window_->mu.Await([this] { return window_->AllAnswered(); });
+}
+
+std::vector<absl::StatusOr<Frame>> ParamClient::CallAll(FrameKind kind, std::vector<Frame> frames,
+                                                        absl::Duration deadline,
+                                                        const std::function<void(Frame)>& on_reply,
+                                                        absl::Duration silence) {
+  Exchange exchange(this, kind, on_reply);
+  exchange.Send(std::move(frames));
+  return exchange.Await(deadline, silence);
 }
 
 }  // namespace recon

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/base/mutex.h"
+#include "common/base/pool_allocator.h"
 #include "common/codec/frame.h"
 #include "common/transport/transport.h"
 
@@ -33,12 +34,10 @@ class ParamClient {
   // Cuts all connections (Transport::Disconnect()).
   void Disconnect();
 
-  // Sends the frames, each with shards of one server, all together and in this order, and waits for all
-  // replies: element i of the result answers frame i. Payloads of replies refer to the network's buffers.
-  // `deadline` is for all of them, `silence` for the next. Errors are the server's; Unavailable or
-  // DeadlineExceeded when it cannot be reached. `on_reply` (may be empty) takes each reply as it comes, on
-  // the transport's threads, one after another: it hands it on, and calls nothing of this client. The result
-  // has its header alone then.
+  // Frames that go out one after the other, and whose replies are waited for together.
+  class Exchange;
+
+  // An exchange of frames that are all there: sends them in this order, and waits for all replies.
   std::vector<absl::StatusOr<Frame>> CallAll(FrameKind kind, std::vector<Frame> frames,
                                              absl::Duration deadline,
                                              const std::function<void(Frame)>& on_reply = nullptr,
@@ -53,6 +52,43 @@ class ParamClient {
 
   Mutex mu_;
   Transports transports_ ABSL_GUARDED_BY(mu_);
+};
+
+// Threads: one, but for `on_reply`.
+class ParamClient::Exchange {
+ public:
+  // `on_reply` (may be empty) takes each reply as it comes, on the transport's threads, one after another: it
+  // hands it on, and calls nothing of this client. What is returned has its header alone then. Both must
+  // outlive the exchange, which goes by the connections that there are now.
+  Exchange(ParamClient* client, FrameKind kind, const std::function<void(Frame)>& on_reply);
+  // Gives up what is not answered.
+  ~Exchange();
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  // Each frame has shards of one server. It waits for nothing.
+  void Send(std::vector<Frame> frames);
+  // Waits for all replies: element i of the result answers the frame that was sent as number i. Payloads of
+  // replies refer to the network's buffers. `deadline` is for all of them, `silence` for the next. Errors are
+  // the server's; Unavailable or DeadlineExceeded when it cannot be reached. The last of all calls.
+  std::vector<absl::StatusOr<Frame>> Await(absl::Duration deadline, absl::Duration silence);
+
+ private:
+  struct Window;
+  struct Call {
+    Transport* transport;
+    uint64_t number;
+  };
+
+  void Abandon(const absl::Status& why);
+
+  const ParamClient* const client_;
+  const FrameKind kind_;
+  const std::function<void(Frame)>* const on_reply_;
+  const Transports transports_;
+  const std::shared_ptr<Window> window_;
+  PooledVector<Call> calls_;
+  bool awaited_ = false;
 };
 
 }  // namespace recon

@@ -62,6 +62,8 @@ class CodecPolicy {
   StepWork work() const;
 
   // --codec and, where it leaves a choice, the codec of each group.
+  // The server chooses the codec of some group.
+  bool automatic() const { return automatic_; }
   std::string Describe() const;
   // For so long, at most, a shard's residual has not been sent whole.
   absl::Duration residual_age(absl::Time now) const;

@@ -97,6 +97,7 @@ absl::StatusOr<EncodedPush> CpuEncoder::Encode(GradientBuffer* gradient, const E
   // A pass over memory of its own: now and then is enough.
   const bool all_flushed =
       !plan.flush.empty() && std::find(plan.flush.begin(), plan.flush.end(), false) == plan.flush.end();
+  if (plan.more_follows) return push;
   if (pushes_++ % kNormPeriod == 0 || all_flushed) residual_norm_ = ResidualNorm();
   push.residual_norm = residual_norm_;
   return push;

@@ -44,6 +44,8 @@ struct EncodePlan {
   // Shards that send all that they kept back too, in FP32: nothing stays. Empty: none.
   std::vector<bool> flush;
   bool Flushes(uint32_t shard) const { return !flush.empty() && flush[shard]; }
+  // Shards of the same push, which are not due here, are encoded by later calls.
+  bool more_follows = false;
   uint64_t seed = 0;  // Of random choices; another one for each push.
   // Gives memory for so many bytes of a shard's payload, from which it need not be copied when it is sent.
   // Empty, itself or its result: the encoder's own serves as well.

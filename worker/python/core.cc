@@ -229,28 +229,28 @@ class PyWorker {
 
   void End(uint64_t samples, double seconds, std::optional<double> loss, std::vector<double> rates,
            bool moved) {
-    if (!trainer()->batch_begun()) Raise(absl::FailedPreconditionError("no batch has begun"));
-    if (samples == 0 || samples > UINT32_MAX) {
-      Raise(absl::InvalidArgumentError(absl::StrCat("a batch of ", samples, " samples")));
-    }
-    if (!rates.empty() && rates.size() != Joined()->layout().groups().size()) {
-      Raise(absl::InvalidArgumentError(absl::StrCat(rates.size(), " learning rates, the model has ",
-                                                    Joined()->layout().groups().size(), " groups")));
-    }
-    for (const double rate : rates) {
-      if (rate >= 0 && rate <= kLearningRateMax) continue;
-      Raise(absl::InvalidArgumentError(
-          absl::StrCat("learning rate ", rate, ": expected 0 to ", kLearningRateMax)));
-    }
-    Trainer::Computed computed;
-    computed.samples = samples;
+    Trainer::Computed computed = ComputedOf(samples, std::move(rates));
     computed.took = absl::Seconds(seconds);
     computed.loss = loss;
-    computed.learning_rates = std::move(rates);
     computed.moved = moved;
     absl::Status status;
     OnLane([&] { status = trainer()->EndBatch(std::move(computed), stop_.load()); });
     Check(status);
+  }
+  // Whether the gradient is pushed as it comes from now on: filled() says what of it is there.
+  bool PushAsItComes(uint64_t samples, std::vector<double> rates) {
+    const Trainer::Computed computed = ComputedOf(samples, std::move(rates));
+    absl::StatusOr<bool> begun;
+    OnLane([&] { begun = trainer()->PushAsItComes(computed); });
+    return Check(begun);
+  }
+  void Filled(uint64_t offset, uint64_t size) {
+    if (!trainer()->pushing()) Raise(absl::FailedPreconditionError("no gradient is pushed as it comes"));
+    if (size > this->size() || offset > this->size() - size) {
+      Raise(absl::InvalidArgumentError(
+          absl::StrCat("values ", offset, " to ", offset + size, ", the model has ", this->size())));
+    }
+    trainer()->Filled(offset, size);
   }
   // Of the last push.
   uint64_t step() const { return trainer()->last_step(); }
@@ -324,6 +324,25 @@ class PyWorker {
   }
   Trainer* trainer() const { return Joined()->trainer(); }
 
+  Trainer::Computed ComputedOf(uint64_t samples, std::vector<double> rates) {
+    if (!trainer()->batch_begun()) Raise(absl::FailedPreconditionError("no batch has begun"));
+    if (samples == 0 || samples > UINT32_MAX) {
+      Raise(absl::InvalidArgumentError(absl::StrCat("a batch of ", samples, " samples")));
+    }
+    if (!rates.empty() && rates.size() != Joined()->layout().groups().size()) {
+      Raise(absl::InvalidArgumentError(absl::StrCat(rates.size(), " learning rates, the model has ",
+                                                    Joined()->layout().groups().size(), " groups")));
+    }
+    for (const double rate : rates) {
+      if (rate >= 0 && rate <= kLearningRateMax) continue;
+      Raise(absl::InvalidArgumentError(
+          absl::StrCat("learning rate ", rate, ": expected 0 to ", kLearningRateMax)));
+    }
+    Trainer::Computed computed;
+    computed.samples = samples;
+    computed.learning_rates = std::move(rates);
+    return computed;
+  }
   const Session::HeldLeasePtr& LeaseOf(uint64_t key) {
     const auto found = leases_.find(key);
     if (found == leases_.end()) Raise(absl::InvalidArgumentError(absl::StrCat("no lease ", key)));
@@ -401,6 +420,8 @@ nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>> Order(uint64_t size, uint64_t seed
 NB_MODULE(_core, module) {
   using recon::PyWorker;
   recon::ProcessUptime();
+  // What a script holds when it ends, a job say, is nobody's leak.
+  nb::set_leak_warnings(false);
   module.attr("version") = std::string(recon::Version());
   // Made here, so that they are there whichever part of the package is imported first.
   recon::recon_error = PyErr_NewException("recon.ReconError", PyExc_RuntimeError, nullptr);
@@ -433,6 +454,8 @@ NB_MODULE(_core, module) {
       .def("gradient", [](nb::handle self) { return nb::cast<PyWorker&>(self).Gradient(self); })
       .def("end", &PyWorker::End, nb::arg("samples"), nb::arg("seconds"), nb::arg("loss").none(),
            nb::arg("learning_rates"), nb::arg("moved") = false)
+      .def("push_as_it_comes", &PyWorker::PushAsItComes, nb::arg("samples"), nb::arg("learning_rates"))
+      .def("filled", &PyWorker::Filled, nb::arg("offset"), nb::arg("size"))
       .def_prop_ro("step", &PyWorker::step)
       .def("drop", &PyWorker::Drop)
       .def("pull", &PyWorker::Pull)

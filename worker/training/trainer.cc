@@ -28,6 +28,8 @@ constexpr double kUsualBatches = 8;
 constexpr double kUsualAtMost = 3;
 // Between two looks whether the job has been rolled back.
 constexpr absl::Duration kRollbackPoll = absl::Milliseconds(50);
+// A batch that usually takes longer is pushed when it is whole: a quarter of kReplyWaitMax.
+constexpr absl::Duration kPushedAsItComesMax = absl::Milliseconds(2500);
 
 }  // namespace
 
@@ -55,7 +57,9 @@ Trainer::Trainer(const Options& options, const ParamLayout* layout, GradientSpac
       sum_(layout),
       pipeline_(options.depth, layout, space, policy, client, session, metrics) {}
 
-Trainer::~Trainer() = default;
+Trainer::~Trainer() {
+  if (pushing()) batch_->progress->Abandon();
+}
 
 absl::Status Trainer::AdoptJob() {
   AwaitRollback();
@@ -74,7 +78,7 @@ absl::Status Trainer::AdoptJob() {
     RECON_RETURN_IF_ERROR(PullReplica());
   }
   if (round_) {
-    for (const SplitPtr& split : round_->splits) split->dropped = true;
+    for (const SplitPtr& split : *round_->splits) split->dropped = true;
   }
   if (sum_.holds() && other_kind) LogWarn("gradients that were not due yet are lost with the policy");
   if (inner_begun_ && schedule_.partial()) {
@@ -143,7 +147,7 @@ absl::StatusOr<Trainer::Work> Trainer::NextWork() {
   RECON_RETURN_IF_ERROR(session_->fatal());
   if (batch_) {
     // What the batch is computed from must stay as it is.
-    AwaitPushes();
+    if (!pushing()) AwaitPushes();
   } else {
     RECON_RETURN_IF_ERROR(AdoptJob());
     RECON_RETURN_IF_ERROR(CompleteFinishedSplits());
@@ -176,6 +180,7 @@ void Trainer::AwaitPushes() {
 }
 
 absl::Status Trainer::Finish() {
+  DropBatch();
   AwaitPushes();
   if (stop_.load()) RECON_RETURN_IF_ERROR(FlushResidual());
   RECON_RETURN_IF_ERROR(CompleteFinishedSplits());
@@ -218,7 +223,7 @@ absl::StatusOr<std::optional<Trainer::Place>> Trainer::BeginBatch(uint64_t order
   OpenBatch batch;
   batch.order_key = order_key;
   batch.arrived = Now();
-  batch.splits = {split};
+  batch.splits->push_back(split);
   Place place;
   if (in_rounds()) {
     if (!round_) {
@@ -239,10 +244,42 @@ absl::StatusOr<std::optional<Trainer::Place>> Trainer::BeginBatch(uint64_t order
 }
 
 void Trainer::AlsoOf(const SplitPtr& split) {
-  if (batch_->splits.back() != split) batch_->splits.push_back(split);
+  if (batch_->splits->back() == split) return;
+  batch_->splits->push_back(split);
+  if (pushing()) ++split->pushes_open;
+}
+
+absl::StatusOr<bool> Trainer::PushAsItComes(const Computed& computed) {
+  OpenBatch& batch = *batch_;
+  // Replies to what came first are given up after a while.
+  const bool slow = absl::Seconds(session_->counters()->batch_seconds.load()) > kPushedAsItComesMax;
+  if (round_ || job_->clip_norm() > 0 || policy_->automatic() || slow || batch.push.gradient->host.empty()) {
+    return false;
+  }
+  std::unique_ptr<GradientBuffer> gradient = std::move(batch.push.gradient);
+  batch.gradient = absl::MakeSpan(gradient->host);
+  RECON_ASSIGN_OR_RETURN(CommPipeline::Push push,
+                         NewPush(batch.order_key, computed.samples, /*flush=*/stop_.load()));
+  push.gradient = std::move(gradient);
+  push.learning_rates = computed.learning_rates;
+  RECON_ASSIGN_OR_RETURN(push.step, TakeStep());
+  push.progress = batch.progress = std::make_shared<GradientProgress>(layout_);
+  Submit(std::move(push), batch.splits, /*steps=*/1);
+  return true;
+}
+
+void Trainer::EndPush(OpenBatch batch, const Computed& computed) {
+  ShareAveraged(batch.gradient);
+  policy_->NoteStep(Now() - batch.arrived, computed.took, batch.stall);
+  batch.progress->Complete();
 }
 
 void Trainer::DropBatch() {
+  if (pushing()) {
+    // Synchronous workers wait for the whole of a push that has begun.
+    batch_->progress->ZeroRest(batch_->gradient);
+    batch_->progress->Complete();
+  }
   if (batch_ && batch_->push.gradient != nullptr) pipeline_.ReturnBuffer(std::move(batch_->push.gradient));
   batch_.reset();
 }
@@ -287,7 +324,8 @@ absl::Status Trainer::Account(const Computed& computed) {
 absl::Status Trainer::EndBatch(Computed computed, bool flush) {
   const absl::Status accounted = Account(computed);
   if (absl::IsOutOfRange(accounted) && job_->rolls_back()) {
-    for (const SplitPtr& split : batch_->splits) split->dropped = true;
+    for (const SplitPtr& split : *batch_->splits) split->dropped = true;
+    if (pushing()) std::exchange(batch_, std::nullopt)->progress->Abandon();
     DropBatch();
     session_->NoteDivergence(std::string(accounted.message()));
     return AdoptJob();
@@ -299,6 +337,10 @@ absl::Status Trainer::EndBatch(Computed computed, bool flush) {
         "--sync local:H or diloco:H");
   }
   OpenBatch batch = *std::exchange(batch_, std::nullopt);
+  if (batch.progress != nullptr) {
+    EndPush(std::move(batch), computed);
+    return absl::OkStatus();
+  }
   if (!round_) {
     std::unique_ptr<GradientBuffer> gradient = std::move(batch.push.gradient);
     ShareAveraged(absl::MakeSpan(gradient->host));
@@ -319,8 +361,9 @@ absl::Status Trainer::EndBatch(Computed computed, bool flush) {
     sum_.Add(scratch_, computed.samples, replica_->versions(), replica_->cluster_epoch());
     round_->learning_rates = std::move(computed.learning_rates);
   }
-  for (SplitPtr& split : batch.splits) {
-    if (round_->splits.empty() || round_->splits.back() != split) round_->splits.push_back(std::move(split));
+  std::vector<SplitPtr>& splits = *round_->splits;
+  for (SplitPtr& split : *batch.splits) {
+    if (splits.empty() || splits.back() != split) splits.push_back(std::move(split));
   }
   round_->compute += computed.took;
   round_->samples += computed.samples;
@@ -373,7 +416,7 @@ absl::Status Trainer::EndRound(bool flush) {
     // A fragment's push may be on its way there while the one before is on its way back.
     const int under_way = flush ? 1 : std::min(options_.depth, static_cast<int>(schedule_.fragments()));
     RECON_ASSIGN_OR_RETURN(round.stall, AwaitPlace(under_way));
-    if (std::any_of(round.splits.begin(), round.splits.end(),
+    if (std::any_of(round.splits->begin(), round.splits->end(),
                     [this](const SplitPtr& split) { return dropped(split); })) {
       ForgetUnpushed();
       return absl::OkStatus();
@@ -411,8 +454,8 @@ absl::StatusOr<uint64_t> Trainer::TakeStep() {
   }
 }
 
-void Trainer::Submit(CommPipeline::Push push, std::vector<SplitPtr> splits, uint64_t steps) {
-  for (const SplitPtr& split : splits) ++split->pushes_open;
+void Trainer::Submit(CommPipeline::Push push, Splits splits, uint64_t steps) {
+  for (const SplitPtr& split : *splits) ++split->pushes_open;
   push.done = [this, splits = std::move(splits), steps, samples = push.samples](bool applied) {
     if (applied) {
       Session::Counters* counters = session_->counters();
@@ -426,7 +469,7 @@ void Trainer::Submit(CommPipeline::Push push, std::vector<SplitPtr> splits, uint
         LogInfo("first push acknowledged {:.0f} ms after process start", now);
       }
     }
-    for (const SplitPtr& split : splits) {
+    for (const SplitPtr& split : *splits) {
       if (!applied) split->dropped = true;
       --split->pushes_open;
     }

@@ -21,6 +21,7 @@
 #include "worker/comm/replica.h"
 #include "worker/comm/session.h"
 #include "worker/encode/codec_policy.h"
+#include "worker/encode/gradient_progress.h"
 #include "worker/encode/gradient_space.h"
 #include "worker/training/gradient_sum.h"
 #include "worker/training/inner_optimizer.h"
@@ -112,9 +113,6 @@ class Trainer {
   // `order_key`: the number of the batch's first sample, counted over all data epochs; it fixes the order in
   // which gradients are summed. None if the split is dropped. Waits for a place in the pipeline.
   absl::StatusOr<std::optional<Place>> BeginBatch(uint64_t order_key, const SplitPtr& split);
-  // The batch that has begun goes on with samples of this split, too.
-  void AlsoOf(const SplitPtr& split);
-  bool batch_begun() const { return batch_.has_value(); }
   struct Computed {
     uint64_t samples = 0;
     absl::Duration took;         // Computing alone.
@@ -125,12 +123,24 @@ class Trainer {
     // With local steps only.
     bool moved = false;
   };
+  // The gradient of the batch that has begun is pushed while it is being computed: Filled() says what of
+  // place->gradient is written for good, EndBatch() that all is. `computed` as EndBatch() will have it; its
+  // loss and time are not looked at. False where a push needs all of the gradient: with local steps,
+  // accumulation, clipping, codecs that the server chooses, on a device, where a batch takes seconds.
+  absl::StatusOr<bool> PushAsItComes(const Computed& computed);
+  // Values [offset, offset + size). On any thread, between PushAsItComes() and EndBatch().
+  void Filled(uint64_t offset, uint64_t size) { batch_->progress->Filled(offset, size); }
+  bool pushing() const { return batch_ && batch_->progress != nullptr; }
+  // The batch that has begun goes on with samples of this split, too.
+  void AlsoOf(const SplitPtr& split);
+  bool batch_begun() const { return batch_.has_value(); }
   // `flush`: it is the last that this worker does; what was kept back goes with it. OutOfRange if the loss is
   // not finite, unless the job is rolled back then: the batch is dropped, and this waits for it.
   absl::Status EndBatch(Computed computed, bool flush = false);
   // Of the last push; in a synchronous job, the number of the step it was part of.
   uint64_t last_step() const { return last_step_; }
-  // Nothing comes of the batch that has begun; its samples count as done.
+  // Nothing comes of the batch that has begun, but for what of it is pushed already; its samples count as
+  // done.
   void DropBatch();
 
   // Waits for what is under way, sends what was kept back if a stop was asked for, and completes splits.
@@ -148,6 +158,9 @@ class Trainer {
   bool local() const { return inner_ != nullptr; }
 
  private:
+  // Those that a push is of.
+  using Splits = std::shared_ptr<std::vector<SplitPtr>>;
+
   // Batches that become one push: local steps, or gradients that are accumulated. It ends with its split at
   // the latest; what the push has not of it, since not all shards are due, comes with a later one.
   struct Round {
@@ -159,7 +172,7 @@ class Trainer {
     absl::Duration compute;
     absl::Duration stall;
     std::vector<double> learning_rates;
-    std::vector<SplitPtr> splits;
+    Splits splits = std::make_shared<std::vector<SplitPtr>>();
   };
   // Between BeginBatch() and EndBatch().
   struct OpenBatch {
@@ -167,7 +180,10 @@ class Trainer {
     absl::Time arrived;
     absl::Duration stall;
     CommPipeline::Push push;  // Without a round.
-    std::vector<SplitPtr> splits;
+    Splits splits = std::make_shared<std::vector<SplitPtr>>();
+    // Once it is pushed as it comes, by whom its gradient is held then.
+    std::shared_ptr<GradientProgress> progress;
+    absl::Span<float> gradient;
   };
 
   bool in_rounds() const {
@@ -197,9 +213,11 @@ class Trainer {
   // Waits for a place in the pipeline and adopts what has come; how long it waited.
   absl::StatusOr<absl::Duration> AwaitPlace(int pushes);
   absl::Status Account(const Computed& computed);
+  // A batch that was pushed as it came: its gradient is whole.
+  void EndPush(OpenBatch batch, const Computed& computed);
   // Asynchronous workers each move what is averaged by their share: the server adds all of them.
   void ShareAveraged(absl::Span<float> values) const;
-  void Submit(CommPipeline::Push push, std::vector<SplitPtr> splits, uint64_t steps);
+  void Submit(CommPipeline::Push push, Splits splits, uint64_t steps);
   // Its step; waits for those under way if they would be too far behind.
   absl::StatusOr<uint64_t> TakeStep();
   absl::StatusOr<CommPipeline::Push> NewPush(uint64_t order_key, uint64_t samples, bool flush,

@@ -21,6 +21,7 @@ from recon._leases import Batch, Leases, metric_sums, policy_settings
 from recon._worker import flags_of
 from recon.torch._data import DataLoader
 from recon.torch._optimizers import is_of_the_server, settings_of
+from recon.torch._overlap import Overlap
 
 DTYPES = {
     torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64",
@@ -38,7 +39,7 @@ _joined: list[int] = []
 
 def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, *,
          evaluate: Callable[..., dict[str, Any]] | None = None, epochs: int = 1, scheduler: Any = None,
-         job_settings: dict[str, Any] | None = None, **settings: Any) -> Job:
+         overlap: bool | None = None, job_settings: dict[str, Any] | None = None, **settings: Any) -> Job:
     """Makes this process a worker of the job: `loader` gives it its share, ``optimizer.step()`` pushes gradients.
 
     Arguments:
@@ -55,6 +56,8 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
         epochs: passes over the data.
         scheduler: a learning-rate scheduler that the script steps after each batch: it keeps to the job's progress,
             not to this worker's.
+        overlap: whether gradients are pushed while backward still runs. None: once a few steps have shown that the
+            script does not change them before ``step()``, by clipping, unscaling or accumulating.
         job_settings: flags of recon-server that the script proposes, ``{"sync": "ssp:4", "seed": 7}``. Without "sync"
             the job is synchronous ("bsp"): each step is the mean over all workers that are there.
         **settings: flags of recon-worker: ``server="host:7070"``, ``codec="topk:0.01"``...
@@ -75,7 +78,7 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
         raise RuntimeError("this loader has a job already: join once, after model and optimizer exist")
     if hasattr(optimizer, "_recon_job"):
         raise RuntimeError("this optimizer has a job already: join once")
-    job = Job(model, optimizer, loader, evaluate, epochs, scheduler, job_settings or {}, settings)
+    job = Job(model, optimizer, loader, evaluate, epochs, scheduler, overlap, job_settings or {}, settings)
     loader._batches.job = job
     if os.getpid() not in _joined:
         _joined.append(os.getpid())
@@ -92,7 +95,7 @@ class Job:
     """This process' part in a job; `join` makes it."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any,
-                 evaluate: Callable[..., dict[str, Any]] | None, epochs: int, scheduler: Any,
+                 evaluate: Callable[..., dict[str, Any]] | None, epochs: int, scheduler: Any, overlap: bool | None,
                  job_settings: dict[str, Any], settings: dict[str, Any]) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -117,6 +120,8 @@ class Job:
         self.seed = int(self._core.job()["seed"])
         self._leases = Leases(self._core, loader.order, samples)
         self._tensors.place(self._core)
+        self._overlap = Overlap(self._core, self._tensors.trained, self._tensors.places_of_parameters(),
+                                lambda: self._tensors.rates(optimizer), False if self._own_step else overlap)
         self._unstepped: list[Batch] = []
         self._began = 0.0
         self._left = False
@@ -146,6 +151,7 @@ class Job:
         if not self._unstepped:
             self._began = time.monotonic()
             self._tensors.load(self._core)
+        self._overlap.begin(len(batch.indices), accumulating=bool(self._unstepped))
         self._unstepped.append(batch)
         return True
 
@@ -181,6 +187,11 @@ class Job:
     def step(self) -> int:
         """Number of this worker's last push; in a synchronous job, of the step that it was part of."""
         return self._core.step
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients are pushed while backward runs."""
+        return self._overlap.on
 
     def indices(self) -> list[int]:
         """The samples of the batches since the last ``step()``."""
@@ -263,6 +274,7 @@ class Job:
     def _push(self, closure: Callable[[], Any] | None, result: Any) -> Any:
         batches, self._unstepped = self._unstepped, []
         samples = sum(len(batch.indices) for batch in batches)
+        pushed = self._overlap.take()
         place, rates = self._core.gradient(), []
         if self._own_step is not None:
             # An optimizer that steps here calls the closure as often as it likes.
@@ -272,7 +284,8 @@ class Job:
                 self._own_step()
             self._tensors.store_values(place)
         else:
-            rates = self._tensors.store(place, self.optimizer)
+            self._tensors.store(place, pushed)
+            rates = self._overlap.rates(self._tensors.rates(self.optimizer))
         loss, self.loss = self.loss, None
         self._core.end(samples, time.monotonic() - self._began, _number(loss), rates,
                        self._own_step is not None)
@@ -289,6 +302,7 @@ class Job:
         batches, self._unstepped = self._unstepped, []
         if not batches:
             return
+        self._overlap.stop()
         self._core.drop()
         for batch in batches:
             self._leases.close(batch)
@@ -376,6 +390,10 @@ class _Tensors:
         self._places = [(tensor, *at[name]) for name, tensor in zip(names, tensors)]
         self._loaded: np.ndarray | None = None
 
+    def places_of_parameters(self) -> list[tuple[int, int]]:
+        """Offset and size of each trained parameter, by its number."""
+        return [(offset, size) for _, offset, size in self._places[:len(self.trained)]]
+
     def values(self) -> np.ndarray:
         """What the model has, flat."""
         flat = np.empty(self._size, np.float32)
@@ -423,12 +441,14 @@ class _Tensors:
         self._base = flat
 
     @torch.no_grad()
-    def store(self, gradient: np.ndarray, optimizer: torch.optim.Optimizer) -> list[float]:
-        """Writes the gradients, and how far buffers have moved; takes the gradients from the model. Returns the
-        learning rate of each group."""
+    def store(self, gradient: np.ndarray, there: set[int]) -> None:
+        """Writes the gradients, but for those of parameters that are `there` by their numbers, and how far buffers have
+        moved."""
         target = torch.from_numpy(gradient)
         base = _tensor_of(self._base)
-        for tensor, offset, size in self._places:
+        for number, (tensor, offset, size) in enumerate(self._places):
+            if number in there:
+                continue
             place = target[offset:offset + size]
             if not isinstance(tensor, torch.nn.Parameter):
                 place.copy_(tensor.reshape(-1))
@@ -439,6 +459,9 @@ class _Tensors:
                 place.copy_(tensor.grad.to_dense().reshape(-1))
             else:
                 place.copy_(tensor.grad.reshape(-1))
+
+    def rates(self, optimizer: torch.optim.Optimizer) -> list[float]:
+        """The learning rate of each group of the job."""
         rates = {name: float(group["lr"]) for name, group in zip(self.group_names, optimizer.param_groups)}
         return [rates.get(name, 0.0) for name in self._groups]
 
