@@ -269,8 +269,7 @@ absl::Status ReconServer::Parts::Open() {
   coordinator_options.policy = settings;
   coordinator_options.settings = flags.agreed;
   coordinator_options.proposed = flags.proposed;
-  // Other servers have been told what the job is.
-  if (flags.with_proposed && cluster == nullptr) {
+  if (flags.with_proposed) {
     coordinator_options.adopt_proposal = [this](const RegisterRequest& request) {
       return AdoptProposal(request);
     };

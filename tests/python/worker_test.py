@@ -42,6 +42,14 @@ class Worker(unittest.TestCase):
             self.assertTrue(np.allclose(worker.parameters()["weight"], -0.6, atol=1e-3))
             self.assertTrue((worker.parameters()["bias"] == 0).all())
 
+    def test_a_job_of_two_servers_takes_the_settings_of_the_script(self) -> None:
+        with Server(BINARIES, "--servers", "2") as head, Server(BINARIES, "--join", head.address), make_worker(
+                head, epochs=2) as worker:
+            for _ in worker.batches():
+                worker.push({"weight": np.ones((4, 3))})
+            self.assertTrue(np.allclose(worker.parameters()["weight"], -6, atol=1e-3))
+            self.assertEqual(int(head.status()["samples_completed"]), 1200)
+
     def test_wrong_use_is_named(self) -> None:
         with Server(BINARIES) as server, make_worker(server) as worker:
             batches = worker.batches()
