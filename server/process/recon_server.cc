@@ -418,7 +418,7 @@ absl::Status ReconServer::Parts::AdoptProposal(const RegisterRequest& request) {
     LogInfo("the job begins with the settings of {}'s script", request.name());
     begin_anew.store(true);
   }
-  return absl::UnavailableError("the server takes the settings of the first worker's script");
+  return absl::AbortedError("the server takes the settings of the first worker's script");  // Ask again.
 }
 
 // What was set live, unless the flags have changed since.

@@ -189,7 +189,8 @@ absl::Status Session::RegisterUntilOk() {
   while (true) {
     const absl::Status status = RegisterOnce();
     if (status.ok()) return status;
-    if (!ServerGone(status)) return status;
+    const bool begins_anew = absl::IsAborted(status);
+    if (!ServerGone(status) && !begins_anew) return status;
     if (Now() >= give_up) {
       return absl::UnavailableError(absl::StrCat("the server has not answered for ",
                                                  absl::FormatDuration(options_.reconnect_for), ": ",
@@ -200,6 +201,10 @@ absl::Status Session::RegisterUntilOk() {
     const absl::Status before = std::exchange(cause, Diagnose(status));
     const bool hopeless = !known_to_server && !cause.ok();
     if (hopeless && cause == before) return cause;
+    if (begins_anew && !said) {
+      LogInfo("{}", status.message());
+      said = true;
+    }
     if (!said && !hopeless) {
       LogWarn("the server cannot be reached, trying again: {}", (cause.ok() ? status : cause).message());
       said = true;
