@@ -61,6 +61,12 @@ absl::Status Coordinator::CheckDataset(const RegisterRequest& request) const {
     return absl::InvalidArgumentError(absl::StrCat("the worker has ", request.test_samples(),
                                                    " test samples, the job has ", record_->test_samples()));
   }
+  if (!request.data_fingerprint().empty() && !record_->data_fingerprint().empty() &&
+      request.data_fingerprint() != record_->data_fingerprint()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the worker's training data is other data: its fingerprint is ", request.data_fingerprint(),
+        ", the job's is ", record_->data_fingerprint(), ": all workers need the same files"));
+  }
   return absl::OkStatus();
 }
 
@@ -103,10 +109,10 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
                                                      " bytes, allowed are ", limits::kNameBytesMax));
     }
   }
-  if (request.device().size() > limits::kNameBytesMax || request.codec().size() > limits::kNameBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("device of ", request.device().size(), " and codec of ",
-                                                   request.codec().size(), " bytes, allowed are ",
-                                                   limits::kNameBytesMax));
+  for (const std::string* text : {&request.device(), &request.codec(), &request.data_fingerprint()}) {
+    if (text->size() <= limits::kNameBytesMax) continue;
+    return absl::InvalidArgumentError(absl::StrCat("device, codec or data fingerprint of ", text->size(),
+                                                   " bytes, allowed are ", limits::kNameBytesMax));
   }
   if (!request.serves_parameters().empty()) {
     RECON_RETURN_IF_ERROR(CheckAddress("--serve-parameters", request.serves_parameters()));
@@ -132,6 +138,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
     record.set_split_samples(job_.split_samples());
     record.set_eval_split_samples(job_.eval_split_samples());
     record.set_seed(job_.seed());
+    record.set_data_fingerprint(request.data_fingerprint());
     record.mutable_proposed()->Add(options_.proposed.begin(), options_.proposed.end());
     RECON_RETURN_IF_ERROR(StartQueue(record));
     RECON_RETURN_IF_ERROR(AdoptModel(request));
@@ -140,6 +147,12 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   }
   RECON_RETURN_IF_ERROR(AdoptModel(request));
   RECON_RETURN_IF_ERROR(CheckDataset(request));
+  if (record_->data_fingerprint().empty() && !request.data_fingerprint().empty()) {
+    JobRecord record = *record_;
+    record.set_data_fingerprint(request.data_fingerprint());
+    RECON_RETURN_IF_ERROR(journal_->SaveJob(record));
+    record_ = record;
+  }
   RECON_RETURN_IF_ERROR(CheckProposal(request, options_.settings));
   // Its numbers are of a time when nobody waited for others. It cannot go back, and would wait until all have
   // come so far: they go on from there instead. (Of several servers each would have to.)

@@ -321,6 +321,24 @@ class Data(Case):
             with self.assertRaisesRegex(ValueError, text):
                 self.train(model, sgd(model), rt.DataLoader(DATA, batch_size=BATCH, sampler=indices))
 
+    def test_other_data_of_the_same_size_is_refused(self) -> None:
+        x, y = DATA.tensors
+        changed = y.clone()
+        changed[: SAMPLES // 2] = 0
+        model = make_model()
+        self.join(model, sgd(model))
+        for name, data in {"labels": torch.utils.data.TensorDataset(x, changed),
+                           "rows": torch.utils.data.TensorDataset(x.flip(0), y),
+                           "a subset": torch.utils.data.Subset(DATA, list(range(SAMPLES - 1, -1, -1)))}.items():
+            with self.subTest(name), self.assertRaisesRegex(recon.Refused, "training data is other data: its fingerprint is"):
+                self.join(model, sgd(model), rt.DataLoader(data, batch_size=BATCH))
+        same = torch.utils.data.TensorDataset(x.clone(), y.clone())
+        self.join(model, sgd(model), rt.DataLoader(same, batch_size=BATCH))
+        # One that cannot be told is taken, as it is with the script's word.
+        self.join(model, sgd(model), rt.DataLoader([DATA[index] for index in range(SAMPLES)], batch_size=BATCH))
+        with self.assertRaisesRegex(recon.Refused, "its fingerprint is mine"):
+            self.join(model, sgd(model), rt.DataLoader(DATA, batch_size=BATCH, fingerprint="mine"))
+
     def test_a_sample_that_raises_ends_the_loop_with_its_error(self) -> None:
         for processes in (0, 2):
             self.setUp()

@@ -90,6 +90,7 @@ RegisterRequest Session::MakeRequest() const {
   *request.mutable_model() = options_.model;
   request.set_train_samples(options_.train_samples);
   request.set_test_samples(options_.test_samples);
+  request.set_data_fingerprint(options_.data_fingerprint);
   request.set_next_step(FirstUnacknowledged());
   request.set_first_new_step(FirstNew());
   if (job_ != nullptr) request.set_history(job_->history());

@@ -36,6 +36,7 @@ class Session {
     ModelSpec model;
     uint64_t train_samples = 0;
     uint64_t test_samples = 0;
+    std::string data_fingerprint;  // Of the training data; empty: nothing is said of it.
     std::string device;
     // Fills in what else a heartbeat tells. Heartbeat thread.
     std::function<void(WorkerProgress*)> describe;

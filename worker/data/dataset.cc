@@ -1,11 +1,13 @@
 #include "worker/data/dataset.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/base/hash.h"
 #include "common/base/status_macros.h"
 #include "worker/data/cifar_dataset.h"
 #include "worker/data/cluster_dataset.h"
@@ -13,6 +15,8 @@
 
 namespace recon {
 namespace {
+
+constexpr uint64_t kFingerprintSamples = 256;
 
 absl::StatusOr<TrainAndTest> OpenClusters(const std::string& text) {
   uint32_t numbers[4] = {0, 0, 32, 4};
@@ -48,6 +52,20 @@ std::vector<uint32_t> ShuffledOrder(uint64_t size, uint64_t seed, uint32_t data_
   uint64_t state = seed * 0x2545F4914F6CDD1Du + data_epoch;
   for (uint64_t i = size; i > 1; --i) std::swap(order[i - 1], order[SplitMix64(&state) % i]);
   return order;
+}
+
+std::string Fingerprint(const Dataset& dataset) {
+  const uint64_t size = dataset.size();
+  const uint64_t samples = std::min(kFingerprintSamples, size);
+  std::vector<uint32_t> indices;
+  for (uint64_t i = 0; i < samples; ++i) indices.push_back(static_cast<uint32_t>(i * size / samples));
+  Batch batch;
+  dataset.Read(indices, &batch);
+  StreamingHash64 hash;
+  hash.Update(&size, sizeof(size));
+  hash.Update(batch.features.data(), batch.features.size() * sizeof(float));
+  hash.Update(batch.labels.data(), batch.labels.size() * sizeof(uint32_t));
+  return absl::StrCat(absl::Hex(hash.Digest(), absl::kZeroPad16));
 }
 
 absl::StatusOr<TrainAndTest> OpenDataset(const std::string& name) {

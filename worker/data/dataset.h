@@ -49,6 +49,9 @@ inline constexpr char kDefaultDataset[] = "idx:/usr/share/datasets/fashion-mnist
 // (Fisher-Yates over SplitMix64), so that a split means the same samples on every worker.
 std::vector<uint32_t> ShuffledOrder(uint64_t size, uint64_t seed, uint32_t data_epoch);
 
+// Tells data sets apart: 16 hexadecimal digits, by some of the samples. Stable: jobs keep it.
+std::string Fingerprint(const Dataset& dataset);
+
 // One step of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): advances `state`, returns 64 random bits.
 uint64_t SplitMix64(uint64_t* state);
 

@@ -27,6 +27,7 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   RECON_RETURN_IF_ERROR(AssignGroups(flags.tensor_groups, &options.model));
   options.train_samples = data.train->size();
   options.test_samples = data.test->size();
+  options.data_fingerprint = Fingerprint(*data.train);
   options.simulated = backend->simulated() || flags.step_time > absl::ZeroDuration() || flags.slow_factor > 1;
   RECON_ASSIGN_OR_RETURN(const std::unique_ptr<Member> member, Member::Join(options, backend.get(), stop));
   TrainLoop::Options loop_options;

@@ -81,7 +81,8 @@ T Check(absl::StatusOr<T> result) {
 class PyWorker {
  public:
   PyWorker(const Settings& settings, const std::string& model, const std::vector<TensorTuple>& tensors,
-           const Settings& aliases, uint64_t train_samples, uint64_t test_samples, const Settings& proposed)
+           const Settings& aliases, uint64_t train_samples, uint64_t test_samples, const Settings& proposed,
+           const std::string& data_fingerprint)
       : lane_(std::make_unique<Lane>("trainer")) {
     const WorkerFlags flags = Check(WorkerFlagsOf(settings));
     // The first one decides: the log is one for all workers of a process.
@@ -110,6 +111,7 @@ class PyWorker {
     }
     options.train_samples = train_samples;
     options.test_samples = test_samples;
+    options.data_fingerprint = data_fingerprint;
     absl::Status joined;
     OnLane([&] {
       absl::StatusOr<std::unique_ptr<Member>> member = Member::Join(options, &space_, &stop_);
@@ -433,9 +435,9 @@ NB_MODULE(_core, module) {
   module.def("order", &recon::Order, nb::arg("size"), nb::arg("seed"), nb::arg("data_epoch"));
   nb::class_<PyWorker>(module, "Worker")
       .def(nb::init<const recon::Settings&, const std::string&, const std::vector<recon::TensorTuple>&,
-                    const recon::Settings&, uint64_t, uint64_t, const recon::Settings&>(),
+                    const recon::Settings&, uint64_t, uint64_t, const recon::Settings&, const std::string&>(),
            nb::arg("settings"), nb::arg("model"), nb::arg("tensors"), nb::arg("aliases"),
-           nb::arg("train_samples"), nb::arg("test_samples"), nb::arg("proposed"))
+           nb::arg("train_samples"), nb::arg("test_samples"), nb::arg("proposed"), nb::arg("data_fingerprint") = "")
       .def("placement", &PyWorker::Placement)
       .def_prop_ro("size", &PyWorker::size)
       .def_prop_ro("groups", &PyWorker::groups)

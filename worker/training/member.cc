@@ -86,6 +86,7 @@ Session::Options Member::MakeSessionOptions() {
   if (options_.name.empty()) options.draw_name = DrawWorkerName;
   options.model = options_.model;
   options.train_samples = options_.train_samples;
+  options.data_fingerprint = options_.data_fingerprint;
   options.test_samples = options_.test_samples;
   options.proposed = options_.proposed;
   options.device = space_->device();

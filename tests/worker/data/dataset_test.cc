@@ -47,6 +47,16 @@ void WriteIdx(const TempDir& directory) {
 
 }  // namespace
 
+TEST_CASE("data sets are told apart by some of their samples", "[data]") {
+  const auto of = [](const std::string& name) { return Fingerprint(*OpenDataset(name)->train); };
+  const std::string one = of("clusters:1000,10,4,3");
+  CHECK(one.size() == 16);
+  CHECK(one == of("clusters:1000,20,4,3"));
+  CHECK(one != of("clusters:1001,10,4,3"));
+  CHECK(one != of("clusters:1000,10,4,2"));
+  CHECK(of("clusters:1,1,1,1").size() == 16);
+}
+
 TEST_CASE("IDX files are read, gz or not, and scaled by the training set", "[data]") {
   const TempDir directory;
   WriteIdx(directory);

@@ -29,6 +29,7 @@ class Worker:
             ``{"loss": (sum, samples), "accuracy": (correct, samples), ...}``.
         groups: tensor name to group name, for codecs and policies of groups; "default" otherwise.
         shuffle: each pass in an order of its own, the same on every worker, by the job's seed.
+        fingerprint: says which data the indices are of; a worker that has another one is refused.
         job_settings: flags of recon-server that the script proposes, ``{"sync": "asp", "seed": 7}``. Without "sync"
             the job is synchronous ("bsp").
         **settings: flags of recon-worker, with underscores: ``server="host:7070"``, ``codec="topk:0.01"``...
@@ -41,7 +42,7 @@ class Worker:
 
     def __init__(self, parameters: Mapping[str, Any], *, samples: int, batch: int = 64, epochs: int = 1,
                  optimizer: Any, evaluate: Callable[[dict[str, np.ndarray]], dict[str, Any]] | None = None,
-                 groups: Mapping[str, str] | None = None, shuffle: bool = True, model: str = "python",
+                 groups: Mapping[str, str] | None = None, shuffle: bool = True, model: str = "python", fingerprint: str = "",
                  job_settings: Mapping[str, Any] | None = None, **settings: Any) -> None:
         arrays = {name: np.asarray(value) for name, value in parameters.items()}
         for name, array in arrays.items():
@@ -53,7 +54,8 @@ class Worker:
         proposed += policy_settings(dict(job_settings or {}), "bsp", samples, batch) + flags_of(job_settings or {})
         self._initial = arrays
         self._evaluate = evaluate
-        self._core = _core.Worker(flags_of(settings), model, tensors, [], samples, 1 if evaluate else 0, proposed)
+        self._core = _core.Worker(flags_of(settings), model, tensors, [], samples, 1 if evaluate else 0, proposed,
+                                  fingerprint)
         self._shapes = {name: array.shape for name, array in arrays.items()}
         self._placement = {name: (offset, size) for name, offset, size in self._core.placement()}
         seed = self._core.job()["seed"]

@@ -11,6 +11,7 @@ import torch.utils.data
 
 from recon import _core
 from recon._leases import Batch
+from recon.torch._fingerprint import fingerprint as fingerprint_of
 
 if TYPE_CHECKING:
     from recon.torch._join import Job
@@ -67,6 +68,8 @@ class DataLoader:
         sampler: its order is kept: ``list(sampler)`` of a pass, after ``sampler.set_epoch(pass)`` where it has that.
             It must be the same on every worker. What it draws from torch's random numbers is: they, and its own
             ``generator``, begin by the job's seed and the pass.
+        fingerprint: says which data it is: a worker that has another is refused. By default of data in memory (tensors,
+            arrays, subsets of them) and of Hugging Face's; "" for none.
     ``batch_sampler``, ``drop_last`` and iterable data sets are not taken.
 
     A ``for`` loop over it ends with the pass. Loop number N (from 0) is of pass N: a worker that comes later goes
@@ -77,7 +80,7 @@ class DataLoader:
     skips_done_passes = False
 
     def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool = True, sampler: Any = None, *,
-                 collate_fn: Callable[[list[Any]], Any] | None = None, **options: Any) -> None:
+                 fingerprint: str | None = None, collate_fn: Callable[[list[Any]], Any] | None = None, **options: Any) -> None:
         for name in ("batch_sampler", "drop_last"):
             if options.pop(name, None):
                 raise TypeError(f"recon's DataLoader takes no {name}: the server says which samples make a batch")
@@ -92,6 +95,7 @@ class DataLoader:
         if not options.get("in_order", True):
             raise TypeError("recon's DataLoader takes no in_order=False: the server knows batches by their order")
         self.dataset = dataset
+        self.fingerprint = fingerprint_of(dataset) if fingerprint is None else fingerprint
         self.batch_size = int(batch_size)
         self.sampler = sampler
         self.shuffle = shuffle

@@ -116,7 +116,7 @@ class Job:
         proposed += policy_settings(job_settings, policy, samples, loader.batch_size)
         proposed += [("batch", str(loader.batch_size)), ("data-epochs", str(epochs))] + flags_of(job_settings)
         self._core = _core.Worker(flags_of(settings), type(model).__name__, self._tensors.specs,
-                                  self._tensors.aliases, samples, 1 if evaluate else 0, proposed)
+                                  self._tensors.aliases, samples, 1 if evaluate else 0, proposed, loader.fingerprint)
         self.seed = int(self._core.job()["seed"])
         self._leases = Leases(self._core, loader.order, samples)
         self._tensors.place(self._core)
