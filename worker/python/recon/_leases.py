@@ -43,6 +43,7 @@ class Batch:
     order_key: int  # Number of the first sample, counted over all passes.
     split: int  # Of the core.
     last: bool  # Of its split.
+    samples: int
 
 
 class Leases:
@@ -96,7 +97,7 @@ class Leases:
             for at in range(first, after, per_batch):
                 stop = min(at + per_batch, after)
                 self._ready.append(Batch(order[at:stop], data_epoch, data_epoch * self._samples + at, split,
-                                         last=stop == after))
+                                         stop == after, stop - at))
         self.core.forget_lease(lease)
 
     def begin(self, batch: Batch) -> bool:

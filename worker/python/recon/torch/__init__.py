@@ -11,6 +11,7 @@ Every process that runs the script is a worker of the same job; it may be killed
 """
 
 from recon.torch._data import DataLoader
+from recon.torch._files import leased
 from recon.torch._join import Job, join
 
-__all__ = ["DataLoader", "Job", "join"]
+__all__ = ["DataLoader", "Job", "join", "leased"]

@@ -10,7 +10,7 @@ import torch
 import torch.utils.data
 
 from recon import _core
-from recon._leases import Batch
+from recon._leases import Batch, Leases, policy_settings
 from recon.torch._fingerprint import fingerprint as fingerprint_of
 
 if TYPE_CHECKING:
@@ -59,7 +59,81 @@ class _BatchSampler(torch.utils.data.Sampler):
             yield [] if batch is None else [int(index) for index in batch.indices]
 
 
-class DataLoader:
+class JobLoader:
+    """What loads the batches of one job; `join` takes any, and gives it its job.
+
+    Of its kinds each has ``batch_size``; ``samples``, those of a pass over all workers; a ``fingerprint`` of the data;
+    ``settings()`` and ``share()``; ``_load()`` and ``_next()``.
+    """
+
+    # For loops that take a pass without a batch as the end of all: the first is of the pass that the job is in.
+    skips_done_passes = False
+    batch_size: int
+    samples: int
+    fingerprint: str
+
+    def __init__(self) -> None:
+        self._job: Job | None = None
+        self._pass = 0
+        self._held: tuple[Batch, Any] | None = None
+        self._items: Iterator[Any] | None = None
+
+    @property
+    def job(self) -> Job:
+        """What `join` made of it."""
+        if self._job is None:
+            raise RuntimeError("the loader has no job yet: call recon.torch.join(model, optimizer, loader) first")
+        return self._job
+
+    def settings(self, job_settings: dict[str, Any], policy: str) -> list[tuple[str, str]]:
+        """How workers agree and share the data, where the script does not say: by `policy`."""
+        raise NotImplementedError
+
+    def share(self, core: Any) -> Leases:
+        """This worker's share of the job's data."""
+        raise NotImplementedError
+
+    def _load(self) -> Iterator[Any]:
+        """What the sampler has asked for, in its order, without an end."""
+        raise NotImplementedError
+
+    def _next(self, job: Job) -> tuple[Batch, Any] | None:
+        """The next batch, or None if there is none now."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        job = self.job
+        data_epoch, self._pass = self._pass, self._pass + 1
+        if self._items is None:
+            self._items = self._load()
+        yielded = False
+        while not job.finished:
+            if self._held is None:
+                self._held = self._next(job)
+                continue
+            batch, data = self._held
+            if batch.data_epoch > data_epoch:
+                if yielded or not self.skips_done_passes:
+                    return
+                data_epoch, self._pass = batch.data_epoch, batch.data_epoch + 1
+            self._held = None
+            if job.begin(batch):
+                yielded = True
+                yield data
+
+    def finish(self) -> bool:
+        """Whether the job is done, for loops that count batches and do not see the loader's end. Waits until it is, or
+        until there are batches again; evaluates meanwhile, if this worker is asked to."""
+        if self._items is None:
+            self._items = self._load()
+        while not self.job.finished:
+            if self._held is not None:
+                return False
+            self._held = self._next(self.job)
+        return True
+
+
+class DataLoader(JobLoader):
     """In place of ``torch.utils.data.DataLoader``: the samples of each pass are shared by all workers of the job,
     each computed once, whoever dies.
 
@@ -76,16 +150,14 @@ class DataLoader:
     through the passes that are done without a batch, so that whatever the script does once a pass agrees.
     """
 
-    # For loops that take a pass without a batch as the end of all: the first is of the pass that the job is in.
-    skips_done_passes = False
-
     def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool = True, sampler: Any = None, *,
                  fingerprint: str | None = None, collate_fn: Callable[[list[Any]], Any] | None = None, **options: Any) -> None:
         for name in ("batch_sampler", "drop_last"):
             if options.pop(name, None):
                 raise TypeError(f"recon's DataLoader takes no {name}: the server says which samples make a batch")
         if isinstance(dataset, torch.utils.data.IterableDataset):
-            raise TypeError("an iterable data set has no indices to share: give one with __getitem__ and __len__")
+            raise TypeError("an iterable data set has no indices to share: give one with __getitem__ and __len__, or "
+                            "its files to recon.torch.leased")
         if batch_size is None or batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, expected 1 or more")
         if not hasattr(dataset, "__len__"):
@@ -94,30 +166,22 @@ class DataLoader:
             raise ValueError(f"the data set, a {type(dataset).__name__}, has no samples")
         if not options.get("in_order", True):
             raise TypeError("recon's DataLoader takes no in_order=False: the server knows batches by their order")
+        super().__init__()
         self.dataset = dataset
+        self.samples = len(dataset)
         self.fingerprint = fingerprint_of(dataset) if fingerprint is None else fingerprint
         self.batch_size = int(batch_size)
         self.sampler = sampler
         self.shuffle = shuffle
         self._batches = _BatchSampler()
         self._order: tuple[int, Sequence[int]] = (-1, [])
-        self._pass = 0
-        self._held: tuple[Batch, Any] | None = None
         collate = collate_fn or torch.utils.data.default_collate
         self._loader = torch.utils.data.DataLoader(_Samples(dataset), batch_sampler=self._batches,
                                                    collate_fn=_Collate(collate), **options)
-        self._items: Iterator[Any] | None = None
 
     def __len__(self) -> int:
         """Batches of a pass, over all workers."""
         return -(-len(self.dataset) // self.batch_size)
-
-    @property
-    def job(self) -> Job:
-        """What `join` made of it."""
-        if self._batches.job is None:
-            raise RuntimeError("the loader has no job yet: call recon.torch.join(model, optimizer, loader) first")
-        return self._batches.job
 
     def order(self, data_epoch: int) -> Sequence[int]:
         """The order of all samples in a pass."""
@@ -147,36 +211,15 @@ class DataLoader:
                              f"data set's go from 0 to {samples - 1}")
         return order
 
-    def __iter__(self) -> Iterator[Any]:
-        job = self.job
-        data_epoch, self._pass = self._pass, self._pass + 1
-        if self._items is None:
-            self._items = iter(self._loader)
-        yielded = False
-        while not job.finished:
-            if self._held is None:
-                self._held = self._next(job)
-                continue
-            batch, data = self._held
-            if batch.data_epoch > data_epoch:
-                if yielded or not self.skips_done_passes:
-                    return
-                data_epoch, self._pass = batch.data_epoch, batch.data_epoch + 1
-            self._held = None
-            if job.begin(batch):
-                yielded = True
-                yield data
+    def settings(self, job_settings: dict[str, Any], policy: str) -> list[tuple[str, str]]:
+        return policy_settings(job_settings, policy, self.samples, self.batch_size)
 
-    def finish(self) -> bool:
-        """Whether the job is done, for loops that count batches and do not see the loader's end. Waits until it is, or
-        until there are batches again; evaluates meanwhile, if this worker is asked to."""
-        if self._items is None:
-            self._items = iter(self._loader)
-        while not self.job.finished:
-            if self._held is not None:
-                return False
-            self._held = self._next(self.job)
-        return True
+    def share(self, core: Any) -> Leases:
+        return Leases(core, self.order, self.samples)
+
+    def _load(self) -> Iterator[Any]:
+        self._batches.job = self.job
+        return iter(self._loader)
 
     def _next(self, job: Job) -> tuple[Batch, Any] | None:
         assert self._items is not None

@@ -17,9 +17,9 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from recon import _core
-from recon._leases import Batch, Leases, metric_sums, policy_settings
+from recon._leases import Batch, metric_sums
 from recon._worker import flags_of
-from recon.torch._data import DataLoader
+from recon.torch._data import JobLoader
 from recon.torch._optimizers import is_of_the_server, settings_of
 from recon.torch._overlap import Overlap
 
@@ -71,15 +71,15 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
     if _joined and os.getpid() not in _joined:
         raise RuntimeError(f"join() in process {os.getpid()}, a fork of {_joined[-1]}, which has joined: their connections "
                            "would be one. Fork first, or start a process anew")
-    if not isinstance(loader, DataLoader):
+    if not isinstance(loader, JobLoader):
         raise TypeError(f"join() was given a {type(loader).__module__}.{type(loader).__name__} as loader, expected a "
                         "recon.torch.DataLoader: it takes the same arguments")
-    if loader._batches.job is not None:
+    if loader._job is not None:
         raise RuntimeError("this loader has a job already: join once, after model and optimizer exist")
     if hasattr(optimizer, "_recon_job"):
         raise RuntimeError("this optimizer has a job already: join once")
     job = Job(model, optimizer, loader, evaluate, epochs, scheduler, overlap, job_settings or {}, settings)
-    loader._batches.job = job
+    loader._job = job
     if os.getpid() not in _joined:
         _joined.append(os.getpid())
     return job
@@ -112,13 +112,12 @@ class Job:
             self._own_step = optimizer.step
             proposed = [("optimizer", "sgd")]
             policy = f"local:{LOCAL_STEPS}"
-        samples = len(loader.dataset)
-        proposed += policy_settings(job_settings, policy, samples, loader.batch_size)
+        proposed += loader.settings(job_settings, policy)
         proposed += [("batch", str(loader.batch_size)), ("data-epochs", str(epochs))] + flags_of(job_settings)
         self._core = _core.Worker(flags_of(settings), type(model).__name__, self._tensors.specs,
-                                  self._tensors.aliases, samples, 1 if evaluate else 0, proposed, loader.fingerprint)
+                                  self._tensors.aliases, loader.samples, 1 if evaluate else 0, proposed, loader.fingerprint)
         self.seed = int(self._core.job()["seed"])
-        self._leases = Leases(self._core, loader.order, samples)
+        self._leases = loader.share(self._core)
         self._tensors.place(self._core)
         self._overlap = Overlap(self._core, self._tensors.trained, self._tensors.places_of_parameters(),
                                 lambda: self._tensors.rates(optimizer), False if self._own_step else overlap)
@@ -151,7 +150,7 @@ class Job:
         if not self._unstepped:
             self._began = time.monotonic()
             self._tensors.load(self._core)
-        self._overlap.begin(len(batch.indices), accumulating=bool(self._unstepped))
+        self._overlap.begin(batch.samples, accumulating=bool(self._unstepped))
         self._unstepped.append(batch)
         return True
 
@@ -194,7 +193,7 @@ class Job:
         return self._overlap.on
 
     def indices(self) -> list[int]:
-        """The samples of the batches since the last ``step()``."""
+        """The samples of the batches since the last ``step()``; none where workers share files."""
         return [int(index) for batch in self._unstepped for index in batch.indices]
 
     def pull(self) -> None:
@@ -273,7 +272,7 @@ class Job:
 
     def _push(self, closure: Callable[[], Any] | None, result: Any) -> Any:
         batches, self._unstepped = self._unstepped, []
-        samples = sum(len(batch.indices) for batch in batches)
+        samples = sum(batch.samples for batch in batches)
         pushed = self._overlap.take()
         place, rates = self._core.gradient(), []
         if self._own_step is not None:
