@@ -22,6 +22,7 @@ from recon._worker import flags_of
 from recon.torch._data import JobLoader
 from recon.torch._optimizers import is_of_the_server, settings_of
 from recon.torch._overlap import Overlap
+from recon.torch._state import copy_state, remember
 
 DTYPES = {
     torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64",
@@ -80,6 +81,7 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
         raise RuntimeError("this optimizer has a job already: join once")
     job = Job(model, optimizer, loader, evaluate, epochs, scheduler, overlap, job_settings or {}, settings)
     loader._job = job
+    remember(model, job)
     if os.getpid() not in _joined:
         _joined.append(os.getpid())
     return job
@@ -202,6 +204,17 @@ class Job:
             raise RuntimeError("pull() between a batch and its step(): its gradient would be of other parameters")
         self._core.pull()
         self._tensors.load(self._core)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `recon.torch.state_dict` of the job's model."""
+        if self._left and not self._leases.finished:
+            raise RuntimeError("state_dict() of a worker that has left before the job was done")
+        if self._unstepped:
+            raise RuntimeError("state_dict() between a batch and its step(): call it after step()")
+        if self._left:
+            return copy_state(self.model, [])
+        self._core.begin_evaluation()
+        return copy_state(self.model, self._tensors.values_in(self._core.parameters()))
 
     def follow(self, scheduler: Any) -> None:
         """Keeps a scheduler that is stepped after each batch to the job's progress, as `join` does with its own: for
@@ -422,6 +435,11 @@ class _Tensors:
         for tensor, offset, size in self._places:
             target[offset:offset + size].copy_(tensor.reshape(-1))
 
+    def values_in(self, flat: np.ndarray) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The model's tensors, each with its values there: views."""
+        source = _tensor_of(flat)
+        return [(tensor, source[offset:offset + size].view(tensor.shape)) for tensor, offset, size in self._places]
+
     @torch.no_grad()
     def load(self, core: Any) -> None:
         """Gives the model the job's parameters, where they have changed."""
@@ -429,9 +447,7 @@ class _Tensors:
             return
         self._revision = core.revision
         flat = core.parameters()
-        source = _tensor_of(flat)
-        for tensor, offset, size in self._places:
-            values = source[offset:offset + size].view(tensor.shape)
+        for tensor, values in self.values_in(flat):
             if tensor.is_floating_point() or tensor.dtype == torch.bool:
                 tensor.copy_(values)
             else:
