@@ -2,6 +2,7 @@
 has to die. Environment: RECON_TEST_BIN, the programs."""
 
 import os
+import pickle
 import signal
 import sys
 import unittest
@@ -196,6 +197,7 @@ class Loops(Case):
             optimizer = sgd(model)
             scheduler = make(optimizer)
             loader, _ = self.join(model, optimizer, scheduler=scheduler)
+            pickle.dumps(scheduler.state_dict())  # As checkpoints do.
             for _ in range(2):
                 for batch in loader:
                     loss_of(model, batch).backward()

@@ -199,10 +199,10 @@ class Job:
         return [int(index) for batch in self._unstepped for index in batch.indices]
 
     def pull(self) -> None:
-        """Gives the model the job's parameters as they are now."""
+        """Gives the model the job's parameters as they are now, with all that this worker has pushed."""
         if self._unstepped:
             raise RuntimeError("pull() between a batch and its step(): its gradient would be of other parameters")
-        self._core.pull()
+        self._core.begin_evaluation()
         self._tensors.load(self._core)
 
     def state_dict(self) -> dict[str, Any]:
@@ -233,7 +233,13 @@ class Job:
 
         done = getattr(scheduler, "last_epoch", 0)  # A ChainedScheduler has none.
         self._progress = max(self._progress, done)
-        scheduler.step = step
+        its_state = scheduler.state_dict
+
+        def state_dict() -> dict[str, Any]:
+            # A scheduler's state is whatever it has as attributes; these two are ours, and cannot be saved.
+            return {name: value for name, value in its_state().items() if name not in ("step", "state_dict")}
+
+        scheduler.step, scheduler.state_dict = step, state_dict
 
     def leave(self) -> None:
         """Leaves the job, if the script ends before it is done: what is under way is finished first."""
