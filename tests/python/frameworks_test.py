@@ -65,6 +65,12 @@ class Frameworks(unittest.TestCase):
         for workers in (1, 2):
             self.run_workers("lightning", "frameworks_test.py", workers)
 
+    @unittest.skipIf(absent("lightning"), f"absent: {absent('lightning')}")
+    def test_what_lightning_cannot_do_in_a_job_is_told_so(self) -> None:
+        with Server(os.environ["RECON_TEST_BIN"]) as server:
+            script = Script(server, "w", "lightning mistakes", script="frameworks_test.py")
+            self.assertEqual(script.wait(), 0, script.log())
+
     @unittest.skipIf(absent("jax"), f"absent: {absent('jax')}")
     def test_the_jax_example_learns(self) -> None:
         self.run_workers("", str(EXAMPLES / "jax_mlp.py"), 1)
@@ -97,34 +103,101 @@ def train_hf() -> None:
     trainer.train()
 
 
-def train_lightning() -> None:
+def lightning_module(data: Any) -> Any:
     import lightning.pytorch as pl
-    import recon.torch.lightning as in_lightning
 
     class Module(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(3)
-            self.body = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+            self.body = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+
+        def train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(data, batch_size=BATCH, shuffle=True)
+
+        def val_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(data, batch_size=SAMPLES)
 
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
             return functional.cross_entropy(self.body(batch[0]), batch[1])
+
+        def validation_step(self, batch: Any, _: int) -> None:
+            self.log("accuracy", (self.body(batch[0]).argmax(1) == batch[1]).double().mean())
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
             scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
+    return Module()
+
+
+def lightning_trainer(strategy: Any, **options: Any) -> Any:
+    import lightning.pytorch as pl
+
+    return pl.Trainer(strategy=strategy, accelerator="cpu", **{
+        "max_epochs": EPOCHS, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
+        "enable_model_summary": False, **options})
+
+
+def train_lightning() -> None:
+    import lightning.pytorch as pl
+    import recon.torch.lightning as in_lightning
+
     data = Classified(named=False)
-    module = Module()
+    module = lightning_module(data)
 
     def evaluate(model: nn.Module) -> dict[str, Any]:
         return {"accuracy": (float((model.body(data.x).argmax(1) == data.y).sum()), SAMPLES)}
 
-    loader = in_lightning.DataLoader(data, batch_size=BATCH)
-    in_job = in_lightning.InJob(loader, evaluate=evaluate)
-    pl.Trainer(max_epochs=EPOCHS, accelerator="cpu", logger=False, enable_checkpointing=False,
-               enable_progress_bar=False, enable_model_summary=False, callbacks=[in_job]).fit(module, loader)
+    own: dict[int, torch.Tensor] = {}
+
+    class Own(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            own[trainer.global_step] = pl_module.body[0].weight.detach().clone()
+
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = pl.callbacks.ModelCheckpoint(folder, filename="middle", every_n_train_steps=7)
+        trainer = lightning_trainer(in_lightning.Strategy(evaluate=evaluate), enable_checkpointing=True,
+                                    callbacks=[Own(), checkpoint])
+        trainer.fit(module)
+        assert trainer.callback_metrics["accuracy"] > 0.9, trainer.callback_metrics
+        saved = torch.load(checkpoint.best_model_path, weights_only=False)
+        lightning_module(data).load_state_dict(saved["state_dict"], strict=True)
+        if trainer.global_step == EPOCHS * SAMPLES // BATCH:  # The only worker.
+            # The job's, after the step, and not what this worker has computed the step from.
+            assert saved["global_step"] == 56
+            assert not torch.equal(saved["state_dict"]["body.0.weight"], own[56])
+        trainer.save_checkpoint(f"{folder}/last.ckpt")
+        last = torch.load(f"{folder}/last.ckpt", weights_only=False)["state_dict"]
+        assert all(torch.equal(tensor, last[name]) for name, tensor in module.state_dict().items())
+
+
+def lightning_mistakes() -> None:
+    import recon.torch.lightning  # For "recon", by name.
+
+    loaders = torch.utils.data
+    data = Classified(named=False)
+
+    class Stream(loaders.IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(data)
+
+    case = unittest.TestCase()
+    for kind, text, loader, options in (
+            (ValueError, "max_epochs=-1: a job has a number of passes", None, {"max_epochs": -1}),
+            (TypeError, "takes no drop_last", loaders.DataLoader(data, drop_last=True), {}),
+            (TypeError, "its files to recon.torch.leased", loaders.DataLoader(Stream()), {}),
+            (TypeError, "a batch_sampler of its own", loaders.DataLoader(data, batch_sampler=loaders.BatchSampler(
+                loaders.SequentialSampler(data), 5, False)), {}),
+            (TypeError, "the training loader is a builtins.list", [1, 2], {}),
+            (ValueError, "a second training loader", [loaders.DataLoader(data), loaders.DataLoader(data)], {}),
+            (ValueError, "the Trainer has 2 devices", None, {"devices": 2})):
+        with case.subTest(text=text), case.assertRaisesRegex(kind, text):
+            from lightning.pytorch.utilities import CombinedLoader
+            if kind is ValueError and loader is not None:
+                loader = CombinedLoader(loader)
+            lightning_trainer("recon", num_sanity_val_steps=0, **options).fit(lightning_module(data), loader)
 
 
 if __name__ == "__main__":
@@ -132,5 +205,7 @@ if __name__ == "__main__":
         train_hf()
     elif sys.argv[1:] == ["lightning"]:
         train_lightning()
+    elif sys.argv[1:] == ["lightning mistakes"]:
+        lightning_mistakes()
     else:
         unittest.main(verbosity=2)

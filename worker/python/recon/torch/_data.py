@@ -121,6 +121,13 @@ class JobLoader:
                 yielded = True
                 yield data
 
+    def ends_pass(self) -> bool:
+        """Whether the loop's pass is over, for those who must know at its last batch. After a ``step()``; waits for the
+        next batch, which it keeps for the loop."""
+        while self._held is None and not self.job.finished:
+            self._held = self._next(self.job)
+        return self._held is None or self._held[0].data_epoch >= self._pass
+
     def finish(self) -> bool:
         """Whether the job is done, for loops that count batches and do not see the loader's end. Waits until it is, or
         until there are batches again; evaluates meanwhile, if this worker is asked to."""
