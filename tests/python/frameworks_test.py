@@ -71,6 +71,12 @@ class Frameworks(unittest.TestCase):
             script = Script(server, "w", "lightning mistakes", script="frameworks_test.py")
             self.assertEqual(script.wait(), 0, script.log())
 
+    @unittest.skipIf(absent("accelerate"), f"absent: {absent('accelerate')}")
+    def test_accelerate_prepares_what_trains_in_a_job(self) -> None:
+        for mode in ("accelerate", "accelerate with a scaler"):
+            for workers in (1, 2):
+                self.run_workers(mode, "frameworks_test.py", workers)
+
     @unittest.skipIf(absent("jax"), f"absent: {absent('jax')}")
     def test_the_jax_example_learns(self) -> None:
         self.run_workers("", str(EXAMPLES / "jax_mlp.py"), 1)
@@ -200,9 +206,62 @@ def lightning_mistakes() -> None:
             lightning_trainer("recon", num_sanity_val_steps=0, **options).fit(lightning_module(data), loader)
 
 
+def train_accelerate(scaled: bool) -> None:
+    import accelerate
+    import recon
+    import recon.torch as rt
+
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    if scaled:  # As mixed_precision="fp16" has one, on a GPU.
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    torch.manual_seed(3)
+    data = Classified(named=False)
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5)
+    loader = rt.DataLoader(data, batch_size=BATCH)
+
+    def join() -> None:
+        rt.join(model, optimizer, loader, epochs=EPOCHS, scheduler=scheduler, evaluate=lambda model: {
+            "accuracy": (float((model(data.x).argmax(1) == data.y).sum()), SAMPLES)})
+
+    case = unittest.TestCase()
+    if scaled:
+        with case.assertRaisesRegex(TypeError, "call join.. before accelerator.prepare"):
+            rt.join(model, accelerate.optimizer.AcceleratedOptimizer(optimizer, scaler=accelerator.scaler), loader)
+    prepared_first = not scaled and os.environ["RECON_NAME"] == "w0"
+    if not prepared_first:
+        join()
+    theirs = torch.utils.data.DataLoader(data, batch_size=BATCH)
+    model, optimizer, loader, scheduler, theirs = accelerator.prepare(model, optimizer, loader, scheduler, theirs)
+    if prepared_first:
+        with case.assertRaisesRegex(TypeError, "given a accelerate.data_loader.DataLoaderShard as loader, expected"):
+            rt.join(model, optimizer, theirs)
+        join()
+    steps = 0
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(functional.cross_entropy(model(x), y))
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                    steps += 1
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+    if steps > 5:  # Of the job's 30; its warm-up is over.
+        case.assertAlmostEqual(scheduler.get_last_lr()[0], 1e-2)
+    with tempfile.TemporaryDirectory() as folder:
+        accelerator.save_state(folder)
+        accelerator.load_state(folder)
+    case.assertEqual(recon.torch.state_dict(model).keys(), model.state_dict().keys())
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["hf"]:
         train_hf()
+    elif sys.argv[1:] in (["accelerate"], ["accelerate with a scaler"]):
+        train_accelerate(scaled="scaler" in sys.argv[1])
     elif sys.argv[1:] == ["lightning"]:
         train_lightning()
     elif sys.argv[1:] == ["lightning mistakes"]:

@@ -20,7 +20,7 @@ from recon import _core
 from recon._leases import Batch, metric_sums
 from recon._worker import flags_of
 from recon.torch._data import JobLoader
-from recon.torch._optimizers import is_of_the_server, settings_of
+from recon.torch._optimizers import is_of_the_server, settings_of, unwrapped
 from recon.torch._overlap import Overlap
 from recon.torch._state import copy_state, remember
 
@@ -77,6 +77,10 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
                         "recon.torch.DataLoader: it takes the same arguments")
     if loader._job is not None:
         raise RuntimeError("this loader has a job already: join once, after model and optimizer exist")
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise TypeError("join() was given a DistributedDataParallel: each worker of a job is one process, and the server is "
+                        "what adds their gradients. Start them with `recon run`")
+    optimizer = unwrapped(optimizer)
     if hasattr(optimizer, "_recon_job"):
         raise RuntimeError("this optimizer has a job already: join once")
     job = Job(model, optimizer, loader, evaluate, epochs, scheduler, overlap, job_settings or {}, settings)
@@ -219,6 +223,7 @@ class Job:
     def follow(self, scheduler: Any) -> None:
         """Keeps a scheduler that is stepped after each batch to the job's progress, as `join` does with its own: for
         one that is made later."""
+        scheduler = unwrapped(scheduler)
         its_step = scheduler.step
         parameters = inspect.signature(its_step).parameters
 

@@ -17,6 +17,17 @@ _ABSENT = {"amsgrad": False, "maximize": False, "dampening": 0, "decoupled_weigh
 _SHARED = ("momentum", "nesterov", "betas", "eps")
 
 
+def unwrapped(wrapper: Any) -> Any:
+    """The optimizer or scheduler in a wrapper of Accelerate's; anything else as it is. TypeError for an optimizer whose
+    wrapper has taken its step() for a GradScaler already, and would go on calling it."""
+    if type(wrapper).__module__.split(".")[0] != "accelerate":
+        return wrapper
+    if getattr(wrapper, "scaler", None) is not None:
+        raise TypeError("join() was given an optimizer that Accelerate steps with a GradScaler (mixed_precision='fp16'): "
+                        "call join() before accelerator.prepare()")
+    return getattr(wrapper, "optimizer", None) or getattr(wrapper, "scheduler", wrapper)
+
+
 def is_of_the_server(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the server can compute what it computes."""
     if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
