@@ -77,6 +77,16 @@ class Frameworks(unittest.TestCase):
             for workers in (1, 2):
                 self.run_workers(mode, "frameworks_test.py", workers)
 
+    def test_distributed_data_parallel_is_told_that_the_server_does_that(self) -> None:
+        import recon.torch as rt
+
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        self.addCleanup(torch.distributed.destroy_process_group)
+        model = nn.parallel.DistributedDataParallel(nn.Linear(16, 4))
+        with self.assertRaisesRegex(TypeError, "was given a DistributedDataParallel"):
+            rt.join(model, torch.optim.SGD(model.parameters(), lr=0.1), rt.DataLoader(Classified(named=False)))
+
     @unittest.skipIf(absent("jax"), f"absent: {absent('jax')}")
     def test_the_jax_example_learns(self) -> None:
         self.run_workers("", str(EXAMPLES / "jax_mlp.py"), 1)

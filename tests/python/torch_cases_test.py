@@ -397,12 +397,6 @@ class Mistakes(Case):
         with self.assertRaisesRegex(TypeError, "no in_order=False"):
             rt.DataLoader(DATA, num_workers=2, in_order=False)
 
-    def test_a_model_in_distributed_data_parallel_is_told_that_the_server_does_that(self) -> None:
-        store = torch.distributed.HashStore()
-        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-        self.addCleanup(torch.distributed.destroy_process_group)
-        self.expect(TypeError, "was given a DistributedDataParallel", nn.parallel.DistributedDataParallel(make_model()))
-
     def test_an_evaluation_that_fails_says_what_it_returned(self) -> None:
         def broken(_: nn.Module) -> dict[str, float]:
             raise LookupError("no such metric")

@@ -7,14 +7,10 @@ import inspect
 import os
 import time
 import types
-import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-
-from torch.nn.parameter import is_lazy
 
 from recon import _core
 from recon._leases import Batch, metric_sums
@@ -23,15 +19,8 @@ from recon.torch._data import JobLoader
 from recon.torch._optimizers import is_of_the_server, settings_of, unwrapped
 from recon.torch._overlap import Overlap
 from recon.torch._state import copy_state, remember
+from recon.torch._tensors import Tensors
 
-DTYPES = {
-    torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-# All integers up to it are float32 numbers.
-EXACT_MAX = 1 << 24
-BUFFERS = "buffers"
 # Batches between two pushes, with an optimizer that steps on the worker, where the script says nothing.
 LOCAL_STEPS = 8
 # The processes, this one and those it was forked from, that have joined a job.
@@ -108,7 +97,7 @@ class Job:
         self.loader = loader
         self.loss: float | None = None
         self._evaluate = evaluate
-        self._tensors = _Tensors(model, optimizer)
+        self._tensors = Tensors(model, optimizer)
         # Where the server does not compute the optimizer, it steps here, and how far it has moved is pushed.
         self._own_step: Callable[..., Any] | None = None
         if is_of_the_server(optimizer):
@@ -348,166 +337,6 @@ class Job:
             for module in training:  # Those that the script has in eval(), a frozen BatchNorm say, stay there.
                 module.training = True
         self._core.end_evaluation(lease, sums)
-
-
-class _Tensors:
-    """The model's tensors as the job has them: one flat array in float32."""
-
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        group_of = {id(parameter): number for number, group in enumerate(optimizer.param_groups)
-                    for parameter in group["params"]}
-        self.group_names = ["default"] if len(optimizer.param_groups) == 1 else [
-            f"group{number}" for number in range(len(optimizer.param_groups))]
-        self.specs: list[tuple[str, list[int], str, bool, str]] = []
-        self.aliases: list[tuple[str, str]] = []
-        self.trained: list[torch.nn.Parameter] = []
-        self._buffers: list[torch.Tensor] = []
-        first_name: dict[int, str] = {}
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            if id(parameter) in first_name:
-                self.aliases.append((name, first_name[id(parameter)]))
-            elif parameter.requires_grad and (is_lazy(parameter) or parameter.numel() > 0):
-                first_name[id(parameter)] = name
-                self._add(name, parameter, group_of)
-        persistent = model.state_dict().keys()
-        for name, buffer in model.named_buffers(remove_duplicate=False):
-            if name not in persistent or buffer.numel() == 0 or buffer.dtype not in DTYPES:
-                continue
-            if id(buffer) in first_name:
-                self.aliases.append((name, first_name[id(buffer)]))
-                continue
-            if not _fits(buffer):
-                continue  # Each worker's own.
-            first_name[id(buffer)] = name
-            self.specs.append((name, list(buffer.shape), BUFFERS, True, DTYPES[buffer.dtype]))
-            self._buffers.append(buffer)
-        missing = set(group_of) - {id(parameter) for parameter in self.trained} - {
-            id(parameter) for parameter in model.parameters()}
-        if missing:
-            raise TypeError(f"the optimizer has {len(missing)} parameters that {type(model).__name__} has not")
-        if not self.trained:
-            raise TypeError(f"no parameter of {type(model).__name__} requires a gradient: there is nothing to train")
-        self._revision = -1
-        self._ids = {id(parameter) for parameter in self.trained}
-
-    def _add(self, name: str, parameter: torch.nn.Parameter, group_of: dict[int, int]) -> None:
-        if is_lazy(parameter) or parameter.is_meta:
-            raise TypeError(f"parameter {name} has no values yet: give the model some (a first batch, to_empty() or a "
-                            "checkpoint) before join()")
-        if parameter.dtype not in DTYPES or not parameter.is_floating_point():
-            raise TypeError(f"parameter {name} is {parameter.dtype}, expected a real floating type of at most 64 bits")
-        if id(parameter) not in group_of:
-            raise TypeError(f"parameter {name} requires a gradient, but the optimizer has no such parameter: give it to "
-                            "the optimizer, or requires_grad_(False)")
-        self.specs.append((name, list(parameter.shape), self.group_names[group_of[id(parameter)]], False,
-                           DTYPES[parameter.dtype]))
-        self.trained.append(parameter)
-
-    def place(self, core: Any) -> None:
-        """Learns where the tensors lie in the flat array."""
-        at = {name: (offset, size) for name, offset, size in core.placement()}
-        self._size = core.size
-        self._groups = core.groups
-        names = [spec[0] for spec in self.specs]
-        tensors = [*self.trained, *self._buffers]
-        self._places = [(tensor, *at[name]) for name, tensor in zip(names, tensors)]
-        self._loaded: np.ndarray | None = None
-
-    def places_of_parameters(self) -> list[tuple[int, int]]:
-        """Offset and size of each trained parameter, by its number."""
-        return [(offset, size) for _, offset, size in self._places[:len(self.trained)]]
-
-    def values(self) -> np.ndarray:
-        """What the model has, flat."""
-        flat = np.empty(self._size, np.float32)
-        self.store_values(flat)
-        for (_, offset, size), spec in zip(self._places, self.specs):
-            wrong = size - int(np.isfinite(flat[offset:offset + size]).sum())
-            if wrong > 0:
-                raise FloatingPointError(f"the model begins with {spec[0]}, of whose {size} values {wrong} are infinite "
-                                         "or not a number")
-        return flat
-
-    def have_gradients(self) -> bool:
-        return any(parameter.grad is not None for parameter in self.trained)
-
-    def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """TypeError if the script trains a parameter that the job has not: nobody would update it."""
-        for number, group in enumerate(optimizer.param_groups):
-            for parameter in group["params"]:
-                if id(parameter) not in self._ids and parameter.grad is not None and parameter.numel() > 0:
-                    raise TypeError(f"a parameter of shape {list(parameter.shape)} in the optimizer's group {number} "
-                                    "has a gradient, but join() did not see it as one to train: add groups and "
-                                    "unfreeze parameters before join()")
-
-    @torch.no_grad()
-    def store_values(self, flat: np.ndarray) -> None:
-        target = torch.from_numpy(flat)
-        for tensor, offset, size in self._places:
-            target[offset:offset + size].copy_(tensor.reshape(-1))
-
-    def values_in(self, flat: np.ndarray) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The model's tensors, each with its values there: views."""
-        source = _tensor_of(flat)
-        return [(tensor, source[offset:offset + size].view(tensor.shape)) for tensor, offset, size in self._places]
-
-    @torch.no_grad()
-    def load(self, core: Any) -> None:
-        """Gives the model the job's parameters, where they have changed."""
-        if core.revision == self._revision:
-            return
-        self._revision = core.revision
-        flat = core.parameters()
-        for tensor, values in self.values_in(flat):
-            if tensor.is_floating_point() or tensor.dtype == torch.bool:
-                tensor.copy_(values)
-            else:
-                tensor.copy_(values.round())
-        # Buffers move from here on.
-        self._base = flat
-
-    @torch.no_grad()
-    def store(self, gradient: np.ndarray, there: set[int]) -> None:
-        """Writes the gradients, but for those of parameters that are `there` by their numbers, and how far buffers have
-        moved."""
-        target = torch.from_numpy(gradient)
-        base = _tensor_of(self._base)
-        for number, (tensor, offset, size) in enumerate(self._places):
-            if number in there:
-                continue
-            place = target[offset:offset + size]
-            if not isinstance(tensor, torch.nn.Parameter):
-                place.copy_(tensor.reshape(-1))
-                torch.sub(base[offset:offset + size], place, out=place)
-            elif tensor.grad is None:
-                place.zero_()
-            elif tensor.grad.is_sparse:
-                place.copy_(tensor.grad.to_dense().reshape(-1))
-            else:
-                place.copy_(tensor.grad.reshape(-1))
-
-    def rates(self, optimizer: torch.optim.Optimizer) -> list[float]:
-        """The learning rate of each group of the job."""
-        rates = {name: float(group["lr"]) for name, group in zip(self.group_names, optimizer.param_groups)}
-        return [rates.get(name, 0.0) for name in self._groups]
-
-    def detach(self) -> None:
-        """The model's tensors are its own from here on."""
-        self._base = None
-
-
-def _tensor_of(values: np.ndarray) -> torch.Tensor:
-    """A tensor of the same memory, which nobody writes to, though torch knows no such thing."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(values)
-
-
-def _fits(buffer: torch.Tensor) -> bool:
-    """Whether the job can hold it: finite, and integers that are float32 numbers. A mask of -inf is not."""
-    if buffer.is_floating_point():
-        return bool(buffer.isfinite().all())
-    return buffer.dtype == torch.bool or -EXACT_MAX <= int(buffer.min()) and int(buffer.max()) <= EXACT_MAX
 
 
 def _number(loss: Any) -> float | None:
