@@ -437,7 +437,8 @@ NB_MODULE(_core, module) {
       .def(nb::init<const recon::Settings&, const std::string&, const std::vector<recon::TensorTuple>&,
                     const recon::Settings&, uint64_t, uint64_t, const recon::Settings&, const std::string&>(),
            nb::arg("settings"), nb::arg("model"), nb::arg("tensors"), nb::arg("aliases"),
-           nb::arg("train_samples"), nb::arg("test_samples"), nb::arg("proposed"), nb::arg("data_fingerprint") = "")
+           nb::arg("train_samples"), nb::arg("test_samples"), nb::arg("proposed"),
+           nb::arg("data_fingerprint") = "")
       .def("placement", &PyWorker::Placement)
       .def_prop_ro("size", &PyWorker::size)
       .def_prop_ro("groups", &PyWorker::groups)

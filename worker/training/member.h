@@ -39,7 +39,7 @@ class Member {
     std::string name;  // Empty: one is drawn, <host>-<random>.
     ModelSpec model;
     uint64_t train_samples = 0;
-    uint64_t test_samples = 0;  // 0: there are no evaluations.
+    uint64_t test_samples = 0;     // 0: there are no evaluations.
     std::string data_fingerprint;  // See Fingerprint() in worker/data/dataset.h; empty: nothing is said.
     std::vector<FlagValue> proposed;
     bool simulated = false;
