@@ -5,6 +5,8 @@ import json
 import os
 import pathlib
 import random
+import re
+import signal
 import time
 import unittest
 
@@ -23,6 +25,8 @@ from jobs import Script, Server, wait_for
 
 BINARIES = os.environ["RECON_TEST_BIN"]
 ROUNDS = int(os.environ.get("RECON_TEST_ROUNDS", "6"))
+# So that a job outlasts what is killed in it.
+KILL_PASSES = max(3, ROUNDS // 4)
 SYNCHRONOUS = json.dumps({"sync": "bsp", "seed": 7})
 EXACT = json.dumps({"codec": "fp32", "pull_codec": "fp32"})
 
@@ -56,6 +60,14 @@ def distance(a: dict, b: dict) -> float:
     """The largest difference of a tensor, by its norm."""
     return max(float((a[name].double() - b[name].double()).norm() / b[name].double().norm().clamp(min=1e-6))
                for name in b)
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and not only its exit code, which nobody has asked for."""
+    try:
+        return "\nState:\tZ" not in pathlib.Path("/proc", str(pid), "status").read_text()
+    except FileNotFoundError:
+        return False
 
 
 class Equality(unittest.TestCase):
@@ -120,15 +132,14 @@ class Kills(unittest.TestCase):
     def test_every_sample_is_computed_once_whoever_dies(self) -> None:
         choice = random.Random(os.environ.get("RECON_TEST_SEED", str(time.time_ns())))
         with Server(BINARIES, "--snapshot-interval", "300ms") as server:
-            arguments = ("--optimizer", "adamw", "--epochs", "3", "--samples", "30000", "--workers", "1")
+            arguments = ("--optimizer", "adamw", "--epochs", str(KILL_PASSES), "--samples", "30000", "--workers", "1")
             scripts = {name: Script(server, name, *arguments) for name in ("a", "b")}
             wait_for("the job", lambda: server.phase() == "PHASE_RUNNING")
             for number in range(ROUNDS):
                 before = int(server.status()["samples_completed"])
                 wait_for("progress", lambda: int(server.status()["samples_completed"]) > before
                          or server.phase() == "PHASE_FINISHED")
-                if server.phase() == "PHASE_FINISHED":
-                    break
+                self.assertNotEqual(server.phase(), "PHASE_FINISHED", f"the job was done before round {number}")
                 if choice.random() < 0.4:
                     server.kill()
                     server.start()
@@ -138,12 +149,23 @@ class Kills(unittest.TestCase):
                 scripts[f"{name[0]}{number}"] = Script(server, f"{name[0]}{number}", *arguments)
             for script in scripts.values():
                 self.assertEqual(script.wait(), 0, script.log())
-            counted = np.zeros((3, 30000), int)
+            counted = np.zeros((KILL_PASSES, 30000), int)
             for completion in server.completions():
                 if completion["kind"] == "LEASE_TRAIN":
                     counted[completion["data_epoch"] - 1, int(completion["begin"]):int(completion["end"])] += 1
             self.assertTrue((counted == 1).all())
             self.assertGreater(server.status()["evaluations"][-1]["accuracy"], 0.8)
+
+    def test_a_process_that_loads_data_ends_though_its_worker_dies_as_it_starts(self) -> None:
+        with Server(BINARIES) as server:
+            script = Script(server, "w", "--workers", "1", "--wrong", "dies")
+            self.assertEqual(script.wait(), -signal.SIGKILL, script.log())
+            loading = int(re.search(r"a loading process: (\d+)", script.log())[1])
+            try:
+                wait_for("the end of what loads data", lambda: not is_running(loading), seconds=30)
+            finally:
+                if is_running(loading):
+                    os.kill(loading, signal.SIGKILL)
 
 
 class Exports(unittest.TestCase):

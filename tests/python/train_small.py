@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import signal
 
 import recon.torch as rt
 import torch
@@ -40,6 +42,15 @@ def make_scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20) * 0.99 ** step)
 
 
+def kill_parent(_: int) -> None:
+    """In a process that loads data: whose worker dies at that moment."""
+    parent = os.getppid()
+    print("a loading process:", os.getpid(), flush=True)
+    os.kill(parent, signal.SIGKILL)
+    while os.getppid() == parent:
+        pass
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--optimizer", default="sgd")
@@ -71,7 +82,8 @@ def main() -> None:
                 "accuracy": (float((out.argmax(1) == y).sum()), len(y)), "confidence": (
                     float(out.softmax(1).amax(1).sum()), len(y))}
 
-    loader = rt.DataLoader(data, batch_size=options.batch, num_workers=options.workers)
+    loader = rt.DataLoader(data, batch_size=options.batch, num_workers=options.workers,
+                           worker_init_fn=kill_parent if options.wrong == "dies" else None)
     job = rt.join(model, optimizer, loader, evaluate=validate, epochs=options.epochs, scheduler=scheduler,
                   job_settings=options.job, **options.worker)
     if options.wrong == "joins twice":

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import collections
+import multiprocessing
+import multiprocessing.context
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +28,24 @@ class _Collate:
 
     def __call__(self, samples: list[Any]) -> Any:
         return self.collate(samples) if samples else None
+
+
+class _Begin:
+    """What a process that loads data begins with: the user's function. Then it ends if the worker is dead already: torch
+    watches the parent that it finds from there on, which would be another process, for ever, with the worker's sockets
+    open."""
+
+    def __init__(self, function: Callable[[int], Any] | None) -> None:
+        self.function = function
+
+    def __call__(self, number: int) -> None:
+        if self.function is not None:
+            self.function(number)
+        process, worker = multiprocessing.current_process(), multiprocessing.parent_process()
+        # A fork server is the parent of what it forks.
+        if worker is not None and not isinstance(process, multiprocessing.context.ForkServerProcess):
+            if os.getppid() != worker.pid:
+                os._exit(1)
 
 
 class _Samples(torch.utils.data.Dataset):
@@ -182,6 +203,7 @@ class DataLoader(JobLoader):
         self.shuffle = shuffle
         self._batches = _BatchSampler()
         self._order: tuple[int, Sequence[int]] = (-1, [])
+        options["worker_init_fn"] = _Begin(options.pop("worker_init_fn", None))
         collate = collate_fn or torch.utils.data.default_collate
         self._loader = torch.utils.data.DataLoader(_Samples(dataset), batch_sampler=self._batches,
                                                    collate_fn=_Collate(collate), **options)
