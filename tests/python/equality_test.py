@@ -1,5 +1,5 @@
 """ResNet-18 and a GPT train in a job as in plain PyTorch, with one worker and with three. Environment: RECON_TEST_BIN,
-the programs; RECON_TEST_FULL=1, models of full width, and every optimizer with three workers, too (half an hour)."""
+the programs; RECON_TEST_FULL=1, models of full width, and every optimizer with three workers, too (an hour and more)."""
 
 import contextlib
 import json
@@ -127,7 +127,7 @@ class Equality(unittest.TestCase):
                 self.assertIn(script.process.poll(), (None, 0), script.log())
             return all(path.exists() for path in paths)
 
-        wait_for(f"{run['model']} with {run['optimizer']}", trained, seconds=3600 if FULL else 180)
+        wait_for(f"{run['model']} with {run['optimizer']}", trained, seconds=3600 if FULL else 600)
         steps: dict[int, list[list[int]]] = {}
         for path in paths:
             for step, indices in json.loads(path.read_text()):
