@@ -42,7 +42,10 @@ class Plain:
         self.scheduler = train_small.make_scheduler(self.optimizer)
         self.x, self.y = train_models.make_data(run["model"], SIZE, run["samples"]).tensors
 
-    def step(self, batches: list[list[int]]) -> None:
+    def step(self, given: list[dict]) -> None:
+        batches = [one["samples"] for one in given]
+        # The rate of the batch that comes first in the pass.
+        train_small.set_rates(self.scheduler, given[0]["scheduled"])
         total = sum(len(batch) for batch in batches)
         buffers = list(self.model.buffers())
         before = [buffer.clone() for buffer in buffers]
@@ -60,7 +63,6 @@ class Plain:
         for mean, buffer in zip(means, buffers):
             buffer.copy_(mean)
         self.optimizer.step()
-        self.scheduler.step()
 
     def set_values(self, values: torch.Tensor) -> None:
         tensors = list(self.model.state_dict().values())
@@ -118,8 +120,8 @@ class Equality(unittest.TestCase):
         return {"model": model, "optimizer": optimizer, "workers": workers, "samples": batches * SIZE.batch - 1,
                 "server": server.address, "to": str(server.root / "states")}
 
-    def steps_of(self, run: dict, scripts: list[Script]) -> dict[int, list[list[int]]]:
-        """Waits for the job. By step: the samples of each worker that took part, in the order of the sum."""
+    def steps_of(self, run: dict, scripts: list[Script]) -> dict[int, list[dict]]:
+        """Waits for the job. By step: what each worker that took part gave, in the order of the sum."""
         paths = [pathlib.Path(run["to"]) / f"{script.name}.steps" for script in scripts]
 
         def trained() -> bool:
@@ -128,15 +130,15 @@ class Equality(unittest.TestCase):
             return all(path.exists() for path in paths)
 
         wait_for(f"{run['model']} with {run['optimizer']}", trained, seconds=3600 if FULL else 600)
-        steps: dict[int, list[list[int]]] = {}
+        steps: dict[int, list[dict]] = {}
         for path in paths:
-            for step, indices in json.loads(path.read_text()):
-                steps.setdefault(step, []).append(indices)
+            for step, given in json.loads(path.read_text()):
+                steps.setdefault(step, []).append(given)
         self.assertGreaterEqual(len(steps), STEPS)
         self.assertEqual(max(len(batches) for batches in steps.values()), run["workers"])
-        return {step: sorted(batches) for step, batches in sorted(steps.items())}
+        return {step: sorted(given, key=lambda one: one["order"]) for step, given in sorted(steps.items())}
 
-    def compare(self, run: dict, steps: dict[int, list[list[int]]]) -> None:
+    def compare(self, run: dict, steps: dict[int, list[dict]]) -> None:
         """Each step with PyTorch's from the same parameters; and, where rounding does not grow, where all of them lead
         to. A ResNet's does: a value that passes 0 in one of two runs changes which way a ReLU lets gradients through,
         and BatchNorm hands that on. PyTorch in float32 and in float64 part as far."""

@@ -31,28 +31,29 @@ SYNCHRONOUS = json.dumps({"sync": "bsp", "seed": 7})
 EXACT = json.dumps({"codec": "fp32", "pull_codec": "fp32"})
 
 
-def steps_of(paths: list[pathlib.Path]) -> dict[int, list[list[int]]]:
-    """By step: the samples of each worker that took part, in the order of the sum."""
-    steps: dict[int, list[list[int]]] = {}
+def steps_of(paths: list[pathlib.Path]) -> dict[int, list[dict]]:
+    """By step: what each worker that took part gave, in the order of the sum."""
+    steps: dict[int, list[dict]] = {}
     for path in paths:
         for line in path.read_text().splitlines():
-            step, indices = json.loads(line)
-            steps.setdefault(step, []).append(indices)
-    return dict(sorted(steps.items()))
+            step, given = json.loads(line)
+            steps.setdefault(step, []).append(given)
+    return {step: sorted(given, key=lambda one: one["order"]) for step, given in sorted(steps.items())}
 
 
-def train_plainly(optimizer_name: str, norm: str, samples: int, steps: dict[int, list[list[int]]]) -> dict:
+def train_plainly(optimizer_name: str, norm: str, samples: int, steps: dict[int, list[dict]]) -> dict:
     """What PyTorch alone makes of the same steps: the mean over the union of the workers' batches."""
     model = train_small.make_model(norm)
     optimizer = train_small.make_optimizer(optimizer_name, model)
     scheduler = train_small.make_scheduler(optimizer)
     x, y = train_small.make_data(samples).tensors
-    for batches in steps.values():
-        indices = torch.tensor([index for batch in batches for index in batch])
+    for given in steps.values():
+        indices = torch.tensor([index for one in given for index in one["samples"]])
+        # The rate of the batch that comes first in the pass.
+        train_small.set_rates(scheduler, given[0]["scheduled"])
         optimizer.zero_grad()
         functional.cross_entropy(model(x[indices]), y[indices]).backward()
         optimizer.step()
-        scheduler.step()
     return model.state_dict()
 
 
@@ -99,7 +100,11 @@ class Equality(unittest.TestCase):
         for optimizer in ("nesterov", "adamw"):
             with self.subTest(optimizer=optimizer):
                 steps, state, _ = self.run_synchronously(optimizer, "layer", 3)
-                self.assertGreater(max(len(batches) for batches in steps.values()), 2)
+                self.assertGreater(max(len(given) for given in steps.values()), 2)
+                # The schedule is of all batches, though a step has three.
+                scheduled = [one["scheduled"] for given in steps.values() for one in given]
+                self.assertGreater(max(scheduled), 0.9 * 2 * 6000 / 50)
+                self.assertLess(max(scheduled), 2 * 6000 / 50)
                 plain = train_plainly(optimizer, "layer", 6000, steps)
                 self.assertLess(distance(state, plain), 1e-5)
 

@@ -77,14 +77,14 @@ def train(run: dict, size: Size, job_settings: dict, settings: dict) -> None:
     steps = []
     for x, y in loader:
         before = values_of(model)
-        indices = job.indices()
+        given = {"samples": job.indices(), "order": job._unstepped[0].order_key, "scheduled": scheduler.last_epoch}
         loss = loss_of(model, x, y)
         loss.backward()
         job.report(loss)
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()
-        steps.append((job.step, indices))
+        steps.append((job.step, given))
         save_first(before, to / f"before{job.step}")
     save_first(values_of(model), to / "last")
     (to / f"{name}.part").write_text(json.dumps(steps))

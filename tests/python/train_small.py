@@ -51,6 +51,12 @@ def kill_parent(_: int) -> None:
         pass
 
 
+def set_rates(scheduler: torch.optim.lr_scheduler.LambdaLR, number: int) -> None:
+    """The learning rates after so many steps of the scheduler."""
+    for group, base, rate in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas):
+        group["lr"] = base * rate(number)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--optimizer", default="sgd")
@@ -61,7 +67,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--job", type=json.loads, default={})
     parser.add_argument("--worker", type=json.loads, default={})
-    parser.add_argument("--steps-to", help="a file that gets a line a step: its number, and the samples")
+    parser.add_argument("--steps-to", help="a file that gets a line a step: its number, and what this worker gave")
     parser.add_argument("--state-to", help="a file that gets the model's state at the end")
     parser.add_argument("--wrong", default="", help="something that a script may do wrong")
     options = parser.parse_args()
@@ -91,7 +97,7 @@ def main() -> None:
     steps = open(options.steps_to, "w") if options.steps_to else None
     for _ in range(options.epochs):
         for x, y in loader:
-            indices = list(job.indices())
+            given = {"samples": job.indices(), "order": job._unstepped[0].order_key, "scheduled": scheduler.last_epoch}
             loss = functional.cross_entropy(model(x), y)
             if options.wrong == "no backward":
                 optimizer.step()
@@ -103,7 +109,7 @@ def main() -> None:
             optimizer.zero_grad()
             scheduler.step()
             if steps is not None:
-                print(json.dumps([job.step, indices]), file=steps, flush=True)
+                print(json.dumps([job.step, given]), file=steps, flush=True)
     if options.state_to:
         torch.save(model.state_dict(), options.state_to)
 

@@ -30,7 +30,7 @@ class _Collate:
         return self.collate(samples) if samples else None
 
 
-class _Begin:
+class Begin:
     """What a process that loads data begins with: the user's function. Then it ends if the worker is dead already: torch
     watches the parent that it finds from there on, which would be another process, for ever, with the worker's sockets
     open."""
@@ -203,7 +203,7 @@ class DataLoader(JobLoader):
         self.shuffle = shuffle
         self._batches = _BatchSampler()
         self._order: tuple[int, Sequence[int]] = (-1, [])
-        options["worker_init_fn"] = _Begin(options.pop("worker_init_fn", None))
+        options["worker_init_fn"] = Begin(options.pop("worker_init_fn", None))
         collate = collate_fn or torch.utils.data.default_collate
         self._loader = torch.utils.data.DataLoader(_Samples(dataset), batch_sampler=self._batches,
                                                    collate_fn=_Collate(collate), **options)

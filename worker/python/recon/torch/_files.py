@@ -17,7 +17,7 @@ import torch.utils.data
 
 from recon import _core
 from recon._leases import Batch, Leases
-from recon.torch._data import JobLoader
+from recon.torch._data import Begin, JobLoader
 
 if TYPE_CHECKING:
     from recon.torch._join import Job
@@ -285,6 +285,7 @@ class FileLoader(JobLoader):
         self.shuffle = shuffle
         self._leases: FileLeases | None = None
         self._asks = _Asks(options.get("num_workers", 0))
+        options["worker_init_fn"] = Begin(options.pop("worker_init_fn", None))
         self._loader = torch.utils.data.DataLoader(
             _Reader(files, read, shuffle_buffer), batch_sampler=self._asks,
             collate_fn=_Collate(collate_fn or torch.utils.data.default_collate), **options)

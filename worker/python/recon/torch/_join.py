@@ -111,6 +111,7 @@ class Job:
         proposed += [("batch", str(loader.batch_size)), ("data-epochs", str(epochs))] + flags_of(job_settings)
         self._core = _core.Worker(flags_of(settings), type(model).__name__, self._tensors.specs,
                                   self._tensors.aliases, loader.samples, 1 if evaluate else 0, proposed, loader.fingerprint)
+        self._name = self._core.name
         self.seed = int(self._core.job()["seed"])
         self._leases = loader.share(self._core)
         self._tensors.place(self._core)
@@ -119,7 +120,9 @@ class Job:
         self._unstepped: list[Batch] = []
         self._began = 0.0
         self._left = False
-        self._progress = 0  # The job's, in batches or synchronous steps.
+        self._last_step = 0
+        self._progress = 0  # The job's, in batches of all workers, about.
+        self._counts = False  # Whether it has begun to count them.
         self._pid = os.getpid()
         self._take_over(optimizer)
         if scheduler is not None:
@@ -175,12 +178,12 @@ class Job:
     @property
     def name(self) -> str:
         """As `reconctl status` shows it."""
-        return self._core.name
+        return self._name
 
     @property
     def step(self) -> int:
         """Number of this worker's last push; in a synchronous job, of the step that it was part of."""
-        return self._core.step
+        return self._last_step if self._left else self._core.step
 
     @property
     def overlaps(self) -> bool:
@@ -243,6 +246,7 @@ class Job:
     # The rest.
 
     def _end(self, finished: bool) -> None:
+        self._last_step = self._core.step
         self._left = True
         atexit.unregister(self.leave)
         try:
@@ -301,12 +305,25 @@ class Job:
         loss, self.loss = self.loss, None
         self._core.end(samples, time.monotonic() - self._began, _number(loss), rates,
                        self._own_step is not None)
-        job = self._core.job()
-        self._progress = (self._core.step + 1 if job["bound"] == 0
-                          else batches[-1].order_key // self.loader.batch_size + 1)
+        self._advance(batches)
         for batch in batches:
             self._leases.close(batch)
         return result
+
+    def _advance(self, batches: list[Batch]) -> None:
+        """Counts progress. In a synchronous job each worker has done as much as this one; in others what comes before this
+        worker's batches, in the order of the pass, is done or under way."""
+        job, size = self._core.job(), self.loader.batch_size
+        first, length = batches[0].data_epoch * len(self.loader), len(self.loader)
+        before = (batches[0].order_key - batches[0].data_epoch * self.loader.samples) // size
+        if job["bound"] != 0:
+            self._progress = first + before + len(batches)
+            return
+        if not self._counts:
+            # The other workers may have begun the splits before.
+            self._progress = max(self._progress, first + before - (job["workers"] - 1) * -(-job["split_samples"] // size))
+            self._counts = True
+        self._progress = min(max(self._progress, first) + max(1, job["workers"]) * len(batches), first + length)
 
     def _let_go(self) -> None:
         """The batches since the last step() count as done. What the script has accumulated of them stays in `.grad`
