@@ -8,6 +8,7 @@ Prints a table; with --json, one JSON object as the last line. In `ratios`: time
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import pathlib
@@ -126,7 +127,7 @@ class Run:
         return self.spawn(f"worker{index}", [
             *self.star.prefix("worker", index), "env", "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=link0",
             f"PYTHONPATH={options.bin.parent / 'python'}", *(f"{name}={value}" for name, value in environment.items()),
-            options.python, *launcher, TRAIN, "--mode", method["mode"], "--log", self.logs[index], "--compute", compute,
+            options.python, *launcher, TRAIN, "--mode", method["mode"], "--losses", self.logs[index], "--compute", compute,
             "--batch", options.batch, "--lr", options.lr or method["lr"], "--momentum", options.momentum, "--settings", json.dumps(settings), *flags])
 
     def spawn(self, name, command):
@@ -157,8 +158,10 @@ class Run:
                         "--max-restarts", 1000, "--rdzv-backend", "c10d", "--rdzv-endpoint",
                         f"{self.star.worker_address(0)}:29400", "--rdzv-id", "bench"]
         for index in range(self.options.workers):
-            local = [] if method["mode"] == "recon" else ["--local-addr", self.star.worker_address(index)]
-            self.train(index, method, launcher=[*launcher, *local], checkpoint=self.path / "checkpoint")
+            local = [] if method["mode"] == "recon" else [
+                "--local-addr", self.star.worker_address(index), "--rdzv-conf", f"is_host={int(index == 0)}"]
+            self.train(index, method, launcher=[*launcher, *local],
+                       checkpoint=None if method["mode"] == "recon" else self.path / "checkpoint")
 
     def servers(self):
         """recon's, one beside each worker."""
@@ -208,14 +211,15 @@ class Run:
         self.wait(lambda: losses.read() and len({row[4] for row in losses.rows}) == self.options.workers, 180)
         began = time.monotonic()
         first = self.samples_completed() if method["mode"] == "recon" else max(row[3] for row in losses.rows)
-        kills = 0
+        kills = turns = 0
         while time.monotonic() - began < seconds:
-            self.wait(lambda: time.monotonic() - began >= min(seconds, (kills + 1) * kill_every), seconds)
+            self.wait(lambda: time.monotonic() - began >= min(seconds, (turns + 1) * kill_every), seconds)
             if time.monotonic() - began >= seconds:
                 break
-            with open(self.logs[kills % self.options.workers]) as log:
+            with open(self.logs[turns % self.options.workers]) as log, contextlib.suppress(ProcessLookupError):
                 os.kill(json.loads(log.read().splitlines()[-1])[4], signal.SIGKILL)
-            kills += 1
+                kills += 1  # Or it has not trained since the last one.
+            turns += 1
         losses.read()
         if method["mode"] == "recon":
             useful = self.samples_completed() - first
@@ -256,7 +260,8 @@ class Bench:
     def straggler(self):
         scene = "1000 Mbit/s, one worker 4 times slower"
         plain = self.time_to_loss(scene, "DDP", 1000, slow=4)
-        self.result["ratios"]["time_to_loss_vs_ddp_straggler"] = plain / self.time_to_loss(scene, self.options.at_1g, 1000, 4)
+        self.result["ratios"]["time_to_loss_vs_ddp_straggler"] = plain / self.time_to_loss(
+            scene, self.options.with_straggler, 1000, slow=4)
 
     def kills(self):
         scene = "1000 Mbit/s, a worker killed every 30 s"
@@ -302,7 +307,7 @@ class Bench:
             log = job.path / "loss0"
             process = job.spawn("worker", 0, [
                 "env", f"PYTHONPATH={options.bin.parent / 'python'}", options.python, TRAIN, "--mode",
-                "plain" if name == "plain" else "recon", "--log", log, "--batch", 128, "--side", 28, "--threads",
+                "plain" if name == "plain" else "recon", "--losses", log, "--batch", 128, "--side", 28, "--threads",
                 os.cpu_count(), "--steps", 14, "--settings", json.dumps(settings)])
             job.wait(lambda: process.poll() is not None, 600)
             losses = Losses([log])
@@ -320,10 +325,11 @@ def main():
     parser.add_argument("--batch", default=16, type=int, help="of each worker")
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--lr", type=float, help="another learning rate than each method's own")
-    parser.add_argument("--target", default=1.1, type=float, help="mean loss to be reached")
+    parser.add_argument("--target", default=1.0, type=float, help="mean loss to be reached")
     parser.add_argument("--limit", default=300, type=int, help="seconds for one method: what takes longer counts as that")
     parser.add_argument("--rounds", default=3, type=int, help="of one worker alone")
-    parser.add_argument("--at-1g", default="recon, local:8", choices=METHODS, help="recon's method at 1 Gbit/s")
+    parser.add_argument("--at-1g", default="recon, bsp", choices=METHODS, help="recon's method at 1 Gbit/s")
+    parser.add_argument("--with-straggler", default="recon, local:8", choices=METHODS, help="with a slow worker")
     parser.add_argument("--at-100m", default="recon, local:16", choices=METHODS, help="and at 100 Mbit/s")
     parser.add_argument("--only", nargs="*", choices=["links", "straggler", "kills", "overlap", "alone"],
                         help="some of the measurements")

@@ -87,7 +87,7 @@ def save_checkpoint(options, model, optimizer, step):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=["plain", "ddp", "ddp-fp16", "ddp-powersgd", "recon"], required=True)
-    parser.add_argument("--log", type=pathlib.Path, required=True, help="a line of JSON for each step")
+    parser.add_argument("--losses", type=pathlib.Path, required=True, help="a line of JSON for each step")
     parser.add_argument("--compute", type=float, default=0, help="simulated seconds of a step; 0: as long as it takes")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--samples", type=int, default=16000)
@@ -125,7 +125,7 @@ def main():
     rank = int(os.environ.get("RANK", 0))
     saved = time.monotonic()
     step = first
-    with contextlib.closing(open(options.log, "a", buffering=1)) as log:
+    with contextlib.closing(open(options.losses, "a", buffering=1)) as log:
         for epoch in range(first // len(loader) if sampler else 0, options.epochs):
             if sampler:
                 sampler.set_epoch(epoch)
