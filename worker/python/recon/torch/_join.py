@@ -315,7 +315,8 @@ class Job:
         worker's batches, in the order of the pass, is done or under way."""
         job, size = self._core.job(), self.loader.batch_size
         first, length = batches[0].data_epoch * len(self.loader), len(self.loader)
-        before = (batches[0].order_key - batches[0].data_epoch * self.loader.samples) // size
+        samples = self.loader.samples
+        before = (batches[0].order_key - batches[0].data_epoch * samples) * length // samples
         if job["bound"] != 0:
             self._progress = first + before + len(batches)
             return
