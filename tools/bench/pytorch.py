@@ -37,7 +37,8 @@ def recon(sync, **settings):
     return {"mode": "recon", "settings": {"job_settings": job, **FP16, **settings}}
 
 
-# What each method is, with the learning rate that was the best for it.
+# What each method is, with a learning rate at which it learns; no grid was searched. With asp and momentum that is a lower
+# one.
 METHODS = {
     "DDP": {"mode": "ddp", "lr": 0.02},
     "DDP, fp16 hook": {"mode": "ddp-fp16", "lr": 0.02},

@@ -161,6 +161,7 @@ absl::StatusOr<EncodedPush> CommPipeline::EncodeAsItComes(GradientEncoder* encod
     const GradientProgress::Next next = push.progress->Take(params_at_once, &plan.due);
     if (next == GradientProgress::Next::kAbandoned) {
       out->exchange.reset();
+      out->abandoned = true;
       return absl::CancelledError("the gradient was not computed to its end");
     }
     plan.more_follows = next == GradientProgress::Next::kSome;
@@ -191,8 +192,7 @@ void CommPipeline::Run() {
     if (!TakeEncoded(&out)) return;
     const absl::StatusOr<bool> applied =
         out.encoded.ok() ? PushUntilDone(&out) : absl::StatusOr<bool>(out.encoded.status());
-    // Whoever gives a gradient up knows why.
-    if (!applied.ok() && !absl::IsCancelled(applied.status())) session_->Fail(applied.status());
+    if (!applied.ok() && !out.abandoned) session_->Fail(applied.status());
     session_->Acknowledge(out.push.step);
     out.push.done(applied.ok() && *applied);
     MutexLock lock(&mu_);

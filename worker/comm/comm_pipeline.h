@@ -102,6 +102,7 @@ class CommPipeline {
     absl::StatusOr<EncodedPush> encoded = EncodedPush();
     Session::Standing standing;
     std::optional<ParamClient::Exchange> exchange;
+    bool abandoned = false;  // By whoever computed the gradient, who knows why.
   };
 
   // The next push of the queue; false when there will be none.
