@@ -25,7 +25,7 @@ namespace {
 constexpr absl::string_view kFailed = "Handshake failed with fatal error ";
 // gRPC does not say whose handshake has failed. It is of a connection that has just sent something, and no
 // more than a handshake.
-constexpr uint32_t kJustNowMs = 50;
+constexpr uint32_t kJustNowMs = 200;
 constexpr uint64_t kHandshakeBytesMax = 32 << 10;
 // Looking for it takes a look at every descriptor.
 constexpr absl::Duration kLookEvery = absl::Milliseconds(200);
@@ -75,7 +75,7 @@ struct Taken {
   GrpcLogUse use = GrpcLogUse::kClient;
   Mutex mu;
   RepeatedLines lines ABSL_GUARDED_BY(mu);
-  absl::Time looked ABSL_GUARDED_BY(mu) = absl::InfinitePast();
+  std::map<std::string, absl::Time> looked ABSL_GUARDED_BY(mu);  // By cause.
 };
 
 Taken* TakenLog() {
@@ -83,11 +83,18 @@ Taken* TakenLog() {
   return taken;
 }
 
-// Whether the lines say which peers it may be: not more often than kLookEvery.
-bool MayLook(Taken* taken, absl::Time now) {
+// Whether a line says which peers it may be: for each cause not more often than kLookEvery. A cause that comes
+// right behind another one is a line of its own.
+bool MayLook(Taken* taken, const std::string& cause, absl::Time now) {
   MutexLock lock(&taken->mu);
-  if (now - taken->looked < kLookEvery) return false;
-  taken->looked = now;
+  const auto looked = taken->looked.find(cause);
+  if (looked == taken->looked.end()) {
+    if (taken->looked.size() >= RepeatedLines::kLinesMax) return false;
+    taken->looked[cause] = now;
+    return true;
+  }
+  if (now - looked->second < kLookEvery) return false;
+  looked->second = now;
   return true;
 }
 
@@ -112,7 +119,7 @@ void OnLine(gpr_log_func_args* line) {
   if (!cause.empty()) {
     if (taken->use == GrpcLogUse::kClient) {
       LogDebug("gRPC: {}", message);
-    } else if (MayLook(taken, now)) {
+    } else if (MayLook(taken, cause, now)) {
       TellOnce(taken, absl::StrCat("refused a connection of ", PeersInHandshake(), ": ", cause), now);
     }
     return;
