@@ -83,8 +83,8 @@ Taken* TakenLog() {
   return taken;
 }
 
-// Whether a line says which peers it may be: for each cause not more often than kLookEvery. A cause that comes
-// right behind another one is a line of its own.
+// Whether a line says which peers it may be: for each cause not more often than kLookEvery. A cause that
+// comes right behind another one is a line of its own.
 bool MayLook(Taken* taken, const std::string& cause, absl::Time now) {
   MutexLock lock(&taken->mu);
   const auto looked = taken->looked.find(cause);
