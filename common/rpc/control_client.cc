@@ -46,6 +46,10 @@ absl::StatusOr<CompleteReply> ControlClient::Complete(const CompleteRequest& req
   return Call<CompleteRequest, CompleteReply>(stub_.get(), &Control::Stub::Complete, request, deadline_);
 }
 
+absl::StatusOr<RejoinReply> ControlClient::Rejoin(const RejoinRequest& request) {
+  return Call<RejoinRequest, RejoinReply>(stub_.get(), &Control::Stub::Rejoin, request, deadline_);
+}
+
 absl::StatusOr<LeaveReply> ControlClient::Leave(const LeaveRequest& request) {
   return Call<LeaveRequest, LeaveReply>(stub_.get(), &Control::Stub::Leave, request, deadline_);
 }

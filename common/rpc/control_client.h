@@ -20,6 +20,7 @@ class ControlClient {
   absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatRequest& request);
   absl::StatusOr<AcquireReply> Acquire(const AcquireRequest& request);
   absl::StatusOr<CompleteReply> Complete(const CompleteRequest& request);
+  absl::StatusOr<RejoinReply> Rejoin(const RejoinRequest& request);
   absl::StatusOr<LeaveReply> Leave(const LeaveRequest& request);
   absl::StatusOr<StatusReply> Status();
   absl::StatusOr<CompletionsReply> Completions();

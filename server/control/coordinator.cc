@@ -68,6 +68,7 @@ Coordinator::Coordinator(const Options& options, ParamServer* params, ControlJou
       progress_(absl::Milliseconds(options.job.lease_duration_ms())),
       codec_tuner_(options.job.refused_codecs()),
       lane_("control") {
+  ApplyQuorum();
   if (!IsAuto(options_.policy)) return;
   auto_settings_ = options_.policy;
   policy_tuner_.emplace(AutoLimits(auto_settings_));
@@ -219,6 +220,10 @@ void Coordinator::TakeInitialSnapshot() {
 void Coordinator::StartIfReady() {
   if (started_ || !HasValues() || snapshots_->status().generation() == 0) return;
   if (membership_.alive() < static_cast<int>(job_.workers_min())) return;
+  if (const absl::Status fixed = FixStepSamples(); !fixed.ok()) {
+    LogError("the job cannot start yet: {}", fixed.message());
+    return;
+  }
   started_ = true;
   LogInfo("job started with {} workers", membership_.alive());
   // All at once: the first synchronous step waits for everybody who was there at the start.

@@ -94,6 +94,9 @@ class Coordinator {
   absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatRequest& request, absl::Time now);
   absl::StatusOr<AcquireReply> Acquire(const AcquireRequest& request, absl::Time now);
   absl::StatusOr<CompleteReply> Complete(const CompleteRequest& request, absl::Time now);
+  // A push of the worker came too late for its step: it takes part in steps again, from the one that is
+  // returned. Aborted if it holds no lease of training data.
+  absl::StatusOr<RejoinReply> Rejoin(const RejoinRequest& request, absl::Time now);
   absl::StatusOr<LeaveReply> Leave(const LeaveRequest& request);
   absl::StatusOr<StatusReply> Status(absl::Time now);
   absl::StatusOr<CompletionsReply> Completions() const;
@@ -157,7 +160,20 @@ class Coordinator {
   void FinishIfDone(absl::Time now);
   Lease ToLease(const Task& task, LeaseId id) const;
   // Of this worker's rounds; 0 without them.
-  uint32_t LocalStepsOf(WorkerId worker);
+  uint32_t LocalStepsOf(WorkerId worker) const;
+  // Batches of its pushes, where the server decides that; else 0.
+  uint32_t PushBatchesOf(WorkerId worker) const;
+  // Samples of a synchronous step of gradients, whoever is there; 0: of one batch of each worker.
+  uint64_t StepSamples() const;
+  // Of a job whose step keeps as many as its first one had; once that begins.
+  absl::Status FixStepSamples();
+  // The worker's process has computed nothing yet, and others have: they need not wait for its first push,
+  // which can be sent again in the step that is open then.
+  bool MayJoinLater(WorkerId worker) const;
+  // Puts the worker among those that take part in steps, or lets it wait until it has something to push.
+  // Returns the first step it may push.
+  uint64_t TakePart(WorkerId worker, uint64_t next_step, bool resumes);
+  void ApplyQuorum();
   void NoteFastest();
   // What workers' steps are made of, from time to time.
   void NoteShares(absl::Time now);

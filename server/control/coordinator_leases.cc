@@ -73,10 +73,67 @@ Lease Coordinator::ToLease(const Task& task, LeaseId id) const {
   return lease;
 }
 
-uint32_t Coordinator::LocalStepsOf(WorkerId worker) {
+uint32_t Coordinator::LocalStepsOf(WorkerId worker) const {
   const uint32_t steps = job_.local().steps();
   if (!job_.policy().local_steps_by_speed()) return steps;
   return LocalStepsBySpeed(steps, membership_.Find(worker)->progress.batch_seconds(), fastest_batch_seconds_);
+}
+
+uint32_t Coordinator::PushBatchesOf(WorkerId worker) const {
+  const uint64_t samples = StepSamples();
+  if (samples == 0) return LocalStepsOf(worker);
+  // Those who compute share it. (At the start nobody has yet.)
+  size_t workers = 0;
+  size_t rank = 0;
+  const auto& members = membership_.members();
+  const bool begun = std::any_of(members.begin(), members.end(), [](const auto& entry) {
+    return !entry.second.gone && entry.second.computes;
+  });
+  for (const auto& [other, member] : members) {
+    if (member.gone || (begun && !member.computes && other != worker)) continue;
+    if (other < worker) ++rank;
+    ++workers;
+  }
+  const uint64_t batches = (samples + job_.batch_samples() / 2) / job_.batch_samples();
+  return BatchesOfStep(batches, std::max<size_t>(1, workers), rank);
+}
+
+bool Coordinator::MayJoinLater(WorkerId worker) const {
+  // Of parts of the parameters that are pushed in turn none can be sent again in another step; and other
+  // servers apply what they have of a push with a bound above 0 at once.
+  const bool in_parts = job_.local().fragments() > 1 || !job_.sync_periods().empty();
+  if (job_.bound() < 0 || in_parts || (job_.bound() > 0 && cluster_ != nullptr)) return false;
+  if (membership_.Find(worker)->computes) return false;
+  const auto& members = membership_.members();
+  return std::any_of(members.begin(), members.end(),
+                     [](const auto& entry) { return !entry.second.gone && entry.second.computes; });
+}
+
+uint64_t Coordinator::TakePart(WorkerId worker, uint64_t next_step, bool resumes) {
+  // Who was there at the job's start is waited for.
+  if (params_->active(worker) || !MayJoinLater(worker)) return params_->Activate(worker, next_step, resumes);
+  params_->Park(worker);
+  return std::max(next_step, params_->frontier());
+}
+
+absl::StatusOr<RejoinReply> Coordinator::Rejoin(const RejoinRequest& request, absl::Time now) {
+  RECON_ASSIGN_OR_RETURN(const WorkerId worker, CheckIdentity(request.identity(), now));
+  if (request.next_step() > limits::kStepMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("next step ", request.next_step(), ", allowed are ", limits::kStepMax));
+  }
+  const std::vector<LeaseId> leases = leases_.HeldBy(worker);
+  const bool trains = std::any_of(leases.begin(), leases.end(), [&](LeaseId lease) {
+    return leases_.Find(lease, worker)->kind == LEASE_TRAIN;
+  });
+  if (job_.bound() < 0 || !trains) {
+    return absl::AbortedError("the worker holds no lease of training data: its push counts no more");
+  }
+  membership_.Find(worker)->computes = true;
+  progress_.Excuse(worker, now);
+  RejoinReply reply;
+  reply.set_step(params_->Activate(worker, request.next_step()));
+  return reply;
 }
 
 void Coordinator::NoteFastest() {
@@ -128,8 +185,9 @@ absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request,
   }
   *reply.mutable_lease() = ToLease(*task, leases_.Grant(*task, worker, now));
   progress_.Excuse(worker, now);
-  reply.set_start_step(task->kind == LEASE_TRAIN ? params_->Activate(worker, request.next_step())
+  reply.set_start_step(task->kind == LEASE_TRAIN ? TakePart(worker, request.next_step(), /*resumes=*/false)
                                                  : request.next_step());
+  reply.set_push_batches(PushBatchesOf(worker));
   return reply;
 }
 
@@ -249,12 +307,21 @@ void Coordinator::WatchProgress(absl::Time now) {
   watch_at_ = now + kWatchInterval;
   for (const WorkerId worker : leases_.Holders()) {
     if (phase() != PHASE_RUNNING) progress_.Excuse(worker, now);
-    if (!progress_.StandsStill(worker, now)) continue;
+    if (progress_.Late(worker, now) && params_->active(worker) && MayJoinLater(worker)) {
+      LogWarn(
+          "worker {} was given work {} ago and has computed nothing: the others go on without it until it "
+          "has",
+          membership_.Find(worker)->name, absl::FormatDuration(absl::Milliseconds(job_.lease_duration_ms())));
+      params_->Park(worker);
+    }
+    const bool others_wait = job_.bound() >= 0 && membership_.Find(worker)->computes;
+    if (!progress_.StandsStill(worker, others_wait, now)) continue;
     const std::vector<Task> tasks = leases_.TakeAllOf(worker);
     ReturnTasks(tasks);
     params_->Deactivate(worker);
     LogWarn("worker {} is alive, but has computed nothing for {}: {} leases taken back",
-            membership_.Find(worker)->name, absl::FormatDuration(progress_.Patience(worker)), tasks.size());
+            membership_.Find(worker)->name, absl::FormatDuration(progress_.Patience(worker, others_wait)),
+            tasks.size());
   }
 }
 

@@ -183,6 +183,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   const WorkerProgress progress_before = before == nullptr ? WorkerProgress() : before->progress;
   const bool replaces = before != nullptr && !before->gone && before->incarnation != member.incarnation;
   const bool renews = before != nullptr && !before->gone && before->incarnation == member.incarnation;
+  member.computes = first_new_step > 0 || (renews && before->computes);
   RECON_RETURN_IF_ERROR(membership_.Admit(worker, member, now));
   if (replaces) {
     NoteResidualLost(request.name(), progress_before);
@@ -225,7 +226,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   reply.set_start_step(job_.bound() < 0 ? request.next_step() : params_->GetStats().frontier_step);
   const bool trains = std::any_of(reply.adopted().begin(), reply.adopted().end(),
                                   [](const Lease& lease) { return lease.kind() == LEASE_TRAIN; });
-  if (trains) reply.set_start_step(params_->Activate(worker, request.next_step(), /*resumes=*/true));
+  if (trains) reply.set_start_step(TakePart(worker, request.next_step(), /*resumes=*/true));
   StartIfReady();
   return reply;
 }
@@ -261,7 +262,9 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
         "codec of ", request.progress().codec().size(), " and divergence of ",
         request.progress().diverged().size(), " bytes, allowed are ", limits::kProgressTextBytesMax));
   }
-  membership_.Find(worker)->progress = request.progress();
+  Membership::Member& member = *membership_.Find(worker);
+  member.progress = request.progress();
+  member.computes = member.computes || request.progress().batches() > 0;
   params_->NoteAcknowledged(worker, request.next_step());
   divergence_.Report(worker, request.progress().batches(), request.progress().last_loss(), WallNow());
   NoteDiverged(worker, request.progress().diverged());
@@ -276,7 +279,7 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
     RECON_RETURN_IF_ERROR(codec_tuner_.Report(worker, work));
   }
   *reply.mutable_codec_choice() = codec_tuner_.choice();
-  reply.set_local_steps(LocalStepsOf(worker));
+  reply.set_push_batches(PushBatchesOf(worker));
   reply.set_workers(static_cast<uint32_t>(membership_.alive()));
   reply.set_phase(phase());
   for (const uint64_t lease : request.leases()) {

@@ -1,6 +1,8 @@
 // Of Coordinator: how the job goes on by another policy.
 
 #include <map>
+#include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
@@ -37,10 +39,37 @@ absl::Status Coordinator::GoOnWith(const PolicySettings& settings) {
   policy.rules.history = job_.history();
   RECON_RETURN_IF_ERROR(GoOnBy(policy.rules, 0));
   TellWorkers(policy, &job_);
+  ApplyQuorum();
+  if (started_) RECON_RETURN_IF_ERROR(FixStepSamples());
   optimizer_ = OptimizerName(policy.rules.optimizer.kind);
   codec_tuner_.Restart();
   LogInfo("policy: {}; cluster epoch {}", PolicyFlags(policy.job.policy()), cluster_epoch_);
   return absl::OkStatus();
+}
+
+void Coordinator::ApplyQuorum() {
+  const PolicySettings& settings = job_.policy();
+  std::optional<absl::Duration> grace;
+  if (settings.has_grace_ms()) grace = absl::Milliseconds(settings.grace_ms());
+  params_->SetQuorum(settings.quorum(), grace);
+}
+
+absl::Status Coordinator::FixStepSamples() {
+  if (!job_.policy().step_samples_constant() || !record_ || record_->step_samples() != 0) {
+    return absl::OkStatus();
+  }
+  JobRecord record = *record_;
+  record.set_step_samples(static_cast<uint64_t>(membership_.alive()) * job_.batch_samples());
+  RECON_RETURN_IF_ERROR(journal_->SaveJob(record));
+  LogInfo("a step has {} samples from now on, whoever is there", record.step_samples());
+  record_ = std::move(record);
+  return absl::OkStatus();
+}
+
+uint64_t Coordinator::StepSamples() const {
+  if (job_.bound() != 0 || job_.has_local()) return 0;
+  if (!job_.policy().step_samples_constant()) return job_.policy().step_samples();
+  return record_ ? record_->step_samples() : 0;
 }
 
 void Coordinator::TunePolicy(absl::Time now) {

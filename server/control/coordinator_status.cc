@@ -154,7 +154,7 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
     uint32_t splits = 0;
     for (const LeaseId lease : leases) splits += leases_.Find(lease, worker)->splits;
     out->set_splits(splits);
-    out->set_local_steps(LocalStepsOf(worker));
+    out->set_local_steps(PushBatchesOf(worker));
     out->set_heartbeat_age_ms(absl::ToDoubleMilliseconds(now - member.last_heard));
     *out->mutable_progress() = member.progress;
     const auto samples = samples_of_.find(member.name);
@@ -171,6 +171,7 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
       out->set_staleness_max(found->second.staleness_max);
       for (const uint64_t count : found->second.staleness_counts) out->add_staleness_counts(count);
       out->set_pushes(found->second.pushes);
+      out->set_late_steps(found->second.late_steps);
     }
     out->set_state(member.gone                        ? MEMBER_GONE
                    : membership_.suspect(member, now) ? MEMBER_SUSPECT

@@ -20,6 +20,7 @@ namespace {
 constexpr uint32_t kBoundMax = 1000;
 constexpr uint32_t kSyncPeriodMax = 1000;
 constexpr char kAuto[] = "auto";
+constexpr absl::Duration kGraceMax = absl::Hours(1);
 
 // Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, table 5.
 constexpr double kDilocoRate = 0.7;
@@ -103,6 +104,31 @@ absl::Status ParseSyncPeriods(const std::vector<std::string>& texts, PolicySetti
   return absl::OkStatus();
 }
 
+absl::Status ParseGrace(const std::string& text, PolicySettings* settings) {
+  if (text == "auto") return absl::OkStatus();
+  absl::Duration grace;
+  if (!absl::ParseDuration(text, &grace) || grace < absl::ZeroDuration() || grace > kGraceMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--grace ", text, ": expected auto or a duration of 0s to ", absl::FormatDuration(kGraceMax)));
+  }
+  settings->set_grace_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(grace)));
+  return absl::OkStatus();
+}
+
+absl::Status ParseStepSamples(const std::string& text, PolicySettings* settings) {
+  if (text == "constant") {
+    settings->set_step_samples_constant(true);
+    return absl::OkStatus();
+  }
+  uint64_t samples = 0;
+  if (!absl::SimpleAtoi(text, &samples)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--step-samples ", text, ": expected a number of samples, constant, or 0"));
+  }
+  settings->set_step_samples(samples);
+  return absl::OkStatus();
+}
+
 std::string PolicyFlags(const PolicySettings& settings) {
   std::string text = absl::StrCat("--sync ", settings.sync().empty() ? "asp" : settings.sync());
   const auto add = [&text](const auto&... parts) { absl::StrAppend(&text, " --", parts...); };
@@ -119,6 +145,12 @@ std::string PolicyFlags(const PolicySettings& settings) {
   for (const auto& [group, period] : periods) add("sync-period ", group, "=", period);
   if (settings.fragments() > 0) add("fragments ", settings.fragments());
   if (settings.local_steps_by_speed()) add("local-steps-by-speed");
+  if (settings.quorum() > 0) add("quorum ", settings.quorum());
+  if (settings.has_grace_ms()) {
+    add("grace ", absl::FormatDuration(absl::Milliseconds(settings.grace_ms())));
+  }
+  if (settings.step_samples() > 0) add("step-samples ", settings.step_samples());
+  if (settings.step_samples_constant()) add("step-samples constant");
   return text;
 }
 
@@ -171,7 +203,45 @@ PolicySettings Chosen(const PolicySettings& settings, const PolicyController::Ch
 
 namespace {
 
+// Those settings of a synchronous step that say who and how much is in it.
+absl::Status CheckStep(const PolicySettings& settings, const Policy& policy, const PolicyBase& base) {
+  const bool in_parts = policy.job.local().fragments() > 1 || !settings.sync_periods().empty();
+  if (settings.quorum() == 0 && settings.has_grace_ms()) {
+    return absl::InvalidArgumentError("--grace is for --quorum");
+  }
+  if (settings.quorum() > limits::kMembersMax || settings.grace_ms() > absl::ToInt64Milliseconds(kGraceMax)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--quorum ", settings.quorum(), " and --grace of ", settings.grace_ms(),
+                     " ms: allowed are ", limits::kMembersMax, " and ", absl::FormatDuration(kGraceMax)));
+  }
+  if (settings.quorum() > 0 && (policy.rules.bound != 0 || in_parts)) {
+    return absl::InvalidArgumentError(
+        "--quorum is for synchronous steps of all parameters: --sync bsp, local:H or diloco:H, without "
+        "--fragments and --sync-period");
+  }
+  const uint64_t samples = settings.step_samples();
+  if (samples == 0 && !settings.step_samples_constant()) return absl::OkStatus();
+  if (policy.rules.bound != 0 || policy.rules.local || in_parts) {
+    return absl::InvalidArgumentError(
+        "--step-samples is for synchronous gradients: --sync bsp, without --sync-period");
+  }
+  if (samples > 0 && settings.step_samples_constant()) {
+    return absl::InvalidArgumentError("--step-samples: a number, or constant");
+  }
+  if (samples % base.batch_samples != 0 || samples > limits::kSamplesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("--step-samples ", samples,
+                                                   ": expected a multiple of --batch ", base.batch_samples,
+                                                   ", at most ", limits::kSamplesMax));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Policy> ResolveAuto(const PolicySettings& settings, const PolicyBase& base) {
+  if (settings.quorum() > 0 || settings.has_grace_ms() || settings.step_samples() > 0 ||
+      settings.step_samples_constant()) {
+    return absl::InvalidArgumentError(
+        "--quorum, --grace and --step-samples are for a policy that stays, not for --sync auto");
+  }
   if (settings.local_steps() > 0) {
     return absl::InvalidArgumentError(
         "--local-steps: --sync auto chooses them, up to --auto-local-steps-max");
@@ -261,6 +331,7 @@ absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const Polic
     }
     policy.job.set_clip_norm(base.optimizer.clip_norm);
     *policy.job.mutable_sync_periods() = settings.sync_periods();
+    RECON_RETURN_IF_ERROR(CheckStep(settings, policy, base));
     return policy;
   }
   if (!settings.sync_periods().empty()) {
@@ -282,6 +353,7 @@ absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const Polic
   inner.groups = base.groups;
   *policy.job.mutable_local()->mutable_rules() = EncodeRules(inner);
   policy.rules.local = true;
+  RECON_RETURN_IF_ERROR(CheckStep(settings, policy, base));
   policy.rules.groups.clear();
   RECON_ASSIGN_OR_RETURN(policy.rules.optimizer, OuterOptimizer(settings, sync, base.workers_min));
   return policy;
@@ -302,6 +374,11 @@ uint64_t RoundSamples(const JobConfig& job, uint32_t batch_samples) {
 
 absl::Status CheckRound(const PolicySettings& settings, const Policy& policy, uint32_t batch_samples,
                         uint32_t split_samples) {
+  if (settings.step_samples() > split_samples) {
+    return absl::InvalidArgumentError(absl::StrCat("--split-samples ", split_samples,
+                                                   ": a step of --step-samples ", settings.step_samples(),
+                                                   " may come to be one worker's, and ends with its split"));
+  }
   const uint64_t round =
       uint64_t{std::max(policy.job.local().steps(), settings.auto_local_steps_max())} * batch_samples;
   if (round <= split_samples) return absl::OkStatus();

@@ -28,6 +28,10 @@ absl::Status ParseSyncPeriods(const std::vector<std::string>& texts, PolicySetti
 // InvalidArgument for groups that the model has not, or if none of its groups is in every push.
 absl::Status CheckSyncPeriods(const JobConfig& job, const ParamLayout& layout);
 
+// --grace and --step-samples, as on a command line. InvalidArgument for what is no such value.
+absl::Status ParseGrace(const std::string& text, PolicySettings* settings);
+absl::Status ParseStepSamples(const std::string& text, PolicySettings* settings);
+
 // What a policy is made for.
 struct PolicyBase {
   // As --optimizer and --group say: the workers' where they train on their own, the server's otherwise.

@@ -22,6 +22,7 @@ void ParamServer::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_
       session.next_begun = 0;
     }
     session.incarnation = incarnation;
+    session.parked = false;
     gate_.Know(worker, next_step);
     if (first_worker_ms_ == 0)
       first_worker_ms_ = absl::ToDoubleMilliseconds(ProcessUptime() - options_.began);
@@ -42,14 +43,7 @@ void ParamServer::Expel(WorkerId worker) {
   {
     MutexLock lock(&mu_);
     // Before the steps that waited for it close: its splits are done again by others.
-    for (auto& [step, shards] : contributed_) {
-      for (auto& [shard, contributors] : shards) {
-        const auto first = contributors.lower_bound({worker, Incarnation(0)});
-        const auto last = contributors.upper_bound({worker, Incarnation(UINT64_MAX)});
-        contributors.erase(first, last);
-      }
-    }
-    expelled = TakeWaiting([worker](const Operation& op) { return op.worker == worker; });
+    expelled = ForgetContributions(worker);
     gate_.Forget(worker);
     sessions_.erase(worker);
     closed_to_ = kLookAtAll;
@@ -103,12 +97,37 @@ uint64_t ParamServer::Activate(WorkerId worker, uint64_t next_step, bool resumes
     const uint64_t begun = resumes || gate_.bound() != 0 || first_open_.empty()
                                ? 0
                                : *std::max_element(first_open_.begin(), first_open_.end());
+    if (const auto session = sessions_.find(worker); session != sessions_.end()) {
+      session->second.parked = false;
+    }
     step = gate_.Join(worker, next_step, begun);
     closed_to_ = kLookAtAll;
     released = GateMoved();
   }
   AnswerReleased(std::move(released));
   return step;
+}
+
+bool ParamServer::active(WorkerId worker) const {
+  MutexLock lock(&mu_);
+  return gate_.active(worker);
+}
+
+void ParamServer::Park(WorkerId worker) {
+  Operations released;
+  Operations parked;
+  {
+    MutexLock lock(&mu_);
+    const auto session = sessions_.find(worker);
+    if (session == sessions_.end()) return;
+    session->second.parked = true;
+    parked = ForgetContributions(worker);
+    gate_.Leave(worker);
+    closed_to_ = kLookAtAll;
+    released = GateMoved();
+  }
+  AnswerDropped(std::move(parked));
+  AnswerReleased(std::move(released));
 }
 
 void ParamServer::Deactivate(WorkerId worker) {

@@ -69,6 +69,9 @@ struct ParamServer::Delivery {
 struct ParamServer::Session {
   Incarnation incarnation;
   uint64_t number = 0;  // No other has had it, not of the same process either.
+  // No step waits for it, and what it pushes counts in none, until Activate().
+  bool parked = false;
+  uint64_t late_steps = 0;  // Closed without it, for a quorum was there.
   // First step of which nothing has come here.
   uint64_t next_begun = 0;
   // Pushes that are not complete, by step.
@@ -100,6 +103,11 @@ inline GroupPolicy PolicyFor(const ApplyRules& rules, const ParamLayout& layout,
 
 inline bool CarriesGradient(FrameKind kind) {
   return kind == FrameKind::kPush || kind == FrameKind::kPushPull;
+}
+
+// Workers ask where to go on.
+inline absl::Status NotInStep(uint64_t step) {
+  return absl::AbortedError(absl::StrCat("step ", step, " does not wait for this worker"));
 }
 
 // Workers try again until the server has been started anew.

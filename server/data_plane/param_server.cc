@@ -60,11 +60,14 @@ ParamServer::ParamServer(const Options& options, Metrics* metrics)
 
 ParamServer::~ParamServer() {
   BeginDrain();
+  std::unique_ptr<Alarm> alarm;
   {
     MutexLock lock(&mu_);
     mu_.Await([this] { return operations_ == 0; });
+    alarm = std::move(grace_alarm_);
   }
-  log_.reset();  // What it still calls back posts to the lanes.
+  alarm.reset();  // It may be waiting for the lock.
+  log_.reset();   // What it still calls back posts to the lanes.
 }
 
 absl::Status ParamServer::DefineModel(const ModelSpec& model) {
@@ -282,6 +285,9 @@ absl::Status ParamServer::CheckPush(const Operation& op) const {
     return absl::InvalidArgumentError(absl::StrCat("gradient norm is ", header.gradient_norm));
   }
   if (header.samples == 0) return absl::InvalidArgumentError("push of 0 samples");
+  // It would be applied at once. (In a synchronous job it is asked later, when it is known what is a
+  // repetition.)
+  if (gate_.bound() > 0 && sessions_.at(op.worker).parked) return NotInStep(header.step);
   // An asynchronous worker may know of acknowledgements that this process does not, until its next heartbeat.
   const uint64_t known = gate_.bound() < 0 ? limits::kStepMax
                                            : std::max(gate_.next_step(op.worker), gate_.frontier()) +
@@ -439,6 +445,7 @@ ParamServer::Stats ParamServer::GetStats() const {
     out.staleness_max = session.staleness_max;
     out.staleness_counts.assign(session.staleness_counts.begin(), session.staleness_counts.end());
     out.waiting_seconds = session.waiting_seconds;
+    out.late_steps = session.late_steps;
   }
   return stats;
 }

@@ -15,6 +15,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "common/base/alarm.h"
 #include "common/base/byte_chain.h"
 #include "common/base/ids.h"
 #include "common/base/lane_pool.h"
@@ -29,6 +30,7 @@
 #include "server/durability/push_log.h"
 #include "server/store/shard.h"
 #include "server/sync/staleness_gate.h"
+#include "server/sync/step_quorum.h"
 
 namespace recon {
 
@@ -109,6 +111,7 @@ class ParamServer {
     uint64_t staleness_max = 0;
     std::vector<uint64_t> staleness_counts;  // As MemberStatus has them.
     double waiting_seconds = 0;              // Replies waited for other workers' pushes, the sum.
+    uint64_t late_steps = 0;                 // Closed without its push, which a quorum did not wait for.
   };
   struct Stats {
     uint64_t pushes = 0;
@@ -193,6 +196,13 @@ class ParamServer {
   // closed in part, unless it `resumes` a push that it has begun.
   uint64_t Activate(WorkerId worker, uint64_t next_step, bool resumes = false);
   void Deactivate(WorkerId worker);
+  bool active(WorkerId worker) const;
+  // No step waits for it, or has a part of its pushes: those are answered with Aborted until it is activated.
+  // Of bounded jobs; with a bound above 0 only a worker that has pushed nothing.
+  void Park(WorkerId worker);
+  // From now on a synchronous step is closed without those whose push is awaited when `workers` have pushed
+  // it and `grace` has passed (StepQuorum): they are parked. 0: all are waited for. The head.
+  void SetQuorum(uint32_t workers, std::optional<absl::Duration> grace);
   // The worker has an acknowledgement of every step before `next_step`.
   void NoteAcknowledged(WorkerId worker, uint64_t next_step);
 
@@ -306,6 +316,12 @@ class ParamServer {
   // Puts it into the log, and releases those who wait for it to where Take...() find them.
   void Close(StepClosing closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ForgetAwaiting(uint64_t frontier) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What it has pushed to steps that are not closed counts in none. Returns its replies that wait.
+  Operations ForgetContributions(WorkerId worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Sets the alarm for when the open step is to be closed without those who are awaited; returns when.
+  absl::Time WatchQuorum() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // A quorum's grace may have passed.
+  void CloseWithoutLate();
   void TellFrontier() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellClosing(const StepClosing& closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waiting replies that `wanted` says.
@@ -378,6 +394,8 @@ class ParamServer {
   std::map<WorkerId, Session> sessions_ ABSL_GUARDED_BY(mu_);
   uint64_t next_session_ ABSL_GUARDED_BY(mu_) = 1;
   StalenessGate gate_ ABSL_GUARDED_BY(mu_);
+  StepQuorum quorum_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<Alarm> grace_alarm_ ABSL_GUARDED_BY(mu_);  // Null until there is a quorum.
   std::map<StalenessGate::Ticket, OperationPtr> waiting_ ABSL_GUARDED_BY(mu_);
   StalenessGate::Ticket next_ticket_ ABSL_GUARDED_BY(mu_) = 0;
   // Synchronous steps are closed shard by shard, so that parameters come back while later gradients are on

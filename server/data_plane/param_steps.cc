@@ -30,10 +30,13 @@ absl::Status ParamServer::CheckCounts(const Operation& op) const {
     return absl::AbortedError(
         absl::StrCat("step ", step, " is so far behind the worker's others that nobody knows of it"));
   }
+  const bool parked = sessions_.at(op.worker).parked;
   bool pending = false;
   for (size_t i = 0; i < op.frame.parts.size(); ++i) {
     const Shard::Outcome outcome = op.outcomes[i];
     const bool closed = Closed(step, op.frame.parts[i].shard);
+    const bool open = !closed && (outcome == Shard::Outcome::kTaken || outcome == Shard::Outcome::kPending);
+    if (parked && open) return NotInStep(step);
     if (outcome == Shard::Outcome::kLate || (closed && outcome == Shard::Outcome::kTaken)) {
       return absl::AbortedError(
           absl::StrCat("step ", step, " was closed without this push; the next is ",
@@ -85,8 +88,9 @@ bool ParamServer::NoteBegun(const Operation& op) {
   // Expelled or started anew meanwhile.
   if (session == sessions_.end() || session->second.incarnation != op.incarnation) return false;
   session->second.next_begun = std::max(session->second.next_begun, step + 1);
-  return std::all_of(sessions_.begin(), sessions_.end(),
-                     [step](const auto& other) { return other.second.next_begun > step; });
+  return std::all_of(sessions_.begin(), sessions_.end(), [step](const auto& other) {
+    return other.second.parked || other.second.next_begun > step;
+  });
 }
 
 bool ParamServer::NoteShards(Session* session, WorkerId worker, uint64_t step,
@@ -158,8 +162,58 @@ ParamServer::Operations ParamServer::TakeWaiting(const std::function<bool(const 
 
 ParamServer::Operations ParamServer::GateMoved() {
   CloseWhatIsComplete();
+  WatchQuorum();
   TellFrontier();
   return TakeReleased();
+}
+
+void ParamServer::SetQuorum(uint32_t workers, std::optional<absl::Duration> grace) {
+  MutexLock lock(&mu_);
+  quorum_ = StepQuorum(workers, grace);
+  if (workers > 0 && grace_alarm_ == nullptr) {
+    grace_alarm_ = std::make_unique<Alarm>([this] { CloseWithoutLate(); });
+  }
+}
+
+absl::Time ParamServer::WatchQuorum() {
+  if (!quorum_.on() || gate_.bound() != 0 || grace_alarm_ == nullptr) return absl::InfiniteFuture();
+  const uint64_t step = gate_.frontier();
+  const size_t awaited = gate_.Awaited(step).size();
+  const absl::Time at = quorum_.Note(step, gate_.active_workers() - awaited, awaited, Now());
+  grace_alarm_->Set(at);
+  return at;
+}
+
+void ParamServer::CloseWithoutLate() {
+  Operations released;
+  Operations dropped;
+  {
+    MutexLock lock(&mu_);
+    if (draining_ || WatchQuorum() > Now()) return;
+    for (const WorkerId worker : gate_.Awaited(gate_.frontier())) {
+      // All of its push or nothing counts: what is left of it comes again, in another step.
+      for (OperationPtr& op : ForgetContributions(worker)) dropped.push_back(std::move(op));
+      Session& session = sessions_[worker];
+      session.parked = true;
+      ++session.late_steps;
+      gate_.Leave(worker);
+    }
+    closed_to_ = kLookAtAll;
+    released = GateMoved();
+  }
+  AnswerDropped(std::move(dropped));
+  AnswerReleased(std::move(released));
+}
+
+ParamServer::Operations ParamServer::ForgetContributions(WorkerId worker) {
+  for (auto& [step, shards] : contributed_) {
+    for (auto& [shard, contributors] : shards) {
+      const auto first = contributors.lower_bound({worker, Incarnation(0)});
+      const auto last = contributors.upper_bound({worker, Incarnation(UINT64_MAX)});
+      contributors.erase(first, last);
+    }
+  }
+  return TakeWaiting([worker](const Operation& op) { return op.worker == worker; });
 }
 
 void ParamServer::CloseWhatIsComplete() {
@@ -196,6 +250,8 @@ void ParamServer::CloseShards(uint64_t step, const std::vector<uint32_t>& shards
     if (delivered == session->second.delivered.end()) return;  // Nothing yet.
     awaited.push_back(&delivered->second.shards);
   }
+  // A push counts as a whole, or not at all: whose is not here may be left out.
+  if (quorum_.on() && !awaited.empty()) return;
   // Those with the same contributors together: one record.
   std::map<std::set<Shard::Contributor>, std::vector<uint32_t>> closed;
   for (const uint32_t shard : shards) {
@@ -327,6 +383,7 @@ void ParamServer::NoteDelivered(WorkerId worker, Incarnation incarnation, uint64
     MutexLock lock(&mu_);
     const auto session = sessions_.find(worker);
     if (session == sessions_.end() || session->second.incarnation != incarnation) return;
+    if (session->second.parked) return;
     const uint64_t ahead = limits::kStepsAheadMax + static_cast<uint64_t>(std::max(0, gate_.bound()));
     if (step >= std::max(gate_.next_step(worker), gate_.frontier()) + ahead) return;
     for (const uint32_t shard : shards) {

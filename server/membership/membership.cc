@@ -89,6 +89,11 @@ std::vector<WorkerId> Membership::Expire(absl::Time now) {
   return expired;
 }
 
+const Membership::Member* Membership::Find(WorkerId worker) const {
+  const auto found = members_.find(worker);
+  return found == members_.end() ? nullptr : &found->second;
+}
+
 Membership::Member* Membership::Find(WorkerId worker) {
   const auto found = members_.find(worker);
   return found == members_.end() ? nullptr : &found->second;

@@ -31,7 +31,8 @@ class Membership {
     std::string codec;
     std::string serves_parameters;  // As it registered.
     bool simulated = false;
-    std::string peer;  // From where it registered, as people read it; empty if unknown.
+    bool computes = false;  // Its process has computed a batch of this job.
+    std::string peer;       // From where it registered, as people read it; empty if unknown.
   };
 
   explicit Membership(const Timeouts& timeouts) : timeouts_(timeouts) {}
@@ -56,6 +57,7 @@ class Membership {
 
   const std::map<WorkerId, Member>& members() const { return members_; }
   Member* Find(WorkerId worker);
+  const Member* Find(WorkerId worker) const;
   int alive() const;
   bool suspect(const Member& member, absl::Time now) const {
     return !member.gone && now - member.last_heard > timeouts_.suspect_after;

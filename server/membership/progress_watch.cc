@@ -47,19 +47,34 @@ void ProgressWatch::ExcuseAll(absl::Time now) {
   for (auto& [id, worker] : workers_) worker.expected_since = now;
 }
 
-absl::Duration ProgressWatch::Patience(WorkerId worker) const {
+absl::Duration ProgressWatch::Patience(WorkerId worker, bool others_wait) const {
   const auto found = workers_.find(worker);
-  if (found == workers_.end() || found->second.recent.size() < kKnown) return kUnknown;
-  const std::vector<double> recent(found->second.recent.begin(), found->second.recent.end());
+  if (found != workers_.end()) {
+    if (const auto own = OwnPatience(found->second)) return *own;
+  }
+  if (!others_wait) return kUnknown;
+  absl::Duration longest;
+  for (const auto& [id, other] : workers_) longest = std::max(longest, OwnPatience(other).value_or(longest));
+  return longest > absl::ZeroDuration() ? std::min(kUnknown, 2 * longest) : kUnknown;
+}
+
+std::optional<absl::Duration> ProgressWatch::OwnPatience(const Worker& worker) const {
+  if (worker.recent.size() < kKnown) return std::nullopt;
+  const std::vector<double> recent(worker.recent.begin(), worker.recent.end());
   const double median = Median(recent);
   std::vector<double> distances;
   for (const double seconds : recent) distances.push_back(std::abs(seconds - median));
   return least_ + absl::Seconds(kLonger * (median + kDistances * Median(std::move(distances))));
 }
 
-bool ProgressWatch::StandsStill(WorkerId worker, absl::Time now) const {
+bool ProgressWatch::Late(WorkerId worker, absl::Time now) const {
   const auto found = workers_.find(worker);
-  return found != workers_.end() && now - found->second.expected_since > Patience(worker);
+  return found != workers_.end() && now - found->second.expected_since > least_;
+}
+
+bool ProgressWatch::StandsStill(WorkerId worker, bool others_wait, absl::Time now) const {
+  const auto found = workers_.find(worker);
+  return found != workers_.end() && now - found->second.expected_since > Patience(worker, others_wait);
 }
 
 }  // namespace recon

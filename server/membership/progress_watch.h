@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 
 #include "absl/time/time.h"
 #include "common/base/ids.h"
@@ -27,9 +28,12 @@ class ProgressWatch {
   void ExcuseAll(absl::Time now);
   void Forget(WorkerId worker) { workers_.erase(worker); }
 
-  // How long its next batch may take, reading it included; ten minutes while little is known of it.
-  absl::Duration Patience(WorkerId worker) const;
-  bool StandsStill(WorkerId worker, absl::Time now) const;
+  // How long its next batch may take, reading it included. While little is known of it: ten minutes, or, if
+  // `others_wait` for it, twice as long as any other's.
+  absl::Duration Patience(WorkerId worker, bool others_wait) const;
+  bool StandsStill(WorkerId worker, bool others_wait, absl::Time now) const;
+  // Whether it has computed nothing for longer than the least patience since it had a reason to.
+  bool Late(WorkerId worker, absl::Time now) const;
 
  private:
   struct Worker {
@@ -38,6 +42,9 @@ class ProgressWatch {
     absl::Time expected_since;  // Then, or later.
     std::deque<double> recent;  // Seconds of a batch, of each report with new ones.
   };
+
+  // None while little is known of it.
+  std::optional<absl::Duration> OwnPatience(const Worker& worker) const;
 
   absl::Duration least_;
   std::map<WorkerId, Worker> workers_;

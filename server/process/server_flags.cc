@@ -44,6 +44,9 @@ struct RawFlags {
   uint32_t auto_local_steps_max = 0;
   uint32_t fragments = 0;
   bool local_steps_by_speed = false;
+  uint32_t quorum = 0;
+  std::string grace = "auto";
+  std::string step_samples = "0";
   std::vector<std::string> sync_periods;
   std::vector<std::string> groups;
   std::string durability = "log";
@@ -229,6 +232,24 @@ void DefineFlags(CommandLine* line, ServerFlags* flags, RawFlags* raw) {
           "about the same time"),
       "RECON_LOCAL_STEPS_BY_SPEED");
   env(app->add_option(
+             "--quorum", raw->quorum,
+             "with bsp, local:H and diloco:H: a step is closed without the slowest workers when so many "
+             "have pushed it and --grace has passed; what they push goes into a later step; 0 = all are "
+             "waited for")
+          ->check(CLI::Range(size_t{0}, limits::kMembersMax)),
+      "RECON_QUORUM");
+  env(app->add_option(
+          "--grace", raw->grace,
+          "with --quorum: a duration, or auto: half the time that the quorum took in the last steps"),
+      "RECON_GRACE");
+  env(app->add_option(
+          "--step-samples", raw->step_samples,
+          "with bsp: samples of a step, a multiple of --batch; where workers are fewer, each pushes the mean "
+          "of "
+          "more batches, so that the trajectory stays. constant: as many as the job's first step has; 0: a "
+          "batch of each worker"),
+      "RECON_STEP_SAMPLES");
+  env(app->add_option(
           "--sync-period", raw->sync_periods,
           "GROUP=N: gradients of that tensor group are in each N-th push only, the mean of N; may "
           "be given more than once"),
@@ -364,6 +385,9 @@ absl::Status ConvertPolicy(const RawFlags& raw, ServerFlags* flags) {
   settings.set_auto_local_steps_max(raw.auto_local_steps_max);
   settings.set_fragments(raw.fragments);
   settings.set_local_steps_by_speed(raw.local_steps_by_speed);
+  settings.set_quorum(raw.quorum);
+  RECON_RETURN_IF_ERROR(ParseGrace(raw.grace, &settings));
+  RECON_RETURN_IF_ERROR(ParseStepSamples(raw.step_samples, &settings));
   RECON_RETURN_IF_ERROR(ParseSyncPeriods(raw.sync_periods, &settings));
   if (IsAuto(settings) && flags->servers > 1) {
     return absl::InvalidArgumentError(
@@ -380,8 +404,10 @@ absl::Status ConvertPolicy(const RawFlags& raw, ServerFlags* flags) {
   // advantage.
   const uint64_t rounds =
       raw.fragments > 1 ? std::min<uint64_t>(kRoundsPerSplit, kSplitSamplesMax / round) : 1;
-  const uint64_t split =
-      raw.split_samples != 0 ? raw.split_samples : std::max<uint64_t>(kSplitSamples, rounds * round);
+  const uint64_t split = raw.split_samples != 0
+                             ? raw.split_samples
+                             : std::max({uint64_t{kSplitSamples}, rounds * round,
+                                         std::min<uint64_t>(settings.step_samples(), kSplitSamplesMax)});
   flags->job.set_split_samples(static_cast<uint32_t>(split));
   flags->split_samples_by_default = raw.split_samples == 0;
   return CheckRound(settings, policy, raw.batch, flags->job.split_samples());

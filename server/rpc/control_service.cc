@@ -64,6 +64,12 @@ ControlService::Reactor* ControlService::Complete(Context* context, const Comple
                 [this, request] { return coordinator_->Complete(*request, Now()); });
 }
 
+ControlService::Reactor* ControlService::Rejoin(Context* context, const RejoinRequest* request,
+                                                RejoinReply* reply) {
+  return OnLane(coordinator_->lane(), context, reply,
+                [this, request] { return coordinator_->Rejoin(*request, Now()); });
+}
+
 ControlService::Reactor* ControlService::Leave(Context* context, const LeaveRequest* request,
                                                LeaveReply* reply) {
   return OnLane(coordinator_->lane(), context, reply,

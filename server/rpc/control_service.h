@@ -37,6 +37,7 @@ class ControlService : public Control::CallbackService {
   Reactor* Heartbeat(Context* context, const HeartbeatRequest* request, HeartbeatReply* reply) override;
   Reactor* Acquire(Context* context, const AcquireRequest* request, AcquireReply* reply) override;
   Reactor* Complete(Context* context, const CompleteRequest* request, CompleteReply* reply) override;
+  Reactor* Rejoin(Context* context, const RejoinRequest* request, RejoinReply* reply) override;
   Reactor* Leave(Context* context, const LeaveRequest* request, LeaveReply* reply) override;
   Reactor* Status(Context* context, const StatusRequest* request, StatusReply* reply) override;
   Reactor* Completions(Context* context, const CompletionsRequest* request, CompletionsReply* reply) override;

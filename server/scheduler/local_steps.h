@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace recon {
@@ -9,5 +10,9 @@ namespace recon {
 // (dynamic local updates: Liu et al., "Asynchronous Local-SGD Training for Language Modeling", 2024). `steps`
 // if either time is not known.
 uint32_t LocalStepsBySpeed(uint32_t steps, double batch_seconds, double fastest_seconds);
+
+// How many batches of a step that has `batches` are the share of number `rank` of `workers`: shares differ by
+// one at most, and none is empty. `rank` is below `workers`.
+uint32_t BatchesOfStep(uint64_t batches, size_t workers, size_t rank);
 
 }  // namespace recon

@@ -88,6 +88,11 @@ bool StalenessGate::any_active() const {
   return std::any_of(workers_.begin(), workers_.end(), [](const auto& entry) { return entry.second.active; });
 }
 
+size_t StalenessGate::active_workers() const {
+  return static_cast<size_t>(
+      std::count_if(workers_.begin(), workers_.end(), [](const auto& entry) { return entry.second.active; }));
+}
+
 bool StalenessGate::Open(uint64_t step) const {
   if (bound_ == kUnlimited || (bound_ > 0 && !any_active())) return true;
   return frontier_ + static_cast<uint64_t>(bound_) > step;

@@ -63,6 +63,8 @@ class StalenessGate {
   // come so far. What is known of workers here moves nothing any more.
   void Follow(uint64_t frontier, bool anyone_active);
   bool any_active() const;
+  // How many take part. Not of a gate that follows another.
+  size_t active_workers() const;
 
   // Whether a reply to a push of `step` may go out now.
   bool Open(uint64_t step) const;

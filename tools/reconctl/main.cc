@@ -289,6 +289,13 @@ int main(int argc, char** argv) {
                          "with local steps: so many parts of the parameters are pushed in turn");
   set_policy->add_flag("--local-steps-by-speed", policy_target.local_steps_by_speed,
                        "with local steps: slower workers take fewer");
+  set_policy->add_option("--quorum", policy_target.quorum,
+                         "with bsp, local:H and diloco:H: so many workers' pushes close a step; 0 = all");
+  set_policy->add_option("--grace", policy_target.grace,
+                         "with --quorum: how long it waits for the others, or auto");
+  set_policy->add_option(
+      "--step-samples", policy_target.step_samples,
+      "with bsp: samples of a step whoever is there, or constant; 0 = a batch of each worker");
   set_policy->add_option("--sync-period", policy_target.sync_periods,
                          "GROUP=N: gradients of that group are in each N-th push only");
   set_policy->callback([&] {

@@ -327,6 +327,9 @@ absl::Status SetPolicy(const PolicyTarget& target) {
   settings.set_auto_local_steps_max(target.auto_local_steps_max);
   settings.set_fragments(target.fragments);
   settings.set_local_steps_by_speed(target.local_steps_by_speed);
+  settings.set_quorum(target.quorum);
+  RECON_RETURN_IF_ERROR(ParseGrace(target.grace, &settings));
+  RECON_RETURN_IF_ERROR(ParseStepSamples(target.step_samples, &settings));
   RECON_RETURN_IF_ERROR(ParseSyncPeriods(target.sync_periods, &settings));
   RECON_ASSIGN_OR_RETURN(const auto client, Connect(target.server));
   RECON_ASSIGN_OR_RETURN(const SetPolicyReply reply, client->SetPolicy(settings));

@@ -42,6 +42,8 @@ struct PolicyTarget {
   uint32_t auto_local_steps_max = 0;
   uint32_t fragments = 0;
   bool local_steps_by_speed = false;
+  uint32_t quorum = 0;
+  std::string grace = "auto", step_samples = "0";
   std::vector<std::string> sync_periods;
 };
 absl::Status SetPolicy(const PolicyTarget& target);

@@ -43,6 +43,8 @@ CommPipeline::CommPipeline(int depth, const ParamLayout* layout, GradientSpace* 
       resent_(metrics->Counter("recon_worker_resent_pushes_total", "Pushes sent again after an error")),
       dropped_(metrics->Counter("recon_worker_dropped_pushes_total",
                                 "Pushes whose step was closed without them, or whose policy is no more")),
+      late_(metrics->Counter("recon_worker_late_pushes_total",
+                             "Pushes that were sent in a later step, for theirs was closed without them")),
       saturated_(
           metrics->Counter("recon_worker_saturated_values_total", "Values cut to the codec's largest")),
       flushes_(metrics->Counter("recon_worker_residual_flushes_total",
@@ -237,8 +239,24 @@ bool CommPipeline::StillWanted(const Push& push) {
   return false;
 }
 
+bool CommPipeline::MoveToLaterStep(const std::vector<absl::StatusOr<Frame>>& results, Push* push) {
+  const bool none_counts = std::all_of(results.begin(), results.end(),
+                                       [](const auto& result) { return absl::IsAborted(result.status()); });
+  // A part of the parameters has its turn in some steps only.
+  if (!none_counts || !push->plan.due.empty() || session_->job()->bound() < 0) return false;
+  if (push->counts_no_more && push->counts_no_more()) return false;
+  const absl::StatusOr<uint64_t> step = session_->Rejoin(push->step);
+  if (!step.ok()) {
+    LogInfo("{}", step.status().message());
+    return false;
+  }
+  LogInfo("step {} did not wait for this worker's push, which goes with step {}", push->step, *step);
+  push->step = *step;
+  return true;
+}
+
 absl::StatusOr<bool> CommPipeline::PushUntilDone(Outgoing* out) {
-  const Push& push = out->push;
+  Push& push = out->push;
   const EncodedPush& encoded = *out->encoded;
   if (encoded.stats.non_finite > 0) {
     const std::string why =
@@ -261,7 +279,7 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(Outgoing* out) {
   exchange.encode = push.encode_time;
   bytes_.Increment(static_cast<double>(exchange.push_bytes));
   bytes_per_parameter_.Set(static_cast<double>(exchange.push_bytes) / static_cast<double>(layout_->params()));
-  const FrameHeader header = HeaderOf(push, encoded.gradient_norm);
+  FrameHeader header = HeaderOf(push, encoded.gradient_norm);
   const absl::Duration deadline = FrameDeadline(
       exchange.push_bytes + EncodedBytes(static_cast<CodecId>(header.reply_codec), layout_->params()),
       push.local ? limits::kRoundReplyWaitMax : limits::kReplyWaitMax);
@@ -288,6 +306,11 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(Outgoing* out) {
       return true;
     }
     if (absl::IsAborted(worst)) {
+      if (MoveToLaterStep(results, &push)) {
+        late_.Increment();
+        header.step = push.step;
+        continue;
+      }
       dropped_.Increment();
       LogWarn("push dropped: {}", worst.message());
       return false;

@@ -25,8 +25,9 @@
 namespace recon {
 
 // Encodes, pushes and receives while the next step is computed: a bounded number of pushes is under way, each
-// on a thread of its own that tries until the push is acknowledged or known to be dropped. A push that is
-// dropped (its step was closed without it) takes with it what it carried of the residual.
+// on a thread of its own that tries until the push is acknowledged or known to be dropped. A push whose step
+// was closed without it is sent again in a later one, if the worker still holds its data's lease; one that is
+// dropped takes with it what it carried of the residual.
 //
 // Threads: Submit(), WaitUntilBelow() and TakeReplies() on the training thread; callbacks of a push run on
 // its thread. Ownership: the pointers must outlive the pipeline.
@@ -55,6 +56,8 @@ class CommPipeline {
     // JobConfig.history of the parameters it was computed from.
     uint64_t history = 0;
     absl::Duration encode_time;  // Filled in by the pipeline.
+    // Whether what it was computed from is somebody else's by now; empty: it is not. The push's thread.
+    std::function<bool()> counts_no_more;
     // Called once: whether the push was applied (true) or dropped, because its step was closed or the job's
     // policy is another.
     std::function<void(bool applied)> done;
@@ -109,6 +112,8 @@ class CommPipeline {
   bool TakeEncoded(Outgoing* out);
   absl::StatusOr<EncodedPush> EncodeAsItComes(GradientEncoder* encoder, Outgoing* out);
   absl::StatusOr<bool> PushUntilDone(Outgoing* out);
+  // Gives a push whose step was closed without any of it a later one; false if it is to be dropped.
+  bool MoveToLaterStep(const std::vector<absl::StatusOr<Frame>>& results, Push* push);
   // Whether a push is of the state and the policy that the job has now; says so if not.
   bool StillWanted(const Push& push);
   FrameHeader HeaderOf(const Push& push, double gradient_norm) const;
@@ -124,6 +129,7 @@ class CommPipeline {
   prometheus::Counter& bytes_;
   prometheus::Counter& resent_;
   prometheus::Counter& dropped_;
+  prometheus::Counter& late_;
   prometheus::Counter& saturated_;
   prometheus::Counter& flushes_;
   prometheus::Gauge& bytes_per_parameter_;

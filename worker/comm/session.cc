@@ -127,7 +127,7 @@ void Session::AdoptReply(const RegisterReply& reply) {
   if (job_ == nullptr || !google::protobuf::util::MessageDifferencer::Equals(*job_, reply.job())) {
     if (job_ != nullptr && job_->history() != reply.job().history()) diverged_.clear();
     job_ = std::make_shared<const JobConfig>(reply.job());
-    local_steps_ = 0;  // They were of another policy.
+    push_batches_ = 0;  // They were of another policy.
   }
   workers_ = reply.workers();
   first_allowed_step_ = std::max(first_allowed_step_, reply.start_step());
@@ -291,7 +291,7 @@ void Session::HeartbeatOnce(double samples_per_second) {
   }
   if (options_.adopt_codec) options_.adopt_codec(reply->codec_choice());
   if (options_.adopt_workers) options_.adopt_workers(reply->workers());
-  local_steps_.store(reply->local_steps(), std::memory_order_relaxed);
+  push_batches_.store(reply->push_batches(), std::memory_order_relaxed);
   workers_.store(reply->workers(), std::memory_order_relaxed);
   MutexLock lock(&mu_);
   phase_ = reply->phase();
@@ -321,6 +321,9 @@ absl::StatusOr<Session::Acquired> Session::Acquire() {
     Acquired acquired;
     acquired.phase = reply->phase();
     acquired.initial_values_wanted = reply->needs_initial_values();
+    if (reply->lease().kind() == LEASE_TRAIN) {
+      push_batches_.store(reply->push_batches(), std::memory_order_relaxed);
+    }
     MutexLock lock(&mu_);
     phase_ = reply->phase();
     if (reply->lease().kind() != LEASE_NONE) {
@@ -433,6 +436,30 @@ std::optional<uint64_t> Session::TakeStep() {
   next_step_ = FirstNew();
   unacknowledged_.insert(next_step_);
   return next_step_++;
+}
+
+absl::StatusOr<uint64_t> Session::Rejoin(uint64_t step) {
+  Backoff backoff;
+  while (true) {
+    RejoinRequest request;
+    const Standing used = standing();
+    *request.mutable_identity() = used.identity;
+    {
+      MutexLock lock(&mu_);
+      request.set_next_step(FirstNew());
+    }
+    const absl::StatusOr<RejoinReply> reply = client_->Rejoin(request);
+    if (!reply.ok()) {
+      if (absl::IsAborted(reply.status())) return reply.status();
+      RECON_RETURN_IF_ERROR(Recover(reply.status(), used, &backoff));
+      continue;
+    }
+    MutexLock lock(&mu_);
+    unacknowledged_.erase(step);
+    unacknowledged_.insert(reply->step());
+    next_step_ = std::max(next_step_, reply->step() + 1);
+    return reply->step();
+  }
 }
 
 void Session::Acknowledge(uint64_t step) {

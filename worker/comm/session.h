@@ -128,8 +128,8 @@ class Session {
   uint32_t done(const HeldLeasePtr& held) const;
   void Abandon(const HeldLeasePtr& held);
   bool lost(const HeldLeasePtr& held) const;
-  // Batches of a round of local steps, as the server has last said; 0 if it has not.
-  uint32_t local_steps() const { return local_steps_.load(std::memory_order_relaxed); }
+  // Batches of a push, as the server has last said; 0 if it does not.
+  uint32_t push_batches() const { return push_batches_.load(std::memory_order_relaxed); }
   // Of the job, this one among them, as the server has last said.
   uint32_t workers() const { return workers_.load(std::memory_order_relaxed); }
   // `diverged`: why nothing could be computed from the parameters there were; empty if it could.
@@ -147,6 +147,10 @@ class Session {
   // None if that is so by now.
   std::optional<uint64_t> TakeStep();
   void Acknowledge(uint64_t step);
+  // The step of a push was closed without it: takes part in steps again. Returns the one in which the push is
+  // sent again, under way from now on in place of `step`. Aborted if it counts no more. Blocks, trying again
+  // while the server cannot be reached.
+  absl::StatusOr<uint64_t> Rejoin(uint64_t step);
 
  private:
   Session(const Options& options, ControlClient* client, const std::atomic<bool>* stop);
@@ -180,7 +184,7 @@ class Session {
   std::vector<std::string> peers_;  // Likewise.
 
   Counters counters_;
-  std::atomic<uint32_t> local_steps_{0};
+  std::atomic<uint32_t> push_batches_{0};
   std::atomic<uint32_t> workers_{1};
   Mutex registering_;  // Held by the one thread that registers.
 

@@ -403,8 +403,11 @@ void Trainer::ForgetUnpushed() {
 }
 
 uint32_t Trainer::RoundSteps() const {
-  if (inner_ == nullptr) return options_.accumulate;
-  const uint32_t told = job_->policy().local_steps_by_speed() ? session_->local_steps() : 0;
+  if (inner_ == nullptr) {
+    const bool told = job_->policy().step_samples() > 0 || job_->policy().step_samples_constant();
+    return told ? std::max(1u, session_->push_batches()) : options_.accumulate;
+  }
+  const uint32_t told = job_->policy().local_steps_by_speed() ? session_->push_batches() : 0;
   if (told == 0) return schedule_.steps();
   const uint32_t of_fragment = (told + schedule_.fragments() / 2) / schedule_.fragments();
   return std::clamp(of_fragment, 1u, schedule_.steps());
@@ -456,6 +459,10 @@ absl::StatusOr<uint64_t> Trainer::TakeStep() {
 
 void Trainer::Submit(CommPipeline::Push push, Splits splits, uint64_t steps) {
   for (const SplitPtr& split : *splits) ++split->pushes_open;
+  push.counts_no_more = [this, splits] {
+    return std::any_of(splits->begin(), splits->end(),
+                       [this](const SplitPtr& split) { return dropped(split); });
+  };
   push.done = [this, splits = std::move(splits), steps, samples = push.samples](bool applied) {
     if (applied) {
       Session::Counters* counters = session_->counters();

@@ -187,7 +187,7 @@ class Trainer {
   };
 
   bool in_rounds() const {
-    return inner_ != nullptr || options_.accumulate > 1 || schedule_.partial() || sum_.holds();
+    return inner_ != nullptr || round_ || RoundSteps() > 1 || schedule_.partial() || sum_.holds();
   }
   // A worker must not run further ahead on its own than the bound lets it. (Fragments of local steps are not
   // ahead of each other.)

@@ -1,0 +1,48 @@
+#include "common/base/alarm.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/base/clock.h"
+
+namespace recon {
+namespace {
+
+// A condition is not waited for without end.
+constexpr absl::Duration kLookAgain = absl::Hours(1);
+
+}  // namespace
+
+Alarm::Alarm(std::function<void()> ring) : ring_(std::move(ring)), thread_([this] { Run(); }) {}
+
+Alarm::~Alarm() {
+  {
+    MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  thread_.join();
+}
+
+void Alarm::Set(absl::Time at) {
+  MutexLock lock(&mu_);
+  moved_ = moved_ || at != at_;
+  at_ = at;
+}
+
+void Alarm::Run() {
+  while (true) {
+    {
+      MutexLock lock(&mu_);
+      moved_ = false;
+      // A moment too late rather than too early: it would look again and again.
+      const absl::Duration left = std::min(at_ - Now(), kLookAgain) + absl::Milliseconds(1);
+      mu_.AwaitFor(left, [this] { return stopping_ || moved_; });
+      if (stopping_) return;
+      if (moved_ || Now() < at_) continue;
+      at_ = absl::InfiniteFuture();
+    }
+    ring_();
+  }
+}
+
+}  // namespace recon

@@ -1,0 +1,37 @@
+#include "server/sync/step_quorum.h"
+
+#include <algorithm>
+
+namespace recon {
+namespace {
+
+// The mean is of about so many steps.
+constexpr int kSteps = 8;
+
+}  // namespace
+
+void StepQuorum::NoteTook(absl::Duration took) { took_ = took_ ? *took_ + (took - *took_) / kSteps : took; }
+
+absl::Time StepQuorum::Note(uint64_t step, size_t pushed, size_t awaited, absl::Time now) {
+  if (!on()) return absl::InfiniteFuture();
+  if (step_ != step) {
+    // The one before was closed with its last push.
+    if (step_ && !reached_) NoteTook(now - opened_);
+    step_ = step;
+    opened_ = now;
+    reached_.reset();
+  }
+  if (pushed < workers_) return absl::InfiniteFuture();
+  if (!reached_) {
+    reached_ = now;
+    NoteTook(now - opened_);
+  }
+  return awaited == 0 ? absl::InfiniteFuture() : *reached_ + grace();
+}
+
+absl::Duration StepQuorum::grace() const {
+  if (grace_) return *grace_;
+  return std::max(kGraceMin, took_.value_or(absl::ZeroDuration()) / 2);
+}
+
+}  // namespace recon
