@@ -66,13 +66,15 @@ absl::Status ControlJournal::SaveCompletion(const Completion& completion) {
     MutexLock lock(&mu_);
     if (!recent_.emplace(split, std::nullopt).second) return absl::AlreadyExistsError(Describe(completion));
   }
-  if (const absl::Status saved = db_->SaveCompletion(completion); !saved.ok()) {
+  Completion placed = completion;
+  placed.set_after_sequence(params_->sequence());
+  if (const absl::Status saved = db_->SaveCompletion(placed); !saved.ok()) {
     MutexLock lock(&mu_);
     recent_.erase(split);
     return saved;
   }
   // The database first: what has a sequence before a cut is found there after it.
-  return params_->RecordControl({EncodeControlRecord(completion)}, [&](uint64_t sequence) {
+  return params_->RecordControl({EncodeControlRecord(placed)}, [&](uint64_t sequence) {
     MutexLock lock(&mu_);
     recent_[split] = sequence;
   });

@@ -103,6 +103,7 @@ absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
         absl::StrCat("the snapshots are not of this data directory's job: ", difference));
   }
   RECON_RETURN_IF_ERROR(CheckSyncPeriods(job_, *params_->layout()));
+  WarnOfSmallLog();
   if (cluster_ != nullptr) cluster_->SetModel(record_->model());
   RECON_RETURN_IF_ERROR(StartQueue(*record_));
   // Training before evaluations (their kinds sort so): a finished pass makes its evaluation's tasks.

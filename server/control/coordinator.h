@@ -139,6 +139,8 @@ class Coordinator {
   // Where `worker` may find parameters besides here.
   std::vector<std::string> PeersFor(WorkerId worker, absl::Time now) const;
   void Expel(WorkerId worker);
+  // In the log, if the push log is small beside the model.
+  void WarnOfSmallLog() const;
   absl::Status CheckDataset(const RegisterRequest& request) const;
   absl::Status StartQueue(const JobRecord& record);
   void AdoptLeases(const RegisterRequest& request, WorkerId worker, absl::Time now, RegisterReply* reply);

@@ -15,6 +15,12 @@
 #include "server/control/proposal.h"
 
 namespace recon {
+namespace {
+
+// Where fewer pushes lie between two snapshots, these are what the server does most of the time.
+constexpr uint64_t kPushesPerSnapshotMin = 16;
+
+}  // namespace
 
 absl::StatusOr<WorkerId> Coordinator::CheckIdentity(const WorkerIdentity& identity, absl::Time now) {
   if (identity.cluster_epoch() != cluster_epoch_) {
@@ -46,9 +52,23 @@ absl::Status Coordinator::AdoptModel(const RegisterRequest& request) {
   RECON_RETURN_IF_ERROR(params_->DefineModel(request.model()));
   LogInfo("model {}: {} parameters in {} shards", request.model().name(), params_->layout()->params(),
           params_->layout()->shard_count());
+  WarnOfSmallLog();
   if (cluster_ != nullptr) cluster_->SetModel(request.model());
   if (initial_ != nullptr) LoadInitialValues();
   return absl::OkStatus();
+}
+
+void Coordinator::WarnOfSmallLog() const {
+  // A push of all parameters in FP32. A snapshot is due when the log has grown by a quarter of its budget.
+  const uint64_t push_bytes = params_->layout()->params() * sizeof(float) / params_->servers();
+  const uint64_t budget = params_->log_budget_bytes();
+  if (budget == 0 || budget / 4 >= kPushesPerSnapshotMin * push_bytes) return;
+  LogWarn(
+      "--log-max-bytes {}: a push of this model may have {} bytes, so that a snapshot is due after each {} "
+      "pushes; give "
+      "the log {} bytes or more, where the disk has them",
+      budget, push_bytes, std::max<uint64_t>(1, budget / 4 / push_bytes),
+      4 * kPushesPerSnapshotMin * push_bytes);
 }
 
 absl::Status Coordinator::CheckDataset(const RegisterRequest& request) const {

@@ -232,6 +232,12 @@ absl::Status ControlDb::DropNextRollback() {
   return Write(&batch, "drop rollback");
 }
 
+absl::Status ControlDb::DropCompletions(const std::vector<Completion>& completions) {
+  rocksdb::WriteBatch batch;
+  for (const Completion& completion : completions) batch.Delete(DoneKey(completion));
+  return Write(&batch, "drop completions");
+}
+
 absl::Status ControlDb::FinishRollback(const RollbackRecord& record, const ControlState& state) {
   RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, LoadCompletions());
   rocksdb::WriteBatch batch;

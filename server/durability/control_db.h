@@ -56,6 +56,8 @@ class ControlDb {
 
   // AlreadyExists if this split was completed before: the first record stays.
   absl::Status SaveCompletion(const Completion& completion);
+  // Those splits are to be done again. All of it or nothing.
+  absl::Status DropCompletions(const std::vector<Completion>& completions);
   // In the order of kind, data epoch and split.
   absl::StatusOr<std::vector<Completion>> LoadCompletions() const;
 

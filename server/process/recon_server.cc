@@ -126,6 +126,7 @@ struct ReconServer::Parts {
   absl::Status OpenLog(const ApplyRules& rules);
   absl::Status MakeRoomForLog(const PushLog::Options& options);
   absl::Status CheckNotBeyond(const Manifest& past) const;
+  absl::Status DropUnfoundedCompletions();
   absl::Status TakeSnapshot(const std::string& reason);
   absl::Status SnapshotBeforeWork(const std::string& reason);
   absl::StatusOr<std::unique_ptr<Cluster>> MakeCluster(const ApplyRules& rules, const StateOwner& state,
@@ -599,6 +600,7 @@ absl::StatusOr<std::optional<Manifest>> ReconServer::Parts::Recover(const Manife
     RECON_ASSIGN_OR_RETURN(recovered, DecodeControl(newest->control(), newest->model()));
     RECON_RETURN_IF_ERROR(GoOnFromLog(*newest));
     if (newest->job_id() == 0) RECON_RETURN_IF_ERROR(CheckNotBeyond(*newest));
+    RECON_RETURN_IF_ERROR(DropUnfoundedCompletions());
     RECON_RETURN_IF_ERROR(db->Merge(recovered));
     // One that no server wrote: a log of this job does not go with it.
     if (newest->job_id() == 0) RECON_RETURN_IF_ERROR(SnapshotBeforeWork("adopted"));
@@ -635,6 +637,34 @@ absl::Status ReconServer::Parts::CheckNotBeyond(const Manifest& past) const {
   return absl::FailedPreconditionError(absl::StrCat(
       "--data ", flags.data, " has ", more, " splits completed that the snapshot of --snapshot-dir ",
       flags.snapshot_dir, " has not: to go on from there, give it a new --data"));
+}
+
+// Splits whose pushes came after all that there is: the push log was removed, or has lost its end with the
+// machine's power. (With --durability snapshot there is none.)
+absl::Status ReconServer::Parts::DropUnfoundedCompletions() {
+  RECON_ASSIGN_OR_RETURN(std::vector<Completion> completions, db->LoadCompletions());
+  const uint64_t sequence = params->sequence();
+  const auto founded = [&](const Completion& completion) {
+    return completion.after_sequence() <= sequence ||
+           recovered.completions.count(ControlState::KeyOf(completion)) > 0;
+  };
+  completions.erase(std::remove_if(completions.begin(), completions.end(), founded), completions.end());
+  if (completions.empty()) return absl::OkStatus();
+  uint64_t samples = 0;
+  uint64_t last = 0;
+  for (const Completion& completion : completions) {
+    last = std::max(last, completion.after_sequence());
+    if (completion.kind() == LEASE_TRAIN) samples += completion.end() - completion.begin();
+  }
+  LogError(
+      "PUSHES ARE LOST: snapshot and push log end at sequence {}, and {} splits were completed up to "
+      "sequence {}: "
+      "their {} training samples are done again",
+      sequence, completions.size(), last, samples);
+  metrics
+      .Counter("recon_server_completions_lost_total", "Splits that are done again for their pushes were lost")
+      .Increment(static_cast<double>(completions.size()));
+  return db->DropCompletions(completions);
 }
 
 // Once the others are there, if there are any: nothing is taken before.

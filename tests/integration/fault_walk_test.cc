@@ -18,7 +18,7 @@
 #include "catch2/catch.hpp"
 #include "common/base/process.h"
 #include "tests/integration/completed_once.h"
-#include "tests/integration/process_job.h"
+#include "tests/integration/servers_job.h"
 #include "tests/support/fault_shim.h"
 
 namespace recon {
@@ -72,6 +72,11 @@ std::vector<std::string> Flags() {
           "--exit-when-done"};
 }
 
+std::string Describe(const Fault& fault, const std::string& failed) {
+  return absl::StrCat("call ", fault.call, " (", failed, ") fails ", fault.times, " times with ",
+                      fault.error == kFaultShort ? "a short transfer" : std::strerror(fault.error));
+}
+
 // What a job with this fault came to.
 struct Outcome {
   uint64_t calls = 0;
@@ -96,9 +101,7 @@ Outcome RunJob(const Fault& fault) {
   const int server_code = job.server().Wait(absl::Seconds(60));
   outcome.calls = faults->calls;
   outcome.failed = faults->failed;
-  INFO("call " << fault.call << " (" << outcome.failed << ") fails " << fault.times << " times with "
-               << (fault.error == kFaultShort ? "a short transfer" : std::strerror(fault.error)) << "\n"
-               << job.ServerLog());
+  INFO(Describe(fault, outcome.failed) << "\n" << job.ServerLog());
   if (server_code != 0) {
     REQUIRE(server_code == 1);
     CHECK(absl::StrContains(job.ServerLog(), job.data()));  // It names what it could not use.
@@ -119,10 +122,42 @@ Outcome RunJob(const Fault& fault) {
   return outcome;
 }
 
-}  // namespace
+// The same of a job of two servers, where the one that has joined has the fault.
+Outcome RunServersJob(const Fault& fault) {
+  ServersJob job(2, Flags());
+  Faults faults(job.directory() / "faults");
+  faults->error = fault.error;
+  faults->fail_calls = fault.times;
+  faults->fail_from = fault.call;
+  Outcome outcome;
+  REQUIRE(job.Start(0));
+  REQUIRE(job.Start(1, faults.Environment(job.DataOf(1))));
+  const auto worker = job.StartWorker("one", {"--model", "mlp:16-9000-4"});  // Three shards.
+  REQUIRE(Eventually([&] { return !job.process(1).running() || !worker->running(); }, absl::Seconds(120)));
+  // Once the job is done it ends, too.
+  const bool done = !worker->running();
+  const int code = done ? 0 : job.process(1).Wait(absl::Seconds(60));
+  outcome.calls = faults->calls;
+  outcome.failed = faults->failed;
+  INFO(Describe(fault, outcome.failed) << "\n" << job.ServerLog() << "\n" << job.LogOf(1));
+  if (code != 0) {
+    REQUIRE(code == 1);
+    CHECK(absl::StrContains(job.LogOf(1), job.DataOf(1)));
+    CHECK_FALSE(absl::StrContains(job.LogOf(1), "DAMAGED"));
+    outcome.ended = true;
+    REQUIRE(job.Start(1));
+  }
+  CHECK(worker->Wait(absl::Seconds(120)) == 0);
+  CHECK(job.server().Wait(absl::Seconds(60)) == 0);
+  CHECK(job.process(1).Wait(absl::Seconds(60)) >= 0);
+  REQUIRE(job.StartServer());
+  CHECK(CompletedOnce(*job.Completions(), 1, kSamples));
+  return outcome;
+}
 
-TEST_CASE("a server outlives each failing system call, or ends with 1 and names the file", "[faults]") {
-  const Outcome undisturbed = RunJob({});
+// RECON_FAULT_ROUNDS faults, or so many; 0: all of them.
+void Walk(Outcome (*run)(const Fault& fault), size_t usual) {
+  const Outcome undisturbed = run({});
   REQUIRE(undisturbed.calls > 100);
   const std::vector<int> errors = {EIO, ESTALE, EMFILE, ENOSPC, ETIMEDOUT, EINTR, kFaultShort};
   std::vector<Fault> walk;
@@ -136,16 +171,26 @@ TEST_CASE("a server outlives each failing system call, or ends with 1 and names 
   INFO("seed " << seed);
   std::shuffle(walk.begin(), walk.end(), std::mt19937(seed));
   const char* rounds = std::getenv("RECON_FAULT_ROUNDS");  // 0: all of them.
-  const size_t wanted = rounds == nullptr ? 16 : static_cast<size_t>(std::atoi(rounds));
+  const size_t wanted = rounds == nullptr ? usual : static_cast<size_t>(std::atoi(rounds));
   if (wanted > 0 && wanted < walk.size()) walk.resize(wanted);
   int went_on = 0, ended = 0, not_reached = 0;
   for (const Fault& fault : walk) {
-    const Outcome outcome = RunJob(fault);
+    const Outcome outcome = run(fault);
     ++(outcome.ended ? ended : outcome.failed.empty() ? not_reached : went_on);
   }
   WARN("of " << walk.size() << " faults in " << undisturbed.calls << " calls, after " << went_on
              << " the server went on, after " << ended << " it ended with 1, " << not_reached
              << " came to no call");
+}
+
+}  // namespace
+
+TEST_CASE("a server outlives each failing system call, or ends with 1 and names the file", "[faults]") {
+  Walk(&RunJob, 14);
+}
+
+TEST_CASE("so does a server that has joined, and the job waits for it", "[faults][servers]") {
+  Walk(&RunServersJob, 5);
 }
 
 }  // namespace recon

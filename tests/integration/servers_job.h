@@ -31,12 +31,15 @@ class ServersJob : public ProcessJob {
     return server == 0 ? this->server() : *servers_[static_cast<size_t>(server)];
   }
 
-  bool Start(int server) {
-    if (server == 0) return StartServer();
-    servers_[static_cast<size_t>(server)] =
-        std::make_unique<Process>(std::vector<std::string>{"recon-server", "--join", address(), "--listen",
-                                                           "127.0.0.1:0", "--data", DataOf(server)},
-                                  directory() / absl::StrCat("server-", server, ".log"));
+  std::string LogOf(int server) const {
+    return ReadWholeFile(directory() / absl::StrCat("server-", server, ".log"));
+  }
+  bool Start(int server, std::vector<std::string> environment = {}) {
+    if (server == 0) return StartServer(std::move(environment));
+    servers_[static_cast<size_t>(server)] = std::make_unique<Process>(
+        std::vector<std::string>{"recon-server", "--join", address(), "--listen", "127.0.0.1:0", "--data",
+                                 DataOf(server)},
+        directory() / absl::StrCat("server-", server, ".log"), std::move(environment));
     return true;
   }
   bool StartAll() {

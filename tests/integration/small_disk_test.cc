@@ -9,7 +9,7 @@
 #include "catch2/catch.hpp"
 #include "server/durability/push_log.h"
 #include "tests/integration/completed_once.h"
-#include "tests/integration/process_job.h"
+#include "tests/integration/servers_job.h"
 
 namespace recon {
 namespace {
@@ -70,6 +70,7 @@ TEST_CASE("a push log stays within its budget, by snapshots that are taken early
   CHECK(job.server().Wait(absl::Seconds(60)) == 0);
   INFO(job.ServerLog());
   CHECK(absl::StrContains(job.ServerLog(), "published (log)"));
+  CHECK(absl::StrContains(job.ServerLog(), "--log-max-bytes 67108864: a push of this model may have 2"));
   // Segments are an eighth of it.
   CHECK(largest <= 67108864 + 67108864 / 8);
   CHECK(largest > 10'000'000);
@@ -114,6 +115,26 @@ TEST_CASE("a server whose disk was filled by others starts again when there is r
   INFO(job.ServerLog());
   CHECK(absl::StrContains(job.ServerLog(), "a snapshot takes its place"));
   CHECK(job.server().Wait(absl::Seconds(60)) == 0);
+  REQUIRE(job.StartServer());
+  CHECK(CompletedOnce(*job.Completions(), kDataEpochs, 4000));
+}
+
+TEST_CASE("a server that has joined a job, and has a small disk, gets its room by snapshots",
+          "[small_disk]") {
+  std::vector<std::string> flags = Flags({});
+  ServersJob job(2, flags);
+  const SmallDisk disk(job.DataOf(1), "100m");
+  if (!disk.mounted()) {
+    WARN("SKIP: a small file system cannot be mounted here (needs root)");
+    return;
+  }
+  REQUIRE(job.StartAll());
+  const auto worker = job.StartWorker("one", kLargeModel);
+  CHECK(worker->Wait(absl::Seconds(240)) == 0);
+  INFO(job.ServerLog() << "\n" << job.LogOf(1));
+  CHECK(absl::StrContains(job.ServerLog(), "published (log)"));
+  CHECK(job.server().Wait(absl::Seconds(60)) == 0);
+  CHECK(job.process(1).Wait(absl::Seconds(60)) == 0);
   REQUIRE(job.StartServer());
   CHECK(CompletedOnce(*job.Completions(), kDataEpochs, 4000));
 }
