@@ -287,9 +287,11 @@ void SnapshotService::Tick(absl::Time now) {
     last_periodic_ = now;
     next_try_ = now + kBetweenTries;
   }
-  const auto done = [this](const absl::StatusOr<SnapshotReply>&) {
+  const auto done = [this](const absl::StatusOr<SnapshotReply>& reply) {
     MutexLock lock(&mu_);
     periodic_running_ = false;
+    // A log that fills faster gets the next one at once: pushes would wait for it.
+    if (reply.ok()) next_try_ = absl::InfinitePast();
   };
   Take(due           ? "periodic"
        : log_is_long ? "log"
