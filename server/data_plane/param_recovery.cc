@@ -203,10 +203,10 @@ bool ParamServer::log_wants_snapshot() const {
 absl::Status ParamServer::CheckLogRoom() const {
   if (!log_full()) return absl::OkStatus();
   return WithRetryAfter(
-      absl::ResourceExhaustedError(absl::StrCat(
-          "the push log has ", log_->disk_bytes(), " bytes, its budget is ", log_->budget_bytes(),
-          log_->disk_bytes() <= log_->budget_bytes() ? ", and its disk is nearly full" : "",
-          ": pushes wait for a snapshot to make room")),
+      absl::ResourceExhaustedError(absl::StrCat("the push log has ", log_->disk_bytes(),
+                                                " bytes, its budget is ", log_->budget_bytes(),
+                                                log_->short_of_room() ? ", and its disk is nearly full" : "",
+                                                ": pushes wait for a snapshot to make room")),
       limits::kOverloadRetry);
 }
 

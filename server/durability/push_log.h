@@ -33,7 +33,7 @@ class PushLog {
     std::string directory;
     bool sync = false;  // Records are on the disk, not only written, before their callbacks run.
     uint64_t segment_bytes = limits::kLogSegmentBytes;
-    // What all segments together may take on the disk before full() says so.
+    // What all segments together may take on the disk; see full().
     uint64_t budget_bytes = UINT64_MAX;
   };
   // OK: the record is written, and everything before it. Otherwise nothing more will be: the log has failed.
@@ -61,9 +61,11 @@ class PushLog {
   // What all segments take on the disk.
   uint64_t disk_bytes() const { return disk_bytes_.load(); }
   uint64_t budget_bytes() const { return options_.budget_bytes; }
-  // The budget is used up, or the disk nearly is: a snapshot and Trim() have to make room before much more is
-  // appended. What is under way still fits.
-  bool full() const { return disk_bytes() > options_.budget_bytes || short_of_room_.load(); }
+  // All but an eighth of the budget is used, or the disk is nearly full: a snapshot and Trim() have to make
+  // room before much more is appended. What is under way still fits.
+  bool full() const { return disk_bytes() > options_.budget_bytes / 8 * 7 || short_of_room(); }
+  // Its disk nearly is.
+  bool short_of_room() const { return short_of_room_.load(); }
   // Looks again whether the disk has room; for a log that nothing is appended to.
   void LookForRoom();
 

@@ -71,8 +71,7 @@ TEST_CASE("a push log stays within its budget, by snapshots that are taken early
   INFO(job.ServerLog());
   CHECK(absl::StrContains(job.ServerLog(), "published (log)"));
   CHECK(absl::StrContains(job.ServerLog(), "--log-max-bytes 67108864: a push of this model may have 2"));
-  // Segments are an eighth of it.
-  CHECK(largest <= 67108864 + 67108864 / 8);
+  CHECK(largest <= 67108864);
   CHECK(largest > 10'000'000);
   // What is left when a job is done: one segment.
   CHECK(BytesBelow(FileSystem::Local(), job.data() + "/log").value() <= 67108864 / 8);

@@ -331,7 +331,7 @@ TEST_CASE("trimming removes what is not needed, and nothing else", "[push_log]")
   CHECK(before > 5);
 }
 
-TEST_CASE("a log that is beyond its budget is full until it is trimmed", "[push_log]") {
+TEST_CASE("a log that has used its budget but for an eighth is full until it is trimmed", "[push_log]") {
   FaultyFileSystem files;
   PushLog::Options options;
   options.directory = kDirectory;
@@ -352,7 +352,7 @@ TEST_CASE("a log that is beyond its budget is full until it is trimmed", "[push_
     REQUIRE(status.ok());
     ++records;
   }
-  CHECK(log->disk_bytes() > options.budget_bytes);
+  CHECK(log->disk_bytes() > options.budget_bytes / 8 * 7);
   CHECK(log->disk_bytes() <= options.budget_bytes + options.segment_bytes);
   CHECK(log->disk_bytes() == *BytesBelow(&files, kDirectory));
   REQUIRE(log->Trim(records + 1).ok());
