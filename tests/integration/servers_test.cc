@@ -54,8 +54,9 @@ TEST_CASE("each of several servers, and the head, killed and restarted: every sa
     std::string sync;
     std::vector<std::string> flags;  // Of pushes that have not all shards.
   };
-  for (const Case& c : {Case{"asp", {}}, Case{"ssp:2", {}}, Case{"bsp", {}},
-                        Case{"bsp", {"--sync-period", "default=3"}}, Case{"local:4", {"--fragments", "2"}}}) {
+  for (const Case& c :
+       {Case{"asp", {}}, Case{"ssp:2", {}}, Case{"bsp", {}}, Case{"bsp", {"--quorum", "1", "--grace", "5ms"}},
+        Case{"bsp", {"--sync-period", "default=3"}}, Case{"local:4", {"--fragments", "2"}}}) {
     INFO(c.sync << " " << absl::StrJoin(c.flags, " "));
     // So wide a model goes astray at a rate that suits the other.
     std::vector<std::string> flags = JobFlags(c.sync, 8, 2, c.flags.empty() ? "0.1" : "0.003");
