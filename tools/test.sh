@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and runs every test: optimized, under AddressSanitizer and
 # UndefinedBehaviorSanitizer (with fault points), the concurrent ones under ThreadSanitizer, and the fuzzers for
-# a short time. tools/test.sh release|dev|tsan|fuzz runs one of the parts.
+# a short time. First clang checks that what a mutex guards is touched under it. tools/test.sh
+# check|release|dev|tsan|fuzz runs one of the parts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 parts=("$@")
-[ $# -gt 0 ] || parts=(release dev tsan fuzz)
+[ $# -gt 0 ] || parts=(check release dev tsan fuzz)
 for part in "${parts[@]}"; do
   case "$part" in
-    release | dev | tsan | fuzz) ;;
-    -h | --help) sed -n '2,4s/^# //p' tools/test.sh && exit 0 ;;
+    check | release | dev | tsan | fuzz) ;;
+    -h | --help) sed -n '2,5s/^# //p' tools/test.sh && exit 0 ;;
     *)
-      echo "test: no part $part; there are release, dev, tsan and fuzz" >&2
+      echo "test: no part $part; there are check, release, dev, tsan and fuzz" >&2
       exit 2
       ;;
   esac
@@ -41,6 +42,9 @@ export -f run_fuzzer
 for part in "${parts[@]}"; do
   started=$SECONDS
   case "$part" in
+    check)
+      tools/build.sh check recon-server recon-worker reconctl
+      ;;
     release | dev)
       tools/build.sh "$part"
       ctest --preset "$part" -j "$(nproc)"

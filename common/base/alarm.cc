@@ -36,7 +36,7 @@ void Alarm::Run() {
       moved_ = false;
       // A moment too late rather than too early: it would look again and again.
       const absl::Duration left = std::min(at_ - Now(), kLookAgain) + absl::Milliseconds(1);
-      mu_.AwaitFor(left, [this] { return stopping_ || moved_; });
+      mu_.AwaitFor(left, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || moved_; });
       if (stopping_) return;
       if (moved_ || Now() < at_) continue;
       at_ = absl::InfiniteFuture();

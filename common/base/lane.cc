@@ -38,7 +38,7 @@ void Lane::Run() {
     Task task;
     {
       MutexLock lock(&mu_);
-      mu_.Await([this] { return stopping_ || !tasks_.empty(); });
+      mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !tasks_.empty(); });
       if (tasks_.empty()) return;
       task = std::move(tasks_.front());
       tasks_.pop_front();

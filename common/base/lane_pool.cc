@@ -42,7 +42,7 @@ LanePool::LanePool(const std::string& name, int threads)
 LanePool::~LanePool() {
   {
     MutexLock lock(&mu_);
-    mu_.Await([this] { return behind_ == 0; });
+    mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return behind_ == 0; });
     stopping_ = true;
   }
   for (std::thread& thread : threads_) thread.join();
@@ -91,7 +91,7 @@ void LanePool::Run(const std::string& name) {
     if (!ready_.empty()) continue;
     Sleeper self{CurrentCore()};
     asleep_.push_back(&self);
-    mu_.Await([&] { return self.woken || stopping_; });
+    mu_.Await([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return self.woken || stopping_; });
   }
 }
 

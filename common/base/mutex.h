@@ -113,7 +113,7 @@ class Notification {
   }
   void WaitForNotification() {
     MutexLock lock(&mu_);
-    mu_.Await([this] { return notified_; });
+    mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return notified_; });
   }
   bool HasBeenNotified() {
     MutexLock lock(&mu_);

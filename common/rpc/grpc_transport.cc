@@ -203,7 +203,7 @@ GrpcTransport::~GrpcTransport() {
   requests_->End();
   presence_.reset();
   MutexLock lock(&presence_mu_);
-  presence_mu_.Await([this] { return !present_; });
+  presence_mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(presence_mu_) { return !present_; });
 }
 
 uint64_t GrpcTransport::Call(const ByteChain& request, Done done) {

@@ -47,7 +47,7 @@ ShmTransport::~ShmTransport() {
   std::vector<std::unique_ptr<Connection>> ended;
   {
     MutexLock lock(&mu_);
-    mu_.Await([this] { return connection_ == nullptr; });
+    mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return connection_ == nullptr; });
     ended.swap(ended_);
   }
 }

@@ -101,7 +101,8 @@ void ReaderLease::Run() {
   while (true) {
     {
       MutexLock lock(&mu_);
-      if (mu_.AwaitFor(duration_ / 3, [this] { return stopping_; })) return;
+      if (mu_.AwaitFor(duration_ / 3, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_; }))
+        return;
     }
     const absl::Status renewed = Renew();
     if (!renewed.ok()) {

@@ -125,7 +125,7 @@ class S3Store::PartWriter : public ObjectStore::Writer {
     }
     {
       MutexLock lock(&mu_);
-      mu_.Await([this] { return in_flight_ < kPartsInFlight; });
+      mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return in_flight_ < kPartsInFlight; });
       RECON_RETURN_IF_ERROR(failure_);
       etags_.resize(parts_);
       ++in_flight_;

@@ -49,7 +49,7 @@ class PagePool {
     MutexLock lock(&mu_);
     if (use_.pages >= use_.limit) {
       ++use_.waits;
-      mu_.Await([this] { return use_.pages < use_.limit; });
+      mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return use_.pages < use_.limit; });
     }
     if (free_.empty() && fresh_.empty()) AddSlab();
     ++use_.pages;

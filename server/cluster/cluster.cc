@@ -13,8 +13,9 @@
 
 namespace recon {
 
-Cluster::Cluster(const Options& options, const ServerTable& table) : options_(options) {
-  places_.resize(options.assignment.servers());
+Cluster::Cluster(const Options& options, const ServerTable& table)
+    : options_(options), servers_(options.assignment.servers()) {
+  places_.resize(servers_);
   for (int i = 1; i < table.id_size() && i < static_cast<int>(places_.size()); ++i)
     places_[i].id = table.id(i);
 }
@@ -403,7 +404,9 @@ void Cluster::SendCut(bool background) {
 
 absl::StatusOr<std::vector<SnapshotPart>> Cluster::CollectParts() {
   MutexLock lock(&mu_);
-  mu_.Await([this] { return !snapshot_failure_.ok() || parts_.size() + 1 == places_.size(); });
+  mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return !snapshot_failure_.ok() || parts_.size() + 1 == places_.size();
+  });
   RECON_RETURN_IF_ERROR(snapshot_failure_);
   std::vector<SnapshotPart> parts;
   for (auto& [place, part] : parts_) {
@@ -458,7 +461,7 @@ bool Cluster::Drain(absl::Duration timeout) {
   command.mutable_drain();
   MutexLock lock(&mu_);
   Broadcast(command);
-  return mu_.AwaitFor(timeout, [this] {
+  return mu_.AwaitFor(timeout, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return std::all_of(places_.begin() + 1, places_.end(),
                        [](const Place& p) { return p.drained || p.state < State::kLive; });
   });

@@ -109,7 +109,7 @@ class Cluster final : public Followers {
   // The servers' processes end.
   void Shutdown();
 
-  uint32_t servers() const { return static_cast<uint32_t>(places_.size()); }
+  uint32_t servers() const { return servers_; }
   // From place 1 on.
   std::vector<ServerAddress> Addresses() const;
   std::vector<ServerStatus> Status(absl::Time now) const;
@@ -150,6 +150,7 @@ class Cluster final : public Followers {
 
   // Set in the constructor and by Start().
   const Options options_;
+  const uint32_t servers_;
   ParamServer* params_ = nullptr;
   Lane* lane_ = nullptr;
   Events events_;

@@ -21,7 +21,12 @@ constexpr absl::Duration kSharesInterval = absl::Milliseconds(500);
 absl::StatusOr<CompletionsReply> Coordinator::Completions() const {
   RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, journal_->LoadCompletions());
   CompletionsReply reply;
-  for (const Completion& completion : completions) *reply.add_completions() = completion;
+  for (const Completion& completion : completions) {
+    *reply.add_completions() = completion;
+    reply.mutable_completions()
+        ->rbegin()
+        ->clear_after_sequence();  // Snapshots do not have it: the server's own.
+  }
   return reply;
 }
 

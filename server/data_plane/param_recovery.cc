@@ -324,11 +324,13 @@ absl::Status ParamServer::ReplayFrame(uint64_t sequence, const ByteChain& payloa
   // Before the cut only contributions to steps that were open then are of use.
   if (sequence <= sequence_ && rules.bound != 0) return absl::OkStatus();
   sequence_ = std::max(sequence_, sequence);
-  const auto open = [&](const PartHeader& part) { return op->frame.header.step >= first_open_[part.shard]; };
+  const auto open = [&](const PartHeader& part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return op->frame.header.step >= first_open_[part.shard];
+  };
   if (rules_->bound == 0 && std::any_of(op->frame.parts.begin(), op->frame.parts.end(), open)) {
     open_steps_.try_emplace(op->frame.header.step, sequence);
   }
-  mu_.Await([this] { return bytes_in_flight_ < kReplayBytesInFlight; });
+  mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return bytes_in_flight_ < kReplayBytesInFlight; });
   ++operations_;
   bytes_in_flight_ += op->bytes;
   OnLanes(op, &ParamServer::ApplyPart, &ParamServer::Replayed, &apply_nanos_);
@@ -399,7 +401,7 @@ void ParamServer::EndReplay() {
   if (rules_->bound != 0) {
     for (const uint32_t i : owned_) lanes_.Post(LaneKey(i), [this, i] { shards_[i]->DropContributions(); });
   }
-  mu_.Await([this] { return operations_ == 0; });
+  mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return operations_ == 0; });
   // The head's is of all shards, another's of its own.
   uint64_t closed = UINT64_MAX;
   uint64_t begun = 0;

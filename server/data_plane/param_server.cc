@@ -63,7 +63,7 @@ ParamServer::~ParamServer() {
   std::unique_ptr<Alarm> alarm;
   {
     MutexLock lock(&mu_);
-    mu_.Await([this] { return operations_ == 0; });
+    mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return operations_ == 0; });
     alarm = std::move(grace_alarm_);
   }
   alarm.reset();  // It may be waiting for the lock.
@@ -420,7 +420,7 @@ void ParamServer::BeginDrain() {
 
 bool ParamServer::WaitUntilIdle(absl::Duration timeout) {
   MutexLock lock(&mu_);
-  return mu_.AwaitFor(timeout, [this] { return operations_ == 0; });
+  return mu_.AwaitFor(timeout, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return operations_ == 0; });
 }
 
 ParamServer::Stats ParamServer::GetStats() const {

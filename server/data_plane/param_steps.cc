@@ -126,7 +126,8 @@ bool ParamServer::MustWait(const OperationPtr& op) const {
   const uint64_t step = op->frame.header.step;
   if (gate_.bound() != 0) return !gate_.Open(step);
   return std::any_of(op->frame.parts.begin(), op->frame.parts.end(),
-                     [&](const PartHeader& part) { return !Closed(step, part.shard); });
+                     [&](const PartHeader& part)
+                         ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !Closed(step, part.shard); });
 }
 
 void ParamServer::Wait(const OperationPtr& op) {
@@ -417,7 +418,7 @@ void ParamServer::FollowClosing(const StepClosing& closing) {
     MutexLock lock(&mu_);
     StepClosing ours = closing;
     // What it has in its log is said again after an interruption.
-    const auto known = [&](uint32_t shard) {
+    const auto known = [&](uint32_t shard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
       return shard >= shards_.size() || shards_[shard] == nullptr || closing.step < first_open_[shard];
     };
     ours.shards.erase(std::remove_if(ours.shards.begin(), ours.shards.end(), known), ours.shards.end());

@@ -83,7 +83,7 @@ absl::Status PushLog::status() const {
 
 void PushLog::TakeBatch() {
   MutexLock lock(&mu_);
-  mu_.Await([this] { return stopping_ || !queue_.empty(); });
+  mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !queue_.empty(); });
   uint64_t bytes = 0;
   while (!queue_.empty() && bytes < limits::kLogBatchBytes) {
     if (!queue_.front().new_head.empty() && !batch_.empty()) break;  // Begins a batch.

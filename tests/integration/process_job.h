@@ -1,5 +1,6 @@
 #pragma once
 
+#include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,11 +36,12 @@ class ProcessJob {
     std::vector<std::string> arguments = {"recon-server", "--data", data(), "--listen", address_};
     arguments.insert(arguments.end(), server_flags_.begin(), server_flags_.end());
     server_ = std::make_unique<Process>(arguments, directory_ / "server.log", std::move(environment));
-    if (!Eventually([&] { return !ReadWholeFile(data() + "/ADDRESS").empty() || !server_->running(); }))
+    const auto listens = [&] { return !ReadWholeFile(data() + "/ADDRESS").empty(); };
+    if (!Eventually([&] { return listens() || !server_->running(); }) || !listens()) {
+      std::cerr << "the server does not listen:\n" << ServerLog();
       return false;
-    const std::string address(absl::StripSuffix(ReadWholeFile(data() + "/ADDRESS"), "\n"));
-    if (address.empty()) return false;
-    address_ = address;
+    }
+    address_ = std::string(absl::StripSuffix(ReadWholeFile(data() + "/ADDRESS"), "\n"));
     return server_->running();
   }
 

@@ -44,6 +44,10 @@ set(recon_warning_flags -Wall -Wextra -Wshadow -Wno-missing-field-initializers)
 if(RECON_WARNINGS_AS_ERRORS)
   list(APPEND recon_warning_flags -Werror)
 endif()
+# What a mutex guards is touched under it: clang knows the annotations.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  list(APPEND recon_warning_flags -Wthread-safety)
+endif()
 # GCC sees uninitialized values in its own library where sanitizers change the code.
 if(RECON_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND recon_warning_flags -Wno-error=maybe-uninitialized)

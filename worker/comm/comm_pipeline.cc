@@ -101,12 +101,13 @@ void CommPipeline::Submit(Push push) {
 
 void CommPipeline::WaitUntilBelow(int pushes) {
   MutexLock lock(&mu_);
-  mu_.Await([this, pushes] { return under_way_ < pushes; });
+  mu_.Await([this, pushes]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return under_way_ < pushes; });
 }
 
 bool CommPipeline::WaitUntilBelowOrReplies(int pushes) {
   MutexLock lock(&mu_);
-  mu_.Await([this, pushes] { return under_way_ < pushes || !replies_.empty(); });
+  mu_.Await([this, pushes]()
+                ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return under_way_ < pushes || !replies_.empty(); });
   return under_way_ < pushes;
 }
 
@@ -121,7 +122,7 @@ bool CommPipeline::TakeEncoded(Outgoing* out) {
   GradientEncoder* encoder = nullptr;
   {
     MutexLock lock(&mu_);
-    mu_.Await([this] { return stopping_ || !queue_.empty(); });
+    mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !queue_.empty(); });
     if (queue_.empty()) return false;
     push = std::move(queue_.front());
     queue_.pop_front();

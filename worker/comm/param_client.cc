@@ -122,7 +122,8 @@ std::vector<absl::StatusOr<Frame>> ParamClient::Exchange::Await(absl::Duration d
     while (!window_->AllAnswered()) {
       const absl::Duration left = std::min(end, window_->last_answer + silence) - Now();
       if (left < absl::Milliseconds(1)) break;  // What is shorter is no wait: its clock has milliseconds.
-      (void)window_->mu.AwaitFor(left, [this] { return window_->AllAnswered(); });
+      (void)window_->mu.AwaitFor(
+          left, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(window_->mu) { return window_->AllAnswered(); });
     }
     if (window_->AllAnswered()) return std::exchange(window_->replies, {});
   }
@@ -136,7 +137,7 @@ void ParamClient::Exchange::Abandon(const absl::Status& why) {
   for (const Call& call : calls_) call.transport->Abandon(call.number, why);
   MutexLock lock(&window_->mu);
   // A reply may be on its way to its callback.
-  window_->mu.Await([this] { return window_->AllAnswered(); });
+  window_->mu.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(window_->mu) { return window_->AllAnswered(); });
 }
 
 std::vector<absl::StatusOr<Frame>> ParamClient::CallAll(FrameKind kind, std::vector<Frame> frames,

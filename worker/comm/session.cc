@@ -73,7 +73,8 @@ void Session::Fail(const absl::Status& status) {
 
 bool Session::Pause(absl::Duration duration) {
   MutexLock lock(&mu_);
-  return !mu_.AwaitFor(duration, [this] { return stopping_ || !fatal_.ok(); });
+  return !mu_.AwaitFor(duration,
+                       [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !fatal_.ok(); });
 }
 
 uint64_t Session::FirstNew() const { return std::max(next_step_, first_allowed_step_); }

@@ -13,7 +13,7 @@ Prefetcher::Prefetcher(const Dataset* dataset, std::vector<uint32_t> indices, si
 
 Prefetcher::~Prefetcher() {
   MutexLock lock(&mu_);
-  mu_.Await([this] { return !reading_; });
+  mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !reading_; });
 }
 
 void Prefetcher::ReadNext() {
@@ -38,7 +38,7 @@ void Prefetcher::ReadNext() {
 bool Prefetcher::Next(Batch* batch) {
   {
     MutexLock lock(&mu_);
-    mu_.Await([this] { return !reading_; });
+    mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !reading_; });
     if (!ready_) return false;
     *batch = std::move(next_);
     ready_ = false;

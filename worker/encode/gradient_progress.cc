@@ -60,7 +60,9 @@ void GradientProgress::ZeroRest(absl::Span<float> gradient) const {
 
 GradientProgress::Next GradientProgress::Take(uint64_t params, std::vector<bool>* due) {
   MutexLock lock(&mu_);
-  mu_.Await([this, params] { return abandoned_ || complete_ || ready_params_ >= params; });
+  mu_.Await([this, params]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return abandoned_ || complete_ || ready_params_ >= params;
+  });
   if (abandoned_) return Next::kAbandoned;
   due->assign(layout_->shard_count(), false);
   for (const uint32_t number : ready_) (*due)[number] = true;

@@ -133,7 +133,7 @@ void Member::RequestStop() {
   stopping_ = std::thread([this] {
     {
       MutexLock waiting(&mu_);
-      if (mu_.AwaitFor(kStopTimeout, [this] { return ended_; })) return;
+      if (mu_.AwaitFor(kStopTimeout, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return ended_; })) return;
     }
     Fail(absl::DeadlineExceededError("stopped with pushes under way"));
   });
