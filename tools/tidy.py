@@ -30,6 +30,7 @@ ALLOWED = {
     "server/scheduler": ["common/base"],
     "server/membership": ["common/base"],
     "server/tuning": ["common/base", "common/codec"],
+    "server/history": ["common/base", "common/storage"],
     "server/durability": ["common/base", "common/tensor", "common/codec", "common/optim", "common/storage", "common/snapshot", "server/store"],
     # From the bottom to the top; each room may use those above it in this list.
     "server/data_plane": ["common", "server/durability", "server/store", "server/sync"],

@@ -58,6 +58,10 @@ absl::StatusOr<StatusReply> ControlClient::Status() {
   return Call<StatusRequest, StatusReply>(stub_.get(), &Control::Stub::Status, StatusRequest(), deadline_);
 }
 
+absl::StatusOr<HistoryReply> ControlClient::History(const HistoryRequest& request) {
+  return Call<HistoryRequest, HistoryReply>(stub_.get(), &Control::Stub::History, request, deadline_);
+}
+
 absl::StatusOr<CompletionsReply> ControlClient::Completions() {
   return Call<CompletionsRequest, CompletionsReply>(stub_.get(), &Control::Stub::Completions,
                                                     CompletionsRequest(), deadline_);

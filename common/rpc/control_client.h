@@ -23,6 +23,7 @@ class ControlClient {
   absl::StatusOr<RejoinReply> Rejoin(const RejoinRequest& request);
   absl::StatusOr<LeaveReply> Leave(const LeaveRequest& request);
   absl::StatusOr<StatusReply> Status();
+  absl::StatusOr<HistoryReply> History(const HistoryRequest& request);
   absl::StatusOr<CompletionsReply> Completions();
   // Waits for the snapshot: up to ten minutes.
   absl::StatusOr<SnapshotReply> Snapshot();

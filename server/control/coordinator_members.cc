@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/clipped_text.h"
 #include "common/base/clock.h"
 #include "common/base/host_port.h"
 #include "common/base/limits.h"
@@ -360,6 +361,7 @@ std::optional<DivergenceWatch::Finding> Coordinator::TakeDivergence() {
 void Coordinator::Depart(WorkerId worker, const std::string& how) {
   departures_.Increment();
   membership_.Remove(worker);
+  membership_.Find(worker)->gone_why = ClippedText(how, limits::kNameBytesMax);
   const std::vector<Task> tasks = leases_.TakeAllOf(worker);
   ReturnTasks(tasks);
   codec_tuner_.Forget(worker);

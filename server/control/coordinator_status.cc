@@ -160,6 +160,7 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
     for (const LeaseId lease : leases) splits += leases_.Find(lease, worker)->splits;
     out->set_splits(splits);
     out->set_local_steps(PushBatchesOf(worker));
+    if (member.gone) out->set_gone_why(member.gone_why);
     out->set_heartbeat_age_ms(absl::ToDoubleMilliseconds(now - member.last_heard));
     *out->mutable_progress() = member.progress;
     const auto samples = samples_of_.find(member.name);

@@ -25,6 +25,7 @@ class Membership {
     std::string name;
     Incarnation incarnation;
     bool gone = false;
+    std::string gone_why;  // As people read it.
     absl::Time last_heard;
     WorkerProgress progress;
     std::string device;

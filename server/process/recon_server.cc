@@ -43,6 +43,7 @@
 #include "server/durability/log_budget.h"
 #include "server/durability/push_log.h"
 #include "server/durability/recovery.h"
+#include "server/history/history_keeper.h"
 #include "server/process/frame_listeners.h"
 #include "server/process/settings_changes.h"
 #include "server/recovery/initial_values.h"
@@ -78,6 +79,7 @@ struct ReconServer::Parts {
   std::map<CopyReason, prometheus::Counter*> copied;  // Looked up once.
   std::unique_ptr<ObjectStore> store;
   std::unique_ptr<ControlDb> db;
+  std::unique_ptr<HistoryKeeper> history;
   std::unique_ptr<Cluster> cluster;  // With more than one server.
   std::unique_ptr<ParamServer> params;
   std::unique_ptr<ControlJournal> journal;
@@ -140,6 +142,7 @@ struct ReconServer::Parts {
   void StopServing(absl::Duration timeout);
   void Stop();
   void CountCopies();
+  void NoteStatus();
 };
 
 absl::Status ReconServer::Parts::Open() {
@@ -181,6 +184,7 @@ absl::Status ReconServer::Parts::Open() {
                      absl::Hex(before.job_id()), ", --data ", flags.data, " is of job ", absl::Hex(job_id)));
   }
   if (!snapshot_url.local()) RECON_RETURN_IF_ERROR(CheckNotReplaced(before));
+  history = std::make_unique<HistoryKeeper>(flags.data, job_id, FileSystem::Local());
   RECON_RETURN_IF_ERROR(
       store->RemoveLeftovers({"packs/", "manifests/"}));  // It is ours, as far as can be known.
   if (!snapshot_url.local() && db->created() && before.generation() != 0) {
@@ -324,6 +328,9 @@ absl::Status ReconServer::Parts::Open() {
       coordinator.get(), snapshots.get(), drain_requested,
       [this](const RollbackRequest& request, const ControlService::RollbackDone& done) {
         rollback_lane->Post([this, request, done] { done(Rollback(request, /*automatic=*/false)); });
+      },
+      [this](const HistoryRequest& request, ControlService::HistoryDone done) {
+        history->EncodeLater(request, std::move(done));
       });
   std::vector<grpc::Service*> services = {param_service.get(), control_service.get()};
   if (cluster != nullptr) {
@@ -331,6 +338,7 @@ absl::Status ReconServer::Parts::Open() {
     services.push_back(cluster_service.get());
   }
   RECON_ASSIGN_OR_RETURN(rpc, RpcServer::Start("--listen", flags.listen, tls, services));
+  NoteStatus();
   params->NoteReady();
   std::ofstream(flags.data + "/ADDRESS") << rpc->address() << "\n";
   LogInfo("listening on {}, cluster epoch {}, policy {}, optimizer {}", rpc->address(), cluster_epoch,
@@ -771,6 +779,7 @@ absl::Status ReconServer::Parts::Drain() {
   // The push log has everything.
   if (flags.durability != ServerFlags::Durability::kSnapshot) store->CapPatience(kDrainPatience);
   coordinator->lane()->RunAndWait([this] { coordinator->BeginDrain(); });
+  NoteStatus();
   params->BeginDrain();
   const bool others_idle = cluster == nullptr || cluster->Drain(kDrainTimeout);
   if (!params->WaitUntilIdle(kDrainTimeout) || !others_idle)
@@ -785,6 +794,7 @@ absl::Status ReconServer::Parts::Drain() {
   outcome.set_snapshot_error(std::string(status.message()));
   outcome.set_process(static_cast<uint32_t>(getpid()));
   outcome.set_process_namespace(ProcessNamespace());
+  NoteStatus();
   control_service->FinishDrains(outcome);
   StopServing(absl::Seconds(1));
   return status;
@@ -800,6 +810,12 @@ void ReconServer::Parts::CountCopies() {
     }
     counter->Increment(static_cast<double>(CopiedBytes(reason)) - counter->Value());
   }
+}
+
+void ReconServer::Parts::NoteStatus() {
+  absl::StatusOr<StatusReply> status;
+  coordinator->lane()->RunAndWait([&] { status = coordinator->Status(Now()); });
+  if (status.ok()) history->Note(*std::move(status), Now(), WallNow());
 }
 
 void ReconServer::Parts::StopServing(absl::Duration timeout) {
@@ -880,6 +896,7 @@ absl::StatusOr<bool> ReconServer::Parts::RunUntilStopped() {
     RECON_RETURN_IF_ERROR(snapshots->taken_over());
     if (goes_back.load() || begin_anew.load()) return true;
     CountCopies();
+    if (history->Due(Now())) NoteStatus();
     bool done = false;
     absl::Status failure;
     std::optional<DivergenceWatch::Finding> divergence;
@@ -893,6 +910,7 @@ absl::StatusOr<bool> ReconServer::Parts::RunUntilStopped() {
     if (divergence) RECON_RETURN_IF_ERROR(OnDivergence(*divergence));
     if (done) {
       LogInfo("done");
+      NoteStatus();
       if (cluster != nullptr) cluster->Shutdown();
       params->BeginDrain();
       StopServing(absl::Seconds(1));

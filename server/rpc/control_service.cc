@@ -80,6 +80,16 @@ ControlService::Reactor* ControlService::Status(Context* context, const StatusRe
   return OnLane(coordinator_->lane(), context, reply, [this] { return coordinator_->Status(Now()); });
 }
 
+ControlService::Reactor* ControlService::History(Context* context, const HistoryRequest* request,
+                                                 HistoryReply* reply) {
+  Reactor* reactor = context->DefaultReactor();
+  history_(*request, [reactor, reply](HistoryReply history) {
+    *reply = std::move(history);
+    reactor->Finish(grpc::Status::OK);
+  });
+  return reactor;
+}
+
 ControlService::Reactor* ControlService::Completions(Context* context, const CompletionsRequest*,
                                                      CompletionsReply* reply) {
   return OnLane(coordinator_->lane(), context, reply, [this] { return coordinator_->Completions(); });

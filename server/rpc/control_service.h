@@ -23,12 +23,16 @@ class ControlService : public Control::CallbackService {
   using RollbackDone = std::function<void(const absl::StatusOr<RollbackReply>&)>;
   using RollbackHandler = std::function<void(const RollbackRequest&, const RollbackDone& done)>;
 
+  using HistoryDone = std::function<void(HistoryReply)>;
+  using HistoryHandler = std::function<void(const HistoryRequest&, HistoryDone done)>;
+
   ControlService(Coordinator* coordinator, SnapshotService* snapshots, std::atomic<bool>* drain_requested,
-                 RollbackHandler rollback)
+                 RollbackHandler rollback, HistoryHandler history)
       : coordinator_(coordinator),
         snapshots_(snapshots),
         drain_requested_(drain_requested),
-        rollback_(std::move(rollback)) {}
+        rollback_(std::move(rollback)),
+        history_(std::move(history)) {}
 
   using Reactor = grpc::ServerUnaryReactor;
   using Context = grpc::CallbackServerContext;
@@ -40,6 +44,7 @@ class ControlService : public Control::CallbackService {
   Reactor* Rejoin(Context* context, const RejoinRequest* request, RejoinReply* reply) override;
   Reactor* Leave(Context* context, const LeaveRequest* request, LeaveReply* reply) override;
   Reactor* Status(Context* context, const StatusRequest* request, StatusReply* reply) override;
+  Reactor* History(Context* context, const HistoryRequest* request, HistoryReply* reply) override;
   Reactor* Completions(Context* context, const CompletionsRequest* request, CompletionsReply* reply) override;
   Reactor* Snapshot(Context* context, const SnapshotRequest* request, SnapshotReply* reply) override;
   Reactor* SetPolicy(Context* context, const SetPolicyRequest* request, SetPolicyReply* reply) override;
@@ -62,6 +67,7 @@ class ControlService : public Control::CallbackService {
   SnapshotService* snapshots_;
   std::atomic<bool>* drain_requested_;
   const RollbackHandler rollback_;
+  const HistoryHandler history_;
 
   Mutex mu_;
   std::vector<WaitingDrain> drains_ ABSL_GUARDED_BY(mu_);

@@ -22,6 +22,9 @@ Reactor* JoinedControlService::Register(Context* context, const RegisterRequest*
 Reactor* JoinedControlService::Status(Context* context, const StatusRequest*, StatusReply*) {
   return PointToHead(context);
 }
+Reactor* JoinedControlService::History(Context* context, const HistoryRequest*, HistoryReply*) {
+  return PointToHead(context);
+}
 Reactor* JoinedControlService::Completions(Context* context, const CompletionsRequest*, CompletionsReply*) {
   return PointToHead(context);
 }

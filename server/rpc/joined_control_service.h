@@ -16,6 +16,7 @@ class JoinedControlService : public Control::CallbackService {
   using Context = grpc::CallbackServerContext;
 
   Reactor* Register(Context* context, const RegisterRequest*, RegisterReply*) override;
+  Reactor* History(Context* context, const HistoryRequest*, HistoryReply*) override;
   Reactor* Status(Context* context, const StatusRequest*, StatusReply*) override;
   Reactor* Completions(Context* context, const CompletionsRequest*, CompletionsReply*) override;
   Reactor* Snapshot(Context* context, const SnapshotRequest*, SnapshotReply*) override;

@@ -1,0 +1,69 @@
+#include "server/history/history_file.h"
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/hash.h"
+#include "common/base/status_macros.h"
+
+namespace recon {
+namespace {
+
+constexpr absl::string_view kMagic = "RECONHS1";
+constexpr uint64_t kHeaderBytes = 8 + 8 + 8;
+// 1,024 workers' series and all events take a third of it.
+constexpr uint64_t kHistoryBytesMax = uint64_t{128} << 20;
+
+}  // namespace
+
+std::string HistoryPath(const std::string& data_directory) {
+  return absl::StrCat(data_directory, "/history");
+}
+
+absl::StatusOr<uint64_t> WriteHistory(FileSystem* files, const std::string& data_directory,
+                                      const JobHistory& history) {
+  std::string body;
+  if (!history.SerializeToString(&body)) return absl::InternalError("the history cannot be encoded");
+  char header[kHeaderBytes];
+  const uint64_t length = body.size();
+  const uint64_t checksum = Hash64(body.data(), body.size());
+  std::memcpy(header, kMagic.data(), kMagic.size());
+  std::memcpy(header + 8, &length, sizeof length);
+  std::memcpy(header + 16, &checksum, sizeof checksum);
+  const std::string path = HistoryPath(data_directory);
+  const std::string next = path + ".next";
+  {
+    RECON_ASSIGN_OR_RETURN(const auto file, files->Create(next));
+    RECON_RETURN_IF_ERROR(file->Append({absl::string_view(header, kHeaderBytes), body}));
+  }
+  RECON_RETURN_IF_ERROR(files->Rename(next, path));
+  return kHeaderBytes + body.size();
+}
+
+absl::StatusOr<JobHistory> ReadHistory(FileSystem* files, const std::string& data_directory) {
+  const std::string path = HistoryPath(data_directory);
+  RECON_ASSIGN_OR_RETURN(const uint64_t size, files->Size(path));
+  const auto damaged = [&](const std::string& what) {
+    return absl::DataLossError(absl::StrCat(path, ": ", what));
+  };
+  if (size < kHeaderBytes || size > kHistoryBytesMax)
+    return damaged(absl::StrCat(size, " bytes, expected ", kHeaderBytes, " to ", kHistoryBytesMax));
+  RECON_ASSIGN_OR_RETURN(const std::string bytes, files->Read(path, 0, size));
+  if (absl::string_view(bytes).substr(0, kMagic.size()) != kMagic)
+    return damaged("it does not begin as a history does");
+  uint64_t length = 0, expected = 0;
+  std::memcpy(&length, bytes.data() + 8, sizeof length);
+  std::memcpy(&expected, bytes.data() + 16, sizeof expected);
+  if (length != size - kHeaderBytes)
+    return damaged(absl::StrCat("it says that it has ", length, " bytes, and has ", size - kHeaderBytes));
+  const absl::string_view body = absl::string_view(bytes).substr(kHeaderBytes);
+  const uint64_t found = Hash64(body.data(), body.size());
+  if (found != expected)
+    return damaged(absl::StrCat("checksum ", absl::Hex(found), ", expected ", absl::Hex(expected)));
+  JobHistory history;
+  if (!history.ParseFromArray(body.data(), static_cast<int>(body.size())))
+    return damaged("it cannot be parsed");
+  return history;
+}
+
+}  // namespace recon
