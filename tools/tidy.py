@@ -15,6 +15,7 @@ SOURCE = {".h", ".cc", ".cu", ".cuh"}
 ALLOWED = {
     "common/base": [],
     "common/cli": ["common/base"],
+    "common/json": [],
     "common/metrics": ["common/base"],
     "common/tensor": ["common/base"],
     "common/codec": ["common/base", "common/tensor"],

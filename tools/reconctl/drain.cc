@@ -11,6 +11,7 @@
 #include "common/base/owned_fd.h"
 #include "common/base/process.h"
 #include "common/base/status_macros.h"
+#include "common/json/message_json.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
 #include "tools/reconctl/render.h"

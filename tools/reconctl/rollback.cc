@@ -8,6 +8,7 @@
 #include "common/base/clock.h"
 #include "common/base/host_port.h"
 #include "common/base/status_macros.h"
+#include "common/json/message_json.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
 #include "tools/reconctl/render.h"

@@ -13,6 +13,7 @@
 #include "common/base/data_epoch.h"
 #include "common/base/host_port.h"
 #include "common/base/status_macros.h"
+#include "common/json/message_json.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
 #include "common/rpc/tls_probe.h"
