@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -289,6 +290,19 @@ def check(options, result, snapshots_ok):
     return complaints
 
 
+def show_dashboard(options):
+    """Every server of the demo serves one, at an address that stays when it is restarted."""
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            free.bind(("127.0.0.1", options.dashboard))
+        except OSError:
+            free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ["RECON_DASHBOARD"] = str(port)
+    print(f"demo: dashboard at http://127.0.0.1:{port}/ while the demo runs", file=sys.stderr, flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(prog="tools/demo.sh", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -305,6 +319,8 @@ def main():
     parser.add_argument("--timeout", type=float, default=600, help="seconds")
     parser.add_argument("--expect-accuracy", type=float, default=0, metavar="X", help="fail if it ends with less")
     parser.add_argument("--keep", metavar="DIR", help="keep logs and data in DIR")
+    parser.add_argument("--dashboard", type=int, nargs="?", const=9470, metavar="PORT",
+                        help="show the job in a browser meanwhile; prints the address (default port: 9470, or a free one)")
     options = parser.parse_args()
     defaults = {"workers": 3 if options.scenario in ("lose-one", "straggler") else 2, "sync": "asp", "data_epochs": 12,
                 "batch": 64, "learning_rate": "0.001"}
@@ -319,6 +335,8 @@ def main():
     os.makedirs(directory, exist_ok=True)
     if os.path.exists(os.path.join(directory, "data")):
         parser.error(f"--keep {directory} holds the data of another run")
+    if options.dashboard is not None:
+        show_dashboard(options)
     if options.scenario == "pytorch":
         import demo_pytorch  # It takes parts of this module.
         return demo_pytorch.main(options, pathlib.Path(directory))

@@ -40,7 +40,7 @@ def fail(why: str) -> NoReturn:
 
 def environment(options: argparse.Namespace) -> dict[str, str]:
     """Of whatever runs a script: settings of the caller's own are not the demo's."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("RECON_")}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RECON_") or name == "RECON_DASHBOARD"}
     return {**clean, "RECON_BIN": str(options.bin), "PYTHONPATH": str(options.bin.parent / "python"),
             "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 

@@ -18,16 +18,17 @@ packages=(
   # Libraries
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev librocksdb-dev libzstd-dev
   libxxhash-dev libucx-dev libhwy-dev libopenblas-pthread-dev zlib1g-dev libzip-dev libcli11-dev libspdlog-dev libfmt-dev
-  libcurl4-openssl-dev libssl-dev libpugixml-dev nlohmann-json3-dev prometheus-cpp-dev libcivetweb-dev catch2
+  libcurl4-openssl-dev libssl-dev libpugixml-dev nlohmann-json3-dev prometheus-cpp-dev libmicrohttpd-dev libgnutls28-dev libjs-dygraphs libcivetweb-dev catch2
   # The demo's data; certificates and a full disk for the tests
   dataset-fashion-mnist openssl mount util-linux procps
   # Network namespaces for measurements (tools/bench)
   iproute2 ethtool
 )
 
-# For tests only: OpenStack Swift, whose S3 API is a real server for s3:// stores.
+# For tests only: OpenStack Swift, whose S3 API is a real server for s3:// stores, and a browser without a screen (100 MB)
+# for the dashboard.
 if [ "${1:-}" = --tests ]; then
-  packages+=(python3-swift)
+  packages+=(python3-swift chromium-headless-shell)
 fi
 
 # For measurements only.

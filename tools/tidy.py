@@ -40,6 +40,7 @@ ALLOWED = {
     "server/control": ["common", "server/cluster", "server/data_plane", "server/durability", "server/membership",
                        "server/recovery", "server/scheduler", "server/sync", "server/tuning"],
     "server/rpc": ["common", "server/cluster", "server/control", "server/recovery"],
+    "server/dashboard": ["common", "server/history"],
     "server/process": ["common", "server"],
     "server": ["common/base", "common/rpc", "server/process"],
     "worker/data": ["common/base"],

@@ -17,8 +17,8 @@ constexpr absl::Duration kWatched = absl::Seconds(10);
 // large.
 constexpr double kFileBytesPerSecond = 256 << 10;
 constexpr absl::Duration kSaveMin = absl::Seconds(5), kSaveMax = absl::Minutes(5);
-// With an event it is written sooner: a server that dies has told its last events.
-constexpr absl::Duration kSaveAfterEvent = absl::Seconds(1);
+// With an event it is written sooner, at once while it is small: a server that dies has told its last ones.
+constexpr double kEventBytesPerSecond = 4 << 20;
 // A disk that hangs leaves out points, and no queue grows.
 constexpr int kWaitingMax = 4;
 
@@ -79,13 +79,7 @@ void HistoryKeeper::TakeUp(const std::shared_ptr<const StatusReply>& status, abs
     history_.Note(status, absl::ToUnixMillis(wall));
     happened = history_.next_event() != saved_event_;
   }
-  if (save_at_ == absl::InfinitePast()) save_at_ = now + kSaveMin;
-  const absl::Time due = happened ? std::min(save_at_, now + kSaveAfterEvent) : save_at_;
-  if (now >= due) {
-    Save(now);
-  } else if (happened) {
-    save_at_ = due;
-  }
+  if (now >= (happened ? save_events_at_ : save_at_)) Save(now);
 }
 
 void HistoryKeeper::Save(absl::Time now) {
@@ -96,9 +90,10 @@ void HistoryKeeper::Save(absl::Time now) {
     saved_event_ = history_.next_event();
   }
   const absl::StatusOr<uint64_t> bytes = WriteHistory(files_, data_directory_, history);
-  const absl::Duration next =
-      bytes.ok() ? absl::Seconds(static_cast<double>(*bytes) / kFileBytesPerSecond) : kSaveMax;
-  save_at_ = now + std::clamp(next, kSaveMin, kSaveMax);
+  const double size =
+      bytes.ok() ? static_cast<double>(*bytes) : kFileBytesPerSecond * absl::ToDoubleSeconds(kSaveMax);
+  save_at_ = now + std::clamp(absl::Seconds(size / kFileBytesPerSecond), kSaveMin, kSaveMax);
+  save_events_at_ = now + absl::Seconds(size / kEventBytesPerSecond);
   if (!bytes.ok() && !said_unwritten_) LogWarn("the job's history is not kept: {}", bytes.status().message());
   said_unwritten_ = !bytes.ok();
 }

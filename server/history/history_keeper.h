@@ -61,7 +61,8 @@ class HistoryKeeper {
   absl::Time watched_until_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
 
   // Lane only, or in constructor and destructor.
-  absl::Time save_at_ = absl::InfinitePast();
+  absl::Time save_at_ = absl::InfinitePast();         // The latest series,
+  absl::Time save_events_at_ = absl::InfinitePast();  // and as soon as something happens.
   bool said_unwritten_ = false;
   uint64_t saved_event_ = 0;
 

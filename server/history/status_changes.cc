@@ -78,8 +78,8 @@ void AddPolicy(const StatusReply& before, const StatusReply& now, Changes* chang
 void AddSnapshots(const SnapshotStatus& before, const SnapshotStatus& now, Changes* changes) {
   if (now.generation() != before.generation() && now.published() > 0) {
     changes->Add("snapshot", absl::StrCat(now.generation()),
-                 absl::StrFormat("published in %.2f s, %d bytes, root %s", now.seconds(), now.stored_bytes(),
-                                 now.state_root()));
+                 absl::StrFormat("published in %.2f s, %d bytes, root %s...", now.seconds(),
+                                 now.stored_bytes(), now.state_root().substr(0, 12)));
   }
   if (now.failed() > before.failed()) changes->Add("snapshot_failed", "", now.last_error());
   if (now.non_finite_values() > 0 && now.generation() != before.generation()) {

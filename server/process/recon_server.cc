@@ -102,6 +102,7 @@ struct ReconServer::Parts {
   std::atomic<bool> goes_back{false};           // A rollback is certain to come.
   std::unique_ptr<ReaderLease> kept;            // Of the snapshot that it begins with. Rollback lane.
   std::unique_ptr<Lane> rollback_lane;
+  Dashboard* dashboard = nullptr;  // Null if there is none.
   std::atomic<bool>* drain_requested = nullptr;
   absl::Duration began;  // As ParamServer::Options has it.
   FrameListeners frames;
@@ -152,6 +153,7 @@ absl::Status ReconServer::Parts::Open() {
   RECON_RETURN_IF_ERROR(ServerCredentialsFor(flags.listen, tls).status());
   RECON_ASSIGN_OR_RETURN(DataLock data_held, DataLock::Acquire(flags.data));
   data_lock.emplace(std::move(data_held));
+  if (dashboard != nullptr) std::ofstream(flags.data + "/DASHBOARD") << dashboard->url() << "\n";
   // Of its own: two jobs must not collect each other's packs.
   RECON_ASSIGN_OR_RETURN(const StoreUrl snapshot_url, ParseStoreUrl(flags.snapshot_dir));
   if (snapshot_url.local()) {
@@ -339,6 +341,7 @@ absl::Status ReconServer::Parts::Open() {
   }
   RECON_ASSIGN_OR_RETURN(rpc, RpcServer::Start("--listen", flags.listen, tls, services));
   NoteStatus();
+  if (dashboard != nullptr) dashboard->Attach(history.get(), store.get());
   params->NoteReady();
   std::ofstream(flags.data + "/ADDRESS") << rpc->address() << "\n";
   LogInfo("listening on {}, cluster epoch {}, policy {}, optimizer {}", rpc->address(), cluster_epoch,
@@ -827,6 +830,7 @@ void ReconServer::Parts::StopServing(absl::Duration timeout) {
 }
 
 void ReconServer::Parts::Stop() {
+  if (dashboard != nullptr) dashboard->Detach();
   // Waiting replies first: the RPC server cannot end while they are open. Then what the lanes have posted
   // to each other, while both ends still exist.
   params->BeginDrain();
@@ -842,11 +846,18 @@ ReconServer::~ReconServer() {
 }
 
 absl::Status ReconServer::Open(absl::Duration began) {
+  if (!flags_.dashboard.empty() && dashboard_ == nullptr) {
+    // First of all: who watches sees that the server recovers.
+    const TlsFlags tls{flags_.tls_cert, flags_.tls_key, flags_.tls_ca, flags_.insecure};
+    RECON_ASSIGN_OR_RETURN(dashboard_, Dashboard::Start(flags_.dashboard, tls));
+    LogInfo("dashboard at {}", dashboard_->url());
+  }
   const auto open = [&](std::unique_ptr<Parts>* parts) {
     *parts = nullptr;
     *parts = std::make_unique<Parts>();
     (*parts)->flags = flags_;
     (*parts)->drain_requested = &drain_requested_;
+    (*parts)->dashboard = dashboard_.get();
     (*parts)->began = began;
     return (*parts)->Open();
   };

@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/dashboard/dashboard.h"
 #include "server/process/server_flags.h"
 
 namespace recon {
@@ -38,6 +39,7 @@ class ReconServer {
   std::string address_;
   ServerFlags flags_;  // The port is the one that was taken.
   std::atomic<bool> drain_requested_{false};
+  std::unique_ptr<Dashboard> dashboard_;  // Stays while the state goes back; null without --dashboard.
   std::unique_ptr<Parts> parts_;
 };
 

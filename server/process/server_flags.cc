@@ -13,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/base/host_port.h"
 #include "common/base/limits.h"
 #include "common/base/machine_limits.h"
 #include "common/base/status_macros.h"
@@ -74,6 +75,21 @@ absl::StatusOr<absl::Duration> ParseInterval(const char* flag, const std::string
   return duration;
 }
 
+// HOST:PORT of `text`, which may be a port alone, for loopback.
+absl::StatusOr<std::string> DashboardAddress(const std::string& text, bool on_network) {
+  const bool port_alone = std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+  const std::string address = port_alone ? absl::StrCat("127.0.0.1:", text) : text;
+  if (!CheckAddress("--dashboard", address).ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--dashboard ", text, ": expected HOST:PORT, or PORT alone for 127.0.0.1"));
+  }
+  if (IsLoopback(address) || on_network) return address;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--dashboard ", text,
+      " is not loopback: everybody who reaches it can see the job. Give --tls-cert, --tls-key and "
+      "--tls-ca (browsers then need a certificate of that CA), or --insecure"));
+}
+
 absl::Status ParseGroup(const std::string& text, std::map<std::string, GroupPolicy>* groups) {
   const absl::Status malformed = absl::InvalidArgumentError(absl::StrCat(
       "--group ", text, ": expected NAME:lr_scale=X or NAME:weight_decay_scale=X, comma-separated"));
@@ -119,6 +135,11 @@ void DefineFlags(CommandLine* line, ServerFlags* flags, RawFlags* raw) {
   env(app->add_option("--metrics-address", flags->metrics_address,
                       "HOST:PORT for Prometheus, or PORT on loopback; off by default"),
       "RECON_METRICS_ADDRESS");
+  env(app->add_option(
+          "--dashboard", flags->dashboard,
+          "HOST:PORT for a page that shows the job in a browser, or PORT on loopback; port 0 takes a free "
+          "one (written to <data>/DASHBOARD); off by default"),
+      "RECON_DASHBOARD");
   line->BeginGroup("Security");
   env(app->add_option("--tls-cert", flags->tls_cert, "PEM certificate of this server"), "RECON_TLS_CERT");
   env(app->add_option("--tls-key", flags->tls_key, "PEM key of the certificate"), "RECON_TLS_KEY");
@@ -451,6 +472,10 @@ absl::Status SplitGeneration(ServerFlags* flags) {
 
 absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
   RECON_RETURN_IF_ERROR(CheckDataDirectory(flags->data));
+  if (!flags->dashboard.empty()) {
+    RECON_ASSIGN_OR_RETURN(flags->dashboard,
+                           DashboardAddress(flags->dashboard, flags->insecure || !flags->tls_cert.empty()));
+  }
   if (!flags->metrics_address.empty()) {
     RECON_ASSIGN_OR_RETURN(flags->metrics_address,
                            MetricsAddress("--metrics-address", flags->metrics_address,

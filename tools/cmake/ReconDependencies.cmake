@@ -28,6 +28,9 @@ unset(CMAKE_REQUIRED_LIBRARIES)
 pkg_check_modules(recon_hwy REQUIRED IMPORTED_TARGET libhwy)
 pkg_check_modules(recon_openblas REQUIRED IMPORTED_TARGET openblas)
 pkg_check_modules(recon_zip REQUIRED IMPORTED_TARGET libzip)
+# The dashboard: HTTP with mutual TLS, and the library of its charts.
+pkg_check_modules(recon_microhttpd REQUIRED IMPORTED_TARGET libmicrohttpd>=0.9.73 gnutls)
+find_path(RECON_DYGRAPHS dygraph.min.js PATHS /usr/share/javascript/dygraphs REQUIRED)
 find_package(CLI11 CONFIG QUIET)
 
 set(RECON_HAVE_UCX OFF)

@@ -1,0 +1,203 @@
+#include "server/dashboard/http_server.h"
+
+#include <gnutls/gnutls.h>
+#include <microhttpd.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/owned_fd.h"
+#include "common/base/status_macros.h"
+
+namespace recon {
+namespace {
+
+constexpr int kBacklog = 64;
+constexpr size_t kHeadersMax = 64;
+
+absl::StatusOr<std::string> ReadPem(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return absl::InvalidArgumentError(absl::StrCat("cannot read ", path));
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+// A listening socket, so that addresses of any family and port 0 are one case.
+absl::StatusOr<OwnedFd> Listen(const std::string& flag, const std::string& address) {
+  const size_t colon = address.rfind(':');
+  std::string host = address.substr(0, colon);
+  const std::string port = address.substr(colon + 1);
+  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  if (const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0)
+    return absl::InvalidArgumentError(absl::StrCat(flag, " ", address, ": ", gai_strerror(error)));
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, freeaddrinfo);
+  OwnedFd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int on = 1;
+  if (fd.get() < 0 || setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
+      bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 || listen(fd.get(), kBacklog) != 0) {
+    return absl::UnavailableError(absl::StrCat(flag, " ", address, ": ", std::strerror(errno)));
+  }
+  return fd;
+}
+
+std::string WithPort(const std::string& address, int fd) {
+  sockaddr_storage bound = {};
+  socklen_t size = sizeof bound;
+  char port[NI_MAXSERV] = "0";
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) == 0) {
+    getnameinfo(reinterpret_cast<sockaddr*>(&bound), size, nullptr, 0, port, sizeof port, NI_NUMERICSERV);
+  }
+  return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+}
+
+// Whether the other end has shown a certificate that our CA has made.
+bool Certified(MHD_Connection* connection) {
+  const MHD_ConnectionInfo* info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+  if (info == nullptr || info->tls_session == nullptr) return false;
+  auto* session = static_cast<gnutls_session_t>(info->tls_session);
+  unsigned shown = 0;
+  if (gnutls_certificate_get_peers(session, &shown) == nullptr || shown == 0) return false;
+  unsigned problems = 0;
+  return gnutls_certificate_verify_peers2(session, &problems) == GNUTLS_E_SUCCESS && problems == 0;
+}
+
+MHD_Result Collect(void* into, MHD_ValueKind kind, const char* name, const char* value) {
+  auto* map = static_cast<std::map<std::string, std::string>*>(into);
+  if (map->size() >= kHeadersMax) return MHD_NO;
+  const std::string key = kind == MHD_HEADER_KIND ? absl::AsciiStrToLower(name) : std::string(name);
+  map->emplace(key, value == nullptr ? "" : value);
+  return MHD_YES;
+}
+
+MHD_Result Send(MHD_Connection* connection, const WebResponse& response) {
+  using Body = std::shared_ptr<const std::string>;
+  static const Body kEmpty = std::make_shared<const std::string>();
+  const Body& body = response.body == nullptr ? kEmpty : response.body;
+  auto* kept = new Body(body);  // Until the last byte is sent.
+  MHD_Response* out = MHD_create_response_from_buffer_with_free_callback_cls(
+      body->size(), const_cast<char*>(body->data()), [](void* held) { delete static_cast<Body*>(held); },
+      kept);
+  if (out == nullptr) {
+    delete kept;
+    return MHD_NO;
+  }
+  MHD_add_response_header(out, "Content-Type", response.content_type.c_str());
+  for (const auto& [name, value] : response.headers)
+    MHD_add_response_header(out, name.c_str(), value.c_str());
+  const MHD_Result queued = MHD_queue_response(connection, static_cast<unsigned>(response.status), out);
+  MHD_destroy_response(out);
+  return queued;
+}
+
+}  // namespace
+
+// Of one request, between the calls of its handler.
+struct HttpServer::Connection {
+  size_t body_bytes = 0;
+};
+
+// What the library calls.
+struct HttpCallbacks {
+  static MHD_Result OnRequest(void* self, MHD_Connection* connection, const char* url, const char* method,
+                              const char*, const char*, size_t* size, void** state) {
+    auto* server = static_cast<HttpServer*>(self);
+    if (*state == nullptr) {
+      *state = new HttpServer::Connection;
+      // Its headers are there; a body may follow.
+      const char* length = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Content-Length");
+      uint64_t bytes = 0;
+      if (length != nullptr && absl::SimpleAtoi(length, &bytes) && bytes > HttpServer::kBodyBytesMax) {
+        return Send(connection, TextResponse(413, absl::StrCat("a body of ", bytes, " bytes; at most ",
+                                                               HttpServer::kBodyBytesMax, " are taken\n")));
+      }
+      return MHD_YES;
+    }
+    auto* request_state = static_cast<HttpServer::Connection*>(*state);
+    if (*size > 0) {
+      // Nothing that is asked has a body: it is read, so that the client hears the answer, and dropped.
+      request_state->body_bytes += *size;
+      *size = 0;
+      return request_state->body_bytes > HttpServer::kBodyBytesMax ? MHD_NO : MHD_YES;
+    }
+    WebRequest request;
+    request.method = method;
+    request.path = url;
+    if (request.method != "GET" && request.method != "HEAD" && request.method != "POST") {
+      WebResponse refused = TextResponse(405, "only GET, HEAD and POST\n");
+      refused.headers.emplace_back("Allow", "GET, HEAD, POST");
+      return Send(connection, refused);
+    }
+    MHD_get_connection_values(connection, MHD_HEADER_KIND, Collect, &request.headers);
+    MHD_get_connection_values(connection, MHD_GET_ARGUMENT_KIND, Collect, &request.query);
+    request.certified = Certified(connection);
+    return Send(connection, server->handler_(request));
+  }
+  static void OnCompleted(void*, MHD_Connection*, void** state, MHD_RequestTerminationCode) {
+    delete static_cast<HttpServer::Connection*>(*state);
+    *state = nullptr;
+  }
+  // What the library has to say of clients is theirs to know.
+  static void OnLog(void*, const char*, va_list) {}
+};
+
+const std::string& WebRequest::Find(const std::map<std::string, std::string>& map, const std::string& name) {
+  static const std::string kNone;
+  const auto found = map.find(name);
+  return found == map.end() ? kNone : found->second;
+}
+
+WebResponse TextResponse(int status, std::string text) {
+  WebResponse response;
+  response.status = status;
+  response.body = std::make_shared<const std::string>(std::move(text));
+  return response;
+}
+
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& flag,
+                                                              const std::string& address, const TlsFlags& tls,
+                                                              Handler handler) {
+  std::unique_ptr<HttpServer> server(new HttpServer(std::move(handler)));
+  std::vector<MHD_OptionItem> options;
+  unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_ERROR_LOG;
+  if (!tls.cert.empty()) {
+    RECON_ASSIGN_OR_RETURN(server->tls_.cert, ReadPem(tls.cert));
+    RECON_ASSIGN_OR_RETURN(server->tls_.key, ReadPem(tls.key));
+    RECON_ASSIGN_OR_RETURN(server->tls_.ca, ReadPem(tls.ca));
+    flags |= MHD_USE_TLS;
+    options.push_back({MHD_OPTION_HTTPS_MEM_CERT, 0, server->tls_.cert.data()});
+    options.push_back({MHD_OPTION_HTTPS_MEM_KEY, 0, server->tls_.key.data()});
+    options.push_back({MHD_OPTION_HTTPS_MEM_TRUST, 0, server->tls_.ca.data()});
+  }
+  options.push_back({MHD_OPTION_END, 0, nullptr});
+  RECON_ASSIGN_OR_RETURN(OwnedFd listener, Listen(flag, address));
+  server->address_ = WithPort(address, listener.get());
+  server->daemon_ = MHD_start_daemon(
+      flags, 0, nullptr, nullptr, &HttpCallbacks::OnRequest, server.get(), MHD_OPTION_EXTERNAL_LOGGER,
+      &HttpCallbacks::OnLog, nullptr, MHD_OPTION_LISTEN_SOCKET, listener.get(), MHD_OPTION_CONNECTION_LIMIT,
+      kConnectionsMax, MHD_OPTION_CONNECTION_TIMEOUT, kIdleSecondsMax, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+      kHeaderBytesMax, MHD_OPTION_NOTIFY_COMPLETED, &HttpCallbacks::OnCompleted, nullptr, MHD_OPTION_ARRAY,
+      options.data(), MHD_OPTION_END);
+  if (server->daemon_ == nullptr) {
+    return absl::UnavailableError(absl::StrCat(flag, " ", address, ": the HTTP server does not start",
+                                               tls.cert.empty() ? "" : " with TLS"));
+  }
+  listener.Release();  // The library closes it.
+  return server;
+}
+
+HttpServer::~HttpServer() {
+  if (daemon_ != nullptr) MHD_stop_daemon(daemon_);
+}
+
+}  // namespace recon

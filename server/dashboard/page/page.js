@@ -1,0 +1,218 @@
+// Asks the server each second, and shows what it says.
+
+import {Charts, Track} from "./charts.js";
+import {bytes, count, digits, element, seconds, when} from "./format.js";
+import {Workers} from "./workers.js";
+
+const INTERVAL_MS = 1000;
+const HIDDEN_INTERVAL_MS = 5000;
+const PATIENCE_MS = 5000;
+// The server thins older points; all are fetched anew once so many have come.
+const POINTS_MAX = 6000;
+// Events and evaluations may be told a moment after their time.
+const OVERLAP_MS = 5000;
+const EVENTS_SHOWN = 500;
+
+const KINDS = {
+  members: new Set(["joined", "restarted", "returned", "suspected", "heard", "left", "evicted", "server"]),
+  job: new Set(["started", "running", "draining", "finished", "policy", "codec", "rollback", "diverged", "standing", "moving"]),
+  snapshots: new Set(["snapshot", "snapshot_failed"]),
+};
+const ALARMING = new Set(["evicted", "suspected", "diverged", "snapshot_failed", "standing", "rollback"]);
+const PHASES = {PHASE_WAITING: "waiting for workers", PHASE_RUNNING: "running", PHASE_DRAINING: "draining", PHASE_FINISHED: "finished"};
+
+const at = id => document.getElementById(id);
+
+const state = {live: null, worker: null, events: new Map(), goneSince: 0, stale: 0};
+const job = new Track(), evaluations = new Track(), workerTrack = new Track();
+const charts = new Charts(at("charts"));
+const workers = new Workers(at("workers"), name => chooseWorker(name));
+
+async function get(path) {
+  const response = await fetch(path, {signal: AbortSignal.timeout(PATIENCE_MS), cache: "no-store"});
+  if (!response.ok) throw new Error((await response.text()).trim());
+  state.stale = Number(response.headers.get("X-Status-Age-Ms")) || 0;
+  return response.json();
+}
+
+function forget() {
+  job.clear();
+  evaluations.clear();
+  workerTrack.clear();
+  state.events.clear();
+}
+
+function chooseWorker(name) {
+  state.worker = name;
+  workerTrack.clear();
+  job.clear();  // The server gives both from one time on.
+  at("scope").textContent = name ?? "the job";
+  at("whole-job").hidden = name === null;
+  refresh();
+}
+
+async function refreshHistory() {
+  const since = Math.max(0, job.last - OVERLAP_MS);
+  const worker = state.worker;
+  const history = await get(`api/history?since=${since}` + (worker === null ? "" : `&worker=${encodeURIComponent(worker)}`));
+  if (worker !== state.worker) return;  // Another one was chosen meanwhile.
+  job.add(history.job);
+  evaluations.add(history.evaluations);
+  if (history.worker) workerTrack.add(history.worker);
+  for (const event of history.events) state.events.set(event.number, event);
+  if (job.end.length > POINTS_MAX) forget();
+}
+
+async function refresh() {
+  try {
+    state.live = await get("api/live");
+    await refreshHistory();
+    if (state.goneSince) forget();  // It may have gone back to an older state.
+    state.goneSince = 0;
+  } catch (error) {
+    state.goneSince ||= Date.now();
+    state.problem = error.message;
+  }
+  show();
+}
+
+function fact(title, value, className) {
+  const box = element("div");
+  box.append(element("dt", title), element("dd", value, className));
+  return box;
+}
+
+function progressOf(status) {
+  return status.samples_total > 0 ? status.samples_completed / status.samples_total : 0;
+}
+
+function showFacts() {
+  const status = state.live.job, snapshot = status.snapshot ?? {}, now = Date.now();
+  const pushAge = state.live.last_push_ms ? (now - state.live.last_push_ms) / 1000 : null;
+  const snapshotAge = snapshot.unix_ms ? (now - snapshot.unix_ms) / 1000 : null;
+  const accuracy = evaluations.series.accuracy?.mean.at(-1), loss = job.series.loss?.mean.at(-1);
+  const running = status.phase === "PHASE_RUNNING";
+  at("facts").replaceChildren(
+    fact("last push", pushAge === null ? "none yet" : seconds(Math.max(0, pushAge)) + " ago", running && pushAge > 10 ? "bad" : ""),
+    fact("last snapshot", snapshotAge === null ? "none yet" : `${snapshot.generation}, ${seconds(Math.max(0, snapshotAge))} ago`),
+    fact("samples a second", count(status.samples_per_second)),
+    fact("data epochs", `${status.data_epochs_completed.toFixed(2)} of ${status.job?.data_epochs ?? 0}`),
+    fact("loss", digits(loss)),
+    fact("accuracy", digits(accuracy)),
+    fact("policy", status.job?.policy?.sync || (status.job?.bound === 0 ? "bsp" : "asp")),
+    fact("codec auto", status.codec_choice?.push ?? "–"),
+    fact("updates", count(status.updates)),
+    fact("push log", status.log_budget_bytes ? `${bytes(status.log_bytes)} of ${bytes(status.log_budget_bytes)}` : "off"),
+    fact("server up", seconds(status.uptime_seconds)),
+    fact("parameters", count(status.parameters)));
+  at("progress").value = progressOf(status);
+  at("model").textContent = status.model;
+  at("phase").textContent = `${PHASES[status.phase] ?? status.phase}, ${(100 * progressOf(status)).toFixed(1)} %`;
+  document.title = `${status.model || "recon"}: ${PHASES[status.phase] ?? status.phase}`;
+}
+
+function showAlerts() {
+  const alerts = [];
+  const add = (text, className) => alerts.push(element("p", text, className));
+  if (state.goneSince) {
+    add(`The server does not answer since ${when(state.goneSince)} (${state.problem || "no connection"}). Trying again each second; what follows is of before.`);
+  } else if (state.stale > 5000) {
+    add(`The server is busy: these numbers are ${seconds(state.stale / 1000)} old.`, "warn");
+  }
+  const status = state.live?.job;
+  if (status) {
+    if (status.divergence) add(`Training diverges: ${status.divergence}`);
+    if (status.standing_seconds > 0) add(`The job has not moved for ${seconds(status.standing_seconds)}: ${status.waits_for}`);
+    if (status.snapshot?.last_error) add(`A snapshot failed: ${status.snapshot.last_error}`, "warn");
+    if (status.holds_up) add(status.holds_up, "warn");
+  }
+  const texts = alerts.map(alert => alert.textContent).join("\n");
+  if (at("alerts").dataset.texts === texts) return;  // Screen readers would read it again.
+  at("alerts").dataset.texts = texts;
+  at("alerts").replaceChildren(...alerts);
+}
+
+function showEvents() {
+  const kinds = KINDS[at("kinds").value];
+  const events = [...state.events.values()].filter(event => !kinds || kinds.has(event.kind)).sort((a, b) => b.number - a.number);
+  const key = `${events[0]?.number} ${events.length} ${at("kinds").value}`;
+  if (at("events").dataset.key === key) return;
+  at("events").dataset.key = key;
+  at("events").replaceChildren(...events.slice(0, EVENTS_SHOWN).map(event => {
+    const line = element("li"), time = element("time", when(event.unix_ms));
+    time.dateTime = new Date(event.unix_ms).toISOString();
+    line.dataset.kind = event.kind;
+    line.append(time, element("strong", event.kind.replace("_", " "), ALARMING.has(event.kind) ? "bad" : ""),
+                element("span", event.subject ? `${event.subject}: ${event.text}` : event.text));
+    return line;
+  }));
+}
+
+function show() {
+  showAlerts();
+  if (!state.live) return;
+  const there = workers.update(state.live.workers);
+  at("workers-count").textContent = `(${there} there)`;
+  const worker = state.worker === null ? null : workerTrack;
+  charts.show(job, evaluations, worker, [...state.events.values()], Number(at("range").value));
+  showFacts();
+  showEvents();
+}
+
+async function verify(generation) {
+  const response = await fetch(`api/snapshots/verify?generation=${generation}`, {method: "POST", headers: {"X-Recon": "1"}});
+  if (!response.ok) at("snapshots-note").textContent = (await response.text()).trim();
+  await refreshSnapshots();
+}
+
+function verifyNote(check) {
+  if (!check) return "";
+  if (check.running) return `Verifying snapshot ${check.generation}: chunk ${check.done} of ${check.chunks || "?"}`;
+  return check.ok ? `Snapshot ${check.generation} is whole: ${check.chunks} chunks read back.` : `SNAPSHOT ${check.generation} IS DAMAGED OR GONE: ${check.error}`;
+}
+
+function snapshotRow(snapshot) {
+  const row = element("tr"), button = element("button", "Verify"), cell = element("td");
+  button.type = "button";
+  button.setAttribute("aria-label", `Verify snapshot ${snapshot.generation}`);
+  button.dataset.generation = snapshot.generation;
+  button.addEventListener("click", () => verify(snapshot.generation));
+  cell.append(button);
+  const root = element("td", snapshot.state_root.slice(0, 12) + "…");
+  root.title = snapshot.state_root;
+  const number = snapshot.generation + (snapshot.pinned ? " pinned" : "") + (snapshot.non_finite_values ? " NOT FINITE" : "");
+  row.append(element("td", number, snapshot.non_finite_values ? "bad" : ""),
+             element("td", seconds(Math.max(0, (Date.now() - snapshot.created_unix_ms) / 1000))), root,
+             element("td", `${bytes(snapshot.stored_bytes)} of ${bytes(snapshot.raw_bytes)}`), cell);
+  return row;
+}
+
+async function refreshSnapshots() {
+  if (state.goneSince) return;
+  try {
+    const list = await get("api/snapshots");
+    at("snapshots-note").textContent = list.error || verifyNote(list.verify) || (list.loading ? "Looking…" : list.snapshots.length ? "" : "None yet.");
+    const focused = document.activeElement?.dataset?.generation;
+    at("snapshots").replaceChildren(...list.snapshots.map(snapshotRow));
+    if (focused) document.querySelector(`button[data-generation="${focused}"]`)?.focus();
+  } catch (error) {
+    at("snapshots-note").textContent = error.message;
+  }
+}
+
+async function loop(work, interval) {
+  await work();
+  setTimeout(() => loop(work, interval), document.hidden ? HIDDEN_INTERVAL_MS : interval);
+}
+
+at("whole-job").addEventListener("click", () => {
+  workers.selected = null;
+  chooseWorker(null);
+});
+at("range").addEventListener("change", show);
+at("kinds").addEventListener("change", show);
+for (const id of ["find", "show-gone"]) {
+  at(id).addEventListener("input", () => workers.filter(at("find").value, at("show-gone").checked));
+}
+loop(refresh, INTERVAL_MS);
+loop(refreshSnapshots, 2 * INTERVAL_MS);

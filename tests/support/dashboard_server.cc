@@ -1,0 +1,90 @@
+// A dashboard of a job that is not there: dashboard_server WORKERS [CERT KEY CA]. Statuses are made up, each
+// half second, as tests/server/history/simulated_status.h has them; the page, HTTP and history are the
+// server's own. Prints the address. Commands on standard input, a line each: "suspect NAME", "evict NAME",
+// "name NAME" (a worker joins), "quiet" (no more statuses). Ends with its input.
+
+#include <poll.h>
+
+#include <iostream>
+#include <string>
+
+#include "common/base/clock.h"
+#include "common/storage/file_system.h"
+#include "server/dashboard/dashboard.h"
+#include "tests/server/history/simulated_status.h"
+#include "tests/support/temp_dir.h"
+
+namespace recon {
+namespace {
+
+constexpr int kIntervalMs = 500;
+
+class SimulatedDashboard {
+ public:
+  explicit SimulatedDashboard(int workers)
+      : job_(workers), keeper_(directory_.path(), 1, FileSystem::Local()) {
+    job_.edit().set_parameters(1'000'000);
+    job_.edit().set_samples_total(10'000'000);
+  }
+
+  int Run(const TlsFlags& tls) {
+    auto dashboard = Dashboard::Start("127.0.0.1:0", tls);
+    if (!dashboard.ok()) {
+      std::cerr << dashboard.status().message() << "\n";
+      return 1;
+    }
+    Tick();
+    (*dashboard)->Attach(&keeper_, nullptr);
+    std::cout << (*dashboard)->url() << std::endl;
+    std::string line;
+    while (true) {
+      pollfd input = {0, POLLIN, 0};
+      if (poll(&input, 1, kIntervalMs) > 0) {
+        if (!std::getline(std::cin, line)) break;
+        Obey(line);
+      }
+      Tick();
+    }
+    (*dashboard)->Detach();
+    return 0;
+  }
+
+ private:
+  void Tick() {
+    if (quiet_) return;
+    const double second = absl::ToDoubleSeconds(Now() - began_);
+    job_.edit().set_samples_completed(static_cast<uint64_t>(1000 * second));
+    std::shared_ptr<const StatusReply> status = job_.At(second);
+    keeper_.Note(*status, Now(), WallNow());
+  }
+
+  void Obey(const std::string& line) {
+    const size_t space = line.find(' ');
+    const std::string verb = line.substr(0, space);
+    const std::string name = space == std::string::npos ? "" : line.substr(space + 1);
+    if (verb == "quiet") quiet_ = true;
+    if (verb == "name") job_.Join(name, 1);
+    MemberStatus* member = job_.Find(name);
+    if (member == nullptr) return;
+    if (verb == "suspect") member->set_state(MEMBER_SUSPECT);
+    if (verb == "evict") {
+      member->set_state(MEMBER_GONE);
+      member->set_gone_why("evicted, no heartbeat");
+    }
+  }
+
+  const TempDir directory_;
+  SimulatedStatus job_;
+  HistoryKeeper keeper_;
+  const absl::Time began_ = Now();
+  bool quiet_ = false;
+};
+
+}  // namespace
+}  // namespace recon
+
+int main(int argc, char** argv) {
+  recon::TlsFlags tls;
+  if (argc == 5) tls = {argv[2], argv[3], argv[4]};
+  return recon::SimulatedDashboard(argc > 1 ? std::stoi(argv[1]) : 3).Run(tls);
+}

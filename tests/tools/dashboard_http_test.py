@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+"""What clients may ask of the dashboard, and what they cannot do to it: dashboard_http_test.py --bin FOLDER."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import pathlib
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+BIN = ROOT / "build/release/bin"
+CONNECTIONS = 64
+IDLE_SECONDS = 10
+
+
+class Served:
+    """A dashboard of a made-up job, in a process of its own."""
+
+    def __init__(self, *arguments: object):
+        self.process = subprocess.Popen([BIN / "dashboard_server", *map(str, arguments)], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout
+        self.url = self.process.stdout.readline().strip()
+        self.port = int(self.url.rstrip("/").rsplit(":", 1)[1])
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def memory(self) -> int:
+        for line in pathlib.Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS"):
+                return 1024 * int(line.split()[1])
+        raise RuntimeError("no memory")
+
+    def ask(self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes | None = None,
+            context: ssl.SSLContext | None = None, seconds: float = 30) -> http.client.HTTPResponse:
+        connection: http.client.HTTPConnection
+        if context:
+            connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=seconds, context=context)
+        else:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
+        try:
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            response.text = response.read().decode()  # type: ignore[attr-defined]
+            return response
+        finally:
+            connection.close()
+
+    def open(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+
+
+class Requests(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.served = Served(3)
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        cls.served.close()
+
+    def status(self, *arguments: object, **named: object) -> int:
+        return self.served.ask(*arguments, **named).status  # type: ignore[arg-type]
+
+    def test_every_answer_has_the_headers_that_protect_it(self) -> None:
+        for path in ("/", "/page.js", "/api/live", "/nothing", "/healthz"):
+            response = self.served.ask("GET", path)
+            policy = response.getheader("Content-Security-Policy") or ""
+            self.assertIn("default-src 'none'", policy, path)
+            self.assertNotIn("unsafe", policy)
+            self.assertEqual(response.getheader("X-Content-Type-Options"), "nosniff")
+            self.assertEqual(response.getheader("Cache-Control"), "no-store")
+            self.assertIsNone(response.getheader("Access-Control-Allow-Origin"))
+
+    def test_the_page_has_no_script_or_style_of_its_own_text(self) -> None:
+        page = self.served.ask("GET", "/").text  # type: ignore[attr-defined]
+        self.assertNotIn("style=", page)
+        self.assertNotIn("onclick", page)
+        self.assertEqual(page.count("<script "), page.count("</script>"))
+        self.assertNotIn("<script>", page)
+        self.assertNotIn("https://", page)
+
+    def test_only_some_methods_are_taken(self) -> None:
+        for method in ("PUT", "DELETE", "OPTIONS", "TRACE", "BREW"):
+            self.assertEqual(self.status(method, "/api/status"), 405, method)
+        self.assertEqual(self.status("HEAD", "/"), 200)
+
+    def test_a_foreign_name_is_refused(self) -> None:
+        for host, expected in (("evil.example", 421), ("evil.example:80", 421), ("", 421), ("127.0.0.1.evil.example", 421),
+                               ("localhost:1", 200), ("[::1]:5", 200), ("10.0.0.7", 200)):
+            self.assertEqual(self.status("GET", "/api/status", {"Host": host}), expected, host)
+
+    def test_a_foreign_page_cannot_post(self) -> None:
+        path = "/api/snapshots/verify?generation=1"
+        own = f"http://127.0.0.1:{self.served.port}"
+        self.assertEqual(self.status("POST", path), 403)
+        self.assertEqual(self.status("POST", path, {"X-Recon": "1", "Origin": "http://evil.example"}), 403)
+        self.assertEqual(self.status("POST", path, {"X-Recon": "1", "Origin": "null"}), 403)
+        # There are no snapshots in this job.
+        self.assertEqual(self.status("POST", path, {"X-Recon": "1", "Origin": own}), 503)
+        self.assertEqual(self.status("POST", "/api/snapshots/verify?generation=x", {"X-Recon": "1"}), 400)
+        self.assertEqual(self.status("POST", "/api/status", {"X-Recon": "1"}), 404)
+
+    def test_what_is_large_is_refused(self) -> None:
+        self.assertEqual(self.status("POST", "/api/status", {"X-Recon": "1"}, b"x" * 100_000), 413)
+        self.assertIn(self.status("GET", "/" + "x" * 100_000), (414, 431))
+        self.assertIn(self.status("GET", "/", {"X-Long": "x" * 100_000}), (400, 413, 431))
+
+    def test_nonsense_is_answered_or_cut(self) -> None:
+        for bytes_sent in (b"\0" * 1000 + b"\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00" * 50,
+                           b"GET /api/history?since=99999999999999999999 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+                           b"GET /api/history?since=-1&worker=%00%ff HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+            with self.served.open() as connection:
+                connection.sendall(bytes_sent)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):
+                    pass
+        self.assertEqual(self.status("GET", "/healthz"), 200)
+
+    def test_history_comes_in_pieces(self) -> None:
+        import json
+        whole = json.loads(self.served.ask("GET", "/api/history").text)  # type: ignore[attr-defined]
+        last = whole["job"]["end_ms"][-1]
+        deadline = time.monotonic() + 30
+        while True:
+            piece = json.loads(self.served.ask("GET", f"/api/history?since={last}&worker=w1").text)  # type: ignore[attr-defined]
+            if piece["job"]["end_ms"] or time.monotonic() > deadline:
+                break
+            time.sleep(0.1)  # Between looks.
+        self.assertTrue(all(end > last for end in piece["job"]["end_ms"]) and piece["job"]["end_ms"])
+        self.assertEqual(piece["worker"]["name"], "w1")
+
+
+class Rude(unittest.TestCase):
+    def test_clients_that_never_read_or_never_ask_are_cut(self) -> None:
+        served = Served(500)
+        self.addCleanup(served.close)
+        served.ask("GET", "/api/live")
+        before = served.memory()
+        rude = []
+        for i in range(2 * CONNECTIONS):
+            connection = served.open()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            if i % 2:
+                connection.sendall(b"GET /api/status HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50)
+            rude.append(connection)
+        began = time.monotonic()
+        # Somebody who comes now has an answer once the first of them are cut.
+        self.assertEqual(served.ask("GET", "/healthz", seconds=4 * IDLE_SECONDS).status, 200)
+        self.assertLess(time.monotonic() - began, 3 * IDLE_SECONDS)
+        self.assertLess(served.memory() - before, 64 << 20)
+        for connection in rude:
+            connection.close()
+
+
+class Encrypted(unittest.TestCase):
+    def test_a_client_without_a_certificate_sees_nothing(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run([ROOT / "tools/make_certs.sh", folder, "127.0.0.1"], check=True, capture_output=True)
+            files = {path.name: path for path in pathlib.Path(folder).iterdir()}
+            server = Served(3, files["server.pem"], files["server.key"], files["ca.pem"])
+            self.addCleanup(server.close)
+            context = ssl.create_default_context(cafile=str(files["ca.pem"]))
+            self.assertEqual(server.ask("GET", "/healthz", context=context).status, 200)
+            for path in ("/", "/api/status", "/page.js"):
+                self.assertEqual(server.ask("GET", path, context=context).status, 403, path)
+            context.load_cert_chain(files["worker.pem"], files["worker.key"])
+            self.assertEqual(server.ask("GET", "/api/status", context=context).status, 200)
+            # Of another CA, with the same names.
+            other = pathlib.Path(folder) / "other"
+            subprocess.run([ROOT / "tools/make_certs.sh", other, "127.0.0.1"], check=True, capture_output=True)
+            stranger = ssl.create_default_context(cafile=str(files["ca.pem"]))
+            stranger.load_cert_chain(other / "worker.pem", other / "worker.key")
+            try:
+                self.assertEqual(server.ask("GET", "/api/status", context=stranger).status, 403)
+            except (ssl.SSLError, ConnectionError, http.client.RemoteDisconnected):
+                pass  # Refused while they shook hands.
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", type=pathlib.Path, default=BIN)
+    known, rest = parser.parse_known_args()
+    BIN = known.bin.resolve()
+    unittest.main(argv=[sys.argv[0], "-v", *rest])
