@@ -24,7 +24,8 @@ constexpr const char* kJobSeries[] = {"loss",
                                       "link",
                                       "workers",
                                       "data_epochs",
-                                      "log_bytes"};
+                                      "log_bytes",
+                                      "updates"};
 constexpr const char* kEvaluationSeries[] = {"accuracy", "loss"};
 constexpr const char* kWorkerSeries[] = {"loss",
                                          "samples_per_second",
@@ -138,7 +139,7 @@ void History::NoteJob(const StatusReply& status, int64_t unix_ms) {
            {loss.mean(), static_cast<float>(status.samples_per_second()), pushes, staleness.mean(),
             push_bytes.sum(), pull_bytes.sum(), latency.mean(), computing.mean(), waiting.mean(), link.mean(),
             static_cast<float>(alive), static_cast<float>(status.data_epochs_completed()),
-            static_cast<float>(status.log_bytes())});
+            static_cast<float>(status.log_bytes()), static_cast<float>(status.updates())});
   job_at_ms_ = unix_ms;
   pushes_at_sample_ = status.pushes();
 }

@@ -21,8 +21,8 @@ namespace recon {
 // Series of the job: loss (the mean of its workers), samples_per_second, pushes_per_second, staleness
 // (updates, mean of the workers), push_bytes_per_second and pull_bytes_per_second (payloads),
 // push_latency_ms, computing, waiting and link (shares of the workers' steps, see WorkerRates), workers (that
-// are alive), data_epochs, log_bytes. Of evaluations: accuracy, loss. Of a worker: those of the job that are
-// about one.
+// are alive), data_epochs, log_bytes, updates (of the parameters). Of evaluations: accuracy, loss. Of a
+// worker: those of the job that are about one.
 //
 // Kinds of events: started, running, draining, finished; joined, restarted, returned, suspected, heard, left,
 // evicted; server; policy, codec; snapshot, snapshot_failed; rollback, diverged; standing, moving.

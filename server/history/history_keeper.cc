@@ -1,5 +1,7 @@
 #include "server/history/history_keeper.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -79,6 +81,7 @@ void HistoryKeeper::TakeUp(const std::shared_ptr<const StatusReply>& status, abs
     history_.Note(status, absl::ToUnixMillis(wall));
     happened = history_.next_event() != saved_event_;
   }
+  if (!events_directory_.empty()) AppendEvents(wall);
   if (now >= (happened ? save_events_at_ : save_at_)) Save(now);
 }
 
@@ -96,6 +99,28 @@ void HistoryKeeper::Save(absl::Time now) {
   save_events_at_ = now + absl::Seconds(size / kEventBytesPerSecond);
   if (!bytes.ok() && !said_unwritten_) LogWarn("the job's history is not kept: {}", bytes.status().message());
   said_unwritten_ = !bytes.ok();
+}
+
+void HistoryKeeper::AppendEvents(absl::Time wall) {
+  const int64_t wall_ms = absl::ToUnixMillis(wall);
+  absl::Status status;
+  if (events_ == nullptr) {
+    events_until_ms_ = wall_ms - 1;  // What came before has been written by the process before.
+    char host[256] = "";
+    gethostname(host, sizeof host - 1);
+    absl::StatusOr<std::unique_ptr<EventFile>> file =
+        EventFile::Create(files_, events_directory_, wall_ms, host);
+    status = file.status();
+    if (file.ok()) events_ = *std::move(file);
+  }
+  if (status.ok()) {
+    const JobHistory piece = Encode("", events_until_ms_);
+    for (const int64_t end_ms : piece.job().end_ms()) events_until_ms_ = std::max(events_until_ms_, end_ms);
+    status = events_->Add(piece, nullptr);
+  }
+  if (status.ok()) return;
+  LogWarn("no more events for TensorBoard: {}", status.message());
+  events_directory_.clear();
 }
 
 std::shared_ptr<const StatusReply> HistoryKeeper::status() const {

@@ -187,6 +187,7 @@ absl::Status ReconServer::Parts::Open() {
   }
   if (!snapshot_url.local()) RECON_RETURN_IF_ERROR(CheckNotReplaced(before));
   history = std::make_unique<HistoryKeeper>(flags.data, job_id, FileSystem::Local());
+  if (!flags.tensorboard.empty()) history->WriteEvents(flags.tensorboard);
   RECON_RETURN_IF_ERROR(
       store->RemoveLeftovers({"packs/", "manifests/"}));  // It is ours, as far as can be known.
   if (!snapshot_url.local() && db->created() && before.generation() != 0) {

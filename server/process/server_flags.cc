@@ -140,6 +140,9 @@ void DefineFlags(CommandLine* line, ServerFlags* flags, RawFlags* raw) {
           "HOST:PORT for a page that shows the job in a browser, or PORT on loopback; port 0 takes a free "
           "one (written to <data>/DASHBOARD); off by default"),
       "RECON_DASHBOARD");
+  env(app->add_option("--tensorboard", flags->tensorboard,
+                      "directory for event files of the job's curves, for TensorBoard; off by default"),
+      "RECON_TENSORBOARD");
   line->BeginGroup("Security");
   env(app->add_option("--tls-cert", flags->tls_cert, "PEM certificate of this server"), "RECON_TLS_CERT");
   env(app->add_option("--tls-key", flags->tls_key, "PEM key of the certificate"), "RECON_TLS_KEY");

@@ -23,7 +23,8 @@ struct ServerFlags {
   std::string from_snapshot;     // Directory to take initial parameters from,
   uint64_t from_generation = 0;  // and of which snapshot; 0: the newest.
   std::string metrics_address;
-  std::string dashboard;  // HOST:PORT; empty: none.
+  std::string dashboard;    // HOST:PORT; empty: none.
+  std::string tensorboard;  // Directory for event files; empty: none.
   std::string tls_cert, tls_key, tls_ca;
   bool insecure = false;
   bool shared_memory = true;

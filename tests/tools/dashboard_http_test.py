@@ -140,6 +140,18 @@ class Requests(unittest.TestCase):
         self.assertEqual(piece["worker"]["name"], "w1")
 
 
+class Flags(unittest.TestCase):
+    def test_a_wrong_address_is_one_line_that_names_the_flag(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken, tempfile.TemporaryDirectory() as data:
+            for address, code in (("0.0.0.0:9", 2), ("nonsense", 2), ("99999", 2), ("127.0.0.1:", 2),
+                                  (str(taken.getsockname()[1]), 1)):
+                done = subprocess.run([BIN / "recon-server", "--data", data, "--listen", "127.0.0.1:0", "--dashboard", address,
+                                       "--log-level", "error"], capture_output=True, text=True, timeout=60)
+                self.assertEqual(done.returncode, code, done.stderr)
+                self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+                self.assertIn("--dashboard", done.stderr)
+
+
 class Rude(unittest.TestCase):
     def test_clients_that_never_read_or_never_ask_are_cut(self) -> None:
         served = Served(500)

@@ -43,6 +43,7 @@ class Job:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.listen = "127.0.0.1:0"
         self.dashboard = "127.0.0.1:0"
+        self.server_flags: list[object] = []
 
     def start(self, name: str, *command: object) -> None:
         with open(self.folder / f"{name}.log", "ab") as log:
@@ -53,7 +54,7 @@ class Job:
         for file in ("ADDRESS", "DASHBOARD"):
             (data / file).unlink(missing_ok=True)
         self.start("server", BIN / "recon-server", "--data", data, "--listen", self.listen, "--dashboard", self.dashboard,
-                   "--data-epochs", 1000, "--split-samples", 400, "--snapshot-interval", "2s", "--evict-after", "3s")
+                   "--data-epochs", 1000, "--split-samples", 400, "--snapshot-interval", "2s", "--evict-after", "3s", *self.server_flags)
 
         def said(file: str) -> str:
             path = data / file

@@ -96,6 +96,35 @@ int main(int argc, char** argv) {
     };
   });
 
+  recon::HistoryTarget history_target;
+  CLI::App* history =
+      app.add_subcommand("history", "what a job has gone through, from its begin: curves, and what happened");
+  history->add_option("source", history_target.source,
+                      "a server's data directory, whether it runs or not; default: the server of --server");
+  AddServerFlags(history, &history_target.server);
+  history->add_option("--worker", history_target.worker, "this worker's curves instead of the job's");
+  history->add_flag("--csv", history_target.csv, "all points as comma-separated values");
+  history->add_option("--tensorboard", history_target.tensorboard,
+                      "write an event file for TensorBoard to this directory, and show nothing");
+  history->callback([&] {
+    run = [&] {
+      const absl::Status shown = recon::ShowHistory(history_target);
+      return history_target.source.empty() ? recon::Explained(history_target.server, shown) : shown;
+    };
+  });
+
+  recon::CompareTarget compare_target;
+  CLI::App* compare =
+      app.add_subcommand("compare", "two jobs side by side: loss, time to it, rates, what they lost");
+  compare
+      ->add_option("jobs", compare_target.sources, "two of: a server's data directory, HOST:PORT of a server")
+      ->required()
+      ->expected(2);
+  AddServerFlags(compare, &compare_target.server);
+  compare->add_option("--loss", compare_target.loss,
+                      "how long each took to come to it; default: what both have come to");
+  compare->callback([&] { run = [&] { return recon::CompareJobs(compare_target); }; });
+
   CLI::App* completions =
       app.add_subcommand("completions", "every completed split: what was processed, by whom, when");
   AddServerFlags(completions, &server);

@@ -49,6 +49,24 @@ struct PolicyTarget {
 absl::Status SetPolicy(const PolicyTarget& target);
 // Shows progress until the job is finished or the server has not answered for `patience_seconds`.
 absl::Status FollowStatus(const ServerTarget& target, double patience_seconds);
+
+// What a job has gone through; see server/history/history.h.
+struct HistoryTarget {
+  ServerTarget server;
+  std::string source;       // A data directory or HOST:PORT; empty: the server.
+  std::string worker;       // Its series instead of the job's.
+  std::string tensorboard;  // A directory: an event file is written there, and nothing shown.
+  bool csv = false;
+};
+absl::Status ShowHistory(const HistoryTarget& target);
+// Two jobs side by side.
+struct CompareTarget {
+  ServerTarget server;
+  std::vector<std::string> sources;  // Two, as above.
+  double loss = 0;                   // How long each took to come to it; 0: to what both have come to.
+};
+absl::Status CompareJobs(const CompareTarget& target);
+
 absl::Status ShowCompletions(const ServerTarget& target);
 absl::Status TakeSnapshot(const ServerTarget& target);
 absl::Status DrainServer(const ServerTarget& target);

@@ -1,10 +1,12 @@
 #include "server/history/history.h"
 
-#include <chrono>
+#include <cstring>
+#include <functional>
 #include <map>
 
 #include "absl/strings/match.h"
 #include "catch2/catch.hpp"
+#include "server/history/event_file.h"
 #include "server/history/history_file.h"
 #include "tests/server/history/simulated_status.h"
 #include "tests/support/faulty_file_system.h"
@@ -312,6 +314,39 @@ TEST_CASE("a damaged history is told from a good one, wherever it is damaged", "
   }
   files.Remove(path).IgnoreError();
   CHECK(absl::IsNotFound(ReadHistory(&files, "/job").status()));
+}
+
+TEST_CASE("event files have the frames that TensorFlow's have", "[history]") {
+  CHECK(Crc32c("123456789") == 0xe3069283u);  // RFC 3720's way of computing it.
+  CHECK(Crc32c(std::string(32, '\0')) == 0x8a9136aau);
+  SimulatedStatus job(2);
+  History history(7);
+  for (int second = 1; second <= 5; ++second) {
+    job.edit().set_updates(static_cast<uint64_t>(100 * second));
+    history.Note(job.At(second), kBegin + 1000 * second);
+  }
+  FaultyFileSystem files;
+  auto file = EventFile::Create(&files, "/runs/a", kBegin, "host");
+  REQUIRE(file.ok());
+  REQUIRE((*file)->Add(history.Encode("", 0), nullptr).ok());
+  const std::string bytes = files.Content("/runs/a/events.out.tfevents.1700000000.host.0");
+  std::vector<TensorBoardEvent> events;
+  for (size_t at = 0; at < bytes.size();) {
+    uint64_t length = 0;
+    std::memcpy(&length, bytes.data() + at, sizeof length);
+    REQUIRE(at + 16 + length <= bytes.size());
+    REQUIRE(events.emplace_back().ParseFromString(bytes.substr(at + 12, length)));
+    at += 16 + length;
+  }
+  REQUIRE(events.size() == 6);
+  CHECK(events[0].file_version() == "brain.Event:2");
+  CHECK(events[5].step() == 500);
+  CHECK(events[5].wall_time() == Approx(static_cast<double>(kBegin) / 1000 + 5));
+  std::map<std::string, float> values;
+  for (const auto& value : events[5].summary().value()) values[value.tag()] = value.simple_value();
+  CHECK(values["train/loss"] == Approx(1.0 / 6));
+  CHECK(values["train/workers"] == 2);
+  CHECK(values.count("eval/loss") == 0);
 }
 
 TEST_CASE("series that do not fit together are refused", "[history]") {
