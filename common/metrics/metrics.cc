@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/host_port.h"
+#include "prometheus/collectable.h"
 #include "prometheus/exposer.h"
 #include "prometheus/registry.h"
 #include "prometheus/text_serializer.h"
@@ -44,6 +45,8 @@ prometheus::Histogram& Metrics::Histogram(const std::string& name, const std::st
   return prometheus::BuildHistogram().Name(name).Help(help).Register(*registry_).Add(labels, buckets);
 }
 
+void Metrics::Add(const std::shared_ptr<prometheus::Collectable>& source) { sources_.push_back(source); }
+
 absl::Status Metrics::Serve(const std::string& address) {
   try {  // The library's only way to report a port that is taken.
     exposer_ = std::make_unique<prometheus::Exposer>(address, /*num_threads=*/1);
@@ -51,6 +54,7 @@ absl::Status Metrics::Serve(const std::string& address) {
     return absl::UnavailableError(absl::StrCat("--metrics-address ", address, ": ", error.what()));
   }
   exposer_->RegisterCollectable(registry_);
+  for (const std::weak_ptr<prometheus::Collectable>& source : sources_) exposer_->RegisterCollectable(source);
   return absl::OkStatus();
 }
 

@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "prometheus/counter.h"
@@ -10,6 +11,7 @@
 #include "prometheus/histogram.h"
 
 namespace prometheus {
+class Collectable;
 class Exposer;
 class Registry;
 }  // namespace prometheus
@@ -23,8 +25,9 @@ absl::StatusOr<std::string> MetricsAddress(const std::string& flag, const std::s
 
 // The metrics of one process, served in Prometheus' text format.
 //
-// Threads: all methods are thread-safe; the returned objects too, and they live as long as this one.
-// Names follow Prometheus' rules: recon_<part>_<what>_<unit>, counters end in _total.
+// Threads: all methods but Add() and Serve(), which come first, are thread-safe; the returned objects too,
+// and they live as long as this one. Names follow Prometheus' rules: recon_<part>_<what>_<unit>, counters end
+// in _total.
 class Metrics {
  public:
   using Labels = std::map<std::string, std::string>;
@@ -38,6 +41,9 @@ class Metrics {
   prometheus::Histogram& Histogram(const std::string& name, const std::string& help,
                                    const std::vector<double>& buckets, const Labels& labels = {});
 
+  // Series that `source` makes when somebody scrapes, for as long as it lives.
+  void Add(const std::shared_ptr<prometheus::Collectable>& source);
+
   // Serves http://`address`/metrics, for example "127.0.0.1:9464". Unavailable if the port is taken.
   absl::Status Serve(const std::string& address);
 
@@ -46,6 +52,7 @@ class Metrics {
 
  private:
   std::shared_ptr<prometheus::Registry> registry_;
+  std::vector<std::weak_ptr<prometheus::Collectable>> sources_;
   std::unique_ptr<prometheus::Exposer> exposer_;
 };
 

@@ -46,6 +46,7 @@
 #include "server/history/history_keeper.h"
 #include "server/process/frame_listeners.h"
 #include "server/process/settings_changes.h"
+#include "server/process/worker_series.h"
 #include "server/recovery/initial_values.h"
 #include "server/recovery/log_replay.h"
 #include "server/recovery/rollback.h"
@@ -80,6 +81,7 @@ struct ReconServer::Parts {
   std::unique_ptr<ObjectStore> store;
   std::unique_ptr<ControlDb> db;
   std::unique_ptr<HistoryKeeper> history;
+  std::shared_ptr<WorkerSeries> worker_series;
   std::unique_ptr<Cluster> cluster;  // With more than one server.
   std::unique_ptr<ParamServer> params;
   std::unique_ptr<ControlJournal> journal;
@@ -188,6 +190,8 @@ absl::Status ReconServer::Parts::Open() {
   if (!snapshot_url.local()) RECON_RETURN_IF_ERROR(CheckNotReplaced(before));
   history = std::make_unique<HistoryKeeper>(flags.data, job_id, FileSystem::Local());
   if (!flags.tensorboard.empty()) history->WriteEvents(flags.tensorboard);
+  worker_series = std::make_shared<WorkerSeries>(history.get());
+  metrics.Add(worker_series);
   RECON_RETURN_IF_ERROR(
       store->RemoveLeftovers({"packs/", "manifests/"}));  // It is ours, as far as can be known.
   if (!snapshot_url.local() && db->created() && before.generation() != 0) {
@@ -832,6 +836,7 @@ void ReconServer::Parts::StopServing(absl::Duration timeout) {
 
 void ReconServer::Parts::Stop() {
   if (dashboard != nullptr) dashboard->Detach();
+  worker_series->Close();
   // Waiting replies first: the RPC server cannot end while they are open. Then what the lanes have posted
   // to each other, while both ends still exist.
   params->BeginDrain();
