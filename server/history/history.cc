@@ -93,6 +93,8 @@ void History::NoteEvents(const StatusReply& status, int64_t unix_ms) {
         event.kind() == "rollback" && !rollbacks.empty() && rollbacks.back().unix_ms() >= event.unix_ms();
     if (told) continue;  // Before a restart.
     if (event.unix_ms() == 0) event.set_unix_ms(unix_ms);
+    // A server that has been restarted sees all for the first time; its history does not.
+    if (event.kind() == "joined" && workers_.count(event.subject()) > 0) event.set_kind("returned");
     AddEvent(std::move(event));
   }
 }

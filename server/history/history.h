@@ -32,8 +32,8 @@ class History {
  public:
   struct Limits {
     Track::Shape job{128, 15}, evaluations{256, 4}, worker{16, 16};
-    // A series of a job of three weeks of points each second, and of each worker each two, is 0.7 MB and 70
-    // kB at most.
+    // The job, a point each second, takes 0.4 MB at most, and is whole for 48 days; then its oldest level
+    // halves. A worker, a point each two seconds, takes 38 kB.
     int64_t job_interval_ms = 950, worker_interval_ms = 1950;
     size_t workers_max = 1024;  // With series; others are counted in the job's.
     size_t departed_max = 128;  // Of them, workers that are gone.

@@ -13,6 +13,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import dashboard_test as dashboard  # noqa: E402
@@ -64,7 +66,10 @@ def main() -> int:
         finally:
             job.close()
         history = json.loads(reconctl("history", data, "--json"))
-        assert kinds_of(history).count("started") == 2, kinds_of(history)
+        # By hand twice, and once more in the same process for the rollback.
+        assert kinds_of(history).count("started") == 3, kinds_of(history)
+        assert kinds_of(history).count("rollback") == 1
+        assert sum(event["kind"] == "joined" for event in history["events"]) == 2, history["events"]
         assert "draining" in kinds_of(history)
 
         rows = list(csv.DictReader(io.StringIO(reconctl("history", data, "--csv"))))
@@ -78,7 +83,7 @@ def main() -> int:
 
         compared = json.loads(reconctl("compare", data, data, "--json"))
         a, b = compared["jobs"]
-        assert a == b and a["server_restarts"] == 1 and a["seconds_to_loss"] is not None, compared
+        assert a == b and a["server_restarts"] == 2 and a["seconds_to_loss"] is not None, compared
         assert "samples a second" in reconctl("compare", data, data)
         for wrong, code in ((["history", data, "--worker", "nobody"], 5), (["history", folder], 5),
                             (["compare", data, "nonsense"], 5), (["history", "127.0.0.1:1"], 3)):
@@ -87,7 +92,7 @@ def main() -> int:
 
         run = job.folder / "run"
         reconctl("history", data, "--tensorboard", run)
-        assert len(list(run.iterdir())) == 1 and len(list(live.iterdir())) == 2  # One for each start.
+        assert len(list(run.iterdir())) == 1 and len(list(live.iterdir())) == 3  # One for each start.
         check_tensorboard(run, history)
         check_damage(job, data)
     print("ok   history")
@@ -110,6 +115,19 @@ def run_job(job: dashboard.Job, data: pathlib.Path) -> None:
     dashboard.eventually("the history goes on", lambda: len(now()["job"]["end_ms"]) > len(before["job"]["end_ms"]) and
                          now()["job"]["end_ms"][:2] == before["job"]["end_ms"][:2])
     assert reconctl("history", "--server", job.listen)
+    # All is made anew for a rollback, but for the dashboard's port, and the history goes on.
+    known = len(now()["job"]["end_ms"])
+    reconctl("rollback", 1, "--server", job.listen)
+    dashboard.eventually("the rollback is told", lambda: kinds_of(now()).count("rollback") == 1)
+    dashboard.eventually("points come after it", lambda: len(now()["job"]["end_ms"]) > known + 1)
+
+    def served() -> bool:
+        try:
+            with urllib.request.urlopen(job.url + "api/history", timeout=10) as answer:
+                return "rollback" in [event["kind"] for event in json.loads(answer.read())["events"]]
+        except urllib.error.HTTPError:
+            return False
+    dashboard.eventually("the dashboard tells it, too", served)
     server = job.processes.pop("server")
     reconctl("drain", "--server", job.listen)
     assert server.wait(60) == 0

@@ -182,6 +182,19 @@ TEST_CASE("what happens to workers is told with its reason", "[history]") {
   }
 }
 
+TEST_CASE("workers that a restarted server sees for the first time return", "[history]") {
+  SimulatedStatus job(2);
+  History history(7);
+  history.Note(job.At(1), kBegin);
+  History after(7);
+  REQUIRE(after.Restore(history.EncodeAll()).ok());
+  job.Join("w2", 1);
+  after.Note(job.At(2), kBegin + 1000);
+  const JobHistory told = after.EncodeAll();
+  CHECK(KindsOf(told, "w0") == std::vector<std::string>{"joined", "returned"});
+  CHECK(KindsOf(told, "w2") == std::vector<std::string>{"joined"});
+}
+
 TEST_CASE("a rollback is told once, however often the server restarts", "[history]") {
   SimulatedStatus job(1);
   RollbackRecord* rollback = job.edit().mutable_rollback();
