@@ -25,10 +25,10 @@ packages=(
   iproute2 ethtool
 )
 
-# For tests only: OpenStack Swift, whose S3 API is a real server for s3:// stores, and a browser without a screen (100 MB)
-# for the dashboard.
+# For tests only: OpenStack Swift, whose S3 API is a real server for s3:// stores; a browser without a screen (100 MB) for the
+# dashboard; and Slurm, of which tests start a cluster of their own.
 if [ "${1:-}" = --tests ]; then
-  packages+=(python3-swift chromium-headless-shell)
+  packages+=(python3-swift chromium-headless-shell slurm-wlm munge)
 fi
 
 # For measurements only.
