@@ -37,6 +37,9 @@ TORCH_OLDEST = (2, 1)
 # What PyTorch requires and is pure Python.
 TORCH_REQUIRES = ["filelock==4.3.1", "fsspec==2026.9.0", "jinja2==3.1.6", "networkx==3.6.1", "sympy==1.14.0",
                   "typing_extensions==4.16.0"]
+# What tests of deploy/ need, the schemas of Kubernetes and Ray. Not a part of the environment's name: they are added to
+# one that is there.
+LATER = ["kubernetes-validate==1.37.0", "ray==2.60.0"]
 # The NVIDIA libraries that are called at import, too: they find that there is no device.
 TORCH_LIBRARIES = ["nvidia-cuda-runtime==13.2.86", "nvidia-cuda-cupti==13.2.86", "nvidia-cufile==1.17.1.22"]
 # These are loaded when a GPU is used, and not before.
@@ -258,6 +261,16 @@ def add_torch(environment: pathlib.Path, python: str, torch: tuple[int, ...] | N
     marker.write_text(what + "\n")
 
 
+def add_later(environment: pathlib.Path) -> None:
+    marker = environment / "later-installed"
+    wanted = "\n".join(LATER)
+    if marker.exists() and marker.read_text() == wanted:
+        return
+    say(f"installing Python packages for the tests: {' '.join(LATER)}")
+    pip(environment, "install", *LATER)
+    marker.write_text(wanted)
+
+
 def link(path: pathlib.Path, environment: pathlib.Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir() and not path.is_symlink():
@@ -286,6 +299,8 @@ def main() -> int:
             make_base(environment, python, torch)
             part = "PyTorch"
             add_torch(environment, python, torch)
+            part = "Ray or the schemas of Kubernetes"
+            add_later(environment)
         except Failed as failure:
             say(f"{part} cannot be had; tests that need it will say that they were skipped ({failure})")
     link(pathlib.Path(sys.argv[1]), environment)
