@@ -28,13 +28,14 @@ int Run(const recon::ServerFlags& flags) {
   }
   const absl::Status status = (*server)->RunUntilStopped();
   if (!status.ok()) std::cerr << "recon-server: " << status.message() << "\n";
+  if (recon::EndedIdle(status)) return 3;
   return status.ok() ? 0 : absl::IsInvalidArgument(status) ? 2 : 1;
 }
 
 }  // namespace
 
 // Exit codes: 0 drained or done, 1 failed at start or while running, 2 wrong flags, or certificates
-// that do not fit the head's.
+// that do not fit the head's, 3 nobody has trained for --idle-timeout.
 int main(int argc, char** argv) {
   recon::ProcessUptime();
   recon::ShutdownSignal::Install();

@@ -7,6 +7,7 @@
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
 
@@ -17,6 +18,7 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& f
                                                             const std::vector<grpc::Service*>& services) {
   RECON_RETURN_IF_ERROR(CheckAddress(flag, address));
   RECON_ASSIGN_OR_RETURN(const auto credentials, ServerCredentialsFor(address, tls));
+  grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort(address, credentials, &port);
@@ -43,13 +45,22 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& f
     LogWarn("{} {}: that name is {} on this machine: others do not reach it", flag, address, here);
   }
   const std::string bound = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
-  return std::unique_ptr<RpcServer>(new RpcServer(std::move(server), bound));
+  std::unique_ptr<RpcServer> started(new RpcServer(std::move(server), bound));
+  started->SetServing(false);
+  return started;
 }
 
 RpcServer::RpcServer(std::unique_ptr<grpc::Server> server, std::string address)
     : server_(std::move(server)), address_(std::move(address)) {}
 
 RpcServer::~RpcServer() { Shutdown(absl::ZeroDuration()); }
+
+void RpcServer::SetServing(bool serving) {
+  // gRPC's own, which every server has that is built after it was enabled.
+  if (grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService(); health != nullptr) {
+    health->SetServingStatus(serving);
+  }
+}
 
 void RpcServer::Shutdown(absl::Duration timeout) {
   if (server_ == nullptr) return;

@@ -15,7 +15,8 @@ class Service;
 
 namespace recon {
 
-// The gRPC server of one process.
+// The gRPC server of one process. It has gRPC's health service (grpc.health.v1.Health), which says of the
+// whole process, the service "", that it does not serve until SetServing(true).
 class RpcServer {
  public:
   // Listens on `address` (host:port, port 0 takes a free one), which `flag` has said. The services must
@@ -28,6 +29,9 @@ class RpcServer {
 
   // host:port with the real port.
   const std::string& address() const { return address_; }
+
+  // What the health service says, and tells those who watch it. Before Shutdown(), on any thread.
+  void SetServing(bool serving);
 
   // Takes no new calls, waits for those that run, cancels what is left at the deadline.
   void Shutdown(absl::Duration timeout);

@@ -16,6 +16,7 @@
 #include "server/control/policy.h"
 #include "server/data_plane/param_server.h"
 #include "server/membership/divergence_watch.h"
+#include "server/membership/idle_watch.h"
 #include "server/membership/membership.h"
 #include "server/membership/progress_watch.h"
 #include "server/membership/stall_watch.h"
@@ -115,9 +116,13 @@ class Coordinator {
   void BeginDrain() { draining_ = true; }
   // Not OK once the job cannot go on: its initial parameters could not be read.
   absl::Status failure() const { return failure_; }
-  // All work is done and its last snapshot published, and the workers have been told (or `grace` passed).
   // What is wrong with training, if something has been noticed since it was asked last. In the log already.
   std::optional<DivergenceWatch::Finding> TakeDivergence();
+  // For how long nobody has trained: no push came, no split was completed.
+  absl::Duration Idle(absl::Time now) const { return idle_.Idle(now); }
+  bool finished() const { return finished_; }
+  int workers_alive() const { return membership_.alive(); }
+  // All work is done and its last snapshot published, and the workers have been told (or `grace` passed).
   bool DoneAndQuiet(absl::Time now, absl::Duration grace) const;
 
  private:
@@ -215,6 +220,7 @@ class Coordinator {
   StepShares shares_;
   absl::Time shares_at_ = absl::InfinitePast();
   StallWatch stall_;
+  IdleWatch idle_;
   DivergenceWatch divergence_;
   std::string divergence_said_;         // What was found last.
   uint64_t non_finite_generation_ = 0;  // The last that was found to be.

@@ -43,6 +43,7 @@ void Coordinator::NoteShares(absl::Time now) {
     if (member.gone || found == stats.workers.end()) continue;
     shares_.Report(worker, member.progress.step_work(), found->second.waiting_seconds, now);
   }
+  idle_.Note(stats.pushes + (queue_ ? queue_->samples_completed() : 0) + evaluations_.size(), now);
   WatchStall(stats.pushes, now);
 }
 

@@ -68,6 +68,7 @@ constexpr absl::Duration kFarewell = absl::Seconds(5);
 // A control database that was lost had counted starts that no snapshot tells of; their epochs must not come
 // again.
 constexpr uint64_t kStartsNobodyKnowsOf = 1000;
+constexpr char kIdlePayload[] = "recon/idle";
 
 }  // namespace
 
@@ -142,6 +143,7 @@ struct ReconServer::Parts {
   // True: a rollback is to be done.
   absl::StatusOr<bool> RunUntilStopped();
   absl::Status Drain();
+  absl::StatusOr<bool> EndIdle();
   void StopServing(absl::Duration timeout);
   void Stop();
   void CountCopies();
@@ -348,6 +350,7 @@ absl::Status ReconServer::Parts::Open() {
   NoteStatus();
   if (dashboard != nullptr) dashboard->Attach(history.get(), store.get());
   params->NoteReady();
+  rpc->SetServing(true);
   std::ofstream(flags.data + "/ADDRESS") << rpc->address() << "\n";
   LogInfo("listening on {}, cluster epoch {}, policy {}, optimizer {}", rpc->address(), cluster_epoch,
           PolicyFlags(settings), OptimizerName(policy.rules.optimizer.kind));
@@ -784,6 +787,7 @@ absl::Status ReconServer::Parts::MakeRoomForLog(const PushLog::Options& options)
 absl::Status ReconServer::Parts::Drain() {
   const std::string signal = ShutdownSignal::Name();
   LogInfo("draining{}{}", signal.empty() ? "" : ": ", signal);
+  rpc->SetServing(false);
   // The push log has everything.
   if (flags.durability != ServerFlags::Durability::kSnapshot) store->CapPatience(kDrainPatience);
   coordinator->lane()->RunAndWait([this] { coordinator->BeginDrain(); });
@@ -805,6 +809,24 @@ absl::Status ReconServer::Parts::Drain() {
   NoteStatus();
   control_service->FinishDrains(outcome);
   StopServing(absl::Seconds(1));
+  return status;
+}
+
+absl::StatusOr<bool> ReconServer::Parts::EndIdle() {
+  bool finished = false;
+  int workers = 0;
+  coordinator->lane()->RunAndWait([&] {
+    finished = coordinator->finished();
+    workers = coordinator->workers_alive();
+  });
+  const std::string why =
+      absl::StrCat(finished ? "the job is done, and " : "", "nobody has trained it for ",
+                   absl::FormatDuration(flags.idle_timeout), " (--idle-timeout); workers: ", workers);
+  LogWarn("{}", why);
+  RECON_RETURN_IF_ERROR(Drain());
+  if (finished) return false;
+  absl::Status status = absl::CancelledError(why);
+  status.SetPayload(kIdlePayload, {});
   return status;
 }
 
@@ -844,6 +866,8 @@ void ReconServer::Parts::Stop() {
   coordinator->lane()->RunAndWait([this] { coordinator->BeginDrain(); });
   snapshots->Flush();
 }
+
+bool EndedIdle(const absl::Status& status) { return status.GetPayload(kIdlePayload).has_value(); }
 
 ReconServer::ReconServer(const ServerFlags& flags) : flags_(flags) {}
 
@@ -916,11 +940,13 @@ absl::StatusOr<bool> ReconServer::Parts::RunUntilStopped() {
     if (history->Due(Now())) NoteStatus();
     bool done = false;
     absl::Status failure;
+    bool idle = false;
     std::optional<DivergenceWatch::Finding> divergence;
     coordinator->lane()->RunAndWait([&] {
       coordinator->Tick(Now());
       failure = coordinator->failure();
       divergence = coordinator->TakeDivergence();
+      idle = flags.idle_timeout > absl::ZeroDuration() && coordinator->Idle(Now()) >= flags.idle_timeout;
       done = flags.exit_when_done && coordinator->DoneAndQuiet(Now(), kFarewell);
     });
     RECON_RETURN_IF_ERROR(failure);
@@ -933,6 +959,7 @@ absl::StatusOr<bool> ReconServer::Parts::RunUntilStopped() {
       StopServing(absl::Seconds(1));
       return false;
     }
+    if (idle) return EndIdle();
   }
   RECON_RETURN_IF_ERROR(Drain());
   LogInfo("drained");

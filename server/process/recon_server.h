@@ -11,6 +11,10 @@
 
 namespace recon {
 
+// Whether a server ended because of --idle-timeout, by what its RunUntilStopped() returned. Its job is not
+// done; there is a snapshot.
+bool EndedIdle(const absl::Status& status);
+
 // A whole recon-server, put together from its layers; main() and the tests run the same one.
 //
 // Threads: Start(), RunUntilStopped() and the destructor on one thread; RequestDrain() on any.
@@ -25,7 +29,8 @@ class ReconServer {
   const std::string& address() const { return address_; }
 
   // Serves until a drain is asked for (RequestDrain(), reconctl drain, SIGTERM) or, with
-  // --exit-when-done, the job is done; then drains: no new work, what runs is finished, a snapshot.
+  // --exit-when-done, the job is done, or nobody trains it for --idle-timeout; then drains: no new work,
+  // what runs is finished, a snapshot.
   // A rollback (reconctl rollback, undo) stops all there is and recovers anew, in this process.
   absl::Status RunUntilStopped();
   void RequestDrain();

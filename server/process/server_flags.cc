@@ -53,6 +53,7 @@ struct RawFlags {
   std::string durability = "log";
   std::string replay_target = "5s";
   std::string replace_after = "1m";
+  std::string idle_timeout = "0s";
   std::string snapshot_interval = "30s";
   std::string keep_best;
   std::string on_divergence = "ignore";
@@ -181,6 +182,11 @@ void DefineFlags(CommandLine* line, ServerFlags* flags, RawFlags* raw) {
   line->BeginGroup("Process");
   env(app->add_flag("--exit-when-done", flags->exit_when_done, "end when all data epochs are completed"),
       "RECON_EXIT_WHEN_DONE");
+  env(app->add_option(
+          "--idle-timeout", raw->idle_timeout,
+          "end, with a snapshot and exit code 3, when nobody has trained for so long; longer than a "
+          "push takes, and than workers need to come back; 0s = never"),
+      "RECON_IDLE_TIMEOUT");
   env(app->add_option("--log-level", flags->log_level, "debug, info, warn or error")
           ->check(CLI::IsMember({"debug", "info", "warn", "error"})),
       "RECON_LOG_LEVEL");
@@ -506,6 +512,10 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
   for (const std::string& group : raw.groups) RECON_RETURN_IF_ERROR(ParseGroup(group, &flags->groups));
   RECON_ASSIGN_OR_RETURN(flags->durability, ParseDurability(raw.durability));
   RECON_ASSIGN_OR_RETURN(flags->replace_after, ParseInterval("--replace-after", raw.replace_after));
+  if (!absl::ParseDuration(raw.idle_timeout, &flags->idle_timeout) ||
+      flags->idle_timeout != absl::ZeroDuration()) {
+    RECON_ASSIGN_OR_RETURN(flags->idle_timeout, ParseInterval("--idle-timeout", raw.idle_timeout));
+  }
   RECON_ASSIGN_OR_RETURN(flags->replay_target, ParseInterval("--replay-target", raw.replay_target));
   RECON_ASSIGN_OR_RETURN(flags->snapshot_interval,
                          ParseInterval("--snapshot-interval", raw.snapshot_interval));

@@ -30,6 +30,7 @@ struct ServerFlags {
   bool shared_memory = true;
   std::string ucx_listen;  // HOST:PORT; empty: no UCX.
   bool exit_when_done = false;
+  absl::Duration idle_timeout;  // 0: it waits for workers for ever.
   // Of a job with several servers: how many, the head among them;
   uint32_t servers = 1;
   absl::Duration replace_after;

@@ -433,6 +433,7 @@ absl::Status ShardServer::Parts::Recover(const Assignment& assignment) {
   params_->SetClusterEpoch(0);  // Nobody is let in before BeginEpoch.
   params_->NoteReady();
   serving_.store(params_.get(), std::memory_order_release);
+  rpc_->SetServing(true);
   return absl::OkStatus();
 }
 
