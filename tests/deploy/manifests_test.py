@@ -253,6 +253,18 @@ class Units(unittest.TestCase):
                 done = subprocess.run(["systemd-analyze", "verify", "--man=no", copy], capture_output=True, text=True)
                 self.assertEqual((done.returncode, done.stderr), (0, ""), unit.name)
 
+    def test_units_survive_their_limits_and_share_memory(self) -> None:
+        settings = {}
+        for name in ("recon-server.service", "recon-worker@.service"):
+            lines = [line for line in (DEPLOY / "systemd" / name).read_text().splitlines() if re.match(r"[A-Z]\w+=", line)]
+            settings[name] = dict(line.split("=", 1) for line in lines)
+            self.assertEqual(settings[name]["StartLimitIntervalSec"], "0")
+            self.assertGreaterEqual(int(settings[name]["LimitNOFILE"]), 1 << 20)
+        server, worker = settings.values()
+        # Shared memory is between processes of one user, in one place for temporary files.
+        self.assertEqual((server["User"], server.get("PrivateTmp")), (worker["User"], worker.get("PrivateTmp")))
+        self.assertEqual(server["SuccessExitStatus"], "3")
+
 
 def main() -> int:
     if "--bin" not in sys.argv:
