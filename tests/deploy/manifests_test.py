@@ -222,7 +222,7 @@ class Names(unittest.TestCase):
 
     def test_every_variable_exists(self) -> None:
         known = variables_of("recon-server") | variables_of("recon-worker") | variables_of("reconctl", "status")
-        known |= {"RECON_BIN", "RECON_HOST", "RECON_TEST_DEBOOTSTRAP"}  # Of the package, of recon.sbatch, of a test.
+        known |= {"RECON_BIN", "RECON_HOST", "RECON_TEST_DEBOOTSTRAP"}  # Of packages, of recon.sbatch, of a test.
         for path in self.files():
             unknown = set(re.findall(r"\bRECON_[A-Z0-9_]*[A-Z0-9]", path.read_text())) - known - {"RECON"}
             self.assertFalse(unknown, path.relative_to(ROOT))
