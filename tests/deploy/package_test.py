@@ -114,12 +114,17 @@ class BareDebian(Packed):
         made = time.monotonic()
         shutil.copy(cls.packages["recon"], cls.bare / "recon.deb")
         cls.inside("apt-get", "update")
-        cls.inside("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-y", "--no-install-recommends", "/recon.deb")
+        cls.install("/recon.deb")
         print(f"the bare root took {made - started:.0f} s, the package with what it needs {time.monotonic() - made:.0f} s")
 
     @classmethod
     def inside(cls, *command: str) -> str:
         return run("chroot", cls.bare, *command)
+
+    @classmethod
+    def install(cls, *packages: str) -> None:
+        cls.inside("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-y", "--reinstall",
+                   "--no-install-recommends", *packages)
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         with open(self.root / "log", "ab") as log:
@@ -160,6 +165,49 @@ class BareDebian(Packed):
         self.inside("reconctl", "drain", "--server", self.address)
         self.assertEqual(server.wait(WAIT_SECONDS), 0)
         self.assertIn("ok", self.inside("reconctl", "snapshot", "verify", "/data/snapshots"))
+
+    def boot(self) -> Callable[..., str]:
+        """Boots the root as a container without a network; returns what runs a command in it."""
+        output = open(self.root / "console", "wb")
+        self.addCleanup(output.close)
+        self.container = subprocess.Popen(["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--private-network",
+                                           "--directory", self.bare, "--boot"], stdin=subprocess.DEVNULL, stdout=output,
+                                          stderr=output)
+        self.addCleanup(self.container.wait)
+        self.addCleanup(self.container.terminate)
+        children = pathlib.Path(f"/proc/{self.container.pid}/task/{self.container.pid}/children")
+        eventually(lambda: self.container.poll() is None and children.read_text().split(), "the container's first process")
+        first = children.read_text().split()[0]
+        return lambda *command: run("nsenter", "-t", first, "-m", "-u", "-i", "-n", "-p", *command)
+
+    @unittest.skipIf(shutil.which("systemd-nspawn") is None, "there is no systemd-nspawn (systemd-container)")
+    def test_services_of_systemd_outlive_kills_and_leave_in_order(self) -> None:
+        self.install("systemd", "systemd-sysv", "dbus", "/recon.deb")  # The user is made now.
+        (self.bare / "etc/recon/server.toml").write_text("data-epochs = 100000\n")
+        (self.bare / "etc/recon/worker.toml").write_text('data = "clusters:60000,1000,64,4"\nmodel = "mlp:64-32-4"\n')
+        without_gpu = self.bare / "etc/systemd/system/recon-worker@.service.d/cpu.conf"
+        without_gpu.parent.mkdir()
+        without_gpu.write_text("[Service]\nExecStart=\nExecStart=/usr/bin/recon-worker --config /etc/recon/worker.toml "
+                               "--name %H-%i --device cpu\n")
+        (self.bare / "var/log/journal").mkdir(exist_ok=True)
+        self.inside("systemctl", "enable", "recon-server", "recon-worker@0")
+        inside = self.boot()
+
+        def log() -> str:
+            return run("journalctl", "--directory", self.bare / "var/log/journal", "-o", "cat")
+
+        eventually(lambda: log().count("first push acknowledged") >= 2, "server and worker that train")
+        self.assertIn("frames go through shared memory", log())
+        for service in ("recon-server", "recon-worker@0"):
+            inside("systemctl", "kill", "-s", "KILL", service)
+        eventually(lambda: log().count("first push acknowledged") >= 4, "both to train again")
+        self.assertIn("job resumed", log())
+        inside("systemctl", "poweroff")
+        self.assertEqual(self.container.wait(WAIT_SECONDS), 0)
+        end = log()
+        self.assertIn("snapshot", end)
+        self.assertLess(end.rindex("left (stopped)"), end.rindex("draining: SIGTERM"))
+        self.assertIn("drained", end[end.rindex("draining: SIGTERM"):])
 
 
 def main() -> int:
