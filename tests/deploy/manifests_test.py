@@ -183,6 +183,20 @@ class Commands(unittest.TestCase):
             self.assertLess(time.monotonic(), deadline, f"no {pattern!r} in\n{(self.root / 'log').read_text()}")
             time.sleep(0.05)
 
+    def test_a_head_with_another_server_trains_with_a_worker(self) -> None:
+        ports = free_ports(5)
+        here = {"/var/lib/recon": str(self.root)}
+        snapshots = str(self.root / "snapshots")
+        self.start(by_kind("StatefulSet")["recon-head"], {**here, ":7070": f":{ports[0]}", ":9464": f":{ports[1]}"},
+                   RECON_SERVERS="2", RECON_SNAPSHOT_DIR=snapshots)
+        self.until("listening on")
+        shard = {"recon-head:7070": f"127.0.0.1:{ports[0]}", "$(POD_NAME).recon-shard": "127.0.0.1", ":7070": f":{ports[2]}",
+                 ":9464": f":{ports[3]}"}
+        self.start(by_kind("StatefulSet")["recon-shard"], {**here, **shard}, RECON_SNAPSHOT_DIR=snapshots)
+        self.start(by_kind("Deployment")["recon-worker"], {":9464": f":{ports[4]}"}, RECON_NAME="pod",
+                   RECON_SERVER=f"127.0.0.1:{ports[0]}")
+        self.until("first push acknowledged")
+
     def test_a_head_and_a_worker_train_and_leave_within_their_grace(self) -> None:
         ports = free_ports(3)
         here = {"/var/lib/recon": str(self.root), ":7070": f":{ports[0]}", ":9464": f":{ports[1]}"}
