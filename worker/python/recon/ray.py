@@ -326,6 +326,7 @@ class Job:
         """Waits for the end of the job and of its workers, and returns its last status. Raises JobFailed when it cannot go
         on: the server cannot start, or no worker is left. A worker that fails while others train is given up."""
         failures: list[Exception] = []
+        well = 0
         while self._workers:
             ready, _ = ray.wait([self._served, *self._workers])
             if self._served in ready:
@@ -334,13 +335,15 @@ class Job:
                 actor = self._workers.pop(call)
                 try:
                     ray.get(call)
+                    well += 1
                 except ray.exceptions.RayTaskError as error:
                     failures.append(error)
                 ray.kill(actor)
             if self._served in ready and self._workers:
                 # What their functions do after the last step may take long.
                 ray.wait(list(self._workers))
-        if ray.wait([self._served], timeout=LEAVE_SECONDS)[0]:
+        # Workers that have seen the job's end are a little before the server.
+        if ray.wait([self._served], timeout=LEAVE_SECONDS if well else 0)[0]:
             return self._end()
         self.stop()
         raise JobFailed(f"no worker is left: {cause(failures[0])}" if failures
