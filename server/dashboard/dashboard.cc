@@ -133,16 +133,17 @@ Dashboard::Body Dashboard::Shared(const std::string& key, const std::shared_ptr<
 
 WebResponse Dashboard::Api(const WebRequest& request) {
   const absl::Time now = Now();
-  const auto status = history_ == nullptr ? nullptr : history_->status();
+  HistoryKeeper* const history = history_;
+  const auto status = history == nullptr ? nullptr : history->status();
   if (status == nullptr) return TextResponse(503, "the server recovers\n");
-  history_->NoteWatched(now);
+  history->NoteWatched(now);
   WebResponse response = TextResponse(404, "there is nothing here\n");
   if (request.path == "/api/status") {
     response = JsonResponse(Shared("status", status, [&] { return ToJson(*status); }));
   } else if (request.path == "/api/live") {
     response = JsonResponse(Shared("live", status, [&] {
       std::string json;
-      history_->Read([&](const History& history) { json = LiveJson(*status, history); });
+      history->Read([&](const History& kept) { json = LiveJson(*status, kept); });
       return json;
     }));
   } else if (request.path == "/api/history") {
@@ -152,13 +153,13 @@ WebResponse Dashboard::Api(const WebRequest& request) {
     if (!since.empty() && !absl::SimpleAtoi(since, &since_ms))
       return TextResponse(400, "since: expected milliseconds since 1970\n");
     response = JsonResponse(Shared(absl::StrCat("history ", since_ms, " ", worker), status,
-                                   [&] { return HistoryJson(history_->Encode(worker, since_ms)); }));
+                                   [&] { return HistoryJson(history->Encode(worker, since_ms)); }));
   } else if (request.path == "/api/snapshots") {
     response = JsonResponse(std::make_shared<const std::string>(
         snapshots_ == nullptr ? kNoSnapshots : snapshots_->Json(status->snapshot().generation(), now)));
   }
   response.headers.emplace_back("X-Status-Age-Ms",
-                                absl::StrCat(absl::ToInt64Milliseconds(now - history_->status_at())));
+                                absl::StrCat(absl::ToInt64Milliseconds(now - history->status_at())));
   return response;
 }
 
