@@ -38,7 +38,7 @@ absl::StatusOr<DataLock> DataLock::Acquire(const std::string& directory) {
         absl::StrCat("data directory ", directory, ": cannot create: ", error.message()));
   }
   const std::string path = directory + "/LOCK";
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
   const int failed = Lock(fd, directory);
   if (failed != 0 && failed != EWOULDBLOCK) {

@@ -1,5 +1,7 @@
 #include "common/rpc/credentials.h"
 
+#include <sys/stat.h>
+
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -50,6 +52,11 @@ absl::StatusOr<TlsTexts> ReadPem(const std::string& address, const TlsFlags& fla
   TlsTexts pem;
   RECON_ASSIGN_OR_RETURN(pem.cert, ReadFile("--tls-cert", flags.cert));
   RECON_ASSIGN_OR_RETURN(pem.key, ReadFile("--tls-key", flags.key));
+  struct stat key {};
+  if (stat(flags.key.c_str(), &key) == 0 && (key.st_mode & S_IROTH) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tls-key ", flags.key, ": all users of this machine can read it: chmod 600"));
+  }
   RECON_ASSIGN_OR_RETURN(pem.ca, ReadFile("--tls-ca", flags.ca));
   RECON_RETURN_IF_ERROR(CheckCertificates(flags, pem, end, Now()));
   return pem;

@@ -22,6 +22,7 @@
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/mutex.h"
+#include "common/base/private_file.h"
 #include "common/base/process.h"
 #include "common/base/shutdown_signal.h"
 #include "common/base/status_macros.h"
@@ -155,6 +156,7 @@ absl::Status ReconServer::Parts::Open() {
   const TlsFlags tls{flags.tls_cert, flags.tls_key, flags.tls_ca, flags.insecure};
   RECON_RETURN_IF_ERROR(CheckAddress("--listen", flags.listen));
   RECON_RETURN_IF_ERROR(ServerCredentialsFor(flags.listen, tls).status());
+  RECON_RETURN_IF_ERROR(MakePrivateDirectory(flags.data));
   RECON_ASSIGN_OR_RETURN(DataLock data_held, DataLock::Acquire(flags.data));
   data_lock.emplace(std::move(data_held));
   if (dashboard != nullptr) std::ofstream(flags.data + "/DASHBOARD") << dashboard->url() << "\n";
@@ -351,7 +353,7 @@ absl::Status ReconServer::Parts::Open() {
   if (dashboard != nullptr) dashboard->Attach(history.get(), store.get());
   params->NoteReady();
   rpc->SetServing(true);
-  std::ofstream(flags.data + "/ADDRESS") << rpc->address() << "\n";
+  RECON_RETURN_IF_ERROR(WriteOwnFile(flags.data + "/ADDRESS", rpc->address() + "\n"));
   LogInfo("listening on {}, cluster epoch {}, policy {}, optimizer {}", rpc->address(), cluster_epoch,
           PolicyFlags(settings), OptimizerName(policy.rules.optimizer.kind));
   return absl::OkStatus();

@@ -1,7 +1,6 @@
 #include "server/process/shard_server.h"
 
 #include <atomic>
-#include <fstream>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -15,6 +14,7 @@
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/mutex.h"
+#include "common/base/private_file.h"
 #include "common/base/shutdown_signal.h"
 #include "common/base/status_macros.h"
 #include "common/optim/update_rules.h"
@@ -132,6 +132,7 @@ absl::Status ShardServer::Parts::Open(const ServerFlags& flags) {
   }
   RECON_ASSIGN_OR_RETURN(head_, ConnectTo(flags.join, tls_));
   RECON_RETURN_IF_ERROR(ServerCredentialsFor(flags.listen, tls_).status());
+  RECON_RETURN_IF_ERROR(MakePrivateDirectory(flags.data));
   RECON_ASSIGN_OR_RETURN(DataLock data_held, DataLock::Acquire(flags.data));
   data_lock_.emplace(std::move(data_held));
   RECON_ASSIGN_OR_RETURN(db_, ControlDb::Open(flags.data + "/control"));
@@ -157,7 +158,7 @@ absl::Status ShardServer::Parts::Open(const ServerFlags& flags) {
   control_service_ = std::make_unique<JoinedControlService>(flags.join);
   RECON_ASSIGN_OR_RETURN(
       rpc_, RpcServer::Start("--listen", flags.listen, tls_, {param_service_.get(), control_service_.get()}));
-  std::ofstream(flags.data + "/ADDRESS") << rpc_->address() << "\n";
+  RECON_RETURN_IF_ERROR(WriteOwnFile(flags.data + "/ADDRESS", rpc_->address() + "\n"));
   LogInfo("listening on {}, looking for the head at {}", rpc_->address(), flags.join);
   follower_ = std::thread([this] { Follow(); });
   return absl::OkStatus();

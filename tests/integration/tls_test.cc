@@ -1,3 +1,5 @@
+#include <sys/stat.h>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "catch2/catch.hpp"
@@ -168,6 +170,9 @@ TEST_CASE("a server with a wrong key or an expired certificate ends with 2 and s
   ours.Sign(tls.cert, 0);
   REQUIRE(Eventually([&] { return !ErrorOf(tls).empty(); }));
   refused(tls, "--tls-cert " + tls.cert + ": has expired on ");
+  tls = ours.Client();
+  REQUIRE(chmod(tls.key.c_str(), 0644) == 0);
+  refused(tls, "--tls-key " + tls.key + ": all users of this machine can read it: chmod 600");
 }
 
 TEST_CASE("who is refused, or refuses the server, learns why at once", "[tls]") {

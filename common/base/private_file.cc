@@ -1,0 +1,60 @@
+#include "common/base/private_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/base/log.h"
+#include "common/base/owned_fd.h"
+
+namespace recon {
+
+absl::Status MakePrivateDirectory(const std::string& path) {
+  const std::filesystem::path parent = std::filesystem::absolute(path).lexically_normal().parent_path();
+  std::error_code error;
+  std::filesystem::create_directories(parent, error);
+  if (error) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": cannot create ", parent.string(), ": ", error.message()));
+  }
+  if (mkdir(path.c_str(), 0700) == 0) return absl::OkStatus();
+  if (errno != EEXIST) return absl::ErrnoToStatus(errno, absl::StrCat("create ", path));
+  struct stat found {};
+  if (stat(path.c_str(), &found) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("look at ", path));
+  if (!S_ISDIR(found.st_mode)) {
+    return absl::FailedPreconditionError(absl::StrCat(path, " is there already, and no directory"));
+  }
+  if ((found.st_mode & (S_IROTH | S_IXOTH | S_IWOTH)) != 0) {
+    LogWarn(
+        "{} is open to others of this machine (mode {}): the model is in it; chmod 700 keeps it to its owner",
+        path, absl::StrFormat("%04o", found.st_mode & 07777));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteOwnFile(const std::string& path, const std::string& text) {
+  // Without waiting: a pipe without a reader would block.
+  const OwnedFd fd(
+      open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0644));
+  if (fd.get() < 0 && (errno == ELOOP || errno == ENXIO)) {
+    return absl::FailedPreconditionError(absl::StrCat(path, " is a link or no regular file: remove it"));
+  }
+  if (fd.get() < 0) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
+  struct stat found {};
+  if (fstat(fd.get(), &found) != 0 || !S_ISREG(found.st_mode)) {
+    return absl::FailedPreconditionError(absl::StrCat(path, " is no regular file: remove it"));
+  }
+  const ssize_t written = write(fd.get(), text.data(), text.size());
+  if (written != static_cast<ssize_t>(text.size())) {
+    return absl::ErrnoToStatus(written < 0 ? errno : ENOSPC, absl::StrCat("write ", path));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace recon
