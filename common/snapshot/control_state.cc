@@ -216,8 +216,21 @@ absl::Status AddControlRecord(absl::string_view bytes, ControlState* state) {
   }
   if (record.has_job()) {
     if (!state->job) state->job = record.job();
-    if (state->job->SerializeAsString() == record.job().SerializeAsString()) return absl::OkStatus();
-    return absl::DataLossError("the job is another than it was");
+    // What came to be known while it ran is in the later records.
+    JobRecord known = *state->job;
+    JobRecord said = record.job();
+    for (JobRecord* job : {&known, &said}) {
+      job->clear_data_fingerprint();
+      job->clear_step_samples();
+    }
+    if (known.SerializeAsString() != said.SerializeAsString()) {
+      return absl::DataLossError("the job is another than it was");
+    }
+    if (!record.job().data_fingerprint().empty()) {
+      state->job->set_data_fingerprint(record.job().data_fingerprint());
+    }
+    if (record.job().step_samples() != 0) state->job->set_step_samples(record.job().step_samples());
+    return absl::OkStatus();
   }
   if (record.has_worker()) {
     const WorkerNumber& worker = record.worker();
@@ -235,9 +248,12 @@ absl::Status AddControlRecord(absl::string_view bytes, ControlState* state) {
   RECON_RETURN_IF_ERROR(CheckCompletion(record.completion()));
   const ControlState::SplitKey key = ControlState::KeyOf(record.completion());
   const auto [known, added] = state->completions.emplace(key, record.completion());
-  if (added || known->second.SerializeAsString() == record.completion().SerializeAsString()) {
-    return absl::OkStatus();
-  }
+  // Snapshots do not have the sequence that it came after.
+  Completion before = known->second;
+  Completion said = record.completion();
+  before.clear_after_sequence();
+  said.clear_after_sequence();
+  if (added || before.SerializeAsString() == said.SerializeAsString()) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(
       "split ", record.completion().split(), " of data epoch ",
       ShownDataEpoch(record.completion().data_epoch(), record.completion().kind() == LEASE_TRAIN),

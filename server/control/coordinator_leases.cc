@@ -99,10 +99,9 @@ uint32_t Coordinator::PushBatchesOf(WorkerId worker) const {
 }
 
 bool Coordinator::MayJoinLater(WorkerId worker) const {
-  // Of parts of the parameters that are pushed in turn none can be sent again in another step; and other
-  // servers apply what they have of a push with a bound above 0 at once.
+  // Of parts of the parameters that are pushed in turn none can be sent again in another step.
   const bool in_parts = job_.local().fragments() > 1 || !job_.sync_periods().empty();
-  if (job_.bound() < 0 || in_parts || (job_.bound() > 0 && cluster_ != nullptr)) return false;
+  if (job_.bound() < 0 || in_parts) return false;
   if (membership_.Find(worker)->computes) return false;
   const auto& members = membership_.members();
   return std::any_of(members.begin(), members.end(),
@@ -112,7 +111,8 @@ bool Coordinator::MayJoinLater(WorkerId worker) const {
 uint64_t Coordinator::TakePart(WorkerId worker, uint64_t next_step, bool resumes) {
   // Who was there at the job's start is waited for.
   if (params_->active(worker) || !MayJoinLater(worker)) return params_->Activate(worker, next_step, resumes);
-  params_->Park(worker);
+  // With a bound above 0 what it pushes counts at once, and it is waited for from its next lease on.
+  if (job_.bound() == 0) params_->Park(worker);
   return std::max(next_step, params_->frontier());
 }
 
@@ -126,7 +126,7 @@ absl::StatusOr<RejoinReply> Coordinator::Rejoin(const RejoinRequest& request, ab
   const bool trains = std::any_of(leases.begin(), leases.end(), [&](LeaseId lease) {
     return leases_.Find(lease, worker)->kind == LEASE_TRAIN;
   });
-  if (job_.bound() < 0 || !trains) {
+  if (job_.bound() != 0 || !trains) {
     return absl::AbortedError("the worker holds no lease of training data: its push counts no more");
   }
   membership_.Find(worker)->computes = true;
@@ -312,7 +312,7 @@ void Coordinator::WatchProgress(absl::Time now) {
           "worker {} was given work {} ago and has computed nothing: the others go on without it until it "
           "has",
           membership_.Find(worker)->name, absl::FormatDuration(absl::Milliseconds(job_.lease_duration_ms())));
-      params_->Park(worker);
+      job_.bound() == 0 ? params_->Park(worker) : params_->Deactivate(worker);
     }
     const bool others_wait = job_.bound() >= 0 && membership_.Find(worker)->computes;
     if (!progress_.StandsStill(worker, others_wait, now)) continue;

@@ -204,8 +204,12 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   const WorkerProgress progress_before = before == nullptr ? WorkerProgress() : before->progress;
   const bool replaces = before != nullptr && !before->gone && before->incarnation != member.incarnation;
   const bool renews = before != nullptr && !before->gone && before->incarnation == member.incarnation;
-  member.computes = first_new_step > 0 || (renews && before->computes);
+  // Of a server that has been restarted: whoever has steps behind it.
+  member.computes = renews ? before->computes : first_new_step > 0;
   RECON_RETURN_IF_ERROR(membership_.Admit(worker, member, now));
+  if (started_ && membership_.alive() >= static_cast<int>(job_.workers_min())) {
+    RECON_RETURN_IF_ERROR(FixStepSamples());
+  }
   if (replaces) {
     NoteResidualLost(request.name(), progress_before);
     ReturnTasks(leases_.TakeAllOf(worker));
@@ -285,7 +289,9 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
   }
   Membership::Member& member = *membership_.Find(worker);
   member.progress = request.progress();
-  member.computes = member.computes || request.progress().batches() > 0;
+  // Not its batches: evaluation's are among them.
+  member.computes =
+      member.computes || request.progress().steps() > 0 || request.progress().batch_seconds() > 0;
   params_->NoteAcknowledged(worker, request.next_step());
   divergence_.Report(worker, request.progress().batches(), request.progress().last_loss(), WallNow());
   NoteDiverged(worker, request.progress().diverged());

@@ -40,7 +40,9 @@ absl::Status Coordinator::GoOnWith(const PolicySettings& settings) {
   RECON_RETURN_IF_ERROR(GoOnBy(policy.rules, 0));
   TellWorkers(policy, &job_);
   ApplyQuorum();
-  if (started_) RECON_RETURN_IF_ERROR(FixStepSamples());
+  if (const absl::Status fixed = started_ ? FixStepSamples() : absl::OkStatus(); !fixed.ok()) {
+    LogWarn("--step-samples constant waits for the next worker that registers: {}", fixed.message());
+  }
   optimizer_ = OptimizerName(policy.rules.optimizer.kind);
   codec_tuner_.Restart();
   LogInfo("policy: {}; cluster epoch {}", PolicyFlags(policy.job.policy()), cluster_epoch_);

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -20,7 +21,7 @@ namespace recon {
 namespace {
 
 // Answers that are kept for whoever asks the same of the same status.
-constexpr size_t kRenderedMax = 64;
+constexpr size_t kRenderedMax = 8;
 constexpr char kNoSnapshots[] = R"({"loading":false,"error":"","snapshots":[],"verify":null})";
 
 // Names by which this machine may be asked: that of the flag, and its own.
@@ -123,8 +124,10 @@ WebResponse Dashboard::Answer(const WebRequest& request) {
 template <typename Render>
 Dashboard::Body Dashboard::Shared(const std::string& key, const std::shared_ptr<const StatusReply>& from,
                                   Render render) {
+  // Of an older status nobody needs one any more.
+  if (!rendered_.empty() && rendered_.begin()->second.from != from) rendered_.clear();
   const auto found = rendered_.find(key);
-  if (found != rendered_.end() && found->second.from == from) return found->second.body;
+  if (found != rendered_.end()) return found->second.body;
   if (rendered_.size() >= kRenderedMax) rendered_.clear();
   Body body = std::make_shared<const std::string>(render());
   rendered_[key] = {from, body};
@@ -152,6 +155,7 @@ WebResponse Dashboard::Api(const WebRequest& request) {
     const std::string& worker = request.Query("worker");
     if (!since.empty() && !absl::SimpleAtoi(since, &since_ms))
       return TextResponse(400, "since: expected milliseconds since 1970\n");
+    since_ms = std::max<int64_t>(0, since_ms);
     response = JsonResponse(Shared(absl::StrCat("history ", since_ms, " ", worker), status,
                                    [&] { return HistoryJson(history->Encode(worker, since_ms)); }));
   } else if (request.path == "/api/snapshots") {

@@ -18,7 +18,7 @@ namespace recon {
 
 void ParamServer::DeliverFrame(const OperationPtr& op) {
   if (CarriesGradient(op->kind)) {
-    ++sequence_;
+    push_sequence_ = ++sequence_;
     if (op->rules->bound == 0) {
       open_steps_.try_emplace(op->frame.header.step, sequence_);
       op->in_step = NoteBegun(*op);

@@ -23,6 +23,7 @@ void ParamServer::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_
     }
     session.incarnation = incarnation;
     session.parked = false;
+    session.first_step = 0;
     gate_.Know(worker, next_step);
     if (first_worker_ms_ == 0)
       first_worker_ms_ = absl::ToDoubleMilliseconds(ProcessUptime() - options_.began);
@@ -97,10 +98,11 @@ uint64_t ParamServer::Activate(WorkerId worker, uint64_t next_step, bool resumes
     const uint64_t begun = resumes || gate_.bound() != 0 || first_open_.empty()
                                ? 0
                                : *std::max_element(first_open_.begin(), first_open_.end());
-    if (const auto session = sessions_.find(worker); session != sessions_.end()) {
-      session->second.parked = false;
-    }
     step = gate_.Join(worker, next_step, begun);
+    if (const auto session = sessions_.find(worker); session != sessions_.end()) {
+      // A copy of what it has pushed before may still be on its way.
+      if (std::exchange(session->second.parked, false)) session->second.first_step = step;
+    }
     closed_to_ = kLookAtAll;
     released = GateMoved();
   }
@@ -119,7 +121,8 @@ void ParamServer::Park(WorkerId worker) {
   {
     MutexLock lock(&mu_);
     const auto session = sessions_.find(worker);
-    if (session == sessions_.end()) return;
+    // A push that has begun counts as a whole.
+    if (gate_.bound() != 0 || session == sessions_.end() || !session->second.delivered.empty()) return;
     session->second.parked = true;
     parked = ForgetContributions(worker);
     gate_.Leave(worker);

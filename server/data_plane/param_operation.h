@@ -71,7 +71,10 @@ struct ParamServer::Session {
   uint64_t number = 0;  // No other has had it, not of the same process either.
   // No step waits for it, and what it pushes counts in none, until Activate().
   bool parked = false;
-  uint64_t late_steps = 0;  // Closed without it, for a quorum was there.
+  uint64_t first_step = 0;   // That it may push, since it was parked last.
+  uint64_t next_pushed = 0;  // Its last push that is complete is of the step before.
+  uint64_t late_steps = 0;   // Closed without it, for a quorum was there.
+  int late_in_a_row = 0;     // Of those, since a push of it has counted.
   // First step of which nothing has come here.
   uint64_t next_begun = 0;
   // Pushes that are not complete, by step.

@@ -285,9 +285,14 @@ absl::Status ParamServer::CheckPush(const Operation& op) const {
     return absl::InvalidArgumentError(absl::StrCat("gradient norm is ", header.gradient_norm));
   }
   if (header.samples == 0) return absl::InvalidArgumentError("push of 0 samples");
-  // It would be applied at once. (In a synchronous job it is asked later, when it is known what is a
-  // repetition.)
-  if (gate_.bound() > 0 && sessions_.at(op.worker).parked) return NotInStep(header.step);
+  // A step that is open has nothing of it that would count: what comes is no repetition.
+  const Session& session = sessions_.at(op.worker);
+  if (gate_.bound() == 0 && (session.parked || header.step < session.first_step) &&
+      std::none_of(op.frame.parts.begin(), op.frame.parts.end(),
+                   [&](const PartHeader& part)
+                       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return Closed(header.step, part.shard); })) {
+    return NotInStep(header.step);
+  }
   // An asynchronous worker may know of acknowledgements that this process does not, until its next heartbeat.
   const uint64_t known = gate_.bound() < 0 ? limits::kStepMax
                                            : std::max(gate_.next_step(op.worker), gate_.frontier()) +
@@ -453,6 +458,11 @@ ParamServer::Stats ParamServer::GetStats() const {
 uint64_t ParamServer::sequence() const {
   MutexLock lock(&mu_);
   return sequence_;
+}
+
+uint64_t ParamServer::push_sequence() const {
+  MutexLock lock(&mu_);
+  return push_sequence_;
 }
 
 uint64_t ParamServer::cluster_epoch() const {

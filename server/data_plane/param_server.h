@@ -198,7 +198,7 @@ class ParamServer {
   void Deactivate(WorkerId worker);
   bool active(WorkerId worker) const;
   // No step waits for it, or has a part of its pushes: those are answered with Aborted until it is activated.
-  // Of bounded jobs; with a bound above 0 only a worker that has pushed nothing.
+  // Of synchronous jobs (bound 0), and of a worker that has begun no push; else nothing happens.
   void Park(WorkerId worker);
   // From now on a synchronous step is closed without those whose push is awaited when `workers` have pushed
   // it and `grace` has passed (StepQuorum): they are parked. 0: all are waited for. The head.
@@ -254,6 +254,8 @@ class ParamServer {
   // What the state, and replies that workers have not taken yet, leave of the memory.
   uint64_t memory_left() const;
   uint64_t sequence() const;
+  // Of the last frame or closing: what comes after it says nothing of parameters.
+  uint64_t push_sequence() const;
   uint64_t cluster_epoch() const;
   // About the time that replaying all updates until now would take: reading them, and applying them on all
   // lanes that have shards.
@@ -418,6 +420,7 @@ class ParamServer {
   uint64_t log_from_ ABSL_GUARDED_BY(mu_) = 0;  // Of the newest snapshot.
   uint64_t log_bytes_at_snapshot_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t sequence_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t push_sequence_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t bytes_in_flight_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Time overload_said_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   int operations_ ABSL_GUARDED_BY(mu_) = 0;

@@ -17,6 +17,12 @@
 #include "server/data_plane/param_server.h"
 
 namespace recon {
+namespace {
+
+// Times that the grace of a worker that is late doubles.
+constexpr int kLongerMax = 16;
+
+}  // namespace
 
 bool ParamServer::Closed(uint64_t step, uint32_t shard) const {
   return step < first_open_[shard] || step < gate_.frontier();
@@ -114,6 +120,8 @@ bool ParamServer::NoteShards(Session* session, WorkerId worker, uint64_t step,
   session->delivered.erase(step);
   if (!head()) return true;
   gate_.Advance(worker, step);
+  session->next_pushed = std::max(session->next_pushed, step + 1);
+  session->late_in_a_row = 0;
   const auto open = contributed_.find(step);
   if (gate_.bound() == 0 && expected < shards_.size() && open != contributed_.end()) {
     // The shards that it does not push wait for it no longer.
@@ -179,8 +187,21 @@ void ParamServer::SetQuorum(uint32_t workers, std::optional<absl::Duration> grac
 absl::Time ParamServer::WatchQuorum() {
   if (!quorum_.on() || gate_.bound() != 0 || grace_alarm_ == nullptr) return absl::InfiniteFuture();
   const uint64_t step = gate_.frontier();
-  const size_t awaited = gate_.Awaited(step).size();
-  const absl::Time at = quorum_.Note(step, gate_.active_workers() - awaited, awaited, Now());
+  size_t pushed = 0;
+  for (const auto& [worker, session] : sessions_) {
+    if (session.next_pushed > step && gate_.active(worker)) ++pushed;
+  }
+  const std::vector<WorkerId> awaited = gate_.Awaited(step);
+  absl::Time at = quorum_.Note(step, pushed, awaited.size(), Now());
+  // Who was late already and sends is waited for longer each time: on a slow link it would never be in time.
+  absl::Duration longer;
+  for (const WorkerId worker : awaited) {
+    const auto session = sessions_.find(worker);
+    if (session == sessions_.end() || session->second.delivered.count(step) == 0) continue;
+    const int times = std::min(session->second.late_in_a_row, kLongerMax);
+    longer = std::max(longer, quorum_.grace() * ((1 << times) - 1));
+  }
+  at += std::min(longer, limits::kReplyWaitMax);
   grace_alarm_->Set(at);
   return at;
 }
@@ -190,13 +211,15 @@ void ParamServer::CloseWithoutLate() {
   Operations dropped;
   {
     MutexLock lock(&mu_);
-    if (draining_ || WatchQuorum() > Now()) return;
+    if (draining_ || changing_rules_ || WatchQuorum() > Now()) return;
     for (const WorkerId worker : gate_.Awaited(gate_.frontier())) {
       // All of its push or nothing counts: what is left of it comes again, in another step.
       for (OperationPtr& op : ForgetContributions(worker)) dropped.push_back(std::move(op));
       Session& session = sessions_[worker];
       session.parked = true;
+      session.delivered.clear();
       ++session.late_steps;
+      ++session.late_in_a_row;
       gate_.Leave(worker);
     }
     closed_to_ = kLookAtAll;
@@ -301,7 +324,7 @@ void ParamServer::Close(StepClosing closing) {
 }
 
 void ParamServer::DeliverClosing(const StepClosing& closing) {
-  ++sequence_;
+  push_sequence_ = ++sequence_;
   closings_in_log_.erase(closings_in_log_.find(closing.step));
   open_steps_.erase(open_steps_.begin(), open_steps_.lower_bound(FrontierInLog()));
   TellClosing(closing);

@@ -28,7 +28,9 @@ absl::Status SetLogBudget(FileSystem* files, uint64_t max_bytes, uint64_t segmen
   if (max_bytes == 0) {
     RECON_ASSIGN_OR_RETURN(const LogRoom room, LookForLogRoom(files, *options));
     const uint64_t half = (std::min(room.free_bytes, limits::kLogBudgetBytesMax * 2) + room.log_bytes) / 2;
-    max_bytes = std::min(std::max(half, limits::kLogBudgetBytesMin), limits::kLogBudgetBytesMax);
+    // The other half is for snapshots: on a disk that is nearly full a larger log would leave no room for the
+    // one that it waits for.
+    max_bytes = std::min(std::max(half, limits::kLogBudgetBytesMin / 2), limits::kLogBudgetBytesMax);
   }
   options->budget_bytes = max_bytes;
   options->segment_bytes = std::min(segment_bytes, std::max(max_bytes / 8, limits::kLogSegmentBytesMin));

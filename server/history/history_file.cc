@@ -13,6 +13,8 @@ constexpr absl::string_view kMagic = "RECONHS1";
 constexpr uint64_t kHeaderBytes = 8 + 8 + 8;
 // 1,024 workers' series and all events take a third of it.
 constexpr uint64_t kHistoryBytesMax = uint64_t{128} << 20;
+// So much it leaves free on the disk: the push log needs it more.
+constexpr uint64_t kLeftFreeBytes = uint64_t{64} << 20;
 
 }  // namespace
 
@@ -32,12 +34,28 @@ absl::StatusOr<uint64_t> WriteHistory(FileSystem* files, const std::string& data
   std::memcpy(header + 16, &checksum, sizeof checksum);
   const std::string path = HistoryPath(data_directory);
   const std::string next = path + ".next";
-  {
-    RECON_ASSIGN_OR_RETURN(const auto file, files->Create(next));
-    RECON_RETURN_IF_ERROR(file->Append({absl::string_view(header, kHeaderBytes), body}));
+  const absl::StatusOr<uint64_t> free = files->FreeBytes(data_directory);
+  // A small one is written to the end: it does not matter.
+  if (free.ok() && body.size() > kLeftFreeBytes / 64 && *free < body.size() + kLeftFreeBytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(path, ": ", *free, " bytes are free on its disk; they are left to the push log"));
   }
-  RECON_RETURN_IF_ERROR(files->Rename(next, path));
+  const auto write = [&]() -> absl::Status {
+    RECON_ASSIGN_OR_RETURN(const auto file, files->Create(next));
+    return file->Append({absl::string_view(header, kHeaderBytes), body});
+  };
+  absl::Status written = write();
+  if (written.ok()) written = files->Rename(next, path);
+  if (!written.ok()) {
+    files->Remove(next).IgnoreError();  // What there is of it helps nobody on a full disk.
+    return written;
+  }
   return kHeaderBytes + body.size();
+}
+
+absl::Status SetHistoryAside(FileSystem* files, const std::string& data_directory) {
+  const std::string path = HistoryPath(data_directory);
+  return files->Rename(path, path + ".unread");
 }
 
 absl::StatusOr<JobHistory> ReadHistory(FileSystem* files, const std::string& data_directory) {

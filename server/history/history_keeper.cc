@@ -35,8 +35,11 @@ HistoryKeeper::HistoryKeeper(const std::string& data_directory, uint64_t job_id,
     status = history_.Restore(*before);
     saved_event_ = history_.next_event();
   }
-  if (!status.ok() && !absl::IsNotFound(status))
-    LogWarn("the job's history begins anew: {}", status.message());
+  if (!status.ok() && !absl::IsNotFound(status)) {
+    const absl::Status aside = SetHistoryAside(files, data_directory);
+    LogWarn("the job's history begins anew: {}; {}", status.message(),
+            aside.ok() ? "what there was is kept as history.unread" : aside.message());
+  }
   lane_ = std::make_unique<Lane>("history");
 }
 

@@ -825,9 +825,12 @@ absl::StatusOr<bool> ReconServer::Parts::EndIdle() {
       absl::StrCat(finished ? "the job is done, and " : "", "nobody has trained it for ",
                    absl::FormatDuration(flags.idle_timeout), " (--idle-timeout); workers: ", workers);
   LogWarn("{}", why);
-  RECON_RETURN_IF_ERROR(Drain());
-  if (finished) return false;
-  absl::Status status = absl::CancelledError(why);
+  const absl::Status drained = Drain();
+  // Where there is a push log it has everything: no snapshot is missing that would be worth another start.
+  if (!drained.ok() && flags.durability == ServerFlags::Durability::kSnapshot) return drained;
+  if (finished && drained.ok()) return false;
+  absl::Status status = absl::CancelledError(
+      drained.ok() ? why : absl::StrCat(why, "; its last snapshot failed: ", drained.message()));
   status.SetPayload(kIdlePayload, {});
   return status;
 }

@@ -19,7 +19,7 @@ class WorkerSeries : public prometheus::Collectable {
  public:
   // Each has nine series; Prometheus keeps all there ever were for as long as it keeps data.
   static constexpr size_t kWorkersMax = 256;
-  static constexpr size_t kLabelBytesMax = 64;
+  static constexpr size_t kLabelBytesMax = 256;
 
   // `history` must live until Close().
   explicit WorkerSeries(HistoryKeeper* history) : history_(history) {}

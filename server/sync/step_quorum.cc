@@ -1,16 +1,23 @@
 #include "server/sync/step_quorum.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace recon {
 namespace {
 
 // The mean is of about so many steps.
 constexpr int kSteps = 8;
+// In which none counts for more than so many times it: an evaluation may have been in between.
+constexpr int kUsualAtMost = 3;
 
 }  // namespace
 
-void StepQuorum::NoteTook(absl::Duration took) { took_ = took_ ? *took_ + (took - *took_) / kSteps : took; }
+void StepQuorum::NoteTook(absl::Duration took) {
+  // The first step has what went before the training in it.
+  if (!std::exchange(begun_, true)) return;
+  took_ = took_ ? *took_ + (std::min(took, kUsualAtMost * *took_) - *took_) / kSteps : took;
+}
 
 absl::Time StepQuorum::Note(uint64_t step, size_t pushed, size_t awaited, absl::Time now) {
   if (!on()) return absl::InfiniteFuture();

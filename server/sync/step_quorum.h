@@ -24,8 +24,8 @@ class StepQuorum {
   StepQuorum(uint32_t workers, std::optional<absl::Duration> grace) : workers_(workers), grace_(grace) {}
 
   bool on() const { return workers_ > 0; }
-  // Of the first step that is open `pushed` workers have pushed everything, and `awaited` have not. Returns
-  // when it is to be closed without those; InfiniteFuture while it is not.
+  // Of the first step that is open `pushed` workers have pushed everything, and `awaited` take part and have
+  // not. Returns when it is to be closed without those; InfiniteFuture while it is not.
   absl::Time Note(uint64_t step, size_t pushed, size_t awaited, absl::Time now);
   absl::Duration grace() const;
 
@@ -34,6 +34,7 @@ class StepQuorum {
 
   uint32_t workers_ = 0;
   std::optional<absl::Duration> grace_;
+  bool begun_ = false;
   std::optional<uint64_t> step_;
   absl::Time opened_;
   std::optional<absl::Time> reached_;   // The quorum of step_.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <iostream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -54,7 +55,10 @@ class InProcessJob {
     if (!started.ok()) throw std::runtime_error(std::string(started.status().message()));
     server_ = *std::move(started);
     flags.listen = server_->address();  // The same port after a restart.
-    serving_ = std::thread([this] { server_status_ = server_->RunUntilStopped(); });
+    serving_ = std::thread([this] {
+      server_status_ = server_->RunUntilStopped();
+      if (!server_status_.ok()) std::cerr << "the server ended: " << server_status_ << "\n";
+    });
   }
   void StopServer() {
     if (server_ == nullptr) return;

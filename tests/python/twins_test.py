@@ -30,7 +30,7 @@ def changed_lines(plain, ours):
 
 class Twins(unittest.TestCase):
     def test_every_example_has_a_twin(self):
-        without = {"data.py", "models.py", "numpy_softmax.py", "jax_mlp.py"}
+        without = {"data.py", "models.py", "numpy_softmax.py", "jax_mlp.py", "on_ray.py"}
         scripts = {path.name for path in EXAMPLES.glob("*.py")} - without
         self.assertEqual(scripts, {f"{prefix}{name}.py" for name in NAMES for prefix in ("", "plain_")})
 

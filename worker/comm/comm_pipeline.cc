@@ -30,6 +30,17 @@ absl::Status Worst(const std::vector<absl::StatusOr<Frame>>& replies) {
   return worst;
 }
 
+// Where no frame counts and not all are refused for good: the error of one that was not decided. All of them
+// will be by the next try.
+absl::Status Undecided(const std::vector<absl::StatusOr<Frame>>& results) {
+  absl::Status undecided;
+  for (const auto& result : results) {
+    if (result.ok()) return absl::OkStatus();
+    if (!absl::IsAborted(result.status()) && undecided.ok()) undecided = result.status();
+  }
+  return undecided;
+}
+
 }  // namespace
 
 CommPipeline::CommPipeline(int depth, const ParamLayout* layout, GradientSpace* space, CodecPolicy* policy,
@@ -306,7 +317,8 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(Outgoing* out) {
       policy_->NotePush(exchange, encoded);
       return true;
     }
-    if (absl::IsAborted(worst)) {
+    const absl::Status undecided = Undecided(results);
+    if (absl::IsAborted(worst) && undecided.ok()) {
       if (MoveToLaterStep(results, &push)) {
         late_.Increment();
         header.step = push.step;
@@ -317,7 +329,7 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(Outgoing* out) {
       return false;
     }
     resent_.Increment();
-    RECON_RETURN_IF_ERROR(session_->Recover(worst, out->standing, &backoff));
+    RECON_RETURN_IF_ERROR(session_->Recover(undecided.ok() ? worst : undecided, out->standing, &backoff));
   }
 }
 

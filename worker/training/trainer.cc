@@ -405,7 +405,8 @@ void Trainer::ForgetUnpushed() {
 uint32_t Trainer::RoundSteps() const {
   if (inner_ == nullptr) {
     const bool told = job_->policy().step_samples() > 0 || job_->policy().step_samples_constant();
-    return told ? std::max(1u, session_->push_batches()) : options_.accumulate;
+    const uint32_t batches = told ? session_->push_batches() : 0;
+    return batches > 0 ? batches : options_.accumulate;
   }
   const uint32_t told = job_->policy().local_steps_by_speed() ? session_->push_batches() : 0;
   if (told == 0) return schedule_.steps();

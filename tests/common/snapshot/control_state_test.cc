@@ -143,4 +143,24 @@ TEST_CASE("a record of the log adds what it says, once, and never something else
   CHECK(state.workers.at("w") == 3);
 }
 
+TEST_CASE("a record of the log may say more than a snapshot has", "[control_state]") {
+  ControlState state = SampleState();
+  const ControlState before = state;
+  JobRecord job = *state.job;
+  job.set_data_fingerprint("f1");
+  job.set_step_samples(256);
+  REQUIRE(AddControlRecord(EncodeControlRecord(job), &state).ok());
+  CHECK(state.job->data_fingerprint() == "f1");
+  CHECK(state.job->step_samples() == 256);
+  // An earlier record does not take it back.
+  REQUIRE(AddControlRecord(EncodeControlRecord(*before.job), &state).ok());
+  CHECK(state.job->data_fingerprint() == "f1");
+  CHECK(state.job->step_samples() == 256);
+  Completion completion = state.completions.begin()->second;
+  completion.set_after_sequence(77);
+  CHECK(AddControlRecord(EncodeControlRecord(completion), &state).ok());
+  completion.set_worker("another");
+  CHECK(absl::IsDataLoss(AddControlRecord(EncodeControlRecord(completion), &state)));
+}
+
 }  // namespace recon

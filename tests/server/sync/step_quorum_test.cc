@@ -33,12 +33,18 @@ TEST_CASE("a step is closed when the quorum is there and its grace has passed", 
 TEST_CASE("the grace is half the time of a quorum by itself", "[sync]") {
   StepQuorum quorum(1, std::nullopt);
   CHECK(quorum.grace() == StepQuorum::kGraceMin);
+  // The first step begins before the training.
   quorum.Note(0, 0, 2, At(0));
-  CHECK(quorum.Note(0, 1, 1, At(400)) == At(600));
+  CHECK(quorum.Note(0, 1, 1, At(60'000)) == At(60'000) + StepQuorum::kGraceMin);
+  quorum.Note(1, 0, 2, At(60'000));
+  CHECK(quorum.Note(1, 1, 1, At(60'400)) == At(60'600));
   // A step that its last push has closed counts, too: an eighth of the way from 400 to 80 ms.
-  quorum.Note(1, 0, 2, At(1000));
-  quorum.Note(2, 0, 2, At(1080));
+  quorum.Note(2, 0, 2, At(61'000));
+  quorum.Note(3, 0, 2, At(61'080));
   CHECK(quorum.grace() == absl::Milliseconds(180));
+  // A pause counts for three times the usual.
+  quorum.Note(4, 0, 2, At(61'080 + 100'000));
+  CHECK(quorum.grace() == absl::Milliseconds(225));
 }
 
 }  // namespace recon

@@ -48,6 +48,8 @@ LEAVE_SECONDS = 30.0
 MOVED_SECONDS = 5.0
 # A worker's process that cannot reach the server for longer ends; the next one asks where the server is.
 RECONNECT_FOR = "1m"
+# A server that was lost with its node keeps the data directory locked until the file system has noticed.
+LOCKED_SECONDS = 300.0
 # Calls that an actor takes while it runs its process.
 CONCURRENT_CALLS = 64
 TAIL_LINES = 20
@@ -71,13 +73,18 @@ class Process:
         self.label = label
         self.tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
         self.kill_at = float("inf")
-        self.child = subprocess.Popen(list(command), env={**os.environ, **environment}, stdin=subprocess.PIPE,
-                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        self.over = False
         self.guard = subprocess.Popen([sys.executable, "-S", "-E", guard.__file__], stdin=subprocess.PIPE,
                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        self.child = subprocess.Popen(list(command), env={**os.environ, **environment}, stdin=subprocess.PIPE,
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         assert self.child.stdin and self.child.stdout and self.guard.stdin
-        self.guard.stdin.write(f"+{self.child.pid}\n".encode())
-        self.guard.stdin.flush()
+        try:
+            self.guard.stdin.write(f"+{self.child.pid}\n".encode())
+            self.guard.stdin.flush()
+        except BaseException:
+            self._send(signal.SIGKILL)  # Nobody would end it with the actor.
+            raise
         self.reader = threading.Thread(target=self._read, args=[self.child.stdout], daemon=True)
         self.reader.start()
         with contextlib.suppress(BrokenPipeError):
@@ -106,6 +113,7 @@ class Process:
         if self.child.returncode is None:
             return None
         self._send(signal.SIGKILL)  # What it has started itself is of no use without it.
+        self.over = True
         assert self.guard.stdin
         with contextlib.suppress(BrokenPipeError):
             self.guard.stdin.write(f"-{self.child.pid}\n".encode())
@@ -121,7 +129,13 @@ class Process:
             return f"{self.label} was killed by {signal.Signals(-code).name}"
         return f"{self.label} ended with exit code {code}" + (f": {self.tail[-1]}" if self.tail else "")
 
+    def says(self, text: str) -> bool:
+        """Whether one of its last lines has this."""
+        return any(text in line for line in self.tail)
+
     def _send(self, number: int) -> None:
+        if self.over:
+            return  # Its number may be another's by now.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.child.pid, number)
 
@@ -153,17 +167,29 @@ class Server:
     def run(self) -> dict[str, Any]:
         """Keeps a server running until the job is done. Returns what the server last said of the job."""
         restarts = Restarts(RESTARTS, RESTART_WINDOW_SECONDS)
-        while True:
-            process = self._start()
-            code = self._watch(process)
-            print(process.how() if code else "the server has ended", flush=True)
-            if code == 0:
-                self.over = True
-                return self.last
-            if code in (2, 3) or not restarts.died():
-                self.over = True
-                raise JobFailed(process.how() + ("" if code in (2, 3) else f"; it {restarts.text()}"))
-            time.sleep(restarts.delay())
+        begun = time.monotonic()
+        try:
+            while not self.stopping:
+                process = self._start()
+                try:
+                    code = self._watch(process)
+                except BaseException:
+                    process.ask_to_leave(0)
+                    raise
+                print(process.how() if code else "the server has ended", flush=True)
+                if code == 0 or self.stopping:
+                    break
+                if process.says("is in use by process") and time.monotonic() < begun + LOCKED_SECONDS:
+                    time.sleep(2 * LOOK_SECONDS)
+                    continue
+                if code in (2, 3) or not restarts.died():
+                    raise JobFailed(process.how() + ("" if code in (2, 3) else f"; it {restarts.text()}"))
+                if process.says("cannot listen"):
+                    self.address = ""  # The port is somebody else's by now.
+                time.sleep(restarts.delay())
+            return self.last
+        finally:
+            self.over = True
 
     def where(self) -> tuple[str, bool]:
         """The server's address, empty while it has none, and whether the job is over."""
@@ -289,6 +315,8 @@ class Job:
         self._run = secrets.token_hex(3)
         self._options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", **(worker_options or {}), "max_restarts": -1,
                          "max_task_retries": -1}
+        if callable(worker):
+            cloudpickle.dumps(worker)  # What cannot be sent is said before anything is started.
         server = ray.remote(Server).options(**{  # type: ignore
             "num_cpus": 1, **(server_options or {}), "name": f"recon-{self._run}", "max_restarts": -1, "max_task_retries": -1,
             "max_concurrency": CONCURRENT_CALLS})
@@ -336,7 +364,7 @@ class Job:
                 try:
                     ray.get(call)
                     well += 1
-                except ray.exceptions.RayTaskError as error:
+                except ray.exceptions.RayError as error:
                     failures.append(error)
                 ray.kill(actor)
             if self._served in ready and self._workers:
@@ -360,14 +388,14 @@ class Job:
     def _end_if_failed(self) -> None:
         try:
             ray.get(self._served)
-        except ray.exceptions.RayTaskError:
+        except ray.exceptions.RayError:
             self._end()
 
     def _end(self) -> dict[str, Any]:
         """What the server's actor has returned, or JobFailed; the actors end."""
         try:
             return ray.get(self._served)
-        except ray.exceptions.RayTaskError as error:
+        except ray.exceptions.RayError as error:
             raise JobFailed(cause(error)) from error
         finally:
             for actor in [*self._workers.values(), self._server]:
