@@ -35,7 +35,8 @@ void Alarm::Run() {
       MutexLock lock(&mu_);
       moved_ = false;
       // A moment too late rather than too early: it would look again and again.
-      const absl::Duration left = std::min(at_ - Now(), kLookAgain) + absl::Milliseconds(1);
+      const absl::Duration left =
+          std::clamp(at_ - Now(), absl::ZeroDuration(), kLookAgain) + absl::Milliseconds(1);
       mu_.AwaitFor(left, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || moved_; });
       if (stopping_) return;
       if (moved_ || Now() < at_) continue;
