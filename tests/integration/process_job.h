@@ -3,6 +3,7 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -62,24 +63,32 @@ class ProcessJob {
   absl::StatusOr<CompletionsReply> Completions() const {
     return ControlClient(*ConnectTo(address_, {})).Completions();
   }
-  bool SamplesReach(uint64_t samples, absl::Duration timeout = absl::Seconds(60)) const {
-    return Eventually(
-        [&] {
-          const auto status = Status();
-          return status.ok() && status->samples_completed() >= samples;
-        },
-        timeout);
+  // While samples are completed there is no limit: the machine may be busy.
+  bool SamplesReach(uint64_t samples, absl::Duration standstill = absl::Seconds(60)) const {
+    return Reaches([samples](const StatusReply& status) { return status.samples_completed() >= samples; },
+                   standstill);
   }
-  bool Finished(absl::Duration timeout = absl::Seconds(120)) const {
-    return Eventually(
-        [&] {
-          const auto status = Status();
-          return status.ok() && status->phase() == PHASE_FINISHED;
-        },
-        timeout);
+  bool Finished(absl::Duration standstill = absl::Seconds(120)) const {
+    return Reaches([](const StatusReply& status) { return status.phase() == PHASE_FINISHED; }, standstill);
   }
 
  private:
+  template <typename Condition>
+  bool Reaches(const Condition& condition, absl::Duration standstill) const {
+    uint64_t completed = 0;
+    bool reached = false;
+    const auto goes_on = [&] {
+      const auto status = Status();
+      if (!status.ok()) return false;
+      reached = condition(*status);
+      return reached || std::exchange(completed, status->samples_completed()) != status->samples_completed();
+    };
+    while (!reached) {
+      if (!Eventually(goes_on, standstill)) return false;
+    }
+    return true;
+  }
+
   TempDir directory_;
   std::vector<std::string> server_flags_;
   std::string address_ = "127.0.0.1:0";
