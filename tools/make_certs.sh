@@ -48,7 +48,7 @@ fi
 # certificate NAME USAGES: NAME.pem and NAME.key, for the hosts if others connect to it.
 certificate() {
   new_key "$work/$1.key"
-  quietly req -new -key "$work/$1.key" -out "$work/$1.csr" -subj "/CN=recon $1"
+  quietly req -new -key "$work/$1.key" -out "$work/$1.csr" -subj "/OU=$1/CN=recon $1"
   {
     echo "basicConstraints=CA:FALSE"
     echo "extendedKeyUsage=$2"

@@ -69,6 +69,8 @@ constexpr absl::Duration kRoundReplyWaitMax = absl::Minutes(10);
 constexpr size_t kMembersMax = 4096;
 // Who waits for the end of a drain.
 constexpr size_t kDrainsWaitingMax = 64;
+// Lines of the audit log that wait to be written.
+constexpr uint64_t kAuditLinesMax = 1024;
 // Servers of a job, the head among them.
 constexpr uint32_t kServersMax = 256;
 // Batches that a worker trains on between two pushes.

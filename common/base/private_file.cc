@@ -38,10 +38,10 @@ absl::Status MakePrivateDirectory(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::Status WriteOwnFile(const std::string& path, const std::string& text) {
+absl::Status WriteOwnFile(const std::string& path, const std::string& text, unsigned mode) {
   // Without waiting: a pipe without a reader would block.
   const OwnedFd fd(
-      open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0644));
+      open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, mode));
   if (fd.get() < 0 && (errno == ELOOP || errno == ENXIO)) {
     return absl::FailedPreconditionError(absl::StrCat(path, " is a link or no regular file: remove it"));
   }
@@ -55,6 +55,27 @@ absl::Status WriteOwnFile(const std::string& path, const std::string& text) {
     return absl::ErrnoToStatus(written < 0 ? errno : ENOSPC, absl::StrCat("write ", path));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReadSecretFile(const std::string& path, size_t bytes_max) {
+  const OwnedFd fd(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (fd.get() < 0) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
+  struct stat found {};
+  if (fstat(fd.get(), &found) != 0 || !S_ISREG(found.st_mode)) {
+    return absl::FailedPreconditionError(absl::StrCat(path, " is no regular file"));
+  }
+  if ((found.st_mode & (S_IROTH | S_IWOTH)) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": all users of this machine can read or write it: chmod 600"));
+  }
+  std::string text(bytes_max + 1, '\0');
+  const ssize_t bytes = read(fd.get(), text.data(), text.size());
+  if (bytes < 0) return absl::ErrnoToStatus(errno, absl::StrCat("read ", path));
+  if (static_cast<size_t>(bytes) > bytes_max) {
+    return absl::FailedPreconditionError(absl::StrCat(path, " has more than ", bytes_max, " bytes"));
+  }
+  text.resize(static_cast<size_t>(bytes));
+  return text;
 }
 
 }  // namespace recon

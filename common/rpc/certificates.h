@@ -8,14 +8,16 @@
 
 namespace recon {
 
-// How the processes of a job trust each other: the flags --tls-cert, --tls-key, --tls-ca and
-// --insecure of every program.
+// How the processes of a job trust each other: the flags --tls-cert, --tls-key, --tls-ca, --insecure and
+// --token-file of every program.
 struct TlsFlags {
   std::string cert;  // PEM files. All three or none.
   std::string key;
   std::string ca;
   // Plain text on an address other than loopback.
   bool insecure = false;
+  // With one token, which is shown to the head; empty: none.
+  std::string token_file = "";  // NOLINT(readability-redundant-string-init): lists of four stay complete.
 };
 
 // What is in the three files: texts in PEM.

@@ -1,93 +1,111 @@
 #include "common/rpc/control_client.h"
 
+#include <utility>
+
+#include "absl/strings/match.h"
 #include "common/rpc/status_codes.h"
 #include "grpc/support/time.h"
 
 namespace recon {
 namespace {
 
-template <typename Request, typename Reply>
-using Method = grpc::Status (Control::Stub::*)(grpc::ClientContext*, const Request&, Reply*);
-
-template <typename Request, typename Reply>
-absl::StatusOr<Reply> Call(Control::Stub* stub, Method<Request, Reply> method, const Request& request,
-                           absl::Duration deadline) {
-  grpc::ClientContext context;
-  // As a span: a clock that is set meanwhile changes nothing.
-  context.set_deadline(gpr_time_from_nanos(absl::ToInt64Nanoseconds(deadline), GPR_TIMESPAN));
-  Reply reply;
-  const grpc::Status status = (stub->*method)(&context, request, &reply);
-  if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
-    return absl::UnimplementedError(
-        "it is not the head of a job: ask the one that was started without --join");
-  }
-  if (!status.ok()) return FromGrpc(status);
-  return reply;
+// The head's own token, if it says where that is and we may read it; else nothing. A head that lies gets
+// nothing of ours but what begins like such a token.
+std::string OwnTokenOf(const grpc::ClientContext& context) {
+  const auto& metadata = context.GetServerTrailingMetadata();
+  const auto path = metadata.find(kOwnTokenFileMetadata);
+  if (path == metadata.end()) return "";
+  const absl::StatusOr<std::string> token =
+      ReadTokenFile(std::string(path->second.data(), path->second.size()));
+  return token.ok() && absl::StartsWith(*token, kOwnTokenPrefix) ? *token : "";
 }
 
 }  // namespace
 
-ControlClient::ControlClient(const std::shared_ptr<grpc::Channel>& channel, absl::Duration deadline)
-    : stub_(Control::NewStub(channel)), deadline_(deadline) {}
+template <typename Request, typename Reply>
+absl::StatusOr<Reply> ControlClient::Call(Method<Request, Reply> method, const Request& request,
+                                          absl::Duration deadline) {
+  for (bool again = false;; again = true) {
+    grpc::ClientContext context;
+    {
+      MutexLock lock(&mu_);
+      caller_.AddTo(&context);
+    }
+    // As a span: a clock that is set meanwhile changes nothing.
+    context.set_deadline(gpr_time_from_nanos(absl::ToInt64Nanoseconds(deadline), GPR_TIMESPAN));
+    Reply reply;
+    const grpc::Status status = (stub_.get()->*method)(&context, request, &reply);
+    if (status.ok()) return reply;
+    if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+      return absl::UnimplementedError(
+          "it is not the head of a job: ask the one that was started without --join");
+    }
+    const bool denied = status.error_code() == grpc::StatusCode::PERMISSION_DENIED;
+    const std::string token = denied && !again ? OwnTokenOf(context) : "";
+    if (token.empty()) return FromGrpc(status);
+    MutexLock lock(&mu_);
+    caller_.token = token;
+  }
+}
+
+ControlClient::ControlClient(const std::shared_ptr<grpc::Channel>& channel, absl::Duration deadline,
+                             Caller caller)
+    : stub_(Control::NewStub(channel)), deadline_(deadline), caller_(std::move(caller)) {}
 
 absl::StatusOr<RegisterReply> ControlClient::Register(const RegisterRequest& request) {
-  return Call<RegisterRequest, RegisterReply>(stub_.get(), &Control::Stub::Register, request, deadline_);
+  return Call<RegisterRequest, RegisterReply>(&Control::Stub::Register, request, deadline_);
 }
 
 absl::StatusOr<HeartbeatReply> ControlClient::Heartbeat(const HeartbeatRequest& request) {
-  return Call<HeartbeatRequest, HeartbeatReply>(stub_.get(), &Control::Stub::Heartbeat, request, deadline_);
+  return Call<HeartbeatRequest, HeartbeatReply>(&Control::Stub::Heartbeat, request, deadline_);
 }
 
 absl::StatusOr<AcquireReply> ControlClient::Acquire(const AcquireRequest& request) {
-  return Call<AcquireRequest, AcquireReply>(stub_.get(), &Control::Stub::Acquire, request, deadline_);
+  return Call<AcquireRequest, AcquireReply>(&Control::Stub::Acquire, request, deadline_);
 }
 
 absl::StatusOr<CompleteReply> ControlClient::Complete(const CompleteRequest& request) {
-  return Call<CompleteRequest, CompleteReply>(stub_.get(), &Control::Stub::Complete, request, deadline_);
+  return Call<CompleteRequest, CompleteReply>(&Control::Stub::Complete, request, deadline_);
 }
 
 absl::StatusOr<RejoinReply> ControlClient::Rejoin(const RejoinRequest& request) {
-  return Call<RejoinRequest, RejoinReply>(stub_.get(), &Control::Stub::Rejoin, request, deadline_);
+  return Call<RejoinRequest, RejoinReply>(&Control::Stub::Rejoin, request, deadline_);
 }
 
 absl::StatusOr<LeaveReply> ControlClient::Leave(const LeaveRequest& request) {
-  return Call<LeaveRequest, LeaveReply>(stub_.get(), &Control::Stub::Leave, request, deadline_);
+  return Call<LeaveRequest, LeaveReply>(&Control::Stub::Leave, request, deadline_);
 }
 
 absl::StatusOr<StatusReply> ControlClient::Status() {
-  return Call<StatusRequest, StatusReply>(stub_.get(), &Control::Stub::Status, StatusRequest(), deadline_);
+  return Call<StatusRequest, StatusReply>(&Control::Stub::Status, StatusRequest(), deadline_);
 }
 
 absl::StatusOr<HistoryReply> ControlClient::History(const HistoryRequest& request) {
-  return Call<HistoryRequest, HistoryReply>(stub_.get(), &Control::Stub::History, request, deadline_);
+  return Call<HistoryRequest, HistoryReply>(&Control::Stub::History, request, deadline_);
 }
 
 absl::StatusOr<CompletionsReply> ControlClient::Completions() {
-  return Call<CompletionsRequest, CompletionsReply>(stub_.get(), &Control::Stub::Completions,
-                                                    CompletionsRequest(), deadline_);
+  return Call<CompletionsRequest, CompletionsReply>(&Control::Stub::Completions, CompletionsRequest(),
+                                                    deadline_);
 }
 
 absl::StatusOr<SnapshotReply> ControlClient::Snapshot() {
-  return Call<SnapshotRequest, SnapshotReply>(stub_.get(), &Control::Stub::Snapshot, SnapshotRequest(),
-                                              absl::Minutes(10));
+  return Call<SnapshotRequest, SnapshotReply>(&Control::Stub::Snapshot, SnapshotRequest(), absl::Minutes(10));
 }
 
 absl::StatusOr<SetPolicyReply> ControlClient::SetPolicy(const PolicySettings& policy) {
   SetPolicyRequest request;
   *request.mutable_policy() = policy;
   // It waits for what is under way.
-  return Call<SetPolicyRequest, SetPolicyReply>(stub_.get(), &Control::Stub::SetPolicy, request,
-                                                absl::Seconds(30));
+  return Call<SetPolicyRequest, SetPolicyReply>(&Control::Stub::SetPolicy, request, absl::Seconds(30));
 }
 
 absl::StatusOr<RollbackReply> ControlClient::Rollback(const RollbackRequest& request) {
-  return Call<RollbackRequest, RollbackReply>(stub_.get(), &Control::Stub::Rollback, request,
-                                              absl::Minutes(10));
+  return Call<RollbackRequest, RollbackReply>(&Control::Stub::Rollback, request, absl::Minutes(10));
 }
 
 absl::StatusOr<DrainReply> ControlClient::Drain() {
-  return Call<DrainRequest, DrainReply>(stub_.get(), &Control::Stub::Drain, DrainRequest(),
-                                        absl::Minutes(10));
+  return Call<DrainRequest, DrainReply>(&Control::Stub::Drain, DrainRequest(), absl::Minutes(10));
 }
 
 }  // namespace recon

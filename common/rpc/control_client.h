@@ -2,19 +2,27 @@
 
 #include <memory>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/base/mutex.h"
+#include "common/rpc/caller.h"
 #include "grpcpp/channel.h"
 #include "proto/control.grpc.pb.h"
 
 namespace recon {
 
-// Blocking calls of the Control service, each with a deadline. Thread-safe. Errors are the server's, with
-// Unavailable or DeadlineExceeded when it cannot be reached.
+// Blocking calls of the Control service, each with a deadline. What is for operators is asked for again with
+// the head's own token, where the head is on this machine and its user is ours. Thread-safe. Errors are the
+// server's, with Unavailable or DeadlineExceeded when it cannot be reached.
 class ControlClient {
  public:
-  explicit ControlClient(const std::shared_ptr<grpc::Channel>& channel,
-                         absl::Duration deadline = absl::Seconds(5));
+  // Of calls that wait for nobody.
+  static constexpr absl::Duration kDeadline = absl::Seconds(5);
+
+  // Each call shows `caller`.
+  explicit ControlClient(const std::shared_ptr<grpc::Channel>& channel, absl::Duration deadline = kDeadline,
+                         Caller caller = {});
 
   absl::StatusOr<RegisterReply> Register(const RegisterRequest& request);
   absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatRequest& request);
@@ -34,8 +42,15 @@ class ControlClient {
   absl::StatusOr<RollbackReply> Rollback(const RollbackRequest& request);
 
  private:
+  template <typename Request, typename Reply>
+  using Method = grpc::Status (Control::Stub::*)(grpc::ClientContext*, const Request&, Reply*);
+  template <typename Request, typename Reply>
+  absl::StatusOr<Reply> Call(Method<Request, Reply> method, const Request& request, absl::Duration deadline);
+
   std::unique_ptr<Control::Stub> stub_;
   absl::Duration deadline_;
+  Mutex mu_;
+  Caller caller_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace recon

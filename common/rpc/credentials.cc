@@ -5,18 +5,25 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <map>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/host_port.h"
+#include "common/base/mutex.h"
 #include "common/base/status_macros.h"
+#include "grpcpp/security/tls_certificate_provider.h"
+#include "grpcpp/security/tls_credentials_options.h"
 
 namespace recon {
 namespace {
 
 // A file of all the CAs that a browser knows has a fourth of it.
 constexpr size_t kPemBytesMax = 1 << 20;
+// Between two looks whether the files are others.
+constexpr unsigned kReloadSeconds = 2;
 
 absl::StatusOr<std::string> ReadFile(const std::string& flag, const std::string& path) {
   const auto wrong = [&](absl::string_view what) {
@@ -62,23 +69,46 @@ absl::StatusOr<TlsTexts> ReadPem(const std::string& address, const TlsFlags& fla
   return pem;
 }
 
+// Reads the files again, every two seconds: connections that begin later use what is there then. One for all
+// connections of a process, as each has a thread.
+std::shared_ptr<grpc::experimental::FileWatcherCertificateProvider> ProviderFor(const TlsFlags& flags) {
+  static Mutex* const mu = new Mutex;
+  static auto* const providers =
+      new std::map<std::vector<std::string>,
+                   std::weak_ptr<grpc::experimental::FileWatcherCertificateProvider>>;
+  MutexLock lock(mu);
+  auto& known = (*providers)[{flags.key, flags.cert, flags.ca}];
+  auto provider = known.lock();
+  if (provider == nullptr) {
+    provider = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(flags.key, flags.cert,
+                                                                                    flags.ca, kReloadSeconds);
+    known = provider;
+  }
+  return provider;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ServerCredentialsFor(const std::string& address,
                                                                               const TlsFlags& flags) {
   RECON_ASSIGN_OR_RETURN(const TlsTexts pem, ReadPem(address, flags, TlsEnd::kServer));
   if (pem.cert.empty()) return grpc::InsecureServerCredentials();
-  grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  options.pem_root_certs = pem.ca;
-  options.pem_key_cert_pairs.push_back({pem.key, pem.cert});
-  return grpc::SslServerCredentials(options);
+  grpc::experimental::TlsServerCredentialsOptions options(ProviderFor(flags));
+  options.watch_root_certs();
+  options.watch_identity_key_cert_pairs();
+  options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  return grpc::experimental::TlsServerCredentials(options);
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ChannelCredentialsFor(const std::string& address,
                                                                                 const TlsFlags& flags) {
   RECON_ASSIGN_OR_RETURN(const TlsTexts pem, ReadPem(address, flags, TlsEnd::kClient));
   if (pem.cert.empty()) return grpc::InsecureChannelCredentials();
-  return grpc::SslCredentials({pem.ca, pem.key, pem.cert});
+  grpc::experimental::TlsChannelCredentialsOptions options;
+  options.set_certificate_provider(ProviderFor(flags));
+  options.watch_root_certs();
+  options.watch_identity_key_cert_pairs();
+  return grpc::experimental::TlsCredentials(options);
 }
 
 }  // namespace recon

@@ -62,15 +62,21 @@ void ExchangeStream::OnReadDone(bool ok) {
   }
   auto unwrapped = bytes.ok() ? Unwrap(*bytes) : bytes.status();
   if (!unwrapped.ok()) return Close(unwrapped.status());
+  // Its first replies may take longer than a stranger has.
+  if (connection_ != nullptr && !connection_->member() && service_->is_member_ != nullptr &&
+      service_->is_member_(sender_)) {
+    connection_->NoteMember();
+  }
   request->call = unwrapped->first.call;
   request->stream = shared_from_this();
   service_->handler_(
       unwrapped->second, [request] { request->stream->Taken(request.get()); },
       [request](const absl::StatusOr<ByteChain>& reply) { request->stream->Reply(request.get(), reply); },
-      {nullptr, /*over_request=*/true, /*untouched=*/false});
+      {sender_, nullptr, /*over_request=*/true, /*untouched=*/false});
 }
 
 void ExchangeStream::Taken(Request* request) {
+  if (connection_ != nullptr) connection_->NoteMember();
   grpc::ByteBuffer message = BufferOf(WrapTaken(request->call));
   MutexLock lock(&mu_);
   bytes_held_ -= std::exchange(request->charge, 0);
@@ -79,6 +85,7 @@ void ExchangeStream::Taken(Request* request) {
 }
 
 void ExchangeStream::Reply(Request* request, const absl::StatusOr<ByteChain>& reply) {
+  if (connection_ != nullptr && reply.ok()) connection_->NoteMember();
   grpc::ByteBuffer message = BufferOf(WrapReply(request->call, reply));
   MutexLock lock(&mu_);
   --requests_;

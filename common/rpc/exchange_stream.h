@@ -24,7 +24,12 @@ namespace recon {
 class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                              public std::enable_shared_from_this<ExchangeStream> {
  public:
-  explicit ExchangeStream(ParamService* service) : service_(service) {}
+  // `sender`: the process that its other end has shown to be; 0: none. `connection`: what the stream is over;
+  // null: unknown.
+  ExchangeStream(ParamService* service, Incarnation sender, std::shared_ptr<Connection> connection)
+      : service_(service), sender_(sender), connection_(std::move(connection)) {}
+
+  Incarnation sender() const { return sender_; }
 
   void Start();
   // Ends it when what is being written is written.
@@ -50,6 +55,8 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void Send(grpc::ByteBuffer* message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   ParamService* const service_;  // Until OnDone().
+  const Incarnation sender_;
+  const std::shared_ptr<Connection> connection_;
   std::shared_ptr<ExchangeStream> self_;
   grpc::ByteBuffer incoming_;
 

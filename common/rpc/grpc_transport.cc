@@ -59,6 +59,7 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
 
   void Start(grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>* stub) {
     self_ = shared_from_this();
+    transport_->caller_.AddTo(&context_);
     stub->PrepareBidiStreamingCall(&context_, "/recon.Param/Exchange", grpc::StubOptions(), this);
     AddHold();  // Writes are started outside of reactions.
     StartRead(&incoming_);
@@ -182,8 +183,9 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
 };
 
 GrpcTransport::GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& channels,
-                             std::shared_ptr<SendWindow> window)
-    : presence_(std::make_shared<Presence>(this)),
+                             std::shared_ptr<SendWindow> window, Caller caller)
+    : caller_(std::move(caller)),
+      presence_(std::make_shared<Presence>(this)),
       requests_(std::make_shared<OutgoingRequests>(
           std::move(window),
           [presence = std::weak_ptr<Presence>(presence_)](uint64_t call, const ByteChain& message) {
@@ -303,12 +305,13 @@ bool GrpcTransport::Forget(uint64_t connection) {
 
 absl::StatusOr<std::unique_ptr<Transport>> ConnectForFrames(const std::string& address, const TlsFlags& tls,
                                                             int connections,
-                                                            std::shared_ptr<SendWindow> window) {
+                                                            std::shared_ptr<SendWindow> window,
+                                                            Caller caller) {
   std::vector<std::shared_ptr<grpc::Channel>> channels(static_cast<size_t>(connections));
   for (int i = 0; i < connections; ++i) {
     RECON_ASSIGN_OR_RETURN(channels[static_cast<size_t>(i)], ConnectTo(address, tls, i + 1));
   }
-  return std::make_unique<GrpcTransport>(channels, std::move(window));
+  return std::make_unique<GrpcTransport>(channels, std::move(window), std::move(caller));
 }
 
 }  // namespace recon

@@ -8,6 +8,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
 #include "common/base/mutex.h"
+#include "common/rpc/caller.h"
 #include "common/rpc/credentials.h"
 #include "common/transport/outgoing_requests.h"
 #include "common/transport/pending_calls.h"
@@ -23,9 +24,10 @@ namespace recon {
 // it: bound to one before, it would wait behind others there while another stream has nothing to do.
 class GrpcTransport final : public Transport {
  public:
-  // At least one channel. `window` is shared with the worker's transports to other servers.
+  // At least one channel. `window` is shared with the worker's transports to other servers. The server is
+  // shown `caller` at the beginning of each stream.
   GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& channels,
-                std::shared_ptr<SendWindow> window);
+                std::shared_ptr<SendWindow> window, Caller caller = {});
   ~GrpcTransport() override;
 
   uint64_t Call(const ByteChain& request, Done done) override;
@@ -56,6 +58,7 @@ class GrpcTransport final : public Transport {
   void Ended(uint64_t connection, const absl::Status& why);
   void FailWaiting(const absl::Status& why);
 
+  const Caller caller_;
   PendingCalls pending_;  // Those that have no stream yet are of connection 0.
   std::shared_ptr<Presence> presence_;
   std::shared_ptr<OutgoingRequests> requests_;
@@ -69,9 +72,10 @@ class GrpcTransport final : public Transport {
   bool present_ ABSL_GUARDED_BY(presence_mu_) = true;
 };
 
-// So many connections to a recon-server; `window` as GrpcTransport's. Errors are ConnectTo()'s.
+// So many connections to a recon-server; `window` and `caller` as GrpcTransport's. Errors are ConnectTo()'s.
 absl::StatusOr<std::unique_ptr<Transport>> ConnectForFrames(const std::string& address, const TlsFlags& tls,
                                                             int connections,
-                                                            std::shared_ptr<SendWindow> window);
+                                                            std::shared_ptr<SendWindow> window,
+                                                            Caller caller = {});
 
 }  // namespace recon

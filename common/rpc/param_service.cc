@@ -1,12 +1,17 @@
 #include "common/rpc/param_service.h"
 
 #include "common/rpc/exchange_stream.h"
+#include "common/rpc/sender.h"
 
 namespace recon {
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ParamService::Exchange(
-    grpc::CallbackServerContext* /*context*/) {
-  const auto stream = std::make_shared<ExchangeStream>(this);
+    grpc::CallbackServerContext* context) {
+  const absl::StatusOr<Incarnation> sender = SenderOf(*context);
+  const auto stream = std::make_shared<ExchangeStream>(
+      this, sender.value_or(Incarnation()),
+      connections_ == nullptr ? nullptr : connections_->Find(PeerOf(*context)));
+  if (connected_ != nullptr) connected_->Opened(stream->sender());
   bool closed;
   {
     MutexLock lock(&mu_);
@@ -15,6 +20,7 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ParamService::Excha
   }
   stream->Start();
   if (closed) stream->Close(absl::UnavailableError("the server is draining"));
+  if (!sender.ok()) stream->Close(sender.status());
   return stream.get();
 }
 
@@ -26,6 +32,7 @@ void ParamService::Close() {
 }
 
 void ParamService::Forget(ExchangeStream* stream) {
+  if (connected_ != nullptr) connected_->Closed(stream->sender());
   MutexLock lock(&mu_);
   streams_.erase(stream);
 }

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <set>
 
 #include "absl/base/thread_annotations.h"
 #include "common/base/mutex.h"
+#include "common/rpc/connections.h"
+#include "common/transport/connected_processes.h"
 #include "common/transport/transport.h"
 #include "proto/param.grpc.pb.h"
 
@@ -17,7 +20,17 @@ class ExchangeStream;
 // Threads: thread-safe. Shutdown: Close(), then shut the RPC server down, then destroy.
 class ParamService : public Param::WithRawCallbackMethod_Exchange<Param::Service> {
  public:
-  explicit ParamService(RequestHandler handler) : handler_(std::move(handler)) {}
+  // Who is a member of the job, by what a stream has shown. Any thread.
+  using IsMember = std::function<bool(Incarnation sender)>;
+
+  // Each of those may be null: `connected` is told of streams, `connections` which of them are members' or
+  // were understood. They outlive the service.
+  explicit ParamService(RequestHandler handler, ConnectedProcesses* connected = nullptr,
+                        const Connections* connections = nullptr, IsMember is_member = nullptr)
+      : handler_(std::move(handler)),
+        connected_(connected),
+        connections_(connections),
+        is_member_(std::move(is_member)) {}
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Exchange(
       grpc::CallbackServerContext* context) override;
@@ -30,6 +43,9 @@ class ParamService : public Param::WithRawCallbackMethod_Exchange<Param::Service
   void Forget(ExchangeStream* stream);
 
   const RequestHandler handler_;
+  ConnectedProcesses* const connected_;
+  const Connections* const connections_;
+  const IsMember is_member_;
 
   Mutex mu_;
   std::set<ExchangeStream*> streams_ ABSL_GUARDED_BY(mu_);

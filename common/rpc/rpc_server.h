@@ -6,11 +6,16 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/rpc/connections.h"
 #include "common/rpc/credentials.h"
+#include "common/rpc/front_door.h"
 
 namespace grpc {
 class Server;
 class Service;
+namespace experimental {
+class ExternalConnectionAcceptor;
+}
 }  // namespace grpc
 
 namespace recon {
@@ -20,11 +25,13 @@ namespace recon {
 class RpcServer {
  public:
   // Listens on `address` (host:port, port 0 takes a free one), which `flag` has said. The services must
-  // outlive the server. InvalidArgument for a malformed address or bad TLS flags, Unavailable if the port is
-  // taken.
+  // outlive the server, as must `connections`, which the services tell what they have understood; without
+  // them what strangers send has no bound. InvalidArgument for a malformed address or bad TLS flags,
+  // Unavailable if the port is taken.
   static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const std::string& flag, const std::string& address,
                                                           const TlsFlags& tls,
-                                                          const std::vector<grpc::Service*>& services);
+                                                          const std::vector<grpc::Service*>& services,
+                                                          Connections* connections = nullptr);
   ~RpcServer();
 
   // host:port with the real port.
@@ -37,9 +44,12 @@ class RpcServer {
   void Shutdown(absl::Duration timeout);
 
  private:
-  RpcServer(std::unique_ptr<grpc::Server> server, std::string address);
+  RpcServer() = default;
 
+  Connections own_connections_;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<FrontDoor> door_;  // After the server: it hands over to it.
   std::string address_;
 };
 

@@ -72,6 +72,39 @@ std::string ShownHosts(const X509* certificate) {
   return hosts.empty() ? "no host" : absl::StrJoin(hosts, ", ");
 }
 
+absl::Time ExpiryOf(const X509* certificate) {
+  std::tm parts{};
+  if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &parts) != 1) return absl::InfinitePast();
+  return absl::FromTM(parts, absl::UTCTimeZone());
+}
+
+std::vector<std::string> UnitsOf(const X509* certificate) {
+  std::vector<std::string> units;
+  const X509_NAME* name = X509_get_subject_name(certificate);
+  int at = -1;
+  while ((at = X509_NAME_get_index_by_NID(name, NID_organizationalUnitName, at)) >= 0) {
+    unsigned char* text = nullptr;
+    const int bytes = ASN1_STRING_to_UTF8(&text, X509_NAME_ENTRY_get_data(X509_NAME_get_entry(name, at)));
+    if (bytes < 0) continue;
+    units.emplace_back(reinterpret_cast<const char*>(text), static_cast<size_t>(bytes));
+    OPENSSL_free(text);
+  }
+  return units;
+}
+
+std::vector<std::string> UrisOf(const X509* certificate) {
+  const OwnedOpenssl<GENERAL_NAMES> names(
+      static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr)));
+  std::vector<std::string> uris;
+  for (int i = 0; names != nullptr && i < sk_GENERAL_NAME_num(names.get()); ++i) {
+    const GENERAL_NAME* name = sk_GENERAL_NAME_value(names.get(), i);
+    if (name->type != GEN_URI) continue;
+    uris.emplace_back(reinterpret_cast<const char*>(ASN1_STRING_get0_data(name->d.uniformResourceIdentifier)),
+                      static_cast<size_t>(ASN1_STRING_length(name->d.uniformResourceIdentifier)));
+  }
+  return uris;
+}
+
 std::string WhyNotValid(const X509* certificate, absl::Time now) {
   time_t seconds = absl::ToTimeT(now);
   if (X509_cmp_time(X509_get0_notBefore(certificate), &seconds) > 0) {

@@ -42,6 +42,13 @@ std::string ShownTime(const ASN1_TIME* time);
 // The hosts that a certificate is for: "localhost, 127.0.0.1"; "no host" if it names none.
 std::string ShownHosts(const X509* certificate);
 
+// When it expires; InfinitePast if that cannot be read.
+absl::Time ExpiryOf(const X509* certificate);
+
+// Its organisational units, and those of its subject alternative names that are URIs.
+std::vector<std::string> UnitsOf(const X509* certificate);
+std::vector<std::string> UrisOf(const X509* certificate);
+
 // "has expired on ..." or "is not valid before ..."; empty if it is valid at `now`.
 std::string WhyNotValid(const X509* certificate, absl::Time now);
 

@@ -29,16 +29,21 @@ struct Request {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShmListener>> ShmListener::Start(const std::string& name,
-                                                                RequestHandler handler) {
+                                                                RequestHandler handler,
+                                                                ConnectedProcesses* connected) {
   RECON_ASSIGN_OR_RETURN(OwnedFd listener, ListenForShm(name));
   OwnedFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (wake.get() < 0) return absl::UnavailableError("shared memory: eventfd failed");
   return std::unique_ptr<ShmListener>(
-      new ShmListener(std::move(listener), std::move(wake), std::move(handler)));
+      new ShmListener(std::move(listener), std::move(wake), std::move(handler), connected));
 }
 
-ShmListener::ShmListener(OwnedFd listener, OwnedFd wake, RequestHandler handler)
-    : listener_(std::move(listener)), wake_(std::move(wake)), handler_(std::move(handler)) {
+ShmListener::ShmListener(OwnedFd listener, OwnedFd wake, RequestHandler handler,
+                         ConnectedProcesses* connected)
+    : listener_(std::move(listener)),
+      wake_(std::move(wake)),
+      handler_(std::move(handler)),
+      connected_(connected) {
   thread_ = std::thread([this] {
     pthread_setname_np(pthread_self(), "shm-accept");
     Run();
@@ -63,22 +68,25 @@ void ShmListener::Run() {
 }
 
 void ShmListener::Accept() {
-  absl::StatusOr<std::unique_ptr<ShmPeer>> peer = AcceptShm(listener_);
-  if (!peer.ok()) {
+  absl::StatusOr<AcceptedShm> accepted = AcceptShm(listener_);
+  if (!accepted.ok()) {
     if (Now() - last_refusal_ > kRefusalLogInterval) {
-      LogWarn("a connection was refused: {}", peer.status().message());
+      LogWarn("a connection was refused: {}", accepted.status().message());
     }
     last_refusal_ = Now();
     absl::SleepFor(kRefusalPause);  // Out of file descriptors, the next one fails as soon.
     return;
   }
   Connection* connection = &connections_.emplace_back();
-  connection->peer = *std::move(peer);
+  connection->peer = std::move(accepted->peer);
+  connection->sender = accepted->sender;
+  if (connected_ != nullptr) connected_->Opened(connection->sender);
   open_.fetch_add(1);
   connection->peer->Start([this, connection](const ByteChain& message) { OnRequest(connection, message); },
                           [this, connection](const absl::Status& why) {
                             LogDebug("shared memory: {}", why.message());
                             open_.fetch_sub(1);
+                            if (connected_ != nullptr) connected_->Closed(connection->sender);
                             connection->ended.store(true);
                             WakeUp(wake_);
                           });
@@ -91,7 +99,8 @@ void ShmListener::OnRequest(Connection* connection, const ByteChain& message) {
   handler_(
       unwrapped->second, [from] { from->sender.Send(WrapTaken(from->call)); },
       [from](const absl::StatusOr<ByteChain>& reply) { from->sender.Send(WrapReply(from->call, reply)); },
-      {[from](size_t bytes) { return from->sender.Reserve(bytes); }, /*over_request=*/false,
+      {connection->sender, [from](size_t bytes) { return from->sender.Reserve(bytes); },
+       /*over_request=*/false,
        /*untouched=*/true});
 }
 

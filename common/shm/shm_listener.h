@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/shm/shm_peer.h"
+#include "common/transport/connected_processes.h"
 #include "common/transport/transport.h"
 
 namespace recon {
@@ -21,8 +22,10 @@ namespace recon {
 // Shutdown: the destructor ends all connections; replies that come later are dropped.
 class ShmListener {
  public:
-  // Errors are ListenForShm()'s.
-  static absl::StatusOr<std::unique_ptr<ShmListener>> Start(const std::string& name, RequestHandler handler);
+  // `connected`, which may be null, is told of connections, and outlives the listener. Errors are
+  // ListenForShm()'s.
+  static absl::StatusOr<std::unique_ptr<ShmListener>> Start(const std::string& name, RequestHandler handler,
+                                                            ConnectedProcesses* connected = nullptr);
   ~ShmListener();
   ShmListener(const ShmListener&) = delete;
   ShmListener& operator=(const ShmListener&) = delete;
@@ -32,10 +35,11 @@ class ShmListener {
  private:
   struct Connection {
     std::atomic<bool> ended{false};
+    Incarnation sender;
     std::unique_ptr<ShmPeer> peer;  // Last: its thread uses the rest.
   };
 
-  ShmListener(OwnedFd listener, OwnedFd wake, RequestHandler handler);
+  ShmListener(OwnedFd listener, OwnedFd wake, RequestHandler handler, ConnectedProcesses* connected);
   void Run();
   void Accept();
   void OnRequest(Connection* connection, const ByteChain& message);
@@ -44,6 +48,7 @@ class ShmListener {
   const OwnedFd listener_;
   const OwnedFd wake_;
   const RequestHandler handler_;
+  ConnectedProcesses* const connected_;
   std::atomic<bool> stopping_{false};
   std::atomic<int> open_{0};
   std::list<Connection> connections_;  // The accepting thread's.

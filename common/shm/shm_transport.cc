@@ -34,8 +34,8 @@ struct ShmTransport::Connection {
   std::unique_ptr<ShmPeer> peer;  // Last: its thread uses the rest.
 };
 
-ShmTransport::ShmTransport(std::string name, std::unique_ptr<Transport> otherwise)
-    : name_(std::move(name)), otherwise_(std::move(otherwise)) {}
+ShmTransport::ShmTransport(std::string name, std::unique_ptr<Transport> otherwise, std::string secret)
+    : name_(std::move(name)), secret_(std::move(secret)), otherwise_(std::move(otherwise)) {}
 
 ShmTransport::~ShmTransport() {
   {
@@ -61,7 +61,7 @@ bool ShmTransport::ConnectedLocked() {
   if (connection_ != nullptr) return true;
   if (Now() < next_try_) return false;
   const absl::Time start = Now();
-  absl::StatusOr<std::unique_ptr<ShmPeer>> peer = ConnectShm(name_);
+  absl::StatusOr<std::unique_ptr<ShmPeer>> peer = ConnectShm(name_, secret_);
   if (!peer.ok()) {
     const bool refused = absl::IsPermissionDenied(peer.status());
     next_try_ = Now() + (refused ? kRetryRefused : std::max(kRetry, kRetryOfTry * (Now() - start)));

@@ -19,7 +19,8 @@ namespace recon {
 // `otherwise` when none does (it has moved, or a firewall of namespaces is between).
 class ShmTransport final : public Transport {
  public:
-  ShmTransport(std::string name, std::unique_ptr<Transport> otherwise);
+  // `secret`: WorkerSecret's bytes, which the server is shown; or nothing.
+  ShmTransport(std::string name, std::unique_ptr<Transport> otherwise, std::string secret = "");
   ~ShmTransport() override;
 
   // Whether the memory is shared now; tries to connect.
@@ -39,6 +40,7 @@ class ShmTransport final : public Transport {
   void OnClosed(Connection* connection, const absl::Status& why);
 
   const std::string name_;
+  const std::string secret_;
   // Its own: nothing is to be shared fairly with other servers, and one that stands still holds up no other.
   const std::shared_ptr<SendWindow> window_ = std::make_shared<SendWindow>(/*servers=*/1, /*connections=*/1);
   const std::unique_ptr<Transport> otherwise_;

@@ -48,6 +48,10 @@ ByteChain WrapReply(uint64_t call, const absl::StatusOr<ByteChain>& reply) {
 
 ByteChain WrapTaken(uint64_t call) { return Wrap({call, kTaken, 0}, ByteChain()); }
 
+ByteChain WrapSecret(absl::string_view secret) {
+  return Wrap({0, kSecret, 0}, ByteChain::FromString(std::string(secret)));
+}
+
 absl::StatusOr<std::pair<Envelope, ByteChain>> Unwrap(const ByteChain& message) {
   if (message.size() < kEnvelopeBytes) {
     return absl::InvalidArgumentError(

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "common/base/byte_chain.h"
 #include "common/base/limits.h"
 
@@ -22,6 +23,8 @@ static_assert(sizeof(Envelope) == kEnvelopeBytes);
 
 // Instead of a reply that will come later: the request is held no longer, others may be sent. No body.
 inline constexpr uint32_t kTaken = uint32_t{1} << 16;
+// The code of WrapSecret()'s message. No reply comes.
+inline constexpr uint32_t kSecret = uint32_t{1} << 17;
 
 // What a request counts of limits::kRequestBytesInFlight until it is taken or answered: a small one may have
 // a large reply, and its sender has cut it for that, to about `frame_bytes`.
@@ -33,6 +36,8 @@ ByteChain WrapRequest(uint64_t call, const ByteChain& frame);
 ByteChain WrapReply(uint64_t call, const absl::StatusOr<ByteChain>& reply);
 
 ByteChain WrapTaken(uint64_t call);
+// What a worker's process shows first over a transport that has no greeting of its own: WorkerSecret's bytes.
+ByteChain WrapSecret(absl::string_view secret);
 
 // Envelope and body of a message. InvalidArgument if it is too short to have one.
 absl::StatusOr<std::pair<Envelope, ByteChain>> Unwrap(const ByteChain& message);

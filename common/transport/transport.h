@@ -8,6 +8,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "common/base/byte_chain.h"
+#include "common/base/ids.h"
 
 namespace recon {
 
@@ -45,7 +46,9 @@ class Transport {
 // thread.
 using TakenCallback = absl::AnyInvocable<void()>;
 // Of a request, and for its reply.
-struct FrameMemory {
+struct RequestContext {
+  // The process that sent it, as its connection has shown (WorkerSecret); 0 if it has not.
+  Incarnation sender;
   // Memory for `bytes` of the reply: what lies there the transport does not have to copy. It lasts as long as
   // the pointer; what is in it must not change once `done` has run. Null, itself or its result, if other
   // memory serves as well. Any thread.
@@ -56,6 +59,6 @@ struct FrameMemory {
   bool untouched = false;
 };
 using RequestHandler = std::function<void(const ByteChain& request, TakenCallback taken, Transport::Done done,
-                                          FrameMemory memory)>;
+                                          RequestContext memory)>;
 
 }  // namespace recon

@@ -15,9 +15,12 @@ absl::Status Without() {
 
 bool HaveUcx() { return false; }
 
-absl::StatusOr<std::unique_ptr<Transport>> ConnectOverUcx(const std::string&) { return Without(); }
+absl::StatusOr<std::unique_ptr<Transport>> ConnectOverUcx(const std::string&, const std::string&) {
+  return Without();
+}
 
-absl::StatusOr<std::unique_ptr<UcxListener>> UcxListener::Start(const std::string&, RequestHandler) {
+absl::StatusOr<std::unique_ptr<UcxListener>> UcxListener::Start(const std::string&, RequestHandler,
+                                                                ConnectedProcesses*) {
   return Without();
 }
 

@@ -3,9 +3,11 @@
 #include <atomic>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/transport/envelope.h"
+#include "common/transport/worker_secret.h"
 #include "common/ucx/ucx_address.h"
 #include "common/ucx/ucx_engine.h"
 
@@ -14,14 +16,19 @@ namespace {
 
 class Listener final : public UcxListener {
  public:
-  explicit Listener(RequestHandler handler) : handler_(std::move(handler)) {}
+  Listener(RequestHandler handler, ConnectedProcesses* connected)
+      : handler_(std::move(handler)), connected_(connected) {}
 
   absl::Status Start(const std::string& address) {
     UcxEngine::Callbacks callbacks;
     callbacks.on_accepted = [this](uint64_t) { open_.fetch_add(1); };
-    callbacks.on_closed = [this](uint64_t, const absl::Status& why) {
+    callbacks.on_closed = [this](uint64_t connection, const absl::Status& why) {
       LogDebug("{}", why.message());
       open_.fetch_sub(1);
+      const auto sender = senders_.find(connection);
+      if (sender == senders_.end()) return;
+      if (connected_ != nullptr) connected_->Closed(sender->second);
+      senders_.erase(sender);
     };
     callbacks.on_message = [this](const UcxSender& from, const ByteChain& message) {
       OnRequest(from, message);
@@ -38,13 +45,28 @@ class Listener final : public UcxListener {
   void OnRequest(const UcxSender& from, const ByteChain& message) {
     const auto unwrapped = Unwrap(message);
     if (!unwrapped.ok()) return from.Close();
+    if (unwrapped->first.code == kSecret) return TakeSecret(from, unwrapped->second);
     const uint64_t call = unwrapped->first.call;
+    const auto sender = senders_.find(from.connection());
     handler_(
         unwrapped->second, [from, call] { from.Send(WrapTaken(call)); },
-        [from, call](const absl::StatusOr<ByteChain>& reply) { from.Send(WrapReply(call, reply)); }, {});
+        [from, call](const absl::StatusOr<ByteChain>& reply) { from.Send(WrapReply(call, reply)); },
+        {sender == senders_.end() ? Incarnation() : sender->second, nullptr, false, false});
+  }
+
+  // The first message of a connection; another one ends it.
+  void TakeSecret(const UcxSender& from, const ByteChain& message) {
+    if (message.size() != WorkerSecret::kBytes) return from.Close();
+    const auto secret = WorkerSecret::FromBytes(message.ToString());
+    if (!secret.ok() || !senders_.emplace(from.connection(), secret->incarnation()).second) {
+      return from.Close();
+    }
+    if (connected_ != nullptr) connected_->Opened(secret->incarnation());
   }
 
   const RequestHandler handler_;
+  ConnectedProcesses* const connected_;
+  absl::flat_hash_map<uint64_t, Incarnation> senders_;  // By connection. UCX's thread.
   std::atomic<int> open_{0};
   std::unique_ptr<UcxEngine> engine_;  // Last: its thread uses the rest.
 };
@@ -52,9 +74,10 @@ class Listener final : public UcxListener {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<UcxListener>> UcxListener::Start(const std::string& address,
-                                                                RequestHandler handler) {
+                                                                RequestHandler handler,
+                                                                ConnectedProcesses* connected) {
   RECON_RETURN_IF_ERROR(CheckUcxAddress(address));
-  auto listener = std::make_unique<Listener>(std::move(handler));
+  auto listener = std::make_unique<Listener>(std::move(handler), connected);
   RECON_RETURN_IF_ERROR(listener->Start(address));
   return std::unique_ptr<UcxListener>(std::move(listener));
 }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "common/transport/connected_processes.h"
 #include "common/transport/transport.h"
 
 namespace recon {
@@ -14,10 +15,12 @@ namespace recon {
 // Shutdown: the destructor ends all connections; replies that come later are dropped.
 class UcxListener {
  public:
-  // Port 0 is any that is free. InvalidArgument for an address that is none, FailedPrecondition if it cannot
-  // be listened on, or without UCX.
+  // `connected`, which may be null, is told of connections, and outlives the listener. Port 0 is any that is
+  // free. InvalidArgument for an address that is none, FailedPrecondition if it cannot be listened on, or
+  // without UCX.
   static absl::StatusOr<std::unique_ptr<UcxListener>> Start(const std::string& address,
-                                                            RequestHandler handler);
+                                                            RequestHandler handler,
+                                                            ConnectedProcesses* connected = nullptr);
   virtual ~UcxListener() = default;
 
   virtual int port() const = 0;

@@ -19,7 +19,8 @@ namespace {
 
 class UcxTransport final : public Transport {
  public:
-  explicit UcxTransport(std::string address) : address_(std::move(address)) {}
+  UcxTransport(std::string address, std::string secret)
+      : address_(std::move(address)), secret_(std::move(secret)) {}
 
   absl::Status Start() {
     UcxEngine::Callbacks callbacks;
@@ -72,6 +73,7 @@ class UcxTransport final : public Transport {
 
   void Connect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const UcxSender sender = engine_->sender(engine_->Connect(address_));
+    if (!secret_.empty()) sender.Send(WrapSecret(secret_));
     server_ = {sender, std::make_shared<OutgoingRequests>(
                            window_, [sender](uint64_t, const ByteChain& message) { sender.Send(message); })};
   }
@@ -100,6 +102,7 @@ class UcxTransport final : public Transport {
   }
 
   const std::string address_;
+  const std::string secret_;
   // Its own: UCX notices late that a server stands still, and that must not hold up the others.
   const std::shared_ptr<SendWindow> window_ = std::make_shared<SendWindow>(/*servers=*/1, /*connections=*/1);
   PendingCalls pending_;
@@ -113,9 +116,10 @@ class UcxTransport final : public Transport {
 
 bool HaveUcx() { return true; }
 
-absl::StatusOr<std::unique_ptr<Transport>> ConnectOverUcx(const std::string& address) {
+absl::StatusOr<std::unique_ptr<Transport>> ConnectOverUcx(const std::string& address,
+                                                          const std::string& secret) {
   RECON_RETURN_IF_ERROR(CheckUcxAddress(address));
-  auto transport = std::make_unique<UcxTransport>(address);
+  auto transport = std::make_unique<UcxTransport>(address, secret);
   RECON_RETURN_IF_ERROR(transport->Start());
   return std::unique_ptr<Transport>(std::move(transport));
 }

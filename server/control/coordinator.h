@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "common/base/ids.h"
 #include "common/base/lane.h"
+#include "common/transport/connected_processes.h"
 #include "proto/control.pb.h"
 #include "server/cluster/cluster.h"
 #include "server/control/control_journal.h"
@@ -47,6 +48,8 @@ class Coordinator {
     BestBy keep_best = BestBy::kNone;
     // A lease has as many splits as its worker computes in so long; 0: one.
     absl::Duration lease_target;
+    // Who has connections for frames; null: not known. It outlives the coordinator.
+    const ConnectedProcesses* connected = nullptr;
     // What another policy is made from, and what the flags say.
     PolicyBase policy_base;
     PolicySettings policy_of_flags;
@@ -135,7 +138,8 @@ class Coordinator {
   // A new cluster epoch, by these rules; no step before `first_step` is begun in it.
   absl::Status GoOnBy(ApplyRules rules, uint64_t first_step);
   absl::Status AdoptModel(const RegisterRequest& request);
-  // AlreadyExists if a worker that is alive has the name and nobody asked for it; a warning if somebody did.
+  // Whether the name is free for this process. Another one that is alive and connected keeps it:
+  // AlreadyExists if nobody asked for this name, else Aborted, and the worker asks again.
   absl::Status CheckName(const RegisterRequest& request, WorkerId worker, const std::string& peer,
                          absl::Time now);
   // On every server.

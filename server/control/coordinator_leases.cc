@@ -183,7 +183,7 @@ absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request,
     reply.set_phase(phase());
     return reply;
   }
-  *reply.mutable_lease() = ToLease(*task, leases_.Grant(*task, worker, now));
+  *reply.mutable_lease() = ToLease(*task, leases_.Grant(*task, worker, now, params_->PushesOf(worker)));
   progress_.Excuse(worker, now);
   reply.set_start_step(task->kind == LEASE_TRAIN ? TakePart(worker, request.next_step(), /*resumes=*/false)
                                                  : request.next_step());
@@ -211,6 +211,12 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
     }
     return absl::AbortedError(
         absl::StrCat("split ", split.value(), ": the next of the lease is ", held.split.value()));
+  }
+  if (held.kind == LEASE_TRAIN && !leases_.PushedFor(lease, params_->PushesOf(worker))) {
+    // It is in no parameters.
+    if (const auto rest = leases_.Take(lease, worker)) queue_->Return(*rest);
+    return absl::AbortedError(absl::StrCat("nothing was pushed since lease ", request.lease(),
+                                           " was granted: its samples are done again"));
   }
   RECON_ASSIGN_OR_RETURN(const Task task, queue_->Find(held.kind, held.data_epoch, split));
   Completion completion;

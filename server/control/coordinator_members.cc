@@ -100,8 +100,16 @@ absl::Status Coordinator::CheckName(const RegisterRequest& request, WorkerId wor
     return absl::AlreadyExistsError(absl::StrCat("the name ", request.name(), " is that of the worker at ",
                                                  holder.peer, ", heard of ", age, " ago"));
   }
+  // One that was killed has lost its connections. One that stands still will be silent.
+  if (options_.connected != nullptr && options_.connected->Has(holder.incarnation)) {
+    return absl::AbortedError(absl::StrCat("the name ", request.name(), " is that of the worker at ",
+                                           holder.peer, ", which is connected and was heard of ", age,
+                                           " ago: this one waits until that has ended or is silent; if both "
+                                           "are meant to run, give them two names"));
+  }
   LogWarn(
-      "worker {}: the process at {} replaces the one at {}, which was heard of {} ago and ends now: if both "
+      "worker {}: the process at {} replaces the one at {}, which was heard of {} ago and has no connection: "
+      "if both "
       "were meant to run, give them two names",
       request.name(), peer, holder.peer, age);
   return absl::OkStatus();
@@ -286,6 +294,10 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
     return absl::InvalidArgumentError(absl::StrCat(
         "codec of ", request.progress().codec().size(), " and divergence of ",
         request.progress().diverged().size(), " bytes, allowed are ", limits::kProgressTextBytesMax));
+  }
+  if (request.leases_size() > static_cast<int>(limits::kLeasesPerWorkerMax)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(request.leases_size(), " leases, allowed are ", limits::kLeasesPerWorkerMax));
   }
   Membership::Member& member = *membership_.Find(worker);
   member.progress = request.progress();

@@ -19,11 +19,13 @@ namespace recon {
 
 // One frame from its arrival to its reply.
 struct ParamServer::Operation {
-  explicit Operation(FrameMemory memory = {}) : reply_buffer(std::move(memory)) {}
+  explicit Operation(RequestContext context = {})
+      : sender(context.sender), reply_buffer(std::move(context)) {}
 
   FrameKind kind = FrameKind::kPull;
   WorkerId worker;
-  Incarnation incarnation;
+  Incarnation incarnation;   // As the frame says.
+  const Incarnation sender;  // As its connection has shown; 0: it has not.
   Frame frame;
   ByteChain raw;  // The frame as it came in, until it is in the log.
   const ApplyRules* rules = nullptr;

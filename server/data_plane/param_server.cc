@@ -110,7 +110,8 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
   return absl::OkStatus();
 }
 
-void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done, FrameMemory memory) {
+void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done,
+                         RequestContext context) {
   instruments_->bytes_in.Increment(static_cast<double>(bytes.size()));
   absl::StatusOr<Frame> frame = DecodeFrame(bytes);
   if (frame.ok() && frame->header.kind == static_cast<uint8_t>(FrameKind::kReply)) {
@@ -122,8 +123,8 @@ void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Do
     return;
   }
   const auto kind = static_cast<FrameKind>(frame->header.kind);
-  const bool untouched = memory.untouched;
-  auto op = MakePooled<Operation>(std::move(memory));
+  const bool untouched = context.untouched;
+  auto op = MakePooled<Operation>(std::move(context));
   op->kind = kind;
   op->frame = *std::move(frame);
   op->worker = WorkerId(op->frame.header.worker);
@@ -214,6 +215,12 @@ absl::Status ParamServer::CheckSender(const Operation& op) const {
     return absl::FailedPreconditionError(absl::StrCat("worker ", op.worker.value(), " is incarnation ",
                                                       session->second.incarnation.value(), ", not ",
                                                       header.incarnation));
+  }
+  // Who a worker is anybody can read in the status.
+  if (op.sender != op.incarnation) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("a frame of worker ", op.worker.value(), ", incarnation ", op.incarnation.value(),
+                     ": the connection that it came over has not shown that process' secret"));
   }
   if (op.kind != FrameKind::kInit && !has_values_) {
     return absl::UnavailableError("the server has no parameters yet");
@@ -453,6 +460,18 @@ ParamServer::Stats ParamServer::GetStats() const {
     out.late_steps = session.late_steps;
   }
   return stats;
+}
+
+bool ParamServer::Knows(Incarnation process) const {
+  MutexLock lock(&mu_);
+  return std::any_of(sessions_.begin(), sessions_.end(),
+                     [process](const auto& entry) { return entry.second.incarnation == process; });
+}
+
+uint64_t ParamServer::PushesOf(WorkerId worker) const {
+  MutexLock lock(&mu_);
+  const auto session = sessions_.find(worker);
+  return session == sessions_.end() ? 0 : session->second.pushes;
 }
 
 uint64_t ParamServer::sequence() const {

@@ -184,7 +184,7 @@ class ParamServer {
   // Handles one frame: a pull, a push, or initial values. `taken` may run before `done` if a push is
   // delivered to the lanes and its reply has to wait for other workers: at once if some have not begun its
   // step, else when it has waited for limits::kInStepPatience.
-  void Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done, FrameMemory memory = {});
+  void Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done, RequestContext context = {});
 
   // Membership, as the coordinator decides it. A worker must be admitted before its frames are taken.
   // `next_step` is the first step it has no acknowledgement for.
@@ -262,6 +262,10 @@ class ParamServer {
   double replay_seconds() const;
   // First synchronous step that is not closed in the log.
   uint64_t frontier() const;
+  // Whether it is one of the processes that were admitted.
+  bool Knows(Incarnation process) const;
+  // That have come whole of this worker since it was admitted; 0 if it is not.
+  uint64_t PushesOf(WorkerId worker) const;
   // Null before DefineModel().
   std::shared_ptr<const ParamLayout> layout() const;
   uint32_t server() const { return options_.server; }

@@ -27,7 +27,7 @@ ByteChain ReplyBuffer::ForPart(const Frame& request, size_t index, const ByteCha
 
 bool ReplyBuffer::OverRequest(const Frame& request, size_t index) const {
   const PartHeader& part = request.parts[index];
-  return memory_.over_request && IsValueCodec(static_cast<CodecId>(part.codec)) &&
+  return context_.over_request && IsValueCodec(static_cast<CodecId>(part.codec)) &&
          part.payload_bytes == ReplyBytes(request, index);
 }
 
@@ -40,7 +40,7 @@ void ReplyBuffer::Allocate(const Frame& request) {
     offsets_.push_back(bytes);
     if (!OverRequest(request, i)) bytes += ReplyBytes(request, i);
   }
-  if (memory_.allocate != nullptr) all_ = memory_.allocate(bytes);
+  if (context_.allocate != nullptr) all_ = context_.allocate(bytes);
   if (all_ == nullptr) all_ = std::shared_ptr<uint8_t[]>(new uint8_t[bytes]);
 }
 

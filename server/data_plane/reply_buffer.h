@@ -19,7 +19,7 @@ namespace recon {
 // Threads: thread-safe.
 class ReplyBuffer {
  public:
-  explicit ReplyBuffer(FrameMemory memory) : memory_(std::move(memory)) {}
+  explicit ReplyBuffer(RequestContext context) : context_(std::move(context)) {}
 
   // EncodedBytes() of the reply's part `index`, of one owner. `request`: the same frame every time.
   // `gradient`: the payload of its part `index`.
@@ -29,7 +29,7 @@ class ReplyBuffer {
   bool OverRequest(const Frame& request, size_t index) const;
   void Allocate(const Frame& request);
 
-  FrameMemory memory_;
+  RequestContext context_;
   std::once_flag allocated_;  // ThreadSanitizer knows it, and not Abseil's.
   std::shared_ptr<uint8_t[]> all_;
   PooledVector<size_t> offsets_;  // In all_, of each part.

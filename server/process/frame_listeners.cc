@@ -27,10 +27,10 @@ absl::Status CheckUcx(const std::string& listen, const TlsFlags& tls) {
 }  // namespace
 
 absl::Status FrameListeners::Start(const ServerFlags& flags, const TlsFlags& tls, uint64_t id,
-                                   const RequestHandler& handler) {
+                                   const RequestHandler& handler, ConnectedProcesses* connected) {
   if (flags.shared_memory && tls.cert.empty()) {
     const std::string name = absl::StrCat("recon-", absl::Hex(id, absl::kZeroPad16));
-    absl::StatusOr<std::unique_ptr<ShmListener>> listener = ShmListener::Start(name, handler);
+    absl::StatusOr<std::unique_ptr<ShmListener>> listener = ShmListener::Start(name, handler, connected);
     if (listener.ok()) {
       shm_ = *std::move(listener);
       shared_memory_ = name;
@@ -40,7 +40,7 @@ absl::Status FrameListeners::Start(const ServerFlags& flags, const TlsFlags& tls
   }
   if (flags.ucx_listen.empty()) return absl::OkStatus();
   RECON_RETURN_IF_ERROR(CheckUcx(flags.ucx_listen, tls));
-  RECON_ASSIGN_OR_RETURN(ucx_, UcxListener::Start(flags.ucx_listen, handler));
+  RECON_ASSIGN_OR_RETURN(ucx_, UcxListener::Start(flags.ucx_listen, handler, connected));
   // Workers of other machines do not reach "any": they take the host under which they know the server.
   const std::string host = flags.ucx_listen.substr(0, flags.ucx_listen.rfind(':'));
   ucx_address_ = absl::StrCat(ucx_->any_host() ? "" : host, ":", ucx_->port());

@@ -16,10 +16,11 @@ namespace recon {
 // The ways for frames to a server beside gRPC's, as its flags say, and what workers are told of them.
 class FrameListeners {
  public:
-  // `id`: under which workers find its shared memory. InvalidArgument, naming the flag, for one that does not
-  // go with the others; errors of UCX. Without shared memory they use the network, and the log says so.
+  // `id`: under which workers find its shared memory. `connected` is told of connections. InvalidArgument,
+  // naming the flag, for one that does not go with the others; errors of UCX. Without shared memory they use
+  // the network, and the log says so.
   absl::Status Start(const ServerFlags& flags, const TlsFlags& tls, uint64_t id,
-                     const RequestHandler& handler);
+                     const RequestHandler& handler, ConnectedProcesses* connected);
   // Nothing calls the handler afterwards.
   void Stop();
 

@@ -1,4 +1,5 @@
 #include "server/process/recon_server.h"
+#include "server/process/certificate_series.h"
 
 #include <unistd.h>
 
@@ -79,12 +80,16 @@ struct ReconServer::Parts {
   std::optional<DataLock> data_lock;
   std::optional<DataLock> snapshot_lock;
   Metrics metrics;
+  ConnectedProcesses connected;
+  Connections connections;
+  std::unique_ptr<Access> access;
   std::map<CopyReason, prometheus::Counter*> copied;  // Looked up once.
   std::unique_ptr<ObjectStore> store;
   std::unique_ptr<ControlDb> db;
   std::unique_ptr<HistoryKeeper> history;
   std::shared_ptr<WorkerSeries> worker_series;
-  std::unique_ptr<Cluster> cluster;  // With more than one server.
+  std::shared_ptr<CertificateSeries> certificate_series;  // With TLS.
+  std::unique_ptr<Cluster> cluster;                       // With more than one server.
   std::unique_ptr<ParamServer> params;
   std::unique_ptr<ControlJournal> journal;
   std::unique_ptr<SnapshotService> snapshots;
@@ -159,6 +164,14 @@ absl::Status ReconServer::Parts::Open() {
   RECON_RETURN_IF_ERROR(MakePrivateDirectory(flags.data));
   RECON_ASSIGN_OR_RETURN(DataLock data_held, DataLock::Acquire(flags.data));
   data_lock.emplace(std::move(data_held));
+  Access::Options access_options;
+  access_options.tls = !flags.tls_cert.empty();
+  access_options.rules = flags.allow;
+  access_options.tokens_file = flags.tokens;
+  access_options.operator_file = std::filesystem::absolute(flags.data) / "OPERATOR_TOKEN";
+  access_options.connections = &connections;
+  access_options.audit_file = flags.data + "/AUDIT";
+  RECON_ASSIGN_OR_RETURN(access, Access::Open(access_options));
   if (dashboard != nullptr) std::ofstream(flags.data + "/DASHBOARD") << dashboard->url() << "\n";
   // Of its own: two jobs must not collect each other's packs.
   RECON_ASSIGN_OR_RETURN(const StoreUrl snapshot_url, ParseStoreUrl(flags.snapshot_dir));
@@ -196,6 +209,10 @@ absl::Status ReconServer::Parts::Open() {
   if (!flags.tensorboard.empty()) history->WriteEvents(flags.tensorboard);
   worker_series = std::make_shared<WorkerSeries>(history.get());
   metrics.Add(worker_series);
+  if (!flags.tls_cert.empty()) {
+    certificate_series = std::make_shared<CertificateSeries>(flags.tls_cert, flags.tls_ca);
+    metrics.Add(certificate_series);
+  }
   RECON_RETURN_IF_ERROR(
       store->RemoveLeftovers({"packs/", "manifests/"}));  // It is ours, as far as can be known.
   if (!snapshot_url.local() && db->created() && before.generation() != 0) {
@@ -272,6 +289,7 @@ absl::Status ReconServer::Parts::Open() {
   coordinator_options.job = flags.job;
   coordinator_options.timeouts = {flags.suspect_after, flags.evict_after};
   coordinator_options.cluster_epoch = cluster_epoch;
+  coordinator_options.connected = &connected;
   coordinator_options.job.set_history(options.rules.history);
   coordinator_options.job.set_rolls_back(flags.on_divergence == ServerFlags::OnDivergence::kRollback);
   TellWorkers(policy, &coordinator_options.job);
@@ -327,16 +345,18 @@ absl::Status ReconServer::Parts::Open() {
 
   if (!flags.metrics_address.empty()) RECON_RETURN_IF_ERROR(metrics.Serve(flags.metrics_address));
   const RequestHandler handler = [params = params.get()](const ByteChain& request, TakenCallback taken,
-                                                         Transport::Done done, FrameMemory memory) {
-    params->Handle(request, Now(), std::move(taken), std::move(done), std::move(memory));
+                                                         Transport::Done done, RequestContext context) {
+    params->Handle(request, Now(), std::move(taken), std::move(done), std::move(context));
   };
-  RECON_RETURN_IF_ERROR(frames.Start(flags, tls, job_id, handler));
+  RECON_RETURN_IF_ERROR(frames.Start(flags, tls, job_id, handler, &connected));
   coordinator->lane()->RunAndWait(
       [&] { coordinator->OfferFrames(frames.shared_memory(), frames.ucx_address()); });
-  param_service = std::make_unique<ParamService>(handler);
+  param_service = std::make_unique<ParamService>(
+      handler, &connected, &connections,
+      [params = params.get()](Incarnation sender) { return params->Knows(sender); });
   rollback_lane = std::make_unique<Lane>("rollback");
   control_service = std::make_unique<ControlService>(
-      coordinator.get(), snapshots.get(), drain_requested,
+      access.get(), coordinator.get(), snapshots.get(), drain_requested,
       [this](const RollbackRequest& request, const ControlService::RollbackDone& done) {
         rollback_lane->Post([this, request, done] { done(Rollback(request, /*automatic=*/false)); });
       },
@@ -345,10 +365,10 @@ absl::Status ReconServer::Parts::Open() {
       });
   std::vector<grpc::Service*> services = {param_service.get(), control_service.get()};
   if (cluster != nullptr) {
-    cluster_service = std::make_unique<ClusterService>(cluster.get());
+    cluster_service = std::make_unique<ClusterService>(access.get(), cluster.get());
     services.push_back(cluster_service.get());
   }
-  RECON_ASSIGN_OR_RETURN(rpc, RpcServer::Start("--listen", flags.listen, tls, services));
+  RECON_ASSIGN_OR_RETURN(rpc, RpcServer::Start("--listen", flags.listen, tls, services, &connections));
   NoteStatus();
   if (dashboard != nullptr) dashboard->Attach(history.get(), store.get());
   params->NoteReady();

@@ -46,6 +46,7 @@ struct RawFlags {
   uint32_t fragments = 0;
   bool local_steps_by_speed = false;
   uint32_t quorum = 0;
+  std::vector<std::string> allow;
   std::string grace = "auto";
   std::string step_samples = "0";
   std::vector<std::string> sync_periods;
@@ -151,6 +152,18 @@ void DefineFlags(CommandLine* line, ServerFlags* flags, RawFlags* raw) {
       "RECON_TLS_CA");
   env(app->add_flag("--insecure", flags->insecure, "plain text on an address other than loopback"),
       "RECON_INSECURE");
+  env(app->add_option(
+          "--allow", raw->allow,
+          "ROLE=cn:PATTERN, ROLE=ou:PATTERN or ROLE=uri:PATTERN: a certificate with such a name has that "
+          "role (observer, worker, server, operator); * is any text; may be given more than once"),
+      "RECON_ALLOW");
+  env(app->add_option(
+          "--tokens", flags->tokens,
+          "file with a line ROLE TOKEN for each token; without TLS, who shows none has no role then"),
+      "RECON_TOKENS");
+  env(app->add_option("--token-file", flags->token_file,
+                      "with --join: file with the token that the head wants"),
+      "RECON_TOKEN_FILE");
   line->BeginGroup("How frames travel");
   env(app->add_option("--shared-memory", flags->shared_memory,
                       "workers on this machine, of this user and in this network namespace, push and pull "
@@ -552,6 +565,14 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
         "--on-divergence rollback: a job with several servers (--servers) cannot go back while it runs");
   }
   RECON_RETURN_IF_ERROR(SplitGeneration(flags));
+  for (const std::string& text : raw.allow) {
+    const auto rule = RoleRule::Parse(text);
+    if (!rule.ok()) return absl::InvalidArgumentError(absl::StrCat("--allow ", rule.status().message()));
+    flags->allow.push_back(*rule);
+  }
+  if (!raw.allow.empty() && flags->tls_cert.empty()) {
+    return absl::InvalidArgumentError("--allow is for certificates: give --tls-cert, --tls-key and --tls-ca");
+  }
   for (const std::string& url : {flags->snapshot_dir, flags->from_snapshot}) {
     if (!url.empty()) RECON_RETURN_IF_ERROR(ParseStoreUrl(url).status());
   }
@@ -563,12 +584,16 @@ absl::Status Convert(const RawFlags& raw, ServerFlags* flags) {
 
 // What a server that joins a head may be told.
 constexpr const char* kFlagsWithJoin[] = {
-    "--help",      "--config",       "--listen",          "--data",          "--join",
-    "--advertise", "--snapshot-dir", "--metrics-address", "--tls-cert",      "--tls-key",
-    "--tls-ca",    "--insecure",     "--apply-threads",   "--shared-memory", "--log-level"};
+    "--help",         "--config",          "--listen",        "--data",     "--join",   "--advertise",
+    "--snapshot-dir", "--metrics-address", "--tls-cert",      "--tls-key",  "--tls-ca", "--insecure",
+    "--token-file",   "--apply-threads",   "--shared-memory", "--log-level"};
 
 absl::Status CheckJoin(const CLI::App& app, const ServerFlags& flags) {
   if (flags.join.empty()) {
+    if (!flags.token_file.empty()) {
+      return absl::InvalidArgumentError(
+          "--token-file is for servers that --join another; the head has --tokens");
+    }
     if (flags.advertise.empty()) return absl::OkStatus();
     return absl::InvalidArgumentError("--advertise is for servers that --join another");
   }

@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "common/base/limits.h"
 #include "proto/control.pb.h"
+#include "server/access/roles.h"
 #include "server/control/policy.h"
 #include "server/durability/retention.h"
 
@@ -27,6 +28,9 @@ struct ServerFlags {
   std::string tensorboard;  // Directory for event files; empty: none.
   std::string tls_cert, tls_key, tls_ca;
   bool insecure = false;
+  std::string token_file;       // Of a server that joins: its token.
+  std::string tokens;           // File with everybody's; empty: none.
+  std::vector<RoleRule> allow;  // By certificate.
   bool shared_memory = true;
   std::string ucx_listen;  // HOST:PORT; empty: no UCX.
   bool exit_when_done = false;

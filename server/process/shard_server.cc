@@ -81,6 +81,7 @@ class ShardServer::Parts {
 
   ServerFlags flags_;
   TlsFlags tls_;
+  Caller caller_;  // Shown to the head.
   std::optional<DataLock> data_lock_;
   Metrics metrics_;
   std::unique_ptr<ControlDb> db_;
@@ -112,6 +113,7 @@ class ShardServer::Parts {
   std::unique_ptr<ParamService> param_service_;
   std::unique_ptr<JoinedControlService> control_service_;
   std::unique_ptr<RpcServer> rpc_;
+  Connections connections_;
   FrameListeners frames_;
   Lane snapshots_{"snapshot"};
   std::thread follower_;
@@ -119,7 +121,7 @@ class ShardServer::Parts {
 
 absl::Status ShardServer::Parts::Open(const ServerFlags& flags) {
   flags_ = flags;
-  tls_ = {flags.tls_cert, flags.tls_key, flags.tls_ca, flags.insecure};
+  tls_ = {flags.tls_cert, flags.tls_key, flags.tls_ca, flags.insecure, flags.token_file};
   RECON_RETURN_IF_ERROR(CheckAddress("--listen", flags.listen));
   RECON_RETURN_IF_ERROR(CheckAddress("--join", flags.join));
   if (!flags.advertise.empty()) RECON_RETURN_IF_ERROR(CheckAddress("--advertise", flags.advertise));
@@ -129,6 +131,9 @@ absl::Status ShardServer::Parts::Open(const ServerFlags& flags) {
         absl::StrCat("--listen ", flags.listen,
                      " is every address of this machine: say with --advertise at which one "
                      "workers reach it"));
+  }
+  if (!tls_.token_file.empty()) {
+    RECON_ASSIGN_OR_RETURN(caller_.token, ReadTokenFile(tls_.token_file));
   }
   RECON_ASSIGN_OR_RETURN(head_, ConnectTo(flags.join, tls_));
   RECON_RETURN_IF_ERROR(ServerCredentialsFor(flags.listen, tls_).status());
@@ -148,16 +153,21 @@ absl::Status ShardServer::Parts::Open(const ServerFlags& flags) {
   }
   if (!flags.metrics_address.empty()) RECON_RETURN_IF_ERROR(metrics_.Serve(flags.metrics_address));
   const RequestHandler handler = [this](const ByteChain& request, TakenCallback taken, Transport::Done done,
-                                        FrameMemory memory) {
+                                        RequestContext context) {
     ParamServer* params = serving_.load(std::memory_order_acquire);
     if (params == nullptr) return done(absl::UnavailableError("the server has no place in the job yet"));
-    params->Handle(request, Now(), std::move(taken), std::move(done), std::move(memory));
+    params->Handle(request, Now(), std::move(taken), std::move(done), std::move(context));
   };
-  RECON_RETURN_IF_ERROR(frames_.Start(flags, tls_, place_.server_id(), handler));
-  param_service_ = std::make_unique<ParamService>(handler);
+  RECON_RETURN_IF_ERROR(frames_.Start(flags, tls_, place_.server_id(), handler, /*connected=*/nullptr));
+  param_service_ = std::make_unique<ParamService>(
+      handler, /*connected=*/nullptr, &connections_, [this](Incarnation sender) {
+        const ParamServer* params = serving_.load(std::memory_order_acquire);
+        return params != nullptr && params->Knows(sender);
+      });
   control_service_ = std::make_unique<JoinedControlService>(flags.join);
   RECON_ASSIGN_OR_RETURN(
-      rpc_, RpcServer::Start("--listen", flags.listen, tls_, {param_service_.get(), control_service_.get()}));
+      rpc_, RpcServer::Start("--listen", flags.listen, tls_, {param_service_.get(), control_service_.get()},
+                             &connections_));
   RECON_RETURN_IF_ERROR(WriteOwnFile(flags.data + "/ADDRESS", rpc_->address() + "\n"));
   LogInfo("listening on {}, looking for the head at {}", rpc_->address(), flags.join);
   follower_ = std::thread([this] { Follow(); });
@@ -210,7 +220,7 @@ void ShardServer::Parts::Follow() {
 }
 
 absl::Status ShardServer::Parts::FollowOnce() {
-  const auto link = std::make_shared<HeadLink>(head_);
+  const auto link = std::make_shared<HeadLink>(head_, caller_);
   {
     MutexLock lock(&mu_);
     link_ = link;

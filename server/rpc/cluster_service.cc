@@ -21,6 +21,12 @@ class ServerStream final : public grpc::ServerBidiReactor<ServerReport, ServerCo
     StartRead(&report_);
   }
 
+  // Instead of Start().
+  void Refuse(const absl::Status& why) {
+    self_ = shared_from_this();
+    Close(why);
+  }
+
   void Send(const ServerCommand& command) override {
     MutexLock lock(&mu_);
     if (finished_ || closing_) return;
@@ -86,13 +92,19 @@ class ServerStream final : public grpc::ServerBidiReactor<ServerReport, ServerCo
 };
 
 grpc::ServerBidiReactor<ServerReport, ServerCommand>* ClusterService::Serve(
-    grpc::CallbackServerContext* /*context*/) {
+    grpc::CallbackServerContext* context) {
+  const absl::Status allowed = access_->Check(context, Role::kServer, "Serve");
   const auto stream = std::make_shared<ServerStream>(this);
   {
     MutexLock lock(&mu_);
     streams_.insert(stream.get());
   }
-  stream->Start();
+  if (allowed.ok()) {
+    access_->Note(*context, "Serve", "", absl::OkStatus());
+    stream->Start();
+  } else {
+    stream->Refuse(allowed);
+  }
   return stream.get();
 }
 

@@ -7,6 +7,7 @@
 #include "common/base/mutex.h"
 #include "proto/cluster.grpc.pb.h"
 #include "server/cluster/cluster.h"
+#include "server/rpc/access.h"
 
 namespace recon {
 
@@ -17,8 +18,8 @@ class ServerStream;
 // Threads: thread-safe. Shutdown: Close(), then shut the RPC server down, then destroy.
 class ClusterService : public ShardServers::CallbackService {
  public:
-  // `cluster` must outlive the service.
-  explicit ClusterService(Cluster* cluster) : cluster_(cluster) {}
+  // Both must outlive the service.
+  ClusterService(Access* access, Cluster* cluster) : access_(access), cluster_(cluster) {}
 
   grpc::ServerBidiReactor<ServerReport, ServerCommand>* Serve(grpc::CallbackServerContext* context) override;
 
@@ -29,6 +30,7 @@ class ClusterService : public ShardServers::CallbackService {
   friend class ServerStream;
   void Forget(ServerStream* stream);
 
+  Access* const access_;
   Cluster* const cluster_;
 
   Mutex mu_;

@@ -9,6 +9,8 @@
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "common/rpc/sender.h"
 #include "common/rpc/status_codes.h"
 
 namespace recon {
@@ -28,60 +30,100 @@ grpc::ServerUnaryReactor* OnLane(Lane* lane, grpc::CallbackServerContext* contex
   return reactor;
 }
 
-// As gRPC says it, "ipv4:10.0.0.2:4711" or "ipv6:%5B::1%5D:4711", in the form that flags have.
-std::string PeerName(absl::string_view peer) {
-  if (!absl::ConsumePrefix(&peer, "ipv4:")) absl::ConsumePrefix(&peer, "ipv6:");
-  return absl::StrReplaceAll(peer, {{"%5B", "["}, {"%5D", "]"}});
+// Whether the call shows the secret of the process that it names: anybody can read the names in the status.
+absl::Status CheckSender(const grpc::CallbackServerContext& context, uint64_t incarnation) {
+  RECON_ASSIGN_OR_RETURN(const Incarnation sender, SenderOf(context));
+  if (sender == Incarnation(incarnation) && incarnation != 0) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat("a worker's call for incarnation ", incarnation, " from ",
+                                                  PeerOf(context),
+                                                  ": it does not show that process' secret"));
+}
+
+grpc::ServerUnaryReactor* Refuse(grpc::CallbackServerContext* context, const absl::Status& status) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(ToGrpc(status));
+  return reactor;
 }
 
 }  // namespace
 
-ControlService::Reactor* ControlService::Register(Context* context, const RegisterRequest* request,
-                                                  RegisterReply* reply) {
-  return OnLane(coordinator_->lane(), context, reply, [this, request, peer = PeerName(context->peer())]() {
-    absl::StatusOr<RegisterReply> result = coordinator_->Register(*request, Now(), peer);
-    if (!result.ok() && !absl::IsUnavailable(result.status()))
-      LogWarn("worker {} refused: {}", request->name(), result.status().message());
+// As OnLane(), for a call of the worker's process `incarnation`.
+template <typename Reply, typename Call>
+ControlService::Reactor* ControlService::OfWorker(Context* context, const char* name, uint64_t incarnation,
+                                                  Reply* reply, Call call) {
+  absl::Status status = access_->Check(context, Role::kWorker, name);
+  status.Update(CheckSender(*context, incarnation));
+  if (!status.ok()) return Refuse(context, status);
+  return OnLane(coordinator_->lane(), context, reply, [this, context, call = std::move(call)] {
+    absl::StatusOr<Reply> result = call();
+    if (result.ok()) access_->NoteMember(*context);
     return result;
   });
 }
 
+// As OnLane(), for a call of those who only look.
+template <typename Reply, typename Call>
+ControlService::Reactor* ControlService::OfObserver(Context* context, const char* name, Reply* reply,
+                                                    Call call) {
+  const absl::Status status = access_->Check(context, Role::kObserver, name);
+  if (!status.ok()) return Refuse(context, status);
+  return OnLane(coordinator_->lane(), context, reply, std::move(call));
+}
+
+ControlService::Reactor* ControlService::Register(Context* context, const RegisterRequest* request,
+                                                  RegisterReply* reply) {
+  return OfWorker(context, "Register", request->incarnation(), reply,
+                  [this, context, request]() -> absl::StatusOr<RegisterReply> {
+                    absl::StatusOr<RegisterReply> result =
+                        coordinator_->Register(*request, Now(), PeerOf(*context));
+                    // Who is to wait asks again and again.
+                    if (absl::IsUnavailable(result.status()) || absl::IsAborted(result.status()))
+                      return result;
+                    access_->Note(*context, "Register", request->name(), result.status());
+                    if (!result.ok())
+                      LogWarn("worker {} refused: {}", request->name(), result.status().message());
+                    return result;
+                  });
+}
+
 ControlService::Reactor* ControlService::Heartbeat(Context* context, const HeartbeatRequest* request,
                                                    HeartbeatReply* reply) {
-  return OnLane(coordinator_->lane(), context, reply,
-                [this, request] { return coordinator_->Heartbeat(*request, Now()); });
+  return OfWorker(context, "Heartbeat", request->identity().incarnation(), reply,
+                  [this, request] { return coordinator_->Heartbeat(*request, Now()); });
 }
 
 ControlService::Reactor* ControlService::Acquire(Context* context, const AcquireRequest* request,
                                                  AcquireReply* reply) {
-  return OnLane(coordinator_->lane(), context, reply,
-                [this, request] { return coordinator_->Acquire(*request, Now()); });
+  return OfWorker(context, "Acquire", request->identity().incarnation(), reply,
+                  [this, request] { return coordinator_->Acquire(*request, Now()); });
 }
 
 ControlService::Reactor* ControlService::Complete(Context* context, const CompleteRequest* request,
                                                   CompleteReply* reply) {
-  return OnLane(coordinator_->lane(), context, reply,
-                [this, request] { return coordinator_->Complete(*request, Now()); });
+  return OfWorker(context, "Complete", request->identity().incarnation(), reply,
+                  [this, request] { return coordinator_->Complete(*request, Now()); });
 }
 
 ControlService::Reactor* ControlService::Rejoin(Context* context, const RejoinRequest* request,
                                                 RejoinReply* reply) {
-  return OnLane(coordinator_->lane(), context, reply,
-                [this, request] { return coordinator_->Rejoin(*request, Now()); });
+  return OfWorker(context, "Rejoin", request->identity().incarnation(), reply,
+                  [this, request] { return coordinator_->Rejoin(*request, Now()); });
 }
 
 ControlService::Reactor* ControlService::Leave(Context* context, const LeaveRequest* request,
                                                LeaveReply* reply) {
-  return OnLane(coordinator_->lane(), context, reply,
-                [this, request] { return coordinator_->Leave(*request); });
+  return OfWorker(context, "Leave", request->identity().incarnation(), reply,
+                  [this, request] { return coordinator_->Leave(*request); });
 }
 
 ControlService::Reactor* ControlService::Status(Context* context, const StatusRequest*, StatusReply* reply) {
-  return OnLane(coordinator_->lane(), context, reply, [this] { return coordinator_->Status(Now()); });
+  return OfObserver(context, "Status", reply, [this] { return coordinator_->Status(Now()); });
 }
 
 ControlService::Reactor* ControlService::History(Context* context, const HistoryRequest* request,
                                                  HistoryReply* reply) {
+  const absl::Status allowed = access_->Check(context, Role::kObserver, "History");
+  if (!allowed.ok()) return Refuse(context, allowed);
   Reactor* reactor = context->DefaultReactor();
   history_(*request, [reactor, reply](HistoryReply history) {
     *reply = std::move(history);
@@ -92,13 +134,16 @@ ControlService::Reactor* ControlService::History(Context* context, const History
 
 ControlService::Reactor* ControlService::Completions(Context* context, const CompletionsRequest*,
                                                      CompletionsReply* reply) {
-  return OnLane(coordinator_->lane(), context, reply, [this] { return coordinator_->Completions(); });
+  return OfObserver(context, "Completions", reply, [this] { return coordinator_->Completions(); });
 }
 
 ControlService::Reactor* ControlService::Snapshot(Context* context, const SnapshotRequest*,
                                                   SnapshotReply* reply) {
+  const absl::Status allowed = access_->Check(context, Role::kOperator, "Snapshot");
+  if (!allowed.ok()) return Refuse(context, allowed);
   Reactor* reactor = context->DefaultReactor();
-  snapshots_->Take("requested", [reactor, reply](const absl::StatusOr<SnapshotReply>& result) {
+  snapshots_->Take("requested", [this, context, reactor, reply](const absl::StatusOr<SnapshotReply>& result) {
+    access_->Note(*context, "Snapshot", "", result.status());
     if (result.ok()) *reply = *result;
     reactor->Finish(ToGrpc(result.status()));
   });
@@ -107,15 +152,24 @@ ControlService::Reactor* ControlService::Snapshot(Context* context, const Snapsh
 
 ControlService::Reactor* ControlService::SetPolicy(Context* context, const SetPolicyRequest* request,
                                                    SetPolicyReply* reply) {
-  return OnLane(coordinator_->lane(), context, reply,
-                [this, request] { return coordinator_->SetPolicy(*request); });
+  const absl::Status allowed = access_->Check(context, Role::kOperator, "SetPolicy");
+  if (!allowed.ok()) return Refuse(context, allowed);
+  return OnLane(coordinator_->lane(), context, reply, [this, context, request] {
+    absl::StatusOr<SetPolicyReply> result = coordinator_->SetPolicy(*request);
+    access_->Note(*context, "SetPolicy", PolicyFlags(request->policy()), result.status());
+    return result;
+  });
 }
 
 ControlService::Reactor* ControlService::Rollback(Context* context, const RollbackRequest* request,
                                                   RollbackReply* reply) {
+  const absl::Status allowed = access_->Check(context, Role::kOperator, "Rollback");
+  if (!allowed.ok()) return Refuse(context, allowed);
   Reactor* reactor = context->DefaultReactor();
-  if (!request->dry_run()) LogInfo("{} asks for a rollback", PeerName(context->peer()));
-  rollback_(*request, [reactor, reply](const absl::StatusOr<RollbackReply>& result) {
+  if (!request->dry_run()) LogInfo("{} asks for a rollback", PeerOf(*context));
+  rollback_(*request, [this, context, request, reactor, reply](const absl::StatusOr<RollbackReply>& result) {
+    if (!request->dry_run())
+      access_->Note(*context, "Rollback", request->ShortDebugString(), result.status());
     if (result.ok()) *reply = *result;
     reactor->Finish(ToGrpc(result.status()));
   });
@@ -123,6 +177,9 @@ ControlService::Reactor* ControlService::Rollback(Context* context, const Rollba
 }
 
 ControlService::Reactor* ControlService::Drain(Context* context, const DrainRequest*, DrainReply* reply) {
+  const absl::Status allowed = access_->Check(context, Role::kOperator, "Drain");
+  if (!allowed.ok()) return Refuse(context, allowed);
+  access_->Note(*context, "Drain", "", absl::OkStatus());
   const WaitingDrain waiting = {context->DefaultReactor(), reply};
   absl::StatusOr<DrainReply> outcome = absl::ResourceExhaustedError(
       absl::StrCat(limits::kDrainsWaitingMax, " clients wait for the end of this drain already"));

@@ -12,10 +12,12 @@
 #include "proto/control.grpc.pb.h"
 #include "server/control/coordinator.h"
 #include "server/recovery/snapshot_service.h"
+#include "server/rpc/access.h"
 
 namespace recon {
 
-// Control over gRPC's callback API: every request runs on the coordinator's lane. The pointers must
+// Control over gRPC's callback API: every request whose caller has the role for it runs on the coordinator's
+// lane. The pointers must
 // outlive the service.
 class ControlService : public Control::CallbackService {
  public:
@@ -26,9 +28,10 @@ class ControlService : public Control::CallbackService {
   using HistoryDone = std::function<void(HistoryReply)>;
   using HistoryHandler = std::function<void(const HistoryRequest&, HistoryDone done)>;
 
-  ControlService(Coordinator* coordinator, SnapshotService* snapshots, std::atomic<bool>* drain_requested,
-                 RollbackHandler rollback, HistoryHandler history)
-      : coordinator_(coordinator),
+  ControlService(Access* access, Coordinator* coordinator, SnapshotService* snapshots,
+                 std::atomic<bool>* drain_requested, RollbackHandler rollback, HistoryHandler history)
+      : access_(access),
+        coordinator_(coordinator),
         snapshots_(snapshots),
         drain_requested_(drain_requested),
         rollback_(std::move(rollback)),
@@ -63,6 +66,12 @@ class ControlService : public Control::CallbackService {
   };
   static void Finish(const WaitingDrain& waiting, const absl::StatusOr<DrainReply>& outcome);
 
+  template <typename Reply, typename Call>
+  Reactor* OfWorker(Context* context, const char* name, uint64_t incarnation, Reply* reply, Call call);
+  template <typename Reply, typename Call>
+  Reactor* OfObserver(Context* context, const char* name, Reply* reply, Call call);
+
+  Access* access_;
   Coordinator* coordinator_;
   SnapshotService* snapshots_;
   std::atomic<bool>* drain_requested_;

@@ -6,8 +6,11 @@
 
 namespace recon {
 
-HeadLink::HeadLink(const std::shared_ptr<grpc::Channel>& channel)
-    : stub_(ShardServers::NewStub(channel)), stream_(stub_->Serve(&context_)), writer_("to-head") {}
+HeadLink::HeadLink(const std::shared_ptr<grpc::Channel>& channel, const Caller& caller)
+    : stub_(ShardServers::NewStub(channel)), writer_("to-head") {
+  caller.AddTo(&context_);
+  stream_ = stub_->Serve(&context_);
+}
 
 void HeadLink::Send(ServerReport report) {
   // Of one that fails, Receive() tells.

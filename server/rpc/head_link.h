@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "common/base/lane.h"
+#include "common/rpc/caller.h"
 #include "grpcpp/channel.h"
 #include "proto/cluster.grpc.pb.h"
 
@@ -14,7 +15,8 @@ namespace recon {
 // Threads: Send() and Cancel() on any; Receive() and then Finish() on one.
 class HeadLink {
  public:
-  explicit HeadLink(const std::shared_ptr<grpc::Channel>& channel);
+  // The head is shown `caller`.
+  HeadLink(const std::shared_ptr<grpc::Channel>& channel, const Caller& caller);
 
   // Reports arrive in this order, or the stream ends. Never waits.
   void Send(ServerReport report);

@@ -2,10 +2,15 @@
 
 namespace recon {
 
-LeaseId LeaseTable::Grant(const Task& task, WorkerId holder, absl::Time now) {
+LeaseId LeaseTable::Grant(const Task& task, WorkerId holder, absl::Time now, std::optional<uint64_t> pushes) {
   const LeaseId id(++next_);
-  leases_[id] = {task, holder, now + duration_};
+  leases_[id] = {task, holder, now + duration_, pushes};
   return id;
+}
+
+bool LeaseTable::PushedFor(LeaseId lease, uint64_t pushes) const {
+  const auto found = leases_.find(lease);
+  return found != leases_.end() && (!found->second.pushes || *found->second.pushes != pushes);
 }
 
 bool LeaseTable::Holds(LeaseId lease, WorkerId holder) const {

@@ -23,12 +23,17 @@ class LeaseTable {
     Task task;
     WorkerId holder;
     absl::Time expires;
+    std::optional<uint64_t> pushes;
   };
 
   // Lease numbers start above `first`, so that those of an earlier cluster epoch are never valid.
   LeaseTable(absl::Duration duration, uint64_t first) : duration_(duration), next_(first) {}
 
-  LeaseId Grant(const Task& task, WorkerId holder, absl::Time now);
+  // `pushes`: that have come of the holder so far; none for a lease that goes on, for which some came before.
+  LeaseId Grant(const Task& task, WorkerId holder, absl::Time now,
+                std::optional<uint64_t> pushes = std::nullopt);
+  // Whether something was pushed since it was granted, or may have been: `pushes` have come of its holder.
+  bool PushedFor(LeaseId lease, uint64_t pushes) const;
   // Ends the lease and returns its task; nothing if the worker does not hold it.
   std::optional<Task> Take(LeaseId lease, WorkerId holder);
   // Its first split is done: the lease is of the others, and ends with the last. False if the worker does not

@@ -50,8 +50,8 @@ class ChaosWorker {
         file_(open(argv[6], O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)),
         layout_(*ParamLayout::Create(ChaosModel(workers_))),
         channel_(*ConnectTo(server_, {})),
-        control_(channel_, absl::Seconds(2)),
-        servers_({server_, {}, 2, std::string(argv[5]) == "shm"}, &layout_) {}
+        control_(channel_, absl::Seconds(2), Caller::Worker(secret_)),
+        servers_({server_, {}, Caller::Worker(secret_), 2, std::string(argv[5]) == "shm"}, &layout_) {}
 
   void Run() {
     Join();
@@ -103,7 +103,7 @@ class ChaosWorker {
     while (true) {
       RegisterRequest request;
       request.set_name(absl::StrCat("w", worker_));
-      request.set_incarnation(incarnation_);
+      request.set_incarnation(secret_.incarnation().value());
       *request.mutable_model() = ChaosModel(workers_);
       request.set_train_samples(1000);
       request.set_test_samples(10);
@@ -116,7 +116,7 @@ class ChaosWorker {
       {
         MutexLock lock(&mu_);
         identity_.set_worker(reply->worker());
-        identity_.set_incarnation(incarnation_);
+        identity_.set_incarnation(secret_.incarnation().value());
         identity_.set_cluster_epoch(reply->cluster_epoch());
       }
       for (int i = 0; links_ && i < reply->servers_size(); ++i) {
@@ -185,7 +185,7 @@ class ChaosWorker {
 
   const int file_;
   const ParamLayout layout_;
-  const uint64_t incarnation_ = RandomNonZero();
+  const WorkerSecret secret_ = WorkerSecret::Draw();
   const std::shared_ptr<grpc::Channel> channel_;
   ControlClient control_;
   ServerConnections servers_;

@@ -79,8 +79,9 @@ class Pusher {
 
   void Run() {
     const auto channel = *ConnectTo(address_, {});
-    ControlClient control(channel, absl::Seconds(2));
-    GrpcTransport transport({channel}, std::make_shared<SendWindow>(1, 1));
+    const Caller caller = Caller::Worker(secret_);
+    ControlClient control(channel, absl::Seconds(2), caller);
+    GrpcTransport transport({channel}, std::make_shared<SendWindow>(1, 1), caller);
     ParamClient params(&transport);
     uint64_t step = 0;
     // A push that was sent is sent until it is acknowledged: else nobody knew whether it counts.
@@ -93,7 +94,7 @@ class Pusher {
         continue;
       }
       identity_.set_worker(reply->worker());
-      identity_.set_incarnation(incarnation_);
+      identity_.set_incarnation(secret_.incarnation().value());
       identity_.set_cluster_epoch(reply->cluster_epoch());
       if (!reply->has_values() && !SendInitialValues(&control, &params)) continue;
       uncertain_ = true;
@@ -108,7 +109,7 @@ class Pusher {
   absl::StatusOr<RegisterReply> Register(ControlClient* control, uint64_t step) {
     RegisterRequest request;
     request.set_name(name_);
-    request.set_incarnation(incarnation_);
+    request.set_incarnation(secret_.incarnation().value());
     *request.mutable_model() = TwoTensors();
     request.set_train_samples(1000);
     request.set_test_samples(10);
@@ -141,7 +142,7 @@ class Pusher {
 
   const std::string name_;
   const std::string address_;
-  const uint64_t incarnation_ = RandomNonZero();
+  const WorkerSecret secret_ = WorkerSecret::Draw();
   const ParamLayout layout_ = *ParamLayout::Create(TwoTensors());
   WorkerIdentity identity_;
   std::atomic<bool> stop_{false};

@@ -106,19 +106,27 @@ TEST_CASE("a second notice after the grace ends a worker that hangs, with a line
   CHECK(absl::StrContains(worker->output(), "another signal while this process was ending"));
 }
 
-TEST_CASE("two workers of one name that are alive: server and the older one say who replaced whom",
-          "[environment]") {
+TEST_CASE(
+    "two workers of one name that are alive: the newer one says so, and waits until the older has ended",
+    "[environment]") {
   ProcessJob job(JobFlags(100'000));
   REQUIRE(job.StartServer());
   auto older = job.StartWorker("one");
   REQUIRE(job.SamplesReach(1000));
-  auto newer = job.StartWorker("one");
-  CHECK(older->Wait(absl::Seconds(30)) == 2);  // Not to be started again: they would take turns.
-  CHECK(absl::StrContains(
-      older->output(), "recon-worker: another process has taken over the name one: the one at 127.0.0.1:"));
-  CHECK(absl::StrContains(job.ServerLog(), "worker one: the process at 127.0.0.1:"));
-  CHECK(absl::StrContains(job.ServerLog(), " replaces the one at 127.0.0.1:"));
-  CHECK(newer->running());
+  const std::string file = job.directory() / "newer.log";
+  Process newer({"recon-worker", "--server", job.address(), "--name", "one", "--data",
+                 "clusters:4000,500,16,4", "--device", "cpu", "--model", "mlp:16-24-4"},
+                file);
+  REQUIRE(Eventually([&] {
+    return absl::StrContains(ReadWholeFile(file), "the name one is that of the worker at 127.0.0.1:");
+  }));
+  CHECK(job.SamplesReach(job.Status()->samples_completed() + 4000));
+  CHECK(job.Status()->members_size() == 1);
+  CHECK(older->running());
+  older->Kill();
+  CHECK(Eventually([&] { return absl::StrContains(ReadWholeFile(file), "registered as worker"); }));
+  CHECK(job.SamplesReach(job.Status()->samples_completed() + 1000));
+  CHECK(newer.running());
 }
 
 TEST_CASE("workers without a name have different ones, also where host and process number are the same",

@@ -11,12 +11,16 @@
 #include "common/base/clock.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
+#include "common/transport/worker_secret.h"
 #include "server/process/recon_server.h"
 #include "tests/integration/completed_once.h"
 #include "tests/support/temp_dir.h"
 #include "worker/process/worker.h"
 
 namespace recon {
+
+// Of the worker that only the test plays.
+inline WorkerSecret PlayedSecret() { return *WorkerSecret::FromBytes("a played worker."); }
 
 // A real server and real workers as threads of the test, over loopback: what sanitizers see whole.
 class InProcessJob {
@@ -89,7 +93,11 @@ class InProcessJob {
     return statuses;
   }
 
-  ControlClient Control() const { return ControlClient(*ConnectTo(flags.listen, {})); }
+  // Of the worker that only the test plays.
+  ControlClient Control() const {
+    return ControlClient(*ConnectTo(flags.listen, {}), ControlClient::kDeadline,
+                         Caller::Worker(PlayedSecret()));
+  }
 
   TempDir directory;
   ServerFlags flags;

@@ -93,7 +93,7 @@ TEST_CASE("a lease's splits are completed in order, again where a reply was lost
   const auto enroll = [&] {
     const RegisterReply reply = *control.Register(request);
     identity.set_worker(reply.worker());
-    identity.set_incarnation(77);
+    identity.set_incarnation(request.incarnation());
     identity.set_cluster_epoch(reply.cluster_epoch());
     return reply;
   };
@@ -174,7 +174,7 @@ TEST_CASE("a worker that is alive and stands still keeps neither its lease nor t
     REQUIRE(registered.ok());
     HeartbeatRequest heartbeat;
     heartbeat.mutable_identity()->set_worker(registered->worker());
-    heartbeat.mutable_identity()->set_incarnation(77);
+    heartbeat.mutable_identity()->set_incarnation(request.incarnation());
     heartbeat.mutable_identity()->set_cluster_epoch(registered->cluster_epoch());
     AcquireRequest acquire;
     *acquire.mutable_identity() = heartbeat.identity();
@@ -297,6 +297,7 @@ TEST_CASE("a name that was drawn pushes nobody out who is alive: another is draw
     return name;
   };
   options.name = options.draw_name();
+  options.incarnation = PlayedSecret().incarnation();
   options.model = ParseMlp("16-24-4")->spec;
   options.train_samples = kSamples;
   options.test_samples = 150;

@@ -53,7 +53,7 @@ inline std::vector<float> FinalParameters(InProcessJob* job) {
 inline RegisterRequest RequestOf(const std::string& name) {
   RegisterRequest request;
   request.set_name(name);
-  request.set_incarnation(77);
+  request.set_incarnation(PlayedSecret().incarnation().value());
   *request.mutable_model() = ParseMlp("16-24-4")->spec;
   request.set_train_samples(kSamples);
   request.set_test_samples(150);

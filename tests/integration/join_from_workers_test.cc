@@ -166,7 +166,7 @@ TEST_CASE("what a worker does not give, or not soon, is left to the server", "[j
   std::vector<Transport::Done> held;
   Mutex mu;
   ParamService silent_service(
-      [&](const ByteChain&, const TakenCallback&, Transport::Done done, const FrameMemory&) {
+      [&](const ByteChain&, const TakenCallback&, Transport::Done done, const RequestContext&) {
         MutexLock lock(&mu);
         held.push_back(std::move(done));
       });
@@ -220,7 +220,7 @@ TEST_CASE("what another worker sends is checked before it is taken", "[join]") {
   CHECK(refused(other));
   // A frame of a kind whose payloads have other lengths is no reply.
   ParamService service(
-      [&](const ByteChain& request, const TakenCallback&, Transport::Done done, const FrameMemory&) {
+      [&](const ByteChain& request, const TakenCallback&, Transport::Done done, const RequestContext&) {
         Frame frame = *DecodeFrame(request);
         for (size_t i = 0; i < frame.parts.size(); ++i) {
           frame.payloads[i] = ByteChain::FromString(std::string(PageHashesBytes(frame.parts[i].count), 'x'));

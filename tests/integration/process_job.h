@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "common/base/process.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
 #include "tests/support/process.h"
@@ -22,6 +23,8 @@ class ProcessJob {
   explicit ProcessJob(std::vector<std::string> server_flags) : server_flags_(std::move(server_flags)) {}
 
   void set_server_flags(std::vector<std::string> flags) { server_flags_ = std::move(flags); }
+  // Of the next server: no more can be had.
+  void set_server_descriptors(int descriptors) { descriptors_ = descriptors; }
   const std::string& address() const { return address_; }
   std::string data() const { return directory_ / "data"; }
   std::string snapshots() const { return directory_ / "data/snapshots"; }
@@ -36,6 +39,11 @@ class ProcessJob {
     unlink((data() + "/ADDRESS").c_str());
     std::vector<std::string> arguments = {"recon-server", "--data", data(), "--listen", address_};
     arguments.insert(arguments.end(), server_flags_.begin(), server_flags_.end());
+    if (descriptors_ > 0) {
+      arguments[0] = absl::StrCat(ProgramDirectory(), "/", arguments[0]);
+      const std::string line = absl::StrCat("ulimit -n ", descriptors_, " && exec \"$@\"");
+      arguments.insert(arguments.begin(), {"/bin/sh", "-c", line, "sh"});
+    }
     server_ = std::make_unique<Process>(arguments, directory_ / "server.log", std::move(environment));
     const auto listens = [&] { return !ReadWholeFile(data() + "/ADDRESS").empty(); };
     if (!Eventually([&] { return listens() || !server_->running(); }) || !listens()) {
@@ -91,6 +99,7 @@ class ProcessJob {
 
   TempDir directory_;
   std::vector<std::string> server_flags_;
+  int descriptors_ = 0;
   std::string address_ = "127.0.0.1:0";
   std::unique_ptr<Process> server_;
 };

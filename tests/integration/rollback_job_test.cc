@@ -145,7 +145,8 @@ LoggedPush PushByHand(const InProcessJob& job, const std::string& name, float va
   INFO(registered.status());
   REQUIRE(registered.ok());
   const ParamLayout layout = *ParamLayout::Create(request.model());
-  GrpcTransport transport({*ConnectTo(job.flags.listen, {})}, std::make_shared<SendWindow>(1, 1));
+  GrpcTransport transport({*ConnectTo(job.flags.listen, {})}, std::make_shared<SendWindow>(1, 1),
+                          Caller::Worker(PlayedSecret()));
   ParamClient client(&transport);
   WorkerIdentity identity;
   identity.set_worker(registered->worker());

@@ -64,7 +64,7 @@ class HungWorker {
     const auto registered = control_->Register(RequestOf(name));
     REQUIRE(registered.ok());
     identity_.set_worker(registered->worker());
-    identity_.set_incarnation(77);
+    identity_.set_incarnation(PlayedSecret().incarnation().value());
     identity_.set_cluster_epoch(registered->cluster_epoch());
   }
   bool TakesWork() {

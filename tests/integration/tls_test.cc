@@ -1,5 +1,7 @@
 #include <sys/stat.h>
 
+#include <filesystem>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "catch2/catch.hpp"
@@ -298,6 +300,46 @@ TEST_CASE("a worker that has trained with a server outlives one with another cer
   REQUIRE(job.StartServer());
   const uint64_t before = samples();
   CHECK(Eventually([&] { return samples() > before + 400; }, absl::Seconds(60)));
+}
+
+TEST_CASE("a certificate that is replaced while a job trains: connections go on, and new ones show it",
+          "[tls]") {
+  const Certificates ours("ours");
+  std::vector<std::string> flags = ours.Flags();
+  for (const char* flag : {"--data-epochs", "100000", "--split-samples", "200"}) flags.push_back(flag);
+  ProcessJob job(flags);
+  REQUIRE(job.StartServer());
+  const auto worker = job.StartWorker("one", ours.Flags());
+  const auto status = [&] { return ControlClient(*ConnectTo(job.address(), ours.Client())).Status(); };
+  const auto goes_on = [&] {
+    const auto before = status();
+    if (!before.ok()) return false;
+    return Eventually([&] {
+      const auto now = status();
+      return now.ok() && now->samples_completed() > before->samples_completed() + 400;
+    });
+  };
+  REQUIRE(Eventually([&] { return status().ok(); }));
+  REQUIRE(goes_on());
+  // Of the certificate that the server shows.
+  const auto serial = [&] {
+    std::string output;
+    RunProgram({"/bin/sh", "-c",
+                absl::StrCat("openssl s_client -connect ", job.address(),
+                             " </dev/null 2>/dev/null | openssl x509 -noout -serial")},
+               &output);
+    return output;
+  };
+  const std::string first = serial();
+  REQUIRE(absl::StartsWith(first, "serial="));
+  ours.Sign(ours.cert() + ".new", 3);
+  std::filesystem::rename(ours.cert() + ".new", ours.cert());
+  CHECK(Eventually([&] { return absl::StartsWith(serial(), "serial=") && serial() != first; }));
+  CHECK(goes_on());
+  CHECK(!absl::StrContains(job.WorkerLog("one"), "registered again"));
+  const auto late = job.StartWorker("late", ours.Flags());
+  CHECK(Eventually([&] { return status()->members_size() == 2; }));
+  CHECK(goes_on());
 }
 
 TEST_CASE("make_certs.sh makes what a job needs", "[tls]") {

@@ -46,6 +46,16 @@ class Certificates {
              directory_ / "ca.key", "-CAcreateserial", "-out", path, "-days", std::to_string(days),
              "-extfile", directory_ / "extensions"});
   }
+  // A certificate of this CA whose names are `subject` ("/OU=operator/CN=x"), with a key of its own.
+  TlsFlags Issue(const std::string& name, const std::string& subject) const {
+    const std::string base = directory_ / name;
+    Openssl({"req", "-newkey", "rsa:2048", "-nodes", "-keyout", base + ".key", "-out", base + ".csr", "-subj",
+             subject});
+    Openssl({"x509", "-req", "-in", base + ".csr", "-CA", directory_ / "ca.pem", "-CAkey",
+             directory_ / "ca.key", "-CAcreateserial", "-out", base + ".pem", "-days", "2", "-extfile",
+             directory_ / "extensions"});
+    return {base + ".pem", base + ".key", ca(), false};
+  }
   std::string cert() const { return directory_ / "host.pem"; }
   std::string key() const { return directory_ / "host.key"; }
   std::string ca() const { return directory_ / "ca.pem"; }

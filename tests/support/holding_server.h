@@ -33,7 +33,7 @@ class HoldingServer {
     ByteChain request;  // In place.
     TakenCallback taken;
     Transport::Done done;
-    FrameMemory memory;
+    RequestContext memory;
   };
 
   explicit HoldingServer(const std::string& address = "127.0.0.1:0", const std::string& shm_name = "",
@@ -77,10 +77,11 @@ class HoldingServer {
 
  private:
   RequestHandler Handler() {
-    return [this](const ByteChain& request, TakenCallback taken, Transport::Done done, FrameMemory memory) {
-      MutexLock lock(&mu_);
-      held_.push_back({request, std::move(taken), std::move(done), std::move(memory)});
-    };
+    return
+        [this](const ByteChain& request, TakenCallback taken, Transport::Done done, RequestContext memory) {
+          MutexLock lock(&mu_);
+          held_.push_back({request, std::move(taken), std::move(done), std::move(memory)});
+        };
   }
 
   Mutex mu_;

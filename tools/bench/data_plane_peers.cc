@@ -122,10 +122,10 @@ class PushWorker {
     RECON_ASSIGN_OR_RETURN(ParamLayout layout, ParamLayout::Create(model));
     layout_ = std::make_unique<ParamLayout>(std::move(layout));
     RECON_ASSIGN_OR_RETURN(const auto channel, ConnectTo(options_.server, {}));
-    control_ = std::make_unique<ControlClient>(channel);
+    control_ = std::make_unique<ControlClient>(channel, ControlClient::kDeadline, Caller::Worker(secret_));
     RegisterRequest request;
     request.set_name(options_.name);
-    request.set_incarnation(static_cast<uint64_t>(getpid()));
+    request.set_incarnation(secret_.incarnation().value());
     *request.mutable_model() = model;
     request.set_train_samples(1000);
     request.set_test_samples(100);
@@ -136,16 +136,18 @@ class PushWorker {
     identity_.set_incarnation(request.incarnation());
     identity_.set_cluster_epoch(registered.cluster_epoch());
     window_ = std::make_shared<SendWindow>(/*servers=*/1, limits::kDataConnections);
-    RECON_ASSIGN_OR_RETURN(transport_,
-                           ConnectForFrames(options_.server, {}, limits::kDataConnections, window_));
+    RECON_ASSIGN_OR_RETURN(transport_, ConnectForFrames(options_.server, {}, limits::kDataConnections,
+                                                        window_, Caller::Worker(secret_)));
     RECON_ASSIGN_OR_RETURN(const uint16_t port, PortOf(options_.server));
     window_->SetOneMachine(OnOneMachine({port}));  // As a worker does it.
     if (options_.transport == "shm") {
-      auto shared = std::make_unique<ShmTransport>(registered.shared_memory(), std::move(transport_));
+      auto shared = std::make_unique<ShmTransport>(registered.shared_memory(), std::move(transport_),
+                                                   std::string(secret_.bytes()));
       if (!shared->Connected()) return absl::UnavailableError("the server shares no memory");
       transport_ = std::move(shared);
     } else if (options_.transport == "ucx") {
-      RECON_ASSIGN_OR_RETURN(transport_, ConnectOverUcx(registered.ucx_address()));
+      RECON_ASSIGN_OR_RETURN(transport_,
+                             ConnectOverUcx(registered.ucx_address(), std::string(secret_.bytes())));
     }
     client_ = std::make_unique<ParamClient>(transport_.get());
     if (!registered.has_values()) RECON_RETURN_IF_ERROR(BringValues());
@@ -255,6 +257,7 @@ class PushWorker {
   }
 
   const PushWorkerOptions options_;
+  const WorkerSecret secret_ = WorkerSecret::Draw();
   std::unique_ptr<ParamLayout> layout_;
   WorkerIdentity identity_;
   std::unique_ptr<ControlClient> control_;

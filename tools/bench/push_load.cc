@@ -100,7 +100,8 @@ void PushLoad::Run() {
             NoteGap(now);
             taken_.slowest = std::max(taken_.slowest, absl::ToDoubleSeconds(now - sent));
             last_ = now;
-          });
+          },
+          {Incarnation(incarnation_)});
     }
   }
   MutexLock lock(&mu_);

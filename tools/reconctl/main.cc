@@ -50,6 +50,9 @@ void AddServerFlags(CLI::App* verb, recon::ServerTarget* target) {
   verb->add_option("--tls-ca", target->tls.ca, "PEM certificate of the CA")->envname("RECON_TLS_CA");
   verb->add_flag("--insecure", target->tls.insecure, "plain text to an address other than loopback")
       ->envname("RECON_INSECURE");
+  verb->add_option("--token-file", target->tls.token_file,
+                   "file with a token of the role that the call needs; the head's own is found by its user")
+      ->envname("RECON_TOKEN_FILE");
   verb->option_defaults()->group("Flags");
   verb->add_flag("--json", target->json, "one JSON value instead of a table");
 }

@@ -16,8 +16,8 @@ absl::StatusOr<std::unique_ptr<ReplicaServer>> ReplicaServer::Start(const std::s
                                                                     const Replica* replica,
                                                                     Metrics* metrics) {
   std::unique_ptr<ReplicaServer> server(new ReplicaServer(layout, replica, metrics));
-  RECON_ASSIGN_OR_RETURN(server->rpc_,
-                         RpcServer::Start("--serve-parameters", address, tls, {&server->service_}));
+  RECON_ASSIGN_OR_RETURN(server->rpc_, RpcServer::Start("--serve-parameters", address, tls,
+                                                        {&server->service_}, &server->connections_));
   return server;
 }
 
@@ -27,7 +27,8 @@ ReplicaServer::ReplicaServer(const ParamLayout* layout, const Replica* replica, 
       bytes_(metrics->Counter("recon_worker_served_bytes_total",
                               "Payload bytes of parameters sent to workers that join")),
       service_([this](const ByteChain& request, const TakenCallback& /*taken*/, Transport::Done done,
-                      const FrameMemory& /*memory*/) { done(Answer(request)); }) {}
+                      const RequestContext& /*context*/) { done(Answer(request)); },
+               /*connected=*/nullptr, &connections_) {}
 
 ReplicaServer::~ReplicaServer() {
   service_.Close();

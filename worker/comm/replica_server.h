@@ -37,6 +37,7 @@ class ReplicaServer {
   const ParamLayout* const layout_;
   const Replica* const replica_;
   prometheus::Counter& bytes_;
+  Connections connections_;
   ParamService service_;
   std::unique_ptr<RpcServer> rpc_;
 };

@@ -33,13 +33,15 @@ absl::StatusOr<std::shared_ptr<Transport>> ServerConnections::ConnectToServer(
     const ServerAddress& server) const {
   if (options_.ucx) {
     RECON_ASSIGN_OR_RETURN(const std::string address, UcxAddressOf(server));
-    RECON_ASSIGN_OR_RETURN(std::unique_ptr<Transport> ucx, ConnectOverUcx(address));
+    RECON_ASSIGN_OR_RETURN(std::unique_ptr<Transport> ucx, ConnectOverUcx(address, options_.caller.secret));
     return std::shared_ptr<Transport>(std::move(ucx));
   }
-  RECON_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
-                         ConnectForFrames(server.address(), options_.tls, options_.connections, window_));
+  RECON_ASSIGN_OR_RETURN(
+      std::unique_ptr<Transport> transport,
+      ConnectForFrames(server.address(), options_.tls, options_.connections, window_, options_.caller));
   if (options_.shared_memory && !server.shared_memory().empty()) {
-    transport = std::make_unique<ShmTransport>(server.shared_memory(), std::move(transport));
+    transport =
+        std::make_unique<ShmTransport>(server.shared_memory(), std::move(transport), options_.caller.secret);
   }
   return std::shared_ptr<Transport>(std::move(transport));
 }

@@ -10,6 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "common/base/mutex.h"
+#include "common/rpc/caller.h"
 #include "common/rpc/credentials.h"
 #include "common/tensor/param_layout.h"
 #include "common/transport/send_window.h"
@@ -28,6 +29,7 @@ class ServerConnections {
   struct Options {
     std::string head;  // host:port.
     TlsFlags tls;
+    Caller caller;        // Shown to each server.
     int connections = 1;  // To each server.
     bool shared_memory = true;
     bool ucx = false;  // And nothing else.

@@ -28,7 +28,11 @@ bool ServerGone(const absl::Status& status) {
 }  // namespace
 
 Session::Session(const Options& options, ControlClient* client, const std::atomic<bool>* stop)
-    : options_(options), client_(client), stop_(stop), incarnation_(RandomNonZero()), name_(options.name) {}
+    : options_(options),
+      client_(client),
+      stop_(stop),
+      incarnation_(options.incarnation),
+      name_(options.name) {}
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Join(const Options& options, ControlClient* client,
                                                        const std::atomic<bool>* stop) {
@@ -191,9 +195,11 @@ absl::Status Session::RegisterUntilOk() {
   while (true) {
     const absl::Status status = RegisterOnce();
     if (status.ok()) return status;
-    const bool begins_anew = absl::IsAborted(status);
-    if (!ServerGone(status) && !begins_anew) return status;
+    // It begins anew, or another process has the name still.
+    const bool asks_to_wait = absl::IsAborted(status);
+    if (!ServerGone(status) && !asks_to_wait) return status;
     if (Now() >= give_up) {
+      if (asks_to_wait) return status;
       return absl::UnavailableError(absl::StrCat("the server has not answered for ",
                                                  absl::FormatDuration(options_.reconnect_for), ": ",
                                                  status.message()));
@@ -203,7 +209,7 @@ absl::Status Session::RegisterUntilOk() {
     const absl::Status before = std::exchange(cause, Diagnose(status));
     const bool hopeless = !known_to_server && !cause.ok();
     if (hopeless && cause == before) return cause;
-    if (begins_anew && !said) {
+    if (asks_to_wait && !said) {
       LogInfo("{}", status.message());
       said = true;
     }

@@ -33,6 +33,7 @@ class Session {
     std::string name;
     // Makes another name, where the user has given none; called until one is free. Join() only.
     std::function<std::string()> draw_name;
+    Incarnation incarnation;  // Of this process; `client` shows its secret.
     ModelSpec model;
     uint64_t train_samples = 0;
     uint64_t test_samples = 0;

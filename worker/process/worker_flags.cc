@@ -144,6 +144,9 @@ void DefineFlags(CommandLine* line, WorkerFlags* flags, RawFlags* raw) {
       "RECON_TLS_CA");
   env(app->add_flag("--insecure", flags->tls.insecure, "plain text to an address other than loopback"),
       "RECON_INSECURE");
+  env(app->add_option("--token-file", flags->tls.token_file,
+                      "file with the token that the head wants (its --tokens)"),
+      "RECON_TOKEN_FILE");
   line->BeginGroup("Process");
   env(app->add_option("--log-level", flags->log_level, "debug, info, warn or error")
           ->check(CLI::IsMember({"debug", "info", "warn", "error"})),

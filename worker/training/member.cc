@@ -55,14 +55,19 @@ absl::Status Member::Open(const std::atomic<bool>* stop) {
   policy_options.feedback = options_.encoder.feedback;
   policy_options.depth = options_.depth;
   policy_ = std::make_unique<CodecPolicy>(policy_options, layout_.get());
+  Caller caller = Caller::Worker(secret_);
+  if (!options_.tls.token_file.empty()) {
+    RECON_ASSIGN_OR_RETURN(caller.token, ReadTokenFile(options_.tls.token_file));
+  }
   ServerConnections::Options connection_options;
   connection_options.head = options_.server;
   connection_options.tls = options_.tls;
+  connection_options.caller = caller;
   connection_options.connections = options_.connections;
   connection_options.shared_memory = options_.shared_memory;
   connection_options.ucx = options_.ucx;
   servers_ = std::make_unique<ServerConnections>(connection_options, layout_.get());
-  control_ = std::make_unique<ControlClient>(channel);
+  control_ = std::make_unique<ControlClient>(channel, ControlClient::kDeadline, caller);
   RECON_ASSIGN_OR_RETURN(session_, Session::Join(MakeSessionOptions(), control_.get(), stop));
   LogInfo("{} on {}{}, {} parameters, codec {}", session_->name(), space_->device(),
           options_.simulated ? " (simulated)" : "", layout_->params(), policy_->Describe());
@@ -84,6 +89,7 @@ Session::Options Member::MakeSessionOptions() {
   if (replica_server_ != nullptr) options.serves = replica_server_->address();
   options.name = options_.name.empty() ? DrawWorkerName() : options_.name;
   if (options_.name.empty()) options.draw_name = DrawWorkerName;
+  options.incarnation = secret_.incarnation();
   options.model = options_.model;
   options.train_samples = options_.train_samples;
   options.data_fingerprint = options_.data_fingerprint;

@@ -16,6 +16,7 @@
 #include "common/rpc/credentials.h"
 #include "common/rpc/wire_bytes.h"
 #include "common/tensor/param_layout.h"
+#include "common/transport/worker_secret.h"
 #include "worker/comm/replica.h"
 #include "worker/comm/replica_server.h"
 #include "worker/comm/server_connections.h"
@@ -86,6 +87,7 @@ class Member {
   void EndWatch();
 
   const Options options_;
+  const WorkerSecret secret_ = WorkerSecret::Draw();
   GradientSpace* const space_;
   std::unique_ptr<ParamLayout> layout_;
   std::unique_ptr<Replica> replica_;

@@ -1,5 +1,6 @@
 // What is shared memory's alone; what it has in common with the other transports is in exchange_test.cc.
 
+#include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -326,11 +327,49 @@ TEST_CASE("memory for a reply is used, and let go, after the connection has gone
   CHECK(remembered.expired());
 }
 
+TEST_CASE("who gives a pipe to be woken by, which would block its writer when it is full, is not served",
+          "[exchange]") {
+  const std::string name = absl::StrCat("recon-test-", getpid(), "-pipe");
+  const OwnedFd listener = *ListenForShm(name);
+  const int blocking = GENERATE(0, 1, 2);
+  const OwnedFd client(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  name.copy(address.sun_path + 1, sizeof(address.sun_path) - 1);
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  REQUIRE(connect(client.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0);
+  int ends[2];
+  REQUIRE(pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0);
+  const OwnedFd reading(ends[0]);
+  const OwnedFd writing(ends[1]);
+  const auto region = *ShmRegion::Create();
+  const OwnedFd event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  const OwnedFd waits(eventfd(0, EFD_CLOEXEC));
+  const int wrong = blocking == 0 ? writing.get() : waits.get();
+  const int fds[3] = {region->fd(), blocking == 2 ? event.get() : wrong, blocking == 2 ? wrong : event.get()};
+  char greeting[1 + WorkerSecret::kBytes] = {'R'};
+  iovec data{greeting, sizeof(greeting)};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(fds))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(fds));
+  memcpy(CMSG_DATA(header), fds, sizeof(fds));
+  REQUIRE(sendmsg(client.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(greeting)));
+  const auto accepted = AcceptShm(listener);
+  CHECK(absl::StrContains(accepted.status().message(), "something else than an eventfd"));
+}
+
 TEST_CASE("messages wait for slots while the other end does not read", "[exchange]") {
   const std::string name = absl::StrCat("recon-test-", getpid(), "-slots");
   const OwnedFd listener = *ListenForShm(name);
   std::unique_ptr<ShmPeer> server;
-  std::thread accept([&] { server = *AcceptShm(listener); });
+  std::thread accept([&] { server = std::move(AcceptShm(listener)->peer); });
   const std::unique_ptr<ShmPeer> worker = *ConnectShm(name);
   accept.join();
   worker->Start([](const ByteChain&) {}, [](const absl::Status&) {});

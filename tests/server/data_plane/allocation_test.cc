@@ -125,10 +125,11 @@ TEST_CASE("a push allocates nothing, on its way to the server and back", "[alloc
 
   SECTION("through shared memory: both ends") {
     const std::string name = absl::StrCat("recon-allocation-", getpid());
-    const auto listener = *ShmListener::Start(
-        name, [&](const ByteChain& request, TakenCallback taken, Transport::Done done, FrameMemory memory) {
-          harness.server().Handle(request, Now(), std::move(taken), std::move(done), std::move(memory));
-        });
+    const auto listener = *ShmListener::Start(name, [&](const ByteChain& request, TakenCallback taken,
+                                                        Transport::Done done, RequestContext context) {
+      context.sender = ParamServerHarness::IncarnationOf(kWorker);
+      harness.server().Handle(request, Now(), std::move(taken), std::move(done), std::move(context));
+    });
     ShmTransport transport(name, nullptr);
     REQUIRE(transport.Connected());
     const auto send = [&](const ByteChain& request, Answers* answers) {
@@ -140,7 +141,8 @@ TEST_CASE("a push allocates nothing, on its way to the server and back", "[alloc
   SECTION("handed over by a transport that lends the request's memory for the reply") {
     const auto send = [&](const ByteChain& request, Answers* answers) {
       const auto done = [answers](const absl::StatusOr<ByteChain>& reply) { answers->Count(reply); };
-      harness.server().Handle(request, Now(), [] {}, done, {nullptr, /*over_request=*/true});
+      harness.server().Handle(request, Now(), [] {}, done,
+                              {ParamServerHarness::IncarnationOf(kWorker), nullptr, /*over_request=*/true});
     };
     const auto memory = [](size_t bytes) { return std::shared_ptr<uint8_t[]>(new uint8_t[bytes]); };
     CHECK(FewestAllocations(&harness, CodecId::kFp16, send, memory) == 0);
@@ -148,8 +150,7 @@ TEST_CASE("a push allocates nothing, on its way to the server and back", "[alloc
   SECTION("with a reply of the pages themselves") {
     const auto send = [&](const ByteChain& request, Answers* answers) {
       const auto done = [answers](const absl::StatusOr<ByteChain>& reply) { answers->Count(reply); };
-      harness.server().Handle(
-          request, Now(), [] {}, done);
+      harness.server().Handle(request, Now(), [] {}, done, {ParamServerHarness::IncarnationOf(kWorker)});
     };
     const auto memory = [](size_t bytes) { return std::shared_ptr<uint8_t[]>(new uint8_t[bytes]); };
     CHECK(FewestAllocations(&harness, CodecId::kFp32, send, memory) == 0);

@@ -119,7 +119,7 @@ TEST_CASE("malformed pushes get the right code and change nothing", "[param_serv
   const auto refused = [&](auto change, absl::StatusCode code, const std::string& word) {
     Frame frame = f.PushFrame(1, 0, 1);
     change(&frame);
-    const auto pending = f.Send(frame, {nullptr, /*over_request=*/false, untouched});
+    const auto pending = f.Send(frame, {Incarnation(), nullptr, /*over_request=*/false, untouched});
     const absl::Status status = Await(pending);
     INFO(status);
     CHECK(status.code() == code);

@@ -111,11 +111,14 @@ class ParamServerHarness {
     Notification done;
     absl::StatusOr<ByteChain> reply = ByteChain();
   };
-  std::shared_ptr<Pending> Send(const Frame& frame, FrameMemory memory = {}) {
-    return SendBytes(EncodeFrame(frame), std::move(memory));
+  std::shared_ptr<Pending> Send(const Frame& frame, RequestContext context = {}) {
+    return SendBytes(EncodeFrame(frame), std::move(context));
   }
-  std::shared_ptr<Pending> SendBytes(const ByteChain& bytes, FrameMemory memory = {}) {
+  std::shared_ptr<Pending> SendBytes(const ByteChain& bytes, RequestContext context = {}) {
     auto pending = std::make_shared<Pending>();
+    const auto frame = DecodeFrame(bytes);
+    if (frame.ok() && context.sender == Incarnation())
+      context.sender = Incarnation(frame->header.incarnation);
     const auto taken = [pending] {
       if (pending->taken.exchange(true) || pending->done.HasBeenNotified()) {
         throw std::runtime_error("taken twice, or after the answer");
@@ -125,7 +128,7 @@ class ParamServerHarness {
       pending->reply = std::move(reply);
       pending->done.Notify();
     };
-    server_.Handle(bytes, Now(), taken, done, std::move(memory));
+    server_.Handle(bytes, Now(), taken, done, std::move(context));
     return pending;
   }
   absl::Status Call(const Frame& frame) {

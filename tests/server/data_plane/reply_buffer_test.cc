@@ -39,10 +39,10 @@ TEST_CASE("a reply with all parameters in 16 bits is encoded into the transport'
   std::shared_ptr<uint8_t[]> memory;
   size_t asked = 0;
   const auto push = [&](const Frame& frame) {
-    return Answer(f.Send(frame, {[&](size_t bytes) {
-                           asked += bytes;
-                           return memory = std::shared_ptr<uint8_t[]>(new uint8_t[bytes]);
-                         }}));
+    return Answer(f.Send(frame, {Incarnation(), [&](size_t bytes) {
+                                   asked += bytes;
+                                   return memory = std::shared_ptr<uint8_t[]>(new uint8_t[bytes]);
+                                 }}));
   };
   const auto value = [](const Frame& reply, size_t part) {
     CHECK(static_cast<CodecId>(reply.parts[part].codec) == CodecId::kFp16);
@@ -95,7 +95,7 @@ TEST_CASE("a reply is written over the request where the transport allows it and
     frame.header.reply_codec = static_cast<uint8_t>(CodecId::kFp16);
     if (codec != CodecId::kFp32) f.EncodePart(&frame, 0, codec);
     f.EncodePart(&frame, 1, CodecId::kFp16);
-    const Frame answer = Answer(f.Send(frame, {nullptr, over_request}));
+    const Frame answer = Answer(f.Send(frame, {Incarnation(), nullptr, over_request}));
     std::vector<bool> over(2);
     for (size_t i = 0; i < 2; ++i) {
       const std::string bytes = answer.payloads[i].ToString();

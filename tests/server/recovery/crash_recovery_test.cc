@@ -139,7 +139,8 @@ class Life {
           if (reply.ok()) oracle->Acknowledge(worker, step);
           event->Notify();
         },
-        {nullptr, /*over_request=*/worker == 1, /*untouched=*/worker == 2});
+        {ParamServerHarness::IncarnationOf(worker), nullptr, /*over_request=*/worker == 1,
+         /*untouched=*/worker == 2});
   }
   void WaitForReplies() {
     for (const auto& event : sent_) event->WaitForNotification();

@@ -1,0 +1,55 @@
+#include "common/rpc/connection_limits.h"
+
+#include <algorithm>
+
+namespace recon {
+namespace {
+
+// For files, logs, snapshots and connections to others.
+constexpr uint64_t kDescriptorsForTheRest = 128;
+
+}  // namespace
+
+ConnectionLimits LimitsFor(uint64_t descriptors) {
+  ConnectionLimits limits;
+  if (descriptors == 0) return limits;
+  const uint64_t left =
+      std::max(descriptors / 4, descriptors - std::min(descriptors, kDescriptorsForTheRest));
+  limits.connections_max = std::max<size_t>(4, std::min<size_t>(limits.connections_max, left));
+  limits.silent_max = std::min(limits.silent_max, limits.connections_max / 2);
+  return limits;
+}
+
+ConnectionLimits WithoutByteLimits(ConnectionLimits limits) {
+  for (uint64_t* bytes :
+       {&limits.stranger_bytes_max, &limits.strangers_bytes_max, &limits.member_bytes_max}) {
+    *bytes = UINT64_MAX;
+  }
+  return limits;
+}
+
+std::vector<size_t> WhichToCut(const std::vector<ConnectionView>& connections,
+                               const ConnectionLimits& limits) {
+  std::vector<size_t> cut;
+  std::vector<size_t> strangers;
+  uint64_t together = 0;
+  for (size_t i = 0; i < connections.size(); ++i) {
+    const ConnectionView& one = connections[i];
+    if (one.bytes > (one.member ? limits.member_bytes_max : limits.stranger_bytes_max)) {
+      cut.push_back(i);
+    } else if (!one.member) {
+      strangers.push_back(i);
+      together += one.bytes;
+    }
+  }
+  std::sort(strangers.begin(), strangers.end(),
+            [&](size_t a, size_t b) { return connections[a].bytes > connections[b].bytes; });
+  for (const size_t i : strangers) {
+    if (together <= limits.strangers_bytes_max) break;
+    cut.push_back(i);
+    together -= connections[i].bytes;
+  }
+  return cut;
+}
+
+}  // namespace recon

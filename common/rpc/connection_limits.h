@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace recon {
+
+// How much may be spent on those who have connected and have not yet shown that they belong to the job: the
+// parser of HTTP/2 keeps what it is sent until it is whole.
+struct ConnectionLimits {
+  // Connections at once; fewer where the process has few descriptors.
+  size_t connections_max = 1 << 16;
+  // Of those, some that have said nothing yet, and for how long they may.
+  size_t silent_max = 256;
+  absl::Duration silence_max = absl::Seconds(10);
+  // Bytes that came since something was last understood: of a stranger's connection (the shapes of a large
+  // model are among what it sends), of all strangers' together (gRPC takes up to 25 bytes for one of a
+  // header), and of a member's (a message of the largest size, and what is on its way meanwhile).
+  uint64_t stranger_bytes_max = uint64_t{4} << 20;
+  uint64_t strangers_bytes_max = uint64_t{8} << 20;
+  uint64_t member_bytes_max = uint64_t{128} << 20;
+};
+
+// With as many connections as a process with so many descriptors can have beside its files; 0: no limit.
+ConnectionLimits LimitsFor(uint64_t descriptors);
+
+// Where nobody tells what was understood.
+ConnectionLimits WithoutByteLimits(ConnectionLimits limits);
+
+// A connection, as the limits see it.
+struct ConnectionView {
+  uint64_t bytes = 0;  // Since something was last understood.
+  bool member = false;
+};
+
+// Which of them are to be cut, in any order: those above their own bound, then the largest ones of strangers
+// until these are below theirs together. Pure.
+std::vector<size_t> WhichToCut(const std::vector<ConnectionView>& connections,
+                               const ConnectionLimits& limits);
+
+}  // namespace recon

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/base/owned_fd.h"
+#include "common/rpc/connection_limits.h"
+#include "common/rpc/connections.h"
+
+namespace recon {
+
+// Accepts the connections of a gRPC server. gRPC 1.51 closes its port for good when it runs out of
+// descriptors once, and parses without end what anybody sends. So a connection is handed to it when its other
+// end has said something; there are as many as the process has descriptors for, and who sends much and says
+// nothing that is understood is cut. Those of the job's members stay when there are too many.
+//
+// Threads: Listen(), Start() and the destructor on one thread; a thread of its own accepts and looks.
+// Shutdown: the destructor ends the thread and closes what has not been handed over.
+class FrontDoor {
+ public:
+  // Takes the descriptor over.
+  using HandOver = std::function<void(int listener, int fd)>;
+
+  // Listens on all addresses that HOST:PORT stands for, all with one port. Unavailable, which names `flag`
+  // and the cause, if it cannot be listened on one of them.
+  static absl::StatusOr<std::unique_ptr<FrontDoor>> Listen(const std::string& flag,
+                                                           const std::string& address,
+                                                           const ConnectionLimits& limits);
+  ~FrontDoor();
+
+  int port() const { return port_; }
+  // `connections`, which outlives this, knows those that were handed over.
+  void Start(HandOver hand_over, Connections* connections);
+
+ private:
+  // Has connected and has said nothing.
+  struct Silent {
+    OwnedFd fd;
+    int listener;
+    std::string peer;
+    absl::Time since;
+  };
+  // Handed over: gRPC closes it. The descriptor is the same as long as the socket's number is.
+  struct Handed {
+    int fd;
+    uint64_t inode;
+    std::string peer;
+    std::shared_ptr<Connection> connection;
+    uint64_t understood = 0;
+    uint64_t received_then = 0;  // When something was last understood.
+    uint64_t received = 0;
+  };
+
+  explicit FrontDoor(const ConnectionLimits& limits) : limits_(limits) {}
+  absl::Status ListenOn(const std::string& flag, const std::string& address);
+  void Run();
+  void Accept(int listener);
+  void HandOverThoseWhoSpeak(const std::vector<int>& readable);
+  void HandOverOne(Silent silent);
+  // Without a descriptor: takes the connection with the one that was kept for it, and closes it.
+  void TurnAway(int listener);
+  // True if there is room for one more.
+  bool MakeRoom();
+  void DropSilent(absl::Time now);
+  void Look(absl::Time now);
+  void SayRefused(const std::string& peer, const std::string& why);
+
+  const ConnectionLimits limits_;
+  int port_ = 0;
+  std::vector<OwnedFd> listeners_;
+  OwnedFd spare_;
+  OwnedFd wake_;
+  HandOver hand_over_;
+  Connections* connections_ = nullptr;
+  std::atomic<bool> stopping_{false};
+
+  // The thread's.
+  std::list<Silent> silent_;                        // The oldest first.
+  std::list<Handed> handed_;                        // The oldest first.
+  absl::Time accept_again_ = absl::InfinitePast();  // After descriptors were short.
+  absl::Duration look_every_;
+  absl::Time looked_ = absl::InfinitePast();
+  absl::Time said_ = absl::InfinitePast();
+  uint64_t unsaid_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace recon

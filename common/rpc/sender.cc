@@ -1,0 +1,28 @@
+#include "common/rpc/sender.h"
+
+#include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "common/base/status_macros.h"
+#include "common/rpc/caller.h"
+#include "common/transport/worker_secret.h"
+
+namespace recon {
+
+absl::StatusOr<Incarnation> SenderOf(const grpc::CallbackServerContext& context) {
+  const auto found = context.client_metadata().find(kSecretMetadata);
+  if (found == context.client_metadata().end()) return Incarnation();
+  const absl::string_view bytes(found->second.data(), found->second.size());
+  RECON_ASSIGN_OR_RETURN(const WorkerSecret secret, WorkerSecret::FromBytes(bytes));
+  return secret.incarnation();
+}
+
+std::string PeerOf(const grpc::ServerContextBase& context) {
+  // As gRPC says it, "ipv4:10.0.0.2:4711" or "ipv6:%5B::1%5D:4711".
+  const std::string said = context.peer();
+  absl::string_view peer = said;
+  if (!absl::ConsumePrefix(&peer, "ipv4:")) absl::ConsumePrefix(&peer, "ipv6:");
+  return absl::StrReplaceAll(peer, {{"%5B", "["}, {"%5D", "]"}});
+}
+
+}  // namespace recon

@@ -1,0 +1,40 @@
+#include "common/transport/worker_secret.h"
+
+#include <openssl/sha.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/hash.h"
+
+namespace recon {
+
+WorkerSecret WorkerSecret::Draw() {
+  WorkerSecret secret;
+  for (size_t at = 0; at < kBytes; at += sizeof(uint64_t)) {
+    const uint64_t word = RandomNonZero();
+    memcpy(secret.bytes_.data() + at, &word, sizeof(word));
+  }
+  return secret;
+}
+
+absl::StatusOr<WorkerSecret> WorkerSecret::FromBytes(absl::string_view bytes) {
+  if (bytes.size() != kBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a worker's secret of ", bytes.size(), " bytes, expected ", kBytes));
+  }
+  WorkerSecret secret;
+  memcpy(secret.bytes_.data(), bytes.data(), kBytes);
+  return secret;
+}
+
+Incarnation WorkerSecret::incarnation() const {
+  unsigned char digest[SHA256_DIGEST_LENGTH];
+  SHA256(reinterpret_cast<const unsigned char*>(bytes_.data()), kBytes, digest);
+  uint64_t value = 0;
+  for (size_t i = 0; i < sizeof(value); ++i) value = value << 8 | digest[i];
+  return Incarnation(value == 0 ? 1 : value);
+}
+
+}  // namespace recon

@@ -1,0 +1,169 @@
+#include "server/rpc/access.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
+#include "common/base/clock.h"
+#include "common/base/hash.h"
+#include "common/base/host_port.h"
+#include "common/base/log.h"
+#include "common/base/private_file.h"
+#include "common/base/status_macros.h"
+#include "common/rpc/caller.h"
+#include "common/rpc/sender.h"
+#include "common/rpc/x509.h"
+#include "grpc/grpc_security_constants.h"
+
+namespace recon {
+namespace {
+
+constexpr size_t kTokensBytesMax = 1 << 20;
+// Between two looks at the file of tokens.
+constexpr absl::Duration kLook = absl::Seconds(1);
+
+std::string TokenOf(const grpc::CallbackServerContext& context) {
+  const auto found = context.client_metadata().find(kTokenMetadata);
+  return found == context.client_metadata().end()
+             ? ""
+             : std::string(found->second.data(), std::min<size_t>(found->second.size(), 1024));
+}
+
+absl::StatusOr<CertificateNames> NamesOf(const grpc::CallbackServerContext& context) {
+  const auto pem = context.auth_context()->FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
+  if (pem.empty()) return absl::NotFoundError("no certificate");
+  RECON_ASSIGN_OR_RETURN(const auto certificates, ReadCertificates({pem[0].data(), pem[0].size()}));
+  CertificateNames names;
+  names.common_name = ShownName(X509_get_subject_name(certificates.front().get()));
+  names.units = UnitsOf(certificates.front().get());
+  names.uris = UrisOf(certificates.front().get());
+  return names;
+}
+
+std::string Shown(const CertificateNames& names) {
+  return absl::StrCat("certificate CN=", names.common_name,
+                      names.units.empty() ? "" : ", OU=", absl::StrJoin(names.units, ", OU="),
+                      names.uris.empty() ? "" : ", ", absl::StrJoin(names.uris, ", "));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Access>> Access::Open(const Options& options) {
+  std::unique_ptr<Access> access(new Access(options));
+  RECON_RETURN_IF_ERROR(access->MakeOwnToken());
+  {
+    MutexLock lock(&access->mu_);
+    RECON_RETURN_IF_ERROR(access->LookAtTokens());
+  }
+  RECON_ASSIGN_OR_RETURN(access->audit_, AuditLog::Open(options.audit_file));
+  return access;
+}
+
+absl::Status Access::MakeOwnToken() {
+  const std::string& path = options_.operator_file;
+  absl::StatusOr<std::string> token = ReadSecretFile(path, kTokensBytesMax);
+  if (absl::IsNotFound(token.status())) {
+    token = kOwnTokenPrefix;
+    for (int i = 0; i < 4; ++i) absl::StrAppend(&*token, absl::Hex(RandomNonZero(), absl::kZeroPad16));
+    RECON_RETURN_IF_ERROR(WriteOwnFile(path, *token + "\n", 0600));
+  }
+  RECON_RETURN_IF_ERROR(token.status());
+  own_token_ = std::string(absl::StripAsciiWhitespace(*token));
+  const absl::Status fit = CheckToken(own_token_);
+  if (fit.ok()) return fit;
+  return absl::FailedPreconditionError(
+      absl::StrCat(path, " has ", fit.message(), ": remove it, and another one is made"));
+}
+
+absl::Status Access::LookAtTokens() {
+  const std::string& path = options_.tokens_file;
+  if (path.empty() || Now() < look_at_) return absl::OkStatus();
+  look_at_ = Now() + kLook;
+  struct stat found {};
+  if (stat(path.c_str(), &found) != 0)
+    return absl::InvalidArgumentError(absl::StrCat("--tokens ", path, ": cannot be read"));
+  const std::string state = absl::StrCat(found.st_ino, " ", found.st_size, " ", found.st_mtim.tv_sec, " ",
+                                         found.st_mtim.tv_nsec, " ", found.st_mode);
+  if (state == read_of_) return absl::OkStatus();
+  const absl::StatusOr<std::string> text = ReadSecretFile(path, kTokensBytesMax);
+  if (!text.ok()) return absl::InvalidArgumentError(absl::StrCat("--tokens ", text.status().message()));
+  absl::StatusOr<TokenTable> table = TokenTable::Parse(*text);
+  if (!table.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--tokens ", path, ": ", table.status().message()));
+  }
+  if (!read_of_.empty()) LogInfo("--tokens {} has been read again", path);
+  tokens_ = *std::move(table);
+  read_of_ = state;
+  return absl::OkStatus();
+}
+
+Access::Caller Access::CallerOf(const grpc::CallbackServerContext& context) {
+  Caller caller;
+  std::vector<std::string> shown;
+  if (options_.tls) {
+    if (const auto names = NamesOf(context); names.ok()) {
+      caller.roles = RolesOfCertificate(*names, options_.rules);
+      shown.push_back(Shown(*names));
+    }
+  } else if (options_.tokens_file.empty()) {
+    caller.roles = {Role::kWorker, Role::kServer};
+  }
+  const std::string token = TokenOf(context);
+  if (!token.empty()) {
+    TokenTable own;
+    own.Add(Role::kOperator, own_token_);
+    RoleSet by_token = own.RolesOf(token);
+    MutexLock lock(&mu_);
+    // The tokens that were good stay, if the file is not.
+    if (const absl::Status looked = LookAtTokens(); !looked.ok()) LogWarn("{}", looked.message());
+    by_token.Add(tokens_.RolesOf(token));
+    shown.push_back(by_token.empty() ? "a token that nobody has" : "token");
+    caller.roles.Add(by_token);
+  }
+  caller.shown = shown.empty() ? "nothing" : absl::StrJoin(shown, " and ");
+  return caller;
+}
+
+absl::Status Access::Check(grpc::CallbackServerContext* context, Role need, absl::string_view call) {
+  const Caller caller = CallerOf(*context);
+  const std::string peer = PeerOf(*context);
+  if (caller.roles.Has(need)) {
+    if (const auto connection = ConnectionOf(peer); connection != nullptr) connection->NoteUnderstood();
+    if (need == Role::kServer || need == Role::kOperator) NoteMember(*context);
+    return absl::OkStatus();
+  }
+  const absl::Status denied = absl::PermissionDeniedError(
+      absl::StrCat(call, " is for the role ", RoleName(need), ": the caller at ", peer, " has shown ",
+                   caller.shown, " and has the role ", caller.roles.Describe(),
+                   options_.tls ? "; give a certificate of that role, or a token (--token-file)"
+                                : "; give a token of that role (--token-file)"));
+  audit_->Note({WallNow(), std::string(call), peer, caller.shown, caller.roles.Describe(), "",
+                absl::StrCat("denied: needs ", RoleName(need))});
+  if (need == Role::kOperator && IsLoopback(peer)) {
+    context->AddTrailingMetadata(kOwnTokenFileMetadata, options_.operator_file);
+  }
+  return denied;
+}
+
+std::shared_ptr<Connection> Access::ConnectionOf(const std::string& peer) const {
+  return options_.connections == nullptr ? nullptr : options_.connections->Find(peer);
+}
+
+void Access::NoteMember(const grpc::CallbackServerContext& context) {
+  if (const auto connection = ConnectionOf(PeerOf(context)); connection != nullptr) connection->NoteMember();
+}
+
+void Access::Note(const grpc::CallbackServerContext& context, absl::string_view call,
+                  absl::string_view detail, const absl::Status& result) {
+  const Caller caller = CallerOf(context);
+  audit_->Note({WallNow(), std::string(call), PeerOf(context), caller.shown, caller.roles.Describe(),
+                std::string(detail), result.ok() ? "ok" : std::string(result.message())});
+}
+
+}  // namespace recon

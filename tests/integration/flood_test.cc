@@ -1,0 +1,176 @@
+// Somebody who reaches the port of a job and sends what he likes: the job goes on, and the server stays
+// small.
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "catch2/catch.hpp"
+#include "common/base/clock.h"
+#include "common/base/host_port.h"
+#include "common/base/owned_fd.h"
+#include "tests/integration/process_job.h"
+
+namespace recon {
+namespace {
+
+constexpr int kStrangers = 2000;
+constexpr uint64_t kGrowthMax = uint64_t{256} << 20;
+
+// Does not wait for the other end.
+OwnedFd ConnectTcp(const std::string& address) {
+  OwnedFd fd(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  REQUIRE(fd.get() >= 0);
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(*PortOf(address));
+  inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
+  static_cast<void>(connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)));
+  return fd;
+}
+
+// One that has sent `bytes` already.
+struct Sender {
+  OwnedFd fd;
+  uint64_t sent = 0;
+  std::string rest;  // Of what was to be sent.
+  bool open = true;
+
+  // As much as goes now of what is left, and if nothing was, of `bytes`.
+  void Send(const std::string& bytes) {
+    if (rest.empty()) rest = bytes;
+    const ssize_t sent_now = send(fd.get(), rest.data(), rest.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent_now > 0) {
+      sent += static_cast<uint64_t>(sent_now);
+      rest.erase(0, static_cast<size_t>(sent_now));
+    }
+    if (sent_now < 0 && errno != EAGAIN && errno != ENOTCONN) open = false;
+  }
+};
+
+// HTTP/2: its preface with empty settings, and a frame.
+const std::string kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + std::string("\0\0\0\4\0\0\0\0\0", 9);
+std::string Http2Frame(uint8_t type, uint8_t flags, const std::string& body) {
+  std::string frame;
+  for (const int shift : {16, 8, 0}) frame += static_cast<char>(body.size() >> shift & 0xff);
+  frame += static_cast<char>(type);
+  frame += static_cast<char>(flags);
+  return frame + std::string("\0\0\0\1", 4) + body;
+}
+constexpr uint8_t kHeaders = 1, kContinuation = 9;
+
+uint64_t ResidentBytes(pid_t process) {
+  const std::string status = ReadWholeFile(absl::StrCat("/proc/", process, "/status"));
+  for (absl::string_view line : absl::StrSplit(status, '\n')) {
+    if (!absl::ConsumePrefix(&line, "VmHWM:")) continue;
+    uint64_t kib = 0;
+    const std::vector<std::string> words = absl::StrSplit(line, absl::ByAnyChar(" \t"), absl::SkipEmpty());
+    REQUIRE(absl::SimpleAtoi(words[0], &kib));
+    return kib << 10;
+  }
+  return 0;
+}
+
+std::vector<std::string> JobFlags() {
+  return {"--data-epochs", "100000", "--split-samples", "200", "--batch", "20", "--evict-after", "10s"};
+}
+
+// Answers within a second, and the worker trains on.
+void CheckGoesOn(const ProcessJob& job) {
+  const absl::Time asked = Now();
+  const auto status = job.Status();
+  INFO(status.status());
+  REQUIRE(status.ok());
+  CHECK(Now() - asked < absl::Seconds(5));  // A machine may be busy; without the bounds it is a timeout.
+  CHECK(job.SamplesReach(status->samples_completed() + 1000));
+  CHECK(status->members_size() == 1);
+  CHECK(!absl::StrContains(job.WorkerLog("two"), "registered again"));
+}
+
+// For the test's own end of so many connections.
+void AllowDescriptors() {
+  rlimit limit{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  REQUIRE(limit.rlim_max >= kStrangers + 100);
+  limit.rlim_cur = std::max<rlim_t>(limit.rlim_cur, kStrangers + 100);
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+}
+
+}  // namespace
+
+TEST_CASE("2,000 connections that say nothing leave a server of 256 descriptors to its workers", "[flood]") {
+  AllowDescriptors();
+  ProcessJob job(JobFlags());
+  job.set_server_descriptors(256);
+  REQUIRE(job.StartServer());
+  const auto worker = job.StartWorker("two");
+  REQUIRE(job.SamplesReach(1000));
+  {
+    std::vector<OwnedFd> strangers;
+    for (int i = 0; i < kStrangers; ++i) strangers.push_back(ConnectTcp(job.address()));
+    CheckGoesOn(job);
+    // Nor do those who speak HTTP/2 and ask for nothing keep others out.
+    for (OwnedFd& stranger : strangers) stranger = ConnectTcp(job.address());
+    std::vector<Sender> speaking;
+    for (int i = 0; i < 400; ++i) speaking.push_back({ConnectTcp(job.address())});
+    CHECK(Eventually([&] {
+      size_t said = 0;
+      for (Sender& one : speaking) {
+        if (one.open && one.sent == 0) one.Send(kPreface);
+        said += !one.open || one.sent > 0 ? 1 : 0;
+      }
+      return said == speaking.size();
+    }));
+    CheckGoesOn(job);
+  }
+  const auto late = job.StartWorker("late");
+  CHECK(Eventually([&] { return job.Status()->members_size() == 2; }));
+  CHECK(absl::StrContains(job.ServerLog(), " is closed: "));
+}
+
+TEST_CASE("headers without end are cut, before they cost much memory", "[flood]") {
+  ProcessJob job(JobFlags());
+  REQUIRE(job.StartServer());
+  const auto worker = job.StartWorker("two");
+  REQUIRE(job.SamplesReach(1000));
+  const uint64_t before = ResidentBytes(job.server().pid());
+  // A name of one byte, and a value that claims to have 2 GiB.
+  const std::string claim = std::string("\0\1x\x7f\xff\xff\xff\xff\7", 9);
+  const bool one_literal = GENERATE(true, false);
+  const std::string more = one_literal ? std::string(16'000, 'a') : std::string("\0\1x\1y", 5);
+  std::string block;
+  while (block.size() < 16'000) block += more;
+  std::vector<Sender> senders;
+  for (int i = 0; i < 40; ++i) senders.push_back({ConnectTcp(job.address())});
+  const auto all_cut = [&] {
+    bool open = false;
+    for (Sender& one : senders) {
+      if (!one.open) continue;
+      open = true;
+      if (one.sent == 0) {
+        one.Send(kPreface + Http2Frame(kHeaders, 0, one_literal ? claim + more : block));
+      } else {
+        one.Send(Http2Frame(kContinuation, 0, one_literal ? more : block));
+      }
+    }
+    return !open;
+  };
+  CHECK(Eventually(all_cut, absl::Seconds(60)));
+  CheckGoesOn(job);
+  CHECK(ResidentBytes(job.server().pid()) < before + kGrowthMax);
+}
+
+}  // namespace recon
