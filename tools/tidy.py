@@ -18,6 +18,7 @@ ALLOWED = {
     "common/json": [],
     "common/metrics": ["common/base"],
     "common/tensor": ["common/base"],
+    "common/trace": ["common/base"],
     "common/codec": ["common/base", "common/tensor"],
     "common/optim": ["common/base", "common/tensor", "common/codec"],
     "common/storage": ["common/base"],

@@ -164,6 +164,23 @@ constexpr double kLogReadBytesPerSecond = 5e8;
 // bounds them, too.
 constexpr uint64_t kLogBatchBytes = uint64_t{8} << 20;
 
+// Traces (proto/trace.proto). One lasts a minute at most: what is looked for shows in seconds.
+constexpr absl::Duration kTraceMax = absl::Minutes(1);
+// What a thread has recorded and nobody has fetched yet: some tenths of a second of the busiest thread; and
+// so many threads of a process.
+constexpr size_t kTraceThreadSpansMax = 8192;
+constexpr size_t kTraceThreadsMax = 128;
+// Spans that are delivered in one piece, 160 KiB of them, and words that such a piece has.
+constexpr int kTracePieceSpansMax = 8192;
+constexpr int kTraceNamesMax = 64;
+// What the head hands on of one process, and of all: a client keeps it in memory, 64 bytes a span. What it
+// has not sent yet it keeps itself.
+constexpr uint64_t kTraceMemberSpansMax = 1'000'000;
+constexpr uint64_t kTraceSpansMax = 4'000'000;
+constexpr size_t kTraceQueueBytesMax = size_t{16} << 20;
+// For what members have recorded last, once the time is over.
+constexpr absl::Duration kTracePatience = absl::Seconds(3);
+
 // Data files: the largest allowed IDX or CIFAR file once decompressed.
 constexpr uint64_t kDatasetBytesMax = uint64_t{16} << 30;
 
