@@ -435,6 +435,14 @@ void Cluster::NotePublished() {
   Broadcast(command);
 }
 
+void Cluster::TellOfTrace(uint64_t trace, absl::Duration left) {
+  ServerCommand command;
+  command.mutable_trace()->set_trace(trace);
+  command.mutable_trace()->set_left_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(left)));
+  MutexLock lock(&mu_);
+  Broadcast(command);
+}
+
 void Cluster::Hurry(int change) {
   ServerCommand command;
   MutexLock lock(&mu_);

@@ -98,6 +98,8 @@ class Cluster final : public Followers {
   // Just before it is published: not OK if a server was lost since, which may go on from the snapshot before.
   absl::Status EndSnapshot();
   void NotePublished();
+  // The trace that is recorded, and for how long yet; 0: none is.
+  void TellOfTrace(uint64_t trace, absl::Duration left);
   void Hurry(int change);
   // The longest of all servers.
   double replay_seconds() const;

@@ -11,6 +11,8 @@
 #include "common/base/cpu_usage.h"
 #include "common/base/limits.h"
 #include "common/codec/codec.h"
+#include "common/codec/frame_about.h"
+#include "common/trace/span_names.h"
 #include "server/data_plane/param_operation.h"
 #include "server/data_plane/param_server.h"
 
@@ -38,6 +40,8 @@ void ParamServer::OnLanes(const OperationPtr& op, PartStep step, LastStep last,
     auto share = [this, op, step, last, cpu_nanos, lane, lane_of] {
       {
         const ThreadCpuTimer timer(cpu_nanos);
+        const trace::Span span(cpu_nanos != nullptr ? trace::kApplying : trace::kReplying,
+                               AboutFrame(op->frame));
         for (size_t i = 0; i < op->frame.parts.size(); ++i) {
           if (lane_of(op->frame.parts[i]) == lane) (this->*step)(op, i);
         }

@@ -11,7 +11,9 @@
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
+#include "common/codec/frame_about.h"
 #include "common/tensor/shard_assignment.h"
+#include "common/trace/span_names.h"
 #include "common/transport/send_window.h"
 #include "server/data_plane/param_operation.h"
 
@@ -155,6 +157,7 @@ void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Do
 }
 
 void ParamServer::CheckAndSequence(const OperationPtr& op) {
+  const trace::Span span(trace::kReceiving, AboutFrame(op->frame));
   absl::Status status;
   if (op->kind != FrameKind::kPull) {
     // Before the lock: it reads the whole payload.
@@ -323,7 +326,9 @@ void ParamServer::SequenceFrame(const OperationPtr& op) {
     op->raw = ByteChain();  // Its head may be all that keeps a buffer of the transport's.
     return DeliverFrame(op);
   }
-  auto logged = [this, op](const absl::Status& written) {
+  const int64_t traced_ns = trace::On() ? MonotonicNanos() : 0;
+  auto logged = [this, op, traced_ns](const absl::Status& written) {
+    if (traced_ns != 0) trace::RecordPassive(trace::kLogging, traced_ns, AboutFrame(op->frame));
     if (!written.ok()) {
       Finish(op, LogFailed(written));
       return GiveUpWaiting(written);
@@ -360,6 +365,9 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
   } else {
     reply = status;
     instruments_->refused.Increment();
+  }
+  if (trace::On() && CarriesGradient(static_cast<FrameKind>(op->frame.header.kind))) {
+    trace::RecordPassive(trace::kFrame, trace::NanosAt(op->arrived), AboutFrame(op->frame));
   }
   op->done(std::move(reply));
   MutexLock lock(&mu_);

@@ -13,6 +13,8 @@
 #include "common/base/clock.h"
 #include "common/base/cpu_usage.h"
 #include "common/base/limits.h"
+#include "common/codec/frame_about.h"
+#include "common/trace/span_names.h"
 #include "server/data_plane/param_operation.h"
 #include "server/data_plane/param_server.h"
 
@@ -352,6 +354,7 @@ void ParamServer::PostClosing(const StepClosing& closing) {
     if (shards_[i] == nullptr) continue;  // Another server's.
     lanes_.Post(LaneKey(i), [this, i, step = closing.step, contributors] {
       const ThreadCpuTimer timer(&apply_nanos_);
+      const trace::Span span(trace::kClosing, {0, step, i + 1});
       shards_[i]->CloseStep(step, *contributors);
       RaiseTo(shards_[i]->version(), &updates_);
     });
@@ -382,6 +385,10 @@ ParamServer::Operations ParamServer::TakeReleased() {
   }
   const absl::Time now = Now();
   for (const OperationPtr& op : released) {
+    if (trace::On()) {
+      trace::RecordPassive(trace::kWaitingForOthers, trace::NanosAt(op->waiting_since),
+                           AboutFrame(op->frame));
+    }
     const auto session = sessions_.find(op->worker);
     if (session == sessions_.end()) continue;
     session->second.waiting_seconds += absl::ToDoubleSeconds(now - op->waiting_since);

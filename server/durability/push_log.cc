@@ -1,5 +1,7 @@
 #include "server/durability/push_log.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -9,6 +11,8 @@
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/trace/recorder.h"
+#include "common/trace/span_names.h"
 
 namespace recon {
 namespace {
@@ -94,6 +98,7 @@ void PushLog::TakeBatch() {
 }
 
 void PushLog::Run() {
+  pthread_setname_np(pthread_self(), "push-log");
   while (true) {
     TakeBatch();
     if (batch_.empty()) return;
@@ -181,6 +186,7 @@ absl::Status PushLog::Write() {
     bytes += PaddedBytes(unpadded);
   }
   if (records == 0) return absl::OkStatus();
+  const trace::Span span(trace::kWritingLog);
   // A batch stays in one segment: it is as large as a batch at least.
   if (segment_.bytes + bytes > options_.segment_bytes && segment_.bytes > segment_head_.size()) {
     RECON_RETURN_IF_ERROR(OpenSegment(bytes));

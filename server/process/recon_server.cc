@@ -57,6 +57,7 @@
 #include "server/recovery/state_recovery.h"
 #include "server/rpc/cluster_service.h"
 #include "server/rpc/control_service.h"
+#include "server/rpc/trace_service.h"
 
 namespace recon {
 namespace {
@@ -116,6 +117,7 @@ struct ReconServer::Parts {
   absl::Duration began;  // As ParamServer::Options has it.
   FrameListeners frames;
   std::unique_ptr<ParamService> param_service;
+  std::unique_ptr<TraceService> trace_service;
   std::unique_ptr<ControlService> control_service;
   std::unique_ptr<ClusterService> cluster_service;
   std::unique_ptr<RpcServer> rpc;
@@ -355,6 +357,7 @@ absl::Status ReconServer::Parts::Open() {
       handler, &connected, &connections,
       [params = params.get()](Incarnation sender) { return params->Knows(sender); });
   rollback_lane = std::make_unique<Lane>("rollback");
+  trace_service = std::make_unique<TraceService>(coordinator.get(), cluster.get());
   control_service = std::make_unique<ControlService>(
       access.get(), coordinator.get(), snapshots.get(), drain_requested,
       [this](const RollbackRequest& request, const ControlService::RollbackDone& done) {
@@ -362,13 +365,15 @@ absl::Status ReconServer::Parts::Open() {
       },
       [this](const HistoryRequest& request, ControlService::HistoryDone done) {
         history->EncodeLater(request, std::move(done));
-      });
-  std::vector<grpc::Service*> services = {param_service.get(), control_service.get()};
+      },
+      trace_service.get());
+  std::vector<grpc::Service*> services = {param_service.get(), control_service.get(), trace_service.get()};
   if (cluster != nullptr) {
     cluster_service = std::make_unique<ClusterService>(access.get(), cluster.get());
     services.push_back(cluster_service.get());
   }
   RECON_ASSIGN_OR_RETURN(rpc, RpcServer::Start("--listen", flags.listen, tls, services, &connections));
+  trace_service->SetAddress(rpc->address());
   NoteStatus();
   if (dashboard != nullptr) dashboard->Attach(history.get(), store.get());
   params->NoteReady();
@@ -877,6 +882,7 @@ void ReconServer::Parts::StopServing(absl::Duration timeout) {
   frames.Stop();
   param_service->Close();
   control_service->FinishDrains(absl::UnavailableError("the server ends without a drain"));
+  trace_service->Close();
   if (cluster_service != nullptr) cluster_service->Close();
   rpc->Shutdown(timeout);
 }

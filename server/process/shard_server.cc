@@ -22,9 +22,11 @@
 #include "common/rpc/param_service.h"
 #include "common/rpc/rpc_server.h"
 #include "common/rpc/tls_probe.h"
+#include "common/rpc/trace_reporter.h"
 #include "common/snapshot/manifest.h"
 #include "common/storage/store_url.h"
 #include "common/tensor/shard_assignment.h"
+#include "common/trace/span_names.h"
 #include "common/transport/transport.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "server/data_plane/param_server.h"
@@ -75,6 +77,8 @@ class ShardServer::Parts {
 
   void Report(ServerReport report);
   ServerReport Progress() const;
+  // Where workers reach it.
+  std::string OwnAddress() const { return flags_.advertise.empty() ? rpc_->address() : flags_.advertise; }
   void Fail(const absl::Status& status);
   bool ended_or_failed() const;
   std::string LogDirectory() const { return flags_.data + "/log"; }
@@ -86,6 +90,7 @@ class ShardServer::Parts {
   Metrics metrics_;
   std::unique_ptr<ControlDb> db_;
   std::shared_ptr<grpc::Channel> head_;
+  std::unique_ptr<TraceReporter> traces_;
   std::atomic<bool> stop_{false};
 
   // Set by the thread that follows, once.
@@ -136,6 +141,7 @@ absl::Status ShardServer::Parts::Open(const ServerFlags& flags) {
     RECON_ASSIGN_OR_RETURN(caller_.token, ReadTokenFile(tls_.token_file));
   }
   RECON_ASSIGN_OR_RETURN(head_, ConnectTo(flags.join, tls_));
+  traces_ = std::make_unique<TraceReporter>(head_);
   RECON_RETURN_IF_ERROR(ServerCredentialsFor(flags.listen, tls_).status());
   RECON_RETURN_IF_ERROR(MakePrivateDirectory(flags.data));
   RECON_ASSIGN_OR_RETURN(DataLock data_held, DataLock::Acquire(flags.data));
@@ -228,7 +234,7 @@ absl::Status ShardServer::Parts::FollowOnce() {
   ServerReport report;
   ServerHello* hello = report.mutable_hello();
   hello->set_server_id(place_.server_id());
-  hello->set_address(flags_.advertise.empty() ? rpc_->address() : flags_.advertise);
+  hello->set_address(OwnAddress());
   hello->set_shared_memory(frames_.shared_memory());
   hello->set_ucx_address(frames_.ucx_address());
   hello->set_job_id(place_.job_id());
@@ -294,6 +300,10 @@ absl::Status ShardServer::Parts::Execute(const ServerCommand& command) {
         writer_->NotePublished(last_part_->part());
         params_->NoteSnapshot(last_part_->server().log_from());
       });
+      break;
+    case ServerCommand::kTrace:
+      traces_->Follow(command.trace().trace(), absl::Milliseconds(command.trace().left_ms()),
+                      DescribeMember(TRACE_ROLE_SERVER, OwnAddress(), place_.server()));
       break;
     case ServerCommand::kHurry:
       writer_->Hurry(command.hurry() - std::exchange(hurry_, command.hurry()));
@@ -468,6 +478,7 @@ void ShardServer::Parts::StartCut(const CutCommand& command) {
 
 void ShardServer::Parts::WritePart(const CutCommand& command, StateCut cut) {
   const uint64_t generation = command.generation();
+  const trace::Span span(trace::kSnapshot);
   SnapshotPart part;
   part.set_generation(generation);
   part.set_attempt(command.attempt());

@@ -11,6 +11,8 @@
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "common/snapshot/manifest.h"
+#include "common/trace/recorder.h"
+#include "common/trace/span_names.h"
 #include "server/recovery/log_replay.h"
 #include "server/recovery/snapshot_memory.h"
 
@@ -74,6 +76,7 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
     return absl::FailedPreconditionError("no snapshot: the server has no parameters yet");
   }
   const absl::Time start = Now();
+  const trace::Span span(trace::kSnapshot);
   RECON_ASSIGN_OR_RETURN(const Generation next, writer_.NextGeneration());
   RECON_RETURN_IF_ERROR(CheckStillOurs(Generation(next.value() - 1)));
   if (const std::optional<SnapshotReply> same = NothingNew(reason)) return *same;

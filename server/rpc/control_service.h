@@ -13,6 +13,7 @@
 #include "server/control/coordinator.h"
 #include "server/recovery/snapshot_service.h"
 #include "server/rpc/access.h"
+#include "server/rpc/trace_service.h"
 
 namespace recon {
 
@@ -29,13 +30,15 @@ class ControlService : public Control::CallbackService {
   using HistoryHandler = std::function<void(const HistoryRequest&, HistoryDone done)>;
 
   ControlService(Access* access, Coordinator* coordinator, SnapshotService* snapshots,
-                 std::atomic<bool>* drain_requested, RollbackHandler rollback, HistoryHandler history)
+                 std::atomic<bool>* drain_requested, RollbackHandler rollback, HistoryHandler history,
+                 const TraceService* traces)
       : access_(access),
         coordinator_(coordinator),
         snapshots_(snapshots),
         drain_requested_(drain_requested),
         rollback_(std::move(rollback)),
-        history_(std::move(history)) {}
+        history_(std::move(history)),
+        traces_(traces) {}
 
   using Reactor = grpc::ServerUnaryReactor;
   using Context = grpc::CallbackServerContext;
@@ -77,6 +80,7 @@ class ControlService : public Control::CallbackService {
   std::atomic<bool>* drain_requested_;
   const RollbackHandler rollback_;
   const HistoryHandler history_;
+  const TraceService* const traces_;
 
   Mutex mu_;
   std::vector<WaitingDrain> drains_ ABSL_GUARDED_BY(mu_);

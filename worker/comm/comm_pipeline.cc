@@ -1,5 +1,7 @@
 #include "worker/comm/comm_pipeline.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -12,6 +14,8 @@
 #include "common/base/status_macros.h"
 #include "common/codec/half_codec.h"
 #include "common/tensor/page.h"
+#include "common/trace/recorder.h"
+#include "common/trace/span_names.h"
 #include "common/transport/send_window.h"
 #include "worker/comm/frames.h"
 
@@ -144,6 +148,7 @@ bool CommPipeline::TakeEncoded(Outgoing* out) {
     out->encoded = EncodeAsItComes(encoder, out);
   } else {
     const absl::Time start = Now();
+    const trace::Span span(trace::kEncoding, trace::About::Push(session_->worker(), push.step));
     out->encoded = encoder->Encode(push.gradient.get(), push.plan);
     push.encode_time = Now() - start;
   }
@@ -180,7 +185,12 @@ absl::StatusOr<EncodedPush> CommPipeline::EncodeAsItComes(GradientEncoder* encod
     }
     plan.more_follows = next == GradientProgress::Next::kSome;
     const absl::Time start = Now();
-    RECON_ASSIGN_OR_RETURN(EncodedPush some, encoder->Encode(push.gradient.get(), plan));
+    absl::StatusOr<EncodedPush> encoded;
+    {
+      const trace::Span span(trace::kEncoding, trace::About::Push(session_->worker(), push.step));
+      encoded = encoder->Encode(push.gradient.get(), plan);
+    }
+    RECON_ASSIGN_OR_RETURN(EncodedPush some, std::move(encoded));
     push.encode_time += Now() - start;
     whole.stats.saturated += some.stats.saturated;
     whole.stats.non_finite += some.stats.non_finite;
@@ -201,6 +211,7 @@ absl::StatusOr<EncodedPush> CommPipeline::EncodeAsItComes(GradientEncoder* encod
 }
 
 void CommPipeline::Run() {
+  pthread_setname_np(pthread_self(), "push");
   while (true) {
     Outgoing out;
     if (!TakeEncoded(&out)) return;

@@ -9,6 +9,8 @@
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "common/base/pool_allocator.h"
+#include "common/codec/frame_about.h"
+#include "common/trace/span_names.h"
 
 namespace recon {
 namespace {
@@ -90,7 +92,11 @@ void ParamClient::Exchange::Send(std::vector<Frame> frames) {
   calls_.reserve(number + frames.size());
   for (Frame& frame : frames) {
     frame.header.kind = static_cast<uint8_t>(kind_);
-    auto done = Pooled([window = window_, number, take = on_reply_](const absl::StatusOr<ByteChain>& bytes) {
+    const trace::About about = AboutFrame(frame);
+    const int64_t traced_ns = trace::On() && about.worker != 0 ? MonotonicNanos() : 0;
+    auto done = Pooled([window = window_, number, take = on_reply_, about,
+                        traced_ns](const absl::StatusOr<ByteChain>& bytes) {
+      if (traced_ns != 0) trace::RecordPassive(trace::kUnderWay, traced_ns, about);
       absl::StatusOr<Frame> reply = DecodeReply(bytes);
       MutexLock lock(&window->mu);
       if (*take && reply.ok()) {
@@ -108,6 +114,7 @@ void ParamClient::Exchange::Send(std::vector<Frame> frames) {
       done(absl::UnavailableError("the shard's server is not connected"));
       continue;
     }
+    const trace::Span span(trace::kSending, about);
     calls_.push_back({transport, transport->Call(EncodeFrame(std::move(frame)), std::move(done))});
   }
 }

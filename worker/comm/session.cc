@@ -119,6 +119,7 @@ RegisterRequest Session::MakeRequest() const {
 void Session::AdoptReply(const RegisterReply& reply) {
   const bool again = registrations_++ > 0;
   identity_.set_worker(reply.worker());
+  worker_ = reply.worker();
   identity_.set_incarnation(incarnation_.value());
   identity_.set_cluster_epoch(reply.cluster_epoch());
   if (!again) {
@@ -298,6 +299,7 @@ void Session::HeartbeatOnce(double samples_per_second) {
   }
   if (options_.adopt_codec) options_.adopt_codec(reply->codec_choice());
   if (options_.adopt_workers) options_.adopt_workers(reply->workers());
+  if (options_.follow_trace) options_.follow_trace(*reply, name_, used.identity.worker());
   push_batches_.store(reply->push_batches(), std::memory_order_relaxed);
   workers_.store(reply->workers(), std::memory_order_relaxed);
   MutexLock lock(&mu_);

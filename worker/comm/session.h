@@ -47,6 +47,8 @@ class Session {
     std::function<absl::Status(const RegisterReply&)> adopt_servers;
     // Takes how many workers the job has, as heartbeats' answers say. Heartbeat thread.
     std::function<void(uint32_t)> adopt_workers;
+    // Takes what a heartbeat's answer says of traces; the worker's number. Heartbeat thread.
+    std::function<void(const HeartbeatReply&, const std::string& name, uint32_t worker)> follow_trace;
     // Takes what --codec auto stands for. Any thread; must not call the session.
     std::function<void(const CodecChoice&)> adopt_codec;
     std::string codec;
@@ -97,6 +99,8 @@ class Session {
 
   Standing standing() const;
   const std::string& name() const { return name_; }
+  // Of the last registration.
+  uint32_t worker() const { return worker_.load(std::memory_order_relaxed); }
   // As the last registration said: another object when the server has changed anything of it.
   std::shared_ptr<const JobConfig> job() const;
   bool server_has_values() const { return server_has_values_; }
@@ -187,6 +191,7 @@ class Session {
   Counters counters_;
   std::atomic<uint32_t> push_batches_{0};
   std::atomic<uint32_t> workers_{1};
+  std::atomic<uint32_t> worker_{0};
   Mutex registering_;  // Held by the one thread that registers.
 
   mutable Mutex mu_;

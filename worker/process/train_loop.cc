@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
+#include "common/trace/span_names.h"
 #include "worker/data/prefetcher.h"
 
 namespace recon {
@@ -32,7 +33,7 @@ absl::Status TrainLoop::Run() {
       break;
     } else if (work.kind == Trainer::Work::Kind::kNone) {
       // With splits whose pushes are under way, perhaps.
-      const Trainer::Pause mark(*trainer_);
+      const Trainer::Pause mark(*trainer_, trace::kWaitingForWork);
       absl::SleepFor(kIdlePoll);
     } else if (work.kind == Trainer::Work::Kind::kTrain) {
       RECON_RETURN_IF_ERROR(TrainLease(work.lease));

@@ -30,6 +30,7 @@
 #include "common/base/mutex.h"
 #include "common/base/process.h"
 #include "common/cli/version.h"
+#include "common/trace/span_names.h"
 #include "worker/data/dataset.h"
 #include "worker/encode/gradient_space.h"
 #include "worker/process/worker_flags.h"
@@ -290,8 +291,14 @@ class PyWorker {
   }
 
   // Heartbeats say that nothing is computed for a reason, until Resume().
-  void Pause() { ++Joined()->session()->counters()->waiting; }
-  void Resume() { --Joined()->session()->counters()->waiting; }
+  void Pause() {
+    ++Joined()->session()->counters()->waiting;
+    paused_ns_ = trace::On() ? MonotonicNanos() : 0;
+  }
+  void Resume() {
+    --Joined()->session()->counters()->waiting;
+    if (paused_ns_ != 0) trace::Record(trace::kWaitingForWork, paused_ns_, MonotonicNanos(), {});
+  }
 
   void Leave(bool finished) {
     if (member_ == nullptr || getpid() != process_) return;
@@ -403,6 +410,7 @@ class PyWorker {
   Trainer::Place place_;
   ParameterView parameters_;
   uint64_t last_key_ = 0;
+  int64_t paused_ns_ = 0;  // Since when, if that is traced.
   std::map<uint64_t, Session::HeldLeasePtr> leases_;
   std::map<uint64_t, Trainer::SplitPtr> splits_;
   PyObject *type_ = nullptr, *value_ = nullptr, *trace_ = nullptr;

@@ -67,6 +67,7 @@ absl::Status Member::Open(const std::atomic<bool>* stop) {
   connection_options.shared_memory = options_.shared_memory;
   connection_options.ucx = options_.ucx;
   servers_ = std::make_unique<ServerConnections>(connection_options, layout_.get());
+  traces_ = std::make_unique<TraceReporter>(channel);
   control_ = std::make_unique<ControlClient>(channel, ControlClient::kDeadline, caller);
   RECON_ASSIGN_OR_RETURN(session_, Session::Join(MakeSessionOptions(), control_.get(), stop));
   LogInfo("{} on {}{}, {} parameters, codec {}", session_->name(), space_->device(),
@@ -100,6 +101,10 @@ Session::Options Member::MakeSessionOptions() {
   options.adopt_servers = [this](const RegisterReply& reply) { return servers_->Adopt(reply); };
   options.adopt_workers = [this](uint32_t workers) { servers_->ShareWith(workers); };
   options.describe = [this](WorkerProgress* progress) { Describe(progress); };
+  options.follow_trace = [this](const HeartbeatReply& reply, const std::string& name, uint32_t worker) {
+    traces_->Follow(reply.trace(), absl::Milliseconds(reply.trace_left_ms()),
+                    DescribeMember(TRACE_ROLE_WORKER, name, worker));
+  };
   options.adopt_codec = [this](const CodecChoice& choice) { policy_->Adopt(choice); };
   options.on_silence = [this] {
     LogWarn("the server is silent: its connections are cut");

@@ -14,6 +14,7 @@
 #include "common/base/limits.h"
 #include "common/metrics/metrics.h"
 #include "common/rpc/credentials.h"
+#include "common/rpc/trace_reporter.h"
 #include "common/rpc/wire_bytes.h"
 #include "common/tensor/param_layout.h"
 #include "common/transport/worker_secret.h"
@@ -98,6 +99,7 @@ class Member {
   WireByteCounter wire_counter_;
   prometheus::Gauge* wire_sent_ = nullptr;
   prometheus::Gauge* wire_received_ = nullptr;
+  std::unique_ptr<TraceReporter> traces_;  // The session calls it.
   std::unique_ptr<ControlClient> control_;
   std::unique_ptr<Session> session_;
   std::unique_ptr<Trainer> trainer_;

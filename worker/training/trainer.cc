@@ -13,6 +13,7 @@
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/optim/update_rules.h"
+#include "common/trace/span_names.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "worker/data/dataset.h"
 
@@ -129,7 +130,7 @@ absl::Status Trainer::AdoptPolicy(const JobConfig* before) {
 
 void Trainer::AwaitRollback() {
   if (!session_->diverged()) return;
-  const Pause mark(session_);
+  const Pause mark(session_, trace::kWaitingForRollback);
   while (session_->diverged() && !stop_.load() && session_->fatal().ok()) absl::SleepFor(kRollbackPoll);
 }
 
@@ -137,7 +138,7 @@ absl::Status Trainer::Begin() {
   RECON_RETURN_IF_ERROR(AdoptJob());
   // Before the first lease: a replacement has its state by the time it has work.
   if (!session_->server_has_values()) return absl::OkStatus();
-  const Pause mark(session_);
+  const Pause mark(session_, trace::kPulling);
   const auto stopped = [this] { return stop_.load() || !session_->fatal().ok(); };
   return Reconstruct(options_.parameters_from, options_.tls, *layout_, *session_, stopped, &pipeline_,
                      replica_);
@@ -170,12 +171,12 @@ absl::StatusOr<Trainer::Work> Trainer::NextWork() {
 }
 
 absl::StatusOr<Session::Acquired> Trainer::Acquire() {
-  const Pause mark(session_);
+  const Pause mark(session_, trace::kWaitingForWork);
   return session_->Acquire();
 }
 
 void Trainer::AwaitPushes() {
-  const Pause mark(session_);
+  const Pause mark(session_, trace::kWaitingForPushes);
   pipeline_.WaitUntilBelow(1);
 }
 
@@ -239,6 +240,7 @@ absl::StatusOr<std::optional<Trainer::Place>> Trainer::BeginBatch(uint64_t order
     place.parameters = replica_->view();
     place.gradient = batch.push.gradient.get();
   }
+  if (trace::On()) batch.traced_ns = MonotonicNanos();
   batch_ = std::move(batch);
   return place;
 }
@@ -321,7 +323,14 @@ absl::Status Trainer::Account(const Computed& computed) {
   return absl::OkStatus();
 }
 
+void Trainer::TraceComputing(const OpenBatch& batch, int64_t end_ns, bool pushed) const {
+  if (batch.traced_ns == 0) return;
+  const trace::About about = pushed ? trace::About::Push(session_->worker(), last_step_) : trace::About();
+  trace::Record(trace::kComputing, batch.traced_ns, end_ns, about);
+}
+
 absl::Status Trainer::EndBatch(Computed computed, bool flush) {
+  const int64_t computed_ns = trace::On() ? MonotonicNanos() : 0;
   const absl::Status accounted = Account(computed);
   if (absl::IsOutOfRange(accounted) && job_->rolls_back()) {
     for (const SplitPtr& split : *batch_->splits) split->dropped = true;
@@ -338,6 +347,7 @@ absl::Status Trainer::EndBatch(Computed computed, bool flush) {
   }
   OpenBatch batch = *std::exchange(batch_, std::nullopt);
   if (batch.progress != nullptr) {
+    TraceComputing(batch, computed_ns, /*pushed=*/true);
     EndPush(std::move(batch), computed);
     return absl::OkStatus();
   }
@@ -349,9 +359,11 @@ absl::Status Trainer::EndBatch(Computed computed, bool flush) {
     push.learning_rates = std::move(computed.learning_rates);
     policy_->NoteStep(Now() - batch.arrived, computed.took, batch.stall);
     RECON_ASSIGN_OR_RETURN(push.step, TakeStep());
+    TraceComputing(batch, computed_ns, /*pushed=*/true);
     Submit(std::move(push), std::move(batch.splits), /*steps=*/1);
     return absl::OkStatus();
   }
+  TraceComputing(batch, computed_ns, /*pushed=*/false);
   if (computed.moved) {
     inner_->MoveTo(scratch_, computed.samples);
   } else if (inner_ != nullptr) {
@@ -528,9 +540,13 @@ absl::Status Trainer::FlushResidual() {
 }
 
 absl::Status Trainer::CompleteFinishedSplits() {
-  const Pause mark(session_);
+  const auto finished = [this] {
+    return !open_.empty() && open_.front()->submitted && open_.front()->pushes_open == 0;
+  };
+  if (!finished()) return absl::OkStatus();
+  const Pause mark(session_, trace::kCompleting);
   // In their order: it is that of a lease's splits.
-  while (!open_.empty() && open_.front()->submitted && open_.front()->pushes_open == 0) {
+  while (finished()) {
     const SplitPtr split = open_.front();
     open_.pop_front();
     if (split->dropped || session_->lost(split->lease)) {
@@ -551,10 +567,14 @@ absl::Status Trainer::CompleteFinishedSplits() {
 absl::StatusOr<ParameterView> Trainer::BeginEvaluation() {
   // With what the server has now, not with what this worker last computed from.
   RECON_RETURN_IF_ERROR(WaitUntilBelow(1));
-  return Pull();
+  RECON_ASSIGN_OR_RETURN(const ParameterView parameters, Pull());
+  evaluation_traced_ns_ = trace::On() ? MonotonicNanos() : 0;
+  return parameters;
 }
 
 absl::Status Trainer::EndEvaluation(const Session::HeldLeasePtr& lease, const EvalResult& result) {
+  if (evaluation_traced_ns_ != 0)
+    trace::Record(trace::kEvaluating, evaluation_traced_ns_, MonotonicNanos(), {});
   const absl::Status status = session_->Complete(lease, 0, result);
   return absl::IsAborted(status) ? absl::OkStatus() : status;
 }
@@ -575,12 +595,12 @@ absl::Status Trainer::SendInitialValues(absl::Span<const float> values) {
 }
 
 absl::Status Trainer::PullReplica() {
-  const Pause mark(session_);
+  const Pause mark(session_, trace::kPulling);
   return PullParameters(&pipeline_, replica_);
 }
 
 absl::Status Trainer::WaitUntilBelow(int pushes) {
-  const Pause mark(session_);
+  const Pause mark(session_, trace::kWaitingForPushes);
   while (!pipeline_.WaitUntilBelowOrReplies(pushes)) RECON_RETURN_IF_ERROR(Adopt(pipeline_.TakeReplies()));
   return absl::OkStatus();
 }

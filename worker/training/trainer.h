@@ -16,6 +16,7 @@
 #include "common/rpc/credentials.h"
 #include "common/tensor/param_layout.h"
 #include "common/tensor/parameter_view.h"
+#include "common/trace/recorder.h"
 #include "worker/comm/comm_pipeline.h"
 #include "worker/comm/reconstruct.h"
 #include "worker/comm/replica.h"
@@ -148,7 +149,7 @@ class Trainer {
 
   // The parameters as they are now, of the server.
   absl::StatusOr<ParameterView> Pull();
-  // Heartbeats say that nothing is computed for a reason, for as long as it lives.
+  // Heartbeats say that nothing is computed for a reason, for as long as it lives; traces, for which.
   class Pause;
 
   const JobConfig& job() const { return *job_; }
@@ -184,6 +185,7 @@ class Trainer {
     // Once it is pushed as it comes, by whom its gradient is held then.
     std::shared_ptr<GradientProgress> progress;
     absl::Span<float> gradient;
+    int64_t traced_ns = 0;  // When its computing began, if that is traced.
   };
 
   bool in_rounds() const {
@@ -213,6 +215,8 @@ class Trainer {
   // Waits for a place in the pipeline and adopts what has come; how long it waited.
   absl::StatusOr<absl::Duration> AwaitPlace(int pushes);
   absl::Status Account(const Computed& computed);
+  // A batch was computed until then, for the push that was numbered last, or for one to come.
+  void TraceComputing(const OpenBatch& batch, int64_t end_ns, bool pushed) const;
   // A batch that was pushed as it came: its gradient is whole.
   void EndPush(OpenBatch batch, const Computed& computed);
   // Asynchronous workers each move what is averaged by their share: the server adds all of them.
@@ -256,6 +260,7 @@ class Trainer {
   GradientSum sum_;
   std::list<SplitPtr> open_;
   uint64_t last_step_ = 0;
+  int64_t evaluation_traced_ns_ = 0;  // When it began, if that is traced.
 
   std::atomic<bool> stop_{false};
   CommPipeline pipeline_;
@@ -263,14 +268,18 @@ class Trainer {
 
 class Trainer::Pause {
  public:
-  explicit Pause(Session* session) : waiting_(&session->counters()->waiting) { ++*waiting_; }
-  explicit Pause(const Trainer& trainer) : Pause(trainer.session_) {}
+  // `why` is one of common/trace/span_names.h.
+  Pause(Session* session, const char* why) : waiting_(&session->counters()->waiting), span_(why) {
+    ++*waiting_;
+  }
+  Pause(const Trainer& trainer, const char* why) : Pause(trainer.session_, why) {}
   ~Pause() { --*waiting_; }
   Pause(const Pause&) = delete;
   Pause& operator=(const Pause&) = delete;
 
  private:
   std::atomic<int>* waiting_;
+  const trace::Span span_;
 };
 
 }  // namespace recon
