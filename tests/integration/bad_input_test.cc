@@ -331,7 +331,7 @@ TEST_CASE("no bytes on the wire end the server", "[bad_input]") {
   };
   for (const char* rpc : {"/recon.Param/Nonsense", "/recon.Control/Register", "/recon.Control/Heartbeat",
                           "/recon.Control/Acquire", "/recon.Control/Complete", "/recon.Control/Leave",
-                          "/recon.Control/Nonsense"}) {
+                          "/recon.Control/Nonsense", "/recon.Trace/Clock", "/recon.Trace/Deliver"}) {
     for (int i = 0; i < 40; ++i) {
       std::string bytes(random() % 300, '\0');
       for (char& byte : bytes) byte = static_cast<char>(random());

@@ -128,6 +128,16 @@ int main(int argc, char** argv) {
                       "how long each took to come to it; default: what both have come to");
   compare->callback([&] { run = [&] { return recon::CompareJobs(compare_target); }; });
 
+  recon::TraceTarget trace_target;
+  CLI::App* trace = app.add_subcommand(
+      "trace", "what head, servers and workers do for some seconds, on one clock, for Perfetto or Chrome");
+  AddServerFlags(trace, &trace_target.server);
+  trace->add_option("--seconds", trace_target.seconds, "how long: 0.1 to 60")->capture_default_str();
+  trace->add_option("-o,--output", trace_target.output, "the file, JSON");
+  trace->add_flag("--explain", trace_target.explain, "say in three lines where a step's time goes");
+  trace->callback(
+      [&] { run = [&] { return recon::Explained(trace_target.server, recon::RecordTrace(trace_target)); }; });
+
   CLI::App* completions =
       app.add_subcommand("completions", "every completed split: what was processed, by whom, when");
   AddServerFlags(completions, &server);

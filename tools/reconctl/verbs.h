@@ -67,6 +67,16 @@ struct CompareTarget {
 };
 absl::Status CompareJobs(const CompareTarget& target);
 
+// What the job's processes do, for some seconds: as a file for Perfetto or Chrome, and (`explain`) in three
+// lines.
+struct TraceTarget {
+  ServerTarget server;
+  double seconds = 10;
+  std::string output;  // Empty: no file.
+  bool explain = false;
+};
+absl::Status RecordTrace(const TraceTarget& target);
+
 absl::Status ShowCompletions(const ServerTarget& target);
 absl::Status TakeSnapshot(const ServerTarget& target);
 absl::Status DrainServer(const ServerTarget& target);
