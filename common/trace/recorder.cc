@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <new>
 
 #include "common/base/limits.h"
 
@@ -24,9 +25,6 @@ constexpr size_t kNameBytes = 16;
 class Ring {
  public:
   enum class State { kFree, kTaken, kLeft };
-
-  // Of the memory that a thread which never records would have needed nothing is touched.
-  Ring() : events_(new Event[kSpans]) {}
 
   bool TryTake() {
     State free = State::kFree;
@@ -70,7 +68,9 @@ class Ring {
   std::atomic<uint64_t> lost_{0};
   uint32_t id_ = 0;
   std::array<char, kNameBytes> name_ = {};
-  const std::unique_ptr<Event[]> events_;
+  // It lives as long as the process. What was never written to takes no memory of the machine's: making
+  // events there would.
+  Event* const events_ = static_cast<Event*>(::operator new(kSpans * sizeof(Event)));
 };
 
 using Rings = std::array<Ring, limits::kTraceThreadsMax>;

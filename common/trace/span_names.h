@@ -2,7 +2,7 @@
 
 namespace recon::trace {
 
-// What spans are called; server/dashboard/TRACE.md says what each is. "Passive" ones are no thread's doing.
+// What spans are called; tools/trace/README.md says what each is. "Passive" ones are no thread's doing.
 
 // Of a worker. Its training thread:
 inline constexpr char kComputing[] = "computing";

@@ -1,5 +1,6 @@
 """recon.Worker, which knows NumPy alone: the smallest example, and what it says of wrong use."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -49,6 +50,27 @@ class Worker(unittest.TestCase):
                 worker.push({"weight": np.ones((4, 3))})
             self.assertTrue(np.allclose(worker.parameters()["weight"], -6, atol=1e-3))
             self.assertEqual(int(head.status()["samples_completed"]), 1200)
+
+    def test_a_trace_shows_what_a_script_computes(self) -> None:
+        with Server(BINARIES) as server, make_worker(server, epochs=1000000) as worker:
+            path = server.root / "trace.json"
+            batches = worker.batches()
+            next(batches)
+            worker.push({})
+            trace = subprocess.Popen([server.binaries / "reconctl", "trace", "--server", server.address, "--seconds", "0.5",
+                                      "-o", path])
+            while trace.poll() is None:
+                next(batches)
+                worker.push({"weight": np.ones((4, 3))}, lr=1e-6)
+            self.assertEqual(trace.returncode, 0)
+            events = json.loads(path.read_text())["traceEvents"]
+            processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+            own = next(pid for pid, name in processes.items() if name.startswith("worker ") and worker.name in name)
+            spans = [event for event in events if event["pid"] == own and event["ph"] == "X"]
+            self.assertLessEqual({"computing", "encoding", "sending", "waiting for pushes"}, {span["name"] for span in spans})
+            computed = [span["args"]["step"] for span in spans if span["name"] == "computing"]
+            self.assertGreater(len(computed), 3)
+            self.assertEqual(computed, sorted(set(computed)))
 
     def test_wrong_use_is_named(self) -> None:
         with Server(BINARIES) as server, make_worker(server) as worker:

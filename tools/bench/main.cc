@@ -12,6 +12,7 @@
 #include "tools/bench/goodput.h"
 #include "tools/bench/step_load.h"
 #include "tools/bench/straggler.h"
+#include "tools/bench/trace_cost.h"
 #include "tools/source_paths.h"
 
 // Exit codes: 0 measured, 1 failed, 2 wrong flags.
@@ -125,6 +126,15 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(16, 4096))
       ->capture_default_str();
   goodput_verb->add_flag("--json", json, "one JSON object");
+  recon::TraceCostOptions trace_cost;
+  CLI::App* trace_verb = app.add_subcommand("trace", "what spans cost, recorded and not");
+  trace_verb->add_option("--rounds", trace_cost.rounds, "medians are over these")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
+  trace_verb->add_option("--seconds", trace_cost.seconds, "of each measurement of a round")
+      ->check(CLI::Range(0.1, 600.0))
+      ->capture_default_str();
+  trace_verb->add_flag("--json", json, "one JSON object");
   std::string restore_directory, restore_log;
   CLI::App* restore_verb =
       app.add_subcommand("durability-restore", "one part of durability, in a process of its own");
@@ -150,6 +160,7 @@ int main(int argc, char** argv) {
                       : data_plane_verb->parsed() ? recon::RunDataPlane(data_plane)
                       : durability_verb->parsed() ? recon::RunDurability(durability)
                       : goodput_verb->parsed()    ? recon::RunGoodput(goodput)
+                      : trace_verb->parsed()      ? recon::RunTraceCost(trace_cost)
                       : !codecs_verb->parsed()    ? recon::RunStraggler(straggler)
                       : device >= 0               ? recon::RunCodecsOnGpu(codecs, device)
                                                   : recon::RunCodecs(codecs);
