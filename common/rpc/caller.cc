@@ -5,6 +5,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/private_file.h"
+#include "common/base/status_macros.h"
 
 namespace recon {
 namespace {
@@ -28,6 +29,14 @@ absl::StatusOr<std::string> ReadTokenFile(const std::string& path) {
         absl::StrCat("--token-file ", path, ": expected one token and nothing else"));
   }
   return std::string(token);
+}
+
+absl::StatusOr<Caller> CallerFor(const TlsFlags& flags) {
+  Caller caller;
+  if (!flags.token_file.empty()) {
+    RECON_ASSIGN_OR_RETURN(caller.token, ReadTokenFile(flags.token_file));
+  }
+  return caller;
 }
 
 }  // namespace recon

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "common/rpc/certificates.h"
 #include "common/transport/worker_secret.h"
 #include "grpcpp/client_context.h"
 
@@ -29,5 +30,7 @@ inline constexpr char kOwnTokenPrefix[] = "recon-operator-";
 // What --token-file names: one token. InvalidArgument, which names the flag, if it cannot be read or others
 // can read it.
 absl::StatusOr<std::string> ReadTokenFile(const std::string& path);
+// Who is no worker, and shows the token of the flags if there is one.
+absl::StatusOr<Caller> CallerFor(const TlsFlags& flags);
 
 }  // namespace recon

@@ -29,10 +29,12 @@ absl::Status StatusOf(const grpc::Status& status) {
 
 }  // namespace
 
-TraceClient::TraceClient(const std::shared_ptr<grpc::Channel>& channel) : stub_(Trace::NewStub(channel)) {}
+TraceClient::TraceClient(const std::shared_ptr<grpc::Channel>& channel, Caller caller)
+    : stub_(Trace::NewStub(channel)), caller_(std::move(caller)) {}
 
 absl::Status TraceClient::Record(absl::Duration length, const std::function<void(TraceUpdate)>& take) {
   grpc::ClientContext context;
+  caller_.AddTo(&context);
   SetDeadline(length + limits::kTracePatience + kBesides, &context);
   RecordRequest request;
   request.set_milliseconds(static_cast<uint32_t>(absl::ToInt64Milliseconds(length)));
@@ -44,6 +46,7 @@ absl::Status TraceClient::Record(absl::Duration length, const std::function<void
 
 absl::StatusOr<ClockSample> TraceClient::ReadClock(uint64_t trace) {
   grpc::ClientContext context;
+  caller_.AddTo(&context);
   SetDeadline(kDeadline, &context);
   ClockRequest request;
   request.set_trace(trace);
@@ -60,6 +63,7 @@ absl::StatusOr<ClockSample> TraceClient::ReadClock(uint64_t trace) {
 
 absl::StatusOr<TraceReceipt> TraceClient::Deliver(const TraceDelivery& delivery) {
   grpc::ClientContext context;
+  caller_.AddTo(&context);
   SetDeadline(kDeadline, &context);
   TraceReceipt receipt;
   const grpc::Status status = stub_->Deliver(&context, delivery, &receipt);

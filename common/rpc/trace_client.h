@@ -5,6 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/rpc/caller.h"
 #include "grpcpp/channel.h"
 #include "proto/trace.grpc.pb.h"
 
@@ -14,7 +15,8 @@ namespace recon {
 // Unavailable or DeadlineExceeded when it cannot be reached.
 class TraceClient {
  public:
-  explicit TraceClient(const std::shared_ptr<grpc::Channel>& channel);
+  // Each call shows `caller`.
+  explicit TraceClient(const std::shared_ptr<grpc::Channel>& channel, Caller caller = {});
 
   // Has the job recorded for `length`, and gives `take` what comes, on this thread. Returns when the trace is
   // over.
@@ -24,6 +26,7 @@ class TraceClient {
 
  private:
   std::unique_ptr<Trace::Stub> stub_;
+  const Caller caller_;
 };
 
 }  // namespace recon

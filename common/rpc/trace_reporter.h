@@ -22,7 +22,8 @@ namespace recon {
 // second.
 class TraceReporter {
  public:
-  explicit TraceReporter(const std::shared_ptr<grpc::Channel>& head) : client_(head) {}
+  // The head is shown `caller`.
+  TraceReporter(const std::shared_ptr<grpc::Channel>& head, const Caller& caller) : client_(head, caller) {}
   ~TraceReporter();
   TraceReporter(const TraceReporter&) = delete;
   TraceReporter& operator=(const TraceReporter&) = delete;

@@ -357,7 +357,7 @@ absl::Status ReconServer::Parts::Open() {
       handler, &connected, &connections,
       [params = params.get()](Incarnation sender) { return params->Knows(sender); });
   rollback_lane = std::make_unique<Lane>("rollback");
-  trace_service = std::make_unique<TraceService>(coordinator.get(), cluster.get());
+  trace_service = std::make_unique<TraceService>(access.get(), coordinator.get(), cluster.get());
   control_service = std::make_unique<ControlService>(
       access.get(), coordinator.get(), snapshots.get(), drain_requested,
       [this](const RollbackRequest& request, const ControlService::RollbackDone& done) {

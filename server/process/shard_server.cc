@@ -141,7 +141,7 @@ absl::Status ShardServer::Parts::Open(const ServerFlags& flags) {
     RECON_ASSIGN_OR_RETURN(caller_.token, ReadTokenFile(tls_.token_file));
   }
   RECON_ASSIGN_OR_RETURN(head_, ConnectTo(flags.join, tls_));
-  traces_ = std::make_unique<TraceReporter>(head_);
+  traces_ = std::make_unique<TraceReporter>(head_, caller_);
   RECON_RETURN_IF_ERROR(ServerCredentialsFor(flags.listen, tls_).status());
   RECON_RETURN_IF_ERROR(MakePrivateDirectory(flags.data));
   RECON_ASSIGN_OR_RETURN(DataLock data_held, DataLock::Acquire(flags.data));

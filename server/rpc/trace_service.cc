@@ -96,8 +96,8 @@ class TraceStream final : public grpc::ServerWriteReactor<TraceUpdate>,
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-TraceService::TraceService(Coordinator* coordinator, Cluster* cluster)
-    : coordinator_(coordinator), cluster_(cluster), lane_(std::make_unique<Lane>("trace")) {}
+TraceService::TraceService(Access* access, Coordinator* coordinator, Cluster* cluster)
+    : access_(access), coordinator_(coordinator), cluster_(cluster), lane_(std::make_unique<Lane>("trace")) {}
 
 TraceService::~TraceService() { Close(); }
 
@@ -132,8 +132,9 @@ grpc::ServerWriteReactor<TraceUpdate>* TraceService::Record(Context* context, co
   const auto stream = std::make_shared<TraceStream>();
   stream->Start();
   const absl::Duration length = absl::Milliseconds(request->milliseconds());
-  absl::Status status;
-  if (length <= absl::ZeroDuration() || length > limits::kTraceMax) {
+  absl::Status status = access_->Check(context, Role::kObserver, "Record");
+  if (!status.ok()) {
+  } else if (length <= absl::ZeroDuration() || length > limits::kTraceMax) {
     status = absl::InvalidArgumentError(absl::StrCat("a trace of ", absl::FormatDuration(length),
                                                      ", allowed are 1ms to ",
                                                      absl::FormatDuration(limits::kTraceMax)));
@@ -159,7 +160,8 @@ grpc::ServerWriteReactor<TraceUpdate>* TraceService::Record(Context* context, co
 TraceService::Reactor* TraceService::Clock(Context* context, const ClockRequest* request, ClockReply* reply) {
   reply->set_received_ns(MonotonicNanos());
   Reactor* reactor = context->DefaultReactor();
-  const absl::Status status = collector_.CheckCurrent(request->trace());
+  absl::Status status = access_->Check(context, Role::kObserver, "Clock");
+  status.Update(collector_.CheckCurrent(request->trace()));
   reply->set_sent_ns(MonotonicNanos());
   reactor->Finish(ToGrpc(status));
   return reactor;
@@ -168,7 +170,8 @@ TraceService::Reactor* TraceService::Clock(Context* context, const ClockRequest*
 TraceService::Reactor* TraceService::Deliver(Context* context, const TraceDelivery* delivery,
                                              TraceReceipt* receipt) {
   Reactor* reactor = context->DefaultReactor();
-  absl::StatusOr<TraceReceipt> taken = collector_.Deliver(*delivery, MonotonicNanos());
+  absl::StatusOr<TraceReceipt> taken = access_->Check(context, Role::kObserver, "Deliver");
+  if (taken.ok()) taken = collector_.Deliver(*delivery, MonotonicNanos());
   if (taken.ok()) *receipt = *std::move(taken);
   reactor->Finish(ToGrpc(taken.status()));
   return reactor;

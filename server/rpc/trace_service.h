@@ -13,6 +13,7 @@
 #include "proto/trace.grpc.pb.h"
 #include "server/cluster/cluster.h"
 #include "server/control/coordinator.h"
+#include "server/rpc/access.h"
 #include "server/trace/trace_collector.h"
 
 namespace recon {
@@ -29,7 +30,7 @@ class TraceService : public Trace::CallbackService {
   using Reactor = grpc::ServerUnaryReactor;
   using Context = grpc::CallbackServerContext;
 
-  TraceService(Coordinator* coordinator, Cluster* cluster);
+  TraceService(Access* access, Coordinator* coordinator, Cluster* cluster);
   ~TraceService() override;
 
   // Where clients reach this process, as traces show it.
@@ -57,6 +58,7 @@ class TraceService : public Trace::CallbackService {
   };
   Job LookAtJob();
 
+  Access* const access_;
   Coordinator* const coordinator_;
   Cluster* const cluster_;
   TraceCollector collector_;

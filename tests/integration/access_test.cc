@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "catch2/catch.hpp"
+#include "common/base/process.h"
 #include "nlohmann/json.hpp"
 #include "proto/cluster.grpc.pb.h"
 #include "server/access/roles.h"
@@ -161,6 +162,22 @@ TEST_CASE("with a file of tokens each has its role, and who shows none has none"
     }
   }
   if (job.flags.servers == 2) return;
+  // Programs take theirs from a file.
+  const std::string token_file = job.directory / "token";
+  const auto reconctl = [&](const std::string& verb, Role role) {
+    WriteTokens(token_file, kTokens.at(role) + "\n");
+    std::string output;
+    return RunProgram(
+        {ProgramDirectory() + "/reconctl", verb, "--server", job.flags.listen, "--token-file", token_file},
+        &output);
+  };
+  CHECK(reconctl("status", Role::kObserver) == 0);
+  CHECK(reconctl("history", Role::kObserver) == 0);
+  WorkerFlags worker = job.MakeWorker("one");
+  CHECK(absl::IsPermissionDenied(job.RunWorkers({worker})[0]));
+  WriteTokens(token_file, kTokens.at(Role::kWorker));
+  worker.tls.token_file = token_file;
+  CHECK(job.RunWorkers({worker})[0].ok());
   // A token that is taken out of the file is good no longer, one that is put in is; a broken file changes
   // nothing.
   const auto denied = [&](const std::string& token) {

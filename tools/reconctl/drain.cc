@@ -50,7 +50,8 @@ absl::Status WaitForEnd(const DrainReply& drained, ControlClient* client) {
 absl::Status DrainServer(const ServerTarget& target) {
   RECON_RETURN_IF_ERROR(CheckAddress("--server", target.address));
   RECON_ASSIGN_OR_RETURN(const auto channel, ConnectTo(target.address, target.tls));
-  ControlClient client(channel, absl::Seconds(3));
+  RECON_ASSIGN_OR_RETURN(const Caller caller, CallerFor(target.tls));
+  ControlClient client(channel, absl::Seconds(3), caller);
   RECON_RETURN_IF_ERROR(client.Status().status());  // Afterwards it was there.
   const absl::StatusOr<DrainReply> drained = client.Drain();
   if (absl::IsUnavailable(drained.status())) {

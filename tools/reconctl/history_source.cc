@@ -24,9 +24,11 @@ absl::StatusOr<JobHistory> OfDirectory(const std::string& directory) {
 absl::StatusOr<JobHistory> OfServer(const std::string& address, const ServerTarget& server,
                                     const std::string& worker) {
   RECON_ASSIGN_OR_RETURN(const auto channel, ConnectTo(address, server.tls));
+  RECON_ASSIGN_OR_RETURN(const Caller caller, CallerFor(server.tls));
   HistoryRequest request;
   request.set_worker(worker);
-  RECON_ASSIGN_OR_RETURN(const HistoryReply reply, ControlClient(channel).History(request));
+  RECON_ASSIGN_OR_RETURN(const HistoryReply reply,
+                         ControlClient(channel, ControlClient::kDeadline, caller).History(request));
   return reply.history();
 }
 

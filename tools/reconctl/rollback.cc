@@ -84,7 +84,8 @@ absl::Status RollBackServer(const RollbackTarget& target) {
   }
   RECON_RETURN_IF_ERROR(CheckAddress("--server", target.server.address));
   RECON_ASSIGN_OR_RETURN(const auto channel, ConnectTo(target.server.address, target.server.tls));
-  ControlClient client(channel, absl::Seconds(3));
+  RECON_ASSIGN_OR_RETURN(const Caller caller, CallerFor(target.server.tls));
+  ControlClient client(channel, absl::Seconds(3), caller);
   RECON_ASSIGN_OR_RETURN(const RollbackReply planned, client.Rollback(request));
   if (target.dry_run) {
     std::cout << (target.server.json ? ToJson(planned) + "\n" : Describe(planned));

@@ -27,7 +27,8 @@ namespace {
 absl::StatusOr<std::unique_ptr<ControlClient>> Connect(const ServerTarget& target) {
   RECON_RETURN_IF_ERROR(CheckAddress("--server", target.address));
   RECON_ASSIGN_OR_RETURN(const auto channel, ConnectTo(target.address, target.tls));
-  return std::make_unique<ControlClient>(channel, absl::Seconds(3));
+  RECON_ASSIGN_OR_RETURN(const Caller caller, CallerFor(target.tls));
+  return std::make_unique<ControlClient>(channel, absl::Seconds(3), caller);
 }
 
 const char* PhaseName(JobPhase phase) {

@@ -132,11 +132,13 @@ absl::Status RecordTrace(const TraceTarget& target) {
   WholeFile file(target.output);
   if (!target.output.empty()) RECON_RETURN_IF_ERROR(file.CheckWritable());
   RECON_ASSIGN_OR_RETURN(const auto channel, ConnectTo(target.server.address, target.server.tls));
+  RECON_ASSIGN_OR_RETURN(const Caller caller, CallerFor(target.server.tls));
   TimelineBuilder builder;
   absl::Status malformed;
-  const absl::Status recorded = TraceClient(channel).Record(
-      absl::Seconds(target.seconds),
-      [&](TraceUpdate update) { malformed.Update(builder.Add(std::move(update))); });
+  const absl::Status recorded =
+      TraceClient(channel, caller).Record(absl::Seconds(target.seconds), [&](TraceUpdate update) {
+        malformed.Update(builder.Add(std::move(update)));
+      });
   RECON_RETURN_IF_ERROR(malformed);
   if (!builder.begun()) {
     return recorded.ok() ? absl::InternalError("the server has recorded nothing") : recorded;

@@ -67,7 +67,7 @@ absl::Status Member::Open(const std::atomic<bool>* stop) {
   connection_options.shared_memory = options_.shared_memory;
   connection_options.ucx = options_.ucx;
   servers_ = std::make_unique<ServerConnections>(connection_options, layout_.get());
-  traces_ = std::make_unique<TraceReporter>(channel);
+  traces_ = std::make_unique<TraceReporter>(channel, caller);
   control_ = std::make_unique<ControlClient>(channel, ControlClient::kDeadline, caller);
   RECON_ASSIGN_OR_RETURN(session_, Session::Join(MakeSessionOptions(), control_.get(), stop));
   LogInfo("{} on {}{}, {} parameters, codec {}", session_->name(), space_->device(),
