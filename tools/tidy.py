@@ -48,6 +48,7 @@ ALLOWED = {
     "server/process": ["common", "server"],
     "server": ["common/base", "common/rpc", "server/process"],
     "worker/data": ["common/base"],
+    "worker/machine": ["common/base"],
     "worker/encode": ["common/base", "common/tensor", "common/codec"],
     "worker/model": ["common/base", "common/tensor", "worker/data", "worker/encode", "worker/cuda"],
     "worker/cuda": ["common/base", "common/tensor", "common/codec", "worker/encode", "worker/model", "worker/data"],

@@ -9,6 +9,15 @@
 #include <string>
 
 namespace recon {
+namespace {
+
+double CpuClockSeconds(clockid_t clock) {
+  timespec used{};
+  clock_gettime(clock, &used);
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+}
+
+}  // namespace
 
 CpuUsage ProcessCpuUsage() {
   CpuUsage usage;
@@ -27,10 +36,8 @@ CpuUsage ProcessCpuUsage() {
   return usage;
 }
 
-double ThreadCpuSeconds() {
-  timespec used{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
-  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
-}
+double ProcessCpuSeconds() { return CpuClockSeconds(CLOCK_PROCESS_CPUTIME_ID); }
+
+double ThreadCpuSeconds() { return CpuClockSeconds(CLOCK_THREAD_CPUTIME_ID); }
 
 }  // namespace recon

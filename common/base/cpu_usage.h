@@ -14,6 +14,9 @@ struct CpuUsage {
 // Since the process started; threads that have ended count for what they used. Thread-safe.
 CpuUsage ProcessCpuUsage();
 
+// The first of these alone, which costs nothing.
+double ProcessCpuSeconds();
+
 // CPU time of the calling thread.
 double ThreadCpuSeconds();
 

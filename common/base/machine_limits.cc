@@ -43,25 +43,6 @@ uint64_t SoftLimit(int resource) {
   return limit.rlim_cur == RLIM_INFINITY ? 0 : limit.rlim_cur;
 }
 
-double CoreQuota(const std::string& root) {
-  double quota = 0;
-  const auto lower = [&](const std::string& used, const std::string& period) {
-    double used_us = 0, period_us = 0;  // "max", and -1, mean none.
-    if (!absl::SimpleAtod(used, &used_us) || !absl::SimpleAtod(period, &period_us)) return;
-    if (used_us > 0 && period_us > 0) Lower(used_us / period_us, &quota);
-  };
-  VisitControlGroups(root, "cpu", "cpu.max", "cpu.cfs_quota_us", [&](const std::string& path) {
-    std::string used, period;
-    std::ifstream file(path);
-    if (!(file >> used)) return;
-    if (!(file >> period)) {
-      std::ifstream(path.substr(0, path.rfind('/')) + "/cpu.cfs_period_us") >> period;
-    }
-    lower(used, period);
-  });
-  return quota;
-}
-
 uint64_t ThreadLimit(const std::string& root) {
   uint64_t limit = 0;
   VisitControlGroups(root, "pids", "pids.max", "pids.max", [&](const std::string& path) {
@@ -90,6 +71,23 @@ int MachineLimits::Cores() const {
   return std::max(1, std::min(cores_allowed, by_quota));
 }
 
+std::optional<CoreQuota> TightestCoreQuota(const std::string& root) {
+  std::optional<CoreQuota> tightest;
+  VisitControlGroups(root, "cpu", "cpu.max", "cpu.cfs_quota_us", [&](const std::string& path) {
+    const std::string directory = path.substr(0, path.rfind('/'));
+    std::string used, period;
+    std::ifstream file(path);
+    if (!(file >> used)) return;
+    if (!(file >> period)) std::ifstream(directory + "/cpu.cfs_period_us") >> period;
+    double used_us = 0, period_us = 0;  // "max", and -1, mean none.
+    if (!absl::SimpleAtod(used, &used_us) || !absl::SimpleAtod(period, &period_us)) return;
+    if (!(used_us > 0 && period_us > 0)) return;
+    const double cores = used_us / period_us;
+    if (!tightest || cores < tightest->cores) tightest = {cores, directory};
+  });
+  return tightest;
+}
+
 MachineLimits ReadMachineLimits(const std::string& root) {
   MachineLimits limits;
   limits.cores_of_machine = std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
@@ -97,7 +95,7 @@ MachineLimits ReadMachineLimits(const std::string& root) {
   // Of machines with more than 1,024 cores it tells nothing.
   limits.cores_allowed =
       sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : limits.cores_of_machine;
-  limits.core_quota = CoreQuota(root);
+  if (const std::optional<CoreQuota> quota = TightestCoreQuota(root)) limits.core_quota = quota->cores;
   limits.descriptors = SoftLimit(RLIMIT_NOFILE);
   limits.file_bytes = SoftLimit(RLIMIT_FSIZE);
   limits.threads = ThreadLimit(root);

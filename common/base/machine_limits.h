@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace recon {
@@ -22,6 +23,14 @@ struct MachineLimits {
 
 // `root` is before all paths that are read. Thread-safe; reads a few files.
 MachineLimits ReadMachineLimits(const std::string& root = "");
+
+// The least quota of processor time among the process' control group and those above, and the directory of
+// the group that has it; none without one. `root` as above. Thread-safe; reads a few files.
+struct CoreQuota {
+  double cores = 0;
+  std::string directory;
+};
+std::optional<CoreQuota> TightestCoreQuota(const std::string& root = "");
 
 // Raises the soft limits of descriptors and of the size of files to the hard ones, and has a write beyond the
 // latter return an error (SIGXFSZ). Once, in main.

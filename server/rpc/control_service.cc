@@ -88,12 +88,11 @@ ControlService::Reactor* ControlService::Register(Context* context, const Regist
 
 ControlService::Reactor* ControlService::Heartbeat(Context* context, const HeartbeatRequest* request,
                                                    HeartbeatReply* reply) {
-  return OfWorker(context, "Heartbeat", request->identity().incarnation(), reply,
-                  [this, request] {
-                    absl::StatusOr<HeartbeatReply> result = coordinator_->Heartbeat(*request, Now());
-                    if (result.ok()) traces_->Tell(&*result);
-                    return result;
-                  });
+  return OfWorker(context, "Heartbeat", request->identity().incarnation(), reply, [this, request] {
+    absl::StatusOr<HeartbeatReply> result = coordinator_->Heartbeat(*request, Now());
+    if (result.ok()) traces_->Tell(&*result);
+    return result;
+  });
 }
 
 ControlService::Reactor* ControlService::Acquire(Context* context, const AcquireRequest* request,
