@@ -53,7 +53,7 @@ ALLOWED = {
     "worker/model": ["common/base", "common/tensor", "worker/data", "worker/encode", "worker/cuda"],
     "worker/cuda": ["common/base", "common/tensor", "common/codec", "worker/encode", "worker/model", "worker/data"],
     "worker/comm": ["common", "worker/encode"],
-    "worker/training": ["common", "worker/comm", "worker/data", "worker/encode"],
+    "worker/training": ["common", "worker/comm", "worker/data", "worker/encode", "worker/machine"],
     "worker/process": ["common", "worker"],
     "worker/python": ["common", "worker"],
     "worker": ["common/base", "common/rpc", "worker/process"],

@@ -12,6 +12,7 @@
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "server/control/coordinator.h"
+#include "server/scheduler/device_share.h"
 #include "server/scheduler/lease_size.h"
 #include "server/scheduler/local_steps.h"
 
@@ -172,9 +173,10 @@ absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request,
   }
   // What a synchronous step is made of must not hang on how fast somebody was: two runs end in equal bits.
   const absl::Duration target = job_.bound() == 0 ? absl::ZeroDuration() : options_.lease_target;
+  const WorkerProgress& progress = membership_.Find(worker)->progress;
   const uint32_t splits =
-      LeaseSplits(membership_.Find(worker)->progress.samples_per_second(), job_.split_samples(), target,
-                  queue_->free_splits(), membership_.alive());
+      LeaseSplits(progress.samples_per_second(), job_.split_samples(), target, queue_->free_splits(),
+                  membership_.alive(), LeaseShareOf(progress.device_status()).share);
   const std::optional<Task> task = queue_->Next(splits);
   if (!task) {
     // Nothing to do until somebody fails: nobody shall wait for this worker's next step.

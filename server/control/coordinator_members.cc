@@ -14,6 +14,7 @@
 #include "common/snapshot/safetensors.h"
 #include "server/control/coordinator.h"
 #include "server/control/proposal.h"
+#include "server/scheduler/device_share.h"
 
 namespace recon {
 namespace {
@@ -298,6 +299,11 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
   if (request.leases_size() > static_cast<int>(limits::kLeasesPerWorkerMax)) {
     return absl::InvalidArgumentError(
         absl::StrCat(request.leases_size(), " leases, allowed are ", limits::kLeasesPerWorkerMax));
+  }
+  RECON_RETURN_IF_ERROR(CheckDeviceStatus(request.progress().device_status()));
+  if (request.progress().precision().size() > limits::kNameBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("precision of ", request.progress().precision().size(),
+                                                   " bytes, allowed are ", limits::kNameBytesMax));
   }
   Membership::Member& member = *membership_.Find(worker);
   member.progress = request.progress();

@@ -1,5 +1,6 @@
 // Of Coordinator: what it tells of the job.
 
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,7 @@
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "server/control/coordinator.h"
+#include "server/scheduler/device_share.h"
 
 namespace recon {
 namespace {
@@ -161,6 +163,11 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
     for (const LeaseId lease : leases) splits += leases_.Find(lease, worker)->splits;
     out->set_splits(splits);
     out->set_local_steps(PushBatchesOf(worker));
+    LeaseShare lease = LeaseShareOf(member.progress.device_status());
+    if (!lease.why.empty()) {
+      out->set_lease_share(lease.share);
+      out->set_lease_share_why(std::move(lease.why));
+    }
     if (member.gone) out->set_gone_why(member.gone_why);
     out->set_heartbeat_age_ms(absl::ToDoubleMilliseconds(now - member.last_heard));
     *out->mutable_progress() = member.progress;

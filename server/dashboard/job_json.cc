@@ -100,6 +100,15 @@ std::string LiveJson(const StatusReply& status, const History& history) {
     columns["push_latency_ms"].push_back(Known(rates.push_latency_ms));
     columns["heard_ms"].push_back(member.heartbeat_age_ms());
     columns["device"].push_back(member.device());
+    const DeviceStatus& device = progress.device_status();
+    columns["utilization"].push_back(device.has_utilization() ? Json(device.utilization()) : Json());
+    columns["memory_used_bytes"].push_back(device.has_memory_used_bytes() ? Json(device.memory_used_bytes())
+                                                                          : Json());
+    columns["memory_total_bytes"].push_back(
+        device.has_memory_total_bytes() ? Json(device.memory_total_bytes()) : Json());
+    columns["power_watts"].push_back(device.has_power_watts() ? Json(device.power_watts()) : Json());
+    columns["throttled_why"].push_back(device.throttled_why());
+    columns["lease_share_why"].push_back(member.lease_share_why());
     columns["codec"].push_back(progress.codec().empty() ? member.codec() : progress.codec());
     columns["simulated"].push_back(member.simulated());
     columns["gone_why"].push_back(member.gone_why());

@@ -33,6 +33,37 @@ constexpr Series kSeries[] = {
      [](const MemberStatus&, const WorkerRates& rates) { return double{rates.link}; }},
     {"recon_server_worker_waiting_ratio", "Share of its steps that it waits for other workers",
      [](const MemberStatus&, const WorkerRates& rates) { return double{rates.waiting}; }},
+    {"recon_server_worker_device_utilization_ratio",
+     "Share of the time in which its device computes, for anybody",
+     [](const MemberStatus& member, const WorkerRates&) {
+       const DeviceStatus& device = member.progress().device_status();
+       return device.has_utilization() ? device.utilization() : NAN;
+     }},
+    {"recon_server_worker_device_own_utilization_ratio", "Likewise, for this worker's process",
+     [](const MemberStatus& member, const WorkerRates&) {
+       const DeviceStatus& device = member.progress().device_status();
+       return device.has_own_utilization() ? device.own_utilization() : NAN;
+     }},
+    {"recon_server_worker_device_memory_used_bytes", "Memory of its device in use, by anybody",
+     [](const MemberStatus& member, const WorkerRates&) {
+       const DeviceStatus& device = member.progress().device_status();
+       return device.has_memory_used_bytes() ? static_cast<double>(device.memory_used_bytes()) : NAN;
+     }},
+    {"recon_server_worker_device_memory_bytes", "Memory of its device",
+     [](const MemberStatus& member, const WorkerRates&) {
+       const DeviceStatus& device = member.progress().device_status();
+       return device.has_memory_total_bytes() ? static_cast<double>(device.memory_total_bytes()) : NAN;
+     }},
+    {"recon_server_worker_device_power_watts", "Power that its device takes",
+     [](const MemberStatus& member, const WorkerRates&) {
+       const DeviceStatus& device = member.progress().device_status();
+       return device.has_power_watts() ? device.power_watts() : NAN;
+     }},
+    {"recon_server_worker_device_throttled", "1 while its device's clock is held down",
+     [](const MemberStatus& member, const WorkerRates&) {
+       const DeviceStatus& device = member.progress().device_status();
+       return device.has_throttled() ? static_cast<double>(device.throttled()) : NAN;
+     }},
     {"recon_server_worker_silent_seconds", "Since it was heard of",
      [](const MemberStatus& member, const WorkerRates&) { return member.heartbeat_age_ms() / 1000; }},
 };

@@ -17,7 +17,7 @@ namespace recon {
 // Threads: thread-safe; Collect() runs on the threads of those who scrape.
 class WorkerSeries : public prometheus::Collectable {
  public:
-  // Each has nine series; Prometheus keeps all there ever were for as long as it keeps data.
+  // Each has 15 series; Prometheus keeps all there ever were for as long as it keeps data.
   static constexpr size_t kWorkersMax = 256;
   static constexpr size_t kLabelBytesMax = 256;
 

@@ -90,14 +90,52 @@ std::string SecondsLeft(const StatusReply& status) {
   return HumanSeconds(status.samples_per_second() > 0 ? left / status.samples_per_second() : NAN);
 }
 
+std::string Percent(double share) { return absl::StrFormat("%.0f %%", 100 * share); }
+
+// UTIL, MEM and POWER of a worker's device; "-" is what nobody knows.
+std::vector<std::string> DeviceCells(const DeviceStatus& device) {
+  return {device.has_utilization() ? Percent(device.utilization()) : "-",
+          device.has_memory_used_bytes() ? absl::StrCat(HumanBytes(device.memory_used_bytes()), " of ",
+                                                        HumanBytes(device.memory_total_bytes()))
+                                         : "-",
+          device.has_power_watts() ? absl::StrFormat("%.0f W", device.power_watts()) : "-"};
+}
+
+// What the table has no column for: lines below it.
+void PrintRemarks(const MemberStatus& member) {
+  const WorkerProgress& progress = member.progress();
+  const auto line = [&](const std::string& text) { std::cout << member.name() << ": " << text << "\n"; };
+  if (progress.residual_norm() > 0) {
+    line(absl::StrFormat("keeps back gradients of norm %.3g, sent whole %.0f s ago", progress.residual_norm(),
+                         progress.residual_age_seconds()));
+  }
+  if (progress.device_status().throttled()) {
+    line(absl::StrCat("its device is throttled: ", progress.device_status().throttled_why()));
+  }
+  if (!member.lease_share_why().empty()) {
+    line(absl::StrCat("gets ", Percent(member.lease_share()), " of a lease: ", member.lease_share_why()));
+  }
+  if (!progress.precision().empty() && progress.precision() != "fp32") {
+    const std::string scale = absl::StrFormat(", loss scale %.0f, %d batches skipped", progress.loss_scale(),
+                                              progress.skipped_batches());
+    line(absl::StrCat("computes in ", progress.precision(), progress.loss_scale() > 0 ? scale : ""));
+  }
+  const uint32_t pieces = progress.micro_batch_samples();
+  if (progress.batch_samples() > 0) {
+    line(absl::StrCat("batches of ", progress.batch_samples(), " samples",
+                      pieces > 0 ? absl::StrCat(", computed ", pieces, " at a time") : ""));
+  }
+}
+
 void PrintMembers(const StatusReply& status) {
-  std::vector<std::vector<std::string>> rows = {{"WORKER", "STATE", "STEP", "PUSHES", "STALENESS",
-                                                 "SAMPLES/S", "STEP TIME", "WAITS %", "SAMPLES", "SPLITS",
-                                                 "LOSS", "DEVICE", "CODEC", "RECONSTRUCTED", "HEARD"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"WORKER", "STATE", "STEP", "PUSHES", "STALENESS", "SAMPLES/S", "STEP TIME", "WAITS %", "SAMPLES",
+       "SPLITS", "LOSS", "DEVICE", "UTIL", "MEM", "POWER", "CODEC", "RECONSTRUCTED", "HEARD"}};
   if (status.job().has_local()) rows[0].push_back("LOCAL STEPS");
   for (const MemberStatus& member : status.members()) {
     const WorkerProgress& progress = member.progress();
     const bool gone = member.state() == MEMBER_GONE;
+    const std::vector<std::string> device = DeviceCells(gone ? DeviceStatus() : progress.device_status());
     rows.push_back(
         {member.name(), StateName(member.state()), absl::StrCat(member.next_step()),
          absl::StrCat(member.pushes()),
@@ -108,7 +146,7 @@ void PrintMembers(const StatusReply& status) {
          progress.batch_seconds() > 0 ? absl::StrFormat("%.3f s", progress.batch_seconds()) : "-",
          gone ? "-" : absl::StrFormat("%.0f", 100 * member.waits_share()),
          HumanCount(static_cast<double>(member.samples_completed())), absl::StrCat(member.splits()),
-         absl::StrFormat("%.4f", progress.last_loss()), member.device(),
+         absl::StrFormat("%.4f", progress.last_loss()), member.device(), device[0], device[1], device[2],
          progress.codec().empty() ? member.codec() : progress.codec(),
          progress.reconstruct_ms() > 0 ? absl::StrFormat("%.0f ms", progress.reconstruct_ms()) : "-",
          absl::StrFormat("%.1f s ago", member.heartbeat_age_ms() / 1000)});
@@ -116,13 +154,7 @@ void PrintMembers(const StatusReply& status) {
   }
   std::cout << Table(rows);
   for (const MemberStatus& member : status.members()) {
-    const WorkerProgress& progress = member.progress();
-    if (member.state() == MEMBER_GONE) continue;
-    if (progress.residual_norm() > 0) {
-      std::cout << member.name()
-                << absl::StrFormat(": keeps back gradients of norm %.3g, sent whole %.0f s ago\n",
-                                   progress.residual_norm(), progress.residual_age_seconds());
-    }
+    if (member.state() != MEMBER_GONE) PrintRemarks(member);
   }
 }
 

@@ -69,6 +69,8 @@ absl::Status Member::Open(const std::atomic<bool>* stop) {
   servers_ = std::make_unique<ServerConnections>(connection_options, layout_.get());
   traces_ = std::make_unique<TraceReporter>(channel, caller);
   control_ = std::make_unique<ControlClient>(channel, ControlClient::kDeadline, caller);
+  device_watch_ =
+      std::make_unique<DeviceWatch>([device = space_->device()] { return MakeDeviceMonitor(device); });
   RECON_ASSIGN_OR_RETURN(session_, Session::Join(MakeSessionOptions(), control_.get(), stop));
   LogInfo("{} on {}{}, {} parameters, codec {}", session_->name(), space_->device(),
           options_.simulated ? " (simulated)" : "", layout_->params(), policy_->Describe());
@@ -120,6 +122,7 @@ Session::Options Member::MakeSessionOptions() {
 void Member::Describe(WorkerProgress* progress) {
   progress->set_codec(policy_->Describe().substr(0, limits::kProgressTextBytesMax));
   *progress->mutable_step_work() = policy_->work();
+  if (const std::optional<DeviceStatus> status = device()) *progress->mutable_device_status() = *status;
   progress->mutable_step_work()->set_shares_memory(servers_->SharesMemory());
   if (progress->residual_norm() > 0) {
     progress->set_residual_age_seconds(absl::ToDoubleSeconds(policy_->residual_age(Now())));

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/metrics/metrics.h"
 #include "common/rpc/credentials.h"
@@ -24,6 +25,7 @@
 #include "worker/comm/session.h"
 #include "worker/encode/codec_policy.h"
 #include "worker/encode/gradient_space.h"
+#include "worker/machine/device_watch.h"
 #include "worker/training/trainer.h"
 
 namespace recon {
@@ -70,6 +72,8 @@ class Member {
   Session* session() { return session_.get(); }
   const ParamLayout& layout() const { return *layout_; }
   CodecPolicy* policy() { return policy_.get(); }
+  // How the device is that the space is on. Any thread.
+  std::optional<DeviceStatus> device() const { return device_watch_->Latest(Now()); }
 
   // Whatever waits ends soon, with this error.
   void Fail(const absl::Status& status);
@@ -101,6 +105,7 @@ class Member {
   prometheus::Gauge* wire_received_ = nullptr;
   std::unique_ptr<TraceReporter> traces_;  // The session calls it.
   std::unique_ptr<ControlClient> control_;
+  std::unique_ptr<DeviceWatch> device_watch_;  // Heartbeats ask it.
   std::unique_ptr<Session> session_;
   std::unique_ptr<Trainer> trainer_;
 

@@ -10,6 +10,7 @@ const COLUMNS = [
   {title: "Its time", key: "computing"}, {title: "Samples/s", key: "samples_per_second"},
   {title: "Loss", key: "loss"}, {title: "Staleness", key: "staleness"}, {title: "Batch", key: "batch_seconds"},
   {title: "Latency", key: "push_latency_ms"}, {title: "Heard", key: "heard_ms"}, {title: "Pushed", key: "push_bytes_per_second"},
+  {title: "Device", key: "utilization"},
 ];
 
 function median(values) {
@@ -25,7 +26,18 @@ function verdict(worker, usualBatch) {
     return `slow: computing, ${(worker.batch_seconds / usualBatch).toFixed(1)}x a batch`;
   if (worker.link > 0.4) return `slow: link, ${percent(worker.link)} of its time`;
   if (worker.waiting > 0.4) return `waits for others, ${percent(worker.waiting)}`;
+  if (worker.throttled_why) return `throttled: ${worker.throttled_why}`;
+  if (worker.lease_share_why) return `small leases: ${worker.lease_share_why}`;
   return worker.computing === null ? "" : "fine";
+}
+
+// Busy, full, power: what is known of it.
+function deviceText(worker) {
+  const parts = [worker.device];
+  if (worker.utilization !== null) parts.push(percent(worker.utilization));
+  if (worker.memory_used_bytes !== null) parts.push(`${bytes(worker.memory_used_bytes)} of ${bytes(worker.memory_total_bytes)}`);
+  if (worker.power_watts !== null) parts.push(`${Math.round(worker.power_watts)} W`);
+  return parts.join(", ");
 }
 
 export class Workers {
@@ -142,7 +154,7 @@ export class Workers {
     const texts = [worker.name, worker.state, worker.verdict, null,
                    count(worker.samples_per_second) + (worker.simulated ? " sim." : ""), digits(worker.loss), digits(worker.staleness),
                    milliseconds(1000 * worker.batch_seconds), milliseconds(worker.push_latency_ms), seconds(worker.heard_ms / 1000),
-                   bytes(worker.push_bytes_per_second) + "/s"];
+                   bytes(worker.push_bytes_per_second) + "/s", deviceText(worker)];
     texts.forEach((text, i) => {
       const cell = row.children[i];
       if (text === null || cell.textContent === text) return;
@@ -150,7 +162,7 @@ export class Workers {
       cell.title = text;
     });
     row.children[1].className = worker.state === "suspect" ? "bad" : worker.state === "active" ? "good" : "";
-    row.children[2].className = /^slow|^not heard/.test(worker.verdict) ? "bad" : "";
+    row.children[2].className = /^slow|^not heard|^throttled/.test(worker.verdict) ? "bad" : "";
     const shares = row.children[3];
     for (const [i, part] of ["computing", "link", "waiting"].entries())
       shares.children[i].style.width = `${100 * (worker[part] ?? 0)}%`;

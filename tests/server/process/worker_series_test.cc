@@ -48,6 +48,30 @@ TEST_CASE("a long name is a short label, and what is not known has no series", "
   CHECK(families["recon_server_worker_push_seconds"].metric.empty());
 }
 
+TEST_CASE("what a worker's device is known to do is a series, and what is not is none", "[metrics]") {
+  SimulatedStatus job(2);
+  DeviceStatus* device = job.Find("w1")->mutable_progress()->mutable_device_status();
+  device->set_utilization(0.75);
+  device->set_memory_used_bytes(3'000'000'000);
+  device->set_throttled(false);
+  History history(1);
+  const auto status = job.At(1);
+  history.Note(status, 1000);
+  auto families = ByName(SeriesOfWorkers(*status, history));
+  const auto only = [&](const std::string& name) {
+    const auto& metrics = families["recon_server_worker_device_" + name].metric;
+    REQUIRE(metrics.size() == 1);
+    CHECK(metrics[0].label[0].value == "w1");
+    return metrics[0].gauge.value;
+  };
+  CHECK(only("utilization_ratio") == 0.75);
+  CHECK(only("memory_used_bytes") == 3e9);
+  CHECK(only("throttled") == 0);
+  for (const char* name : {"own_utilization_ratio", "memory_bytes", "power_watts"}) {
+    CHECK(families[std::string("recon_server_worker_device_") + name].metric.empty());
+  }
+}
+
 TEST_CASE("there are no series before the first status and after the end", "[metrics]") {
   const TempDir directory;
   HistoryKeeper keeper(directory.path(), 1, FileSystem::Local());
