@@ -50,7 +50,7 @@ ALLOWED = {
     "worker/data": ["common/base"],
     "worker/machine": ["common/base"],
     "worker/encode": ["common/base", "common/tensor", "common/codec"],
-    "worker/model": ["common/base", "common/tensor", "worker/data", "worker/encode", "worker/cuda"],
+    "worker/model": ["common/base", "common/tensor", "common/codec", "worker/data", "worker/encode", "worker/cuda"],
     "worker/cuda": ["common/base", "common/tensor", "common/codec", "worker/encode", "worker/model", "worker/data"],
     "worker/comm": ["common", "worker/encode"],
     "worker/training": ["common", "worker/comm", "worker/data", "worker/encode", "worker/machine"],

@@ -105,6 +105,20 @@ TEST_CASE("wrong flags end each program with code 2 and the flag's name", "[bad_
   Refused({"recon-worker", "--data", "clusters:50,5", "--model", "mlp:32-4", "--device", "tpu"}, 2,
           "--device tpu");
 
+  Refused({"recon-worker", "--precision", "fp8"}, 2, "--precision fp8: expected fp32, bf16 or fp16");
+  Refused({"recon-worker", "--loss-scale", "1000", "--precision", "fp16"}, 2,
+          "--loss-scale 1000: expected a power of two");
+  Refused({"recon-worker", "--loss-scale", "1024"}, 2, "--loss-scale needs --precision fp16");
+  Refused({"recon-worker", "--data", "clusters:50,5", "--model", "resnet50", "--precision", "bf16"}, 2,
+          "--precision bf16: --model resnet50 simulates its computing");
+  Refused({"recon-worker", "--batch", "128"}, 2, "--batch 128: expected job or auto");
+  Refused({"recon-worker", "--batch-max", "128"}, 2, "--batch-min and --batch-max need --batch auto");
+  Refused({"recon-worker", "--batch", "auto", "--batch-min", "64", "--batch-max", "8"}, 2,
+          "--batch-min 64 is more than --batch-max 8");
+  Refused({"recon-worker", "--batch", "auto", "--accumulate", "4"}, 2, "not with --accumulate 4");
+  Refused({"recon-worker", "--micro-batch", "0"}, 2,
+          "--micro-batch 0: expected a number of samples, auto or off");
+
   Refused({"reconctl"}, 2, "expected a verb: status, ");
   Refused({"reconctl", "status", "--server", "x"}, 2, "--server x");
   Refused({"reconctl", "snapshot", "list"}, 2, "directory");

@@ -275,6 +275,10 @@ void Session::HeartbeatOnce(double samples_per_second) {
   progress->set_batches(counters_.batches);
   progress->set_waiting(counters_.waiting > 0);
   progress->set_batch_seconds(counters_.batch_seconds);
+  progress->set_batch_samples(counters_.batch_samples);
+  progress->set_micro_batch_samples(counters_.micro_batch_samples);
+  progress->set_loss_scale(counters_.loss_scale);
+  progress->set_skipped_batches(counters_.skipped_batches);
   if (options_.describe) options_.describe(progress);
   {
     MutexLock lock(&mu_);

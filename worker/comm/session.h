@@ -73,6 +73,11 @@ class Session {
     std::atomic<double> residual_norm{0};
     std::atomic<uint64_t> batches{0};
     std::atomic<double> batch_seconds{0};
+    // 0: nothing is said of it.
+    std::atomic<uint32_t> batch_samples{0};
+    std::atomic<uint32_t> micro_batch_samples{0};
+    std::atomic<double> loss_scale{0};
+    std::atomic<uint64_t> skipped_batches{0};
     std::atomic<int> waiting{0};  // How many calls of the training thread wait for a server.
   };
   // A lease this worker works on. The number changes when the server restarts.

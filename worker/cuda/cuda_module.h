@@ -19,7 +19,7 @@ namespace recon {
 struct CudaModule {
   // Devices this process can use. Unavailable, with the reason, if there are none.
   absl::StatusOr<int> (*device_count)();
-  absl::StatusOr<std::unique_ptr<ModelBackend>> (*make_mlp)(MlpModel model, int device);
+  absl::StatusOr<std::unique_ptr<ModelBackend>> (*make_mlp)(MlpModel model, int device, Precision precision);
   HostPinning pinning;
   // See measure_codecs.h.
   absl::StatusOr<std::vector<cuda::CodecMeasurement>> (*measure_codecs)(int device, uint64_t values,

@@ -15,6 +15,9 @@ namespace recon::cuda {
 inline absl::Status Check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
   (void)cudaGetLastError();  // Said here, and not again by the next check.
+  if (error == cudaErrorMemoryAllocation) {
+    return absl::ResourceExhaustedError(absl::StrCat("CUDA: ", what, ": ", cudaGetErrorString(error)));
+  }
   return absl::UnavailableError(absl::StrCat("CUDA: ", what, ": ", cudaGetErrorString(error)));
 }
 
@@ -27,7 +30,8 @@ class DeviceBuffer {
   DeviceBuffer& operator=(const DeviceBuffer&) = delete;
   ~DeviceBuffer() { cudaFree(data_); }
 
-  // Room for `count` elements; what was there is lost if it grows. Unavailable if there is not enough memory.
+  // Room for `count` elements; what was there is lost if it grows. ResourceExhausted if there is not
+  // enough memory.
   absl::Status Reserve(size_t count) {
     if (count <= count_) return absl::OkStatus();
     cudaFree(data_);
@@ -47,6 +51,12 @@ class DeviceBuffer {
   absl::Status Upload(const T* from, size_t count, cudaStream_t stream) {
     RECON_RETURN_IF_ERROR(Reserve(count));
     return Check(cudaMemcpyAsync(data_, from, count * sizeof(T), cudaMemcpyHostToDevice, stream), "upload");
+  }
+
+  void Release() {
+    cudaFree(data_);
+    data_ = nullptr;
+    count_ = 0;
   }
 
   T* get() { return data_; }

@@ -1,3 +1,7 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
 #include <cfloat>
 
 #include "worker/cuda/mlp_kernels.h"
@@ -32,7 +36,7 @@ __device__ void TakeLarger(float value, int index, float* best, int* best_index)
   }
 }
 
-__global__ void SoftmaxKernel(const float* logits, const uint32_t* labels, int samples, int classes,
+__global__ void SoftmaxKernel(const float* logits, const uint32_t* labels, int classes, float weight,
                               float* loss, uint32_t* correct, float* delta) {
   __shared__ float values[kThreads];
   __shared__ int indices[kThreads];
@@ -72,23 +76,42 @@ __global__ void SoftmaxKernel(const float* logits, const uint32_t* labels, int s
   for (int j = threadIdx.x; j < classes; j += kThreads) {
     const float probability = expf(row[j] - best) / sum;
     delta[static_cast<size_t>(sample) * classes + j] =
-        (probability - (j == static_cast<int>(label) ? 1.0f : 0.0f)) / samples;
+        (probability - (j == static_cast<int>(label) ? 1.0f : 0.0f)) * weight;
   }
 }
 
-__global__ void ColumnSumsKernel(const float* matrix, int samples, int units, float* sums) {
+__global__ void ColumnSumsKernel(const float* matrix, int samples, int units, float alpha, float beta,
+                                 float* sums) {
   const int j = blockIdx.x * blockDim.x + threadIdx.x;
   if (j >= units) return;
   float sum = 0.0f;
   for (int i = 0; i < samples; ++i) sum += matrix[static_cast<size_t>(i) * units + j];
-  sums[j] = sum;
+  sums[j] = alpha * sum + (beta == 0.0f ? 0.0f : beta * sums[j]);
+}
+
+__global__ void RoundTo16Kernel(bool fp16, size_t count, float* values, uint16_t* half, uint32_t* overflow) {
+  const size_t stride = static_cast<size_t>(gridDim.x) * blockDim.x;
+  for (size_t k = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x; k < count; k += stride) {
+    float rounded;
+    if (fp16) {
+      const __half bits = __float2half_rn(values[k]);
+      half[k] = __half_as_ushort(bits);
+      rounded = __half2float(bits);
+    } else {
+      const __nv_bfloat16 bits = __float2bfloat16_rn(values[k]);
+      half[k] = __bfloat16_as_ushort(bits);
+      rounded = __bfloat162float(bits);
+    }
+    values[k] = rounded;
+    if (!isfinite(rounded)) *overflow = 1;  // All that write it write the same.
+  }
 }
 
 // One block a tile of C, one thread a value; tiles of A and B go through shared memory.
 constexpr int kTile = 16;
 
-__global__ void GemmKernel(bool transpose_a, bool transpose_b, int m, int n, int k, const float* a,
-                           const float* b, float beta, float* c) {
+__global__ void GemmKernel(bool transpose_a, bool transpose_b, int m, int n, int k, float alpha,
+                           const float* a, const float* b, float beta, float* c) {
   __shared__ float tile_a[kTile][kTile + 1];
   __shared__ float tile_b[kTile][kTile + 1];
   const int row = blockIdx.y * kTile + threadIdx.y;
@@ -108,7 +131,7 @@ __global__ void GemmKernel(bool transpose_a, bool transpose_b, int m, int n, int
   }
   if (row >= m || column >= n) return;
   float* out = c + static_cast<size_t>(row) * n + column;
-  *out = sum + (beta == 0.0f ? 0.0f : beta * *out);
+  *out = alpha * sum + (beta == 0.0f ? 0.0f : beta * *out);
 }
 
 }  // namespace
@@ -125,19 +148,29 @@ void ReluBackward(const float* output, int count, float* delta, cudaStream_t str
   ReluBackwardKernel<<<Blocks(count), kThreads, 0, stream>>>(output, count, delta);
 }
 
-void SoftmaxCrossEntropy(const float* logits, const uint32_t* labels, int samples, int classes, float* loss,
-                         uint32_t* correct, float* delta, cudaStream_t stream) {
-  SoftmaxKernel<<<samples, kThreads, 0, stream>>>(logits, labels, samples, classes, loss, correct, delta);
+void SoftmaxCrossEntropy(const float* logits, const uint32_t* labels, int samples, int classes, float weight,
+                         float* loss, uint32_t* correct, float* delta, cudaStream_t stream) {
+  SoftmaxKernel<<<samples, kThreads, 0, stream>>>(logits, labels, classes, weight, loss, correct, delta);
 }
 
-void ColumnSums(const float* matrix, int samples, int units, float* sums, cudaStream_t stream) {
-  ColumnSumsKernel<<<Blocks(units), kThreads, 0, stream>>>(matrix, samples, units, sums);
+void ColumnSums(const float* matrix, int samples, int units, float alpha, float beta, float* sums,
+                cudaStream_t stream) {
+  ColumnSumsKernel<<<Blocks(units), kThreads, 0, stream>>>(matrix, samples, units, alpha, beta, sums);
 }
 
-void Gemm(bool transpose_a, bool transpose_b, int m, int n, int k, const float* a, const float* b, float beta,
-          float* c, cudaStream_t stream) {
+void RoundTo16(bool fp16, size_t count, float* values, uint16_t* half, uint32_t* overflow,
+               cudaStream_t stream) {
+  constexpr size_t kBlocksMax = 4096;
+  const size_t blocks = std::min(kBlocksMax, (count + kThreads - 1) / kThreads);
+  RoundTo16Kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(fp16, count, values, half,
+                                                                          overflow);
+}
+
+void Gemm(bool transpose_a, bool transpose_b, int m, int n, int k, float alpha, const float* a,
+          const float* b, float beta, float* c, cudaStream_t stream) {
   const dim3 blocks((n + kTile - 1) / kTile, (m + kTile - 1) / kTile);
-  GemmKernel<<<blocks, dim3(kTile, kTile), 0, stream>>>(transpose_a, transpose_b, m, n, k, a, b, beta, c);
+  GemmKernel<<<blocks, dim3(kTile, kTile), 0, stream>>>(transpose_a, transpose_b, m, n, k, alpha, a, b, beta,
+                                                        c);
 }
 
 }  // namespace recon::cuda

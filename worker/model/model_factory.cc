@@ -48,9 +48,9 @@ absl::StatusOr<std::unique_ptr<ModelBackend>> MakeMlp(const std::string& sizes, 
   if (device >= 0) {
     RECON_ASSIGN_OR_RETURN(const CudaModule* cuda, LoadCudaModule());
     SetHostPinning(cuda->pinning);
-    return cuda->make_mlp(std::move(model), device);
+    return cuda->make_mlp(std::move(model), device, options.precision);
   }
-  return std::make_unique<MlpBackend>(std::move(model), options.threads);
+  return std::make_unique<MlpBackend>(std::move(model), options.threads, options.precision);
 }
 
 }  // namespace
@@ -60,6 +60,11 @@ absl::StatusOr<std::unique_ptr<ModelBackend>> MakeBackend(const ModelOptions& op
   absl::string_view name = options.model;
   if (absl::ConsumePrefix(&name, "mlp:")) return MakeMlp(std::string(name), device, options);
   RECON_ASSIGN_OR_RETURN(ModelSpec spec, ModelSpecOf(options.model));
+  if (options.precision != Precision::kFp32) {
+    return absl::InvalidArgumentError(absl::StrCat("--precision ", PrecisionName(options.precision),
+                                                   ": --model ", options.model,
+                                                   " simulates its computing, and has no precision"));
+  }
   return std::make_unique<SyntheticBackend>(std::move(spec), options.seed);
 }
 

@@ -27,15 +27,26 @@ void SyntheticBackend::InitialValues(uint64_t seed, absl::Span<float> values) co
   for (float& value : values) value = SmallUniform(&state);
 }
 
-absl::StatusOr<BatchResult> SyntheticBackend::Gradient(const Batch& batch, const ParameterView&,
-                                                       absl::Span<float> gradient) {
+absl::StatusOr<BatchResult> SyntheticBackend::ComputeGradient(const Batch& batch, const ParameterView&,
+                                                              const GradientTerms& terms,
+                                                              absl::Span<float> gradient) {
   // By what is in the batch: whoever computes it, and however often, gets the same gradient.
   uint64_t state = seed_ ^ Hash64(batch.features.data(), batch.features.size() * sizeof(float));
   size_t from = SplitMix64(&state) % noise_.size();
   for (size_t at = 0; at < gradient.size();) {
     const size_t count = std::min(gradient.size() - at, noise_.size() - from);
-    std::copy_n(noise_.begin() + static_cast<ptrdiff_t>(from), count,
-                gradient.begin() + static_cast<ptrdiff_t>(at));
+    const auto noise = noise_.begin() + static_cast<ptrdiff_t>(from);
+    const auto out = gradient.begin() + static_cast<ptrdiff_t>(at);
+    if (terms.batch_samples == 0 && !terms.add) {
+      std::copy_n(noise, count, out);
+    } else {
+      const float weight =
+          terms.LossWeight(batch.samples) * static_cast<float>(batch.samples) / terms.loss_scale;
+      for (size_t i = 0; i < count; ++i) {
+        const auto k = static_cast<ptrdiff_t>(i);
+        out[k] = weight * noise[k] + (terms.add ? out[k] : 0);
+      }
+    }
     at += count;
     from = 0;
   }

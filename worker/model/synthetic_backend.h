@@ -17,12 +17,14 @@ class SyntheticBackend : public ModelBackend {
   std::string device() const override { return "simulated"; }
   bool simulated() const override { return true; }
   void InitialValues(uint64_t seed, absl::Span<float> values) const override;
-  absl::StatusOr<BatchResult> Gradient(const Batch& batch, const ParameterView& parameters,
-                                       absl::Span<float> gradient) override;
   // Loss and hits are 0: there is nothing to learn.
   absl::StatusOr<BatchResult> Evaluate(const Batch& batch, const ParameterView& parameters) override;
 
  private:
+  absl::StatusOr<BatchResult> ComputeGradient(const Batch& batch, const ParameterView& parameters,
+                                              const GradientTerms& terms,
+                                              absl::Span<float> gradient) override;
+
   ModelSpec spec_;
   std::vector<float> noise_;
   uint64_t seed_;

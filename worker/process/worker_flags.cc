@@ -2,8 +2,12 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
+#include <iterator>
 #include <optional>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/base/host_port.h"
@@ -16,6 +20,10 @@
 namespace recon {
 namespace {
 
+// Flags about computing, which a program that has the worker as a library does itself.
+constexpr absl::string_view kOfReconWorker[] = {"precision", "loss-scale", "batch",
+                                                "batch-min", "batch-max",  "micro-batch"};
+
 struct RawFlags {
   std::string codec = "fp16";
   std::string pull_codec = "auto";
@@ -25,6 +33,9 @@ struct RawFlags {
   std::string residual_flush = "60s";
   std::string transport = "auto";
   std::string parameters_from = "server";
+  std::string precision = "fp32";
+  std::string batch = "job";
+  std::string micro_batch = "off";
   double step_ms = 0;
   std::string reconnect_for = "10m";
   std::vector<std::string> tensor_groups;
@@ -57,6 +68,34 @@ void DefineFlags(CommandLine* line, WorkerFlags* flags, RawFlags* raw) {
   env(app->add_option("--threads", flags->model.threads, "CPU threads of matrix products")
           ->check(CLI::Range(1, 1024)),
       "RECON_THREADS");
+  env(app->add_option(
+          "--precision", raw->precision,
+          "of computing: fp32, bf16, or fp16 with dynamic loss scaling; the server's parameters are "
+          "fp32 in any case. A CPU rounds to it after each layer, and gets no faster"),
+      "RECON_PRECISION");
+  env(app->add_option(
+          "--loss-scale", flags->loss_scale,
+          "that --precision fp16 begins with, a power of two; half after values that are too large, "
+          "twice after 2,000 batches without"),
+      "RECON_LOSS_SCALE");
+  line->BeginGroup("Batches");
+  // Not RECON_BATCH, which is the server's.
+  env(app->add_option(
+          "--batch", raw->batch,
+          "job: of the server's --batch; or auto, with asp and ssp: as large as memory and speed of "
+          "the device suggest, each one push at the same learning rate"),
+      "RECON_WORKER_BATCH");
+  env(app->add_option("--batch-min", flags->batch.min, "samples, with --batch auto")
+          ->check(CLI::Range(1, 1'000'000'000)),
+      "RECON_BATCH_MIN");
+  env(app->add_option("--batch-max", flags->batch.max, "samples, with --batch auto; 0: those of a split")
+          ->check(CLI::Range(0, 1'000'000'000)),
+      "RECON_BATCH_MAX");
+  env(app->add_option(
+          "--micro-batch", raw->micro_batch,
+          "samples that are computed at a time: a batch's gradient is the sum of its pieces'; auto: "
+          "as many as memory and speed of the device suggest; off: the whole batch"),
+      "RECON_MICRO_BATCH");
   line->BeginGroup("Gradients and parameters on the wire");
   env(app->add_option("--codec", raw->codec,
                       "of gradients: auto, fp32, fp16, bf16, int8, topk:RATIO, randomk:RATIO or "
@@ -160,7 +199,47 @@ absl::Status Prefixed(const char* flag, const absl::Status& status) {
   return absl::InvalidArgumentError(absl::StrCat(flag, ": ", status.message()));
 }
 
+absl::Status ConvertBatch(const RawFlags& raw, uint32_t accumulate, BatchFlags* batch) {
+  if (raw.batch != "job" && raw.batch != "auto") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--batch ", raw.batch,
+        ": expected job or auto; how many samples a job's batches have says the server's --batch"));
+  }
+  batch->follows_device = raw.batch == "auto";
+  if (!batch->follows_device && (batch->min != 1 || batch->max != 0)) {
+    return absl::InvalidArgumentError("--batch-min and --batch-max need --batch auto");
+  }
+  if (batch->max != 0 && batch->min > batch->max) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--batch-min ", batch->min, " is more than --batch-max ", batch->max));
+  }
+  if (batch->follows_device && accumulate > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--batch auto says itself how many samples a push has: not with "
+                     "--accumulate ",
+                     accumulate));
+  }
+  batch->pieces_follow_device = raw.micro_batch == "auto";
+  if (raw.micro_batch == "auto" || raw.micro_batch == "off") return absl::OkStatus();
+  if (!absl::SimpleAtoi(raw.micro_batch, &batch->piece_samples) || batch->piece_samples == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--micro-batch ", raw.micro_batch, ": expected a number of samples, auto or off"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Convert(const RawFlags& raw, WorkerFlags* flags) {
+  RECON_ASSIGN_OR_RETURN(flags->model.precision, ParsePrecision(raw.precision));
+  int exponent = 0;
+  if (!(flags->loss_scale >= LossScaler::kMin && flags->loss_scale <= LossScaler::kMax) ||
+      std::frexp(flags->loss_scale, &exponent) != 0.5f) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--loss-scale ", flags->loss_scale, ": expected a power of two, 1 to 16777216"));
+  }
+  if (flags->loss_scale != LossScaler::kStart && flags->model.precision != Precision::kFp16) {
+    return absl::InvalidArgumentError("--loss-scale needs --precision fp16");
+  }
+  RECON_RETURN_IF_ERROR(ConvertBatch(raw, flags->accumulate, &flags->batch));
   RECON_RETURN_IF_ERROR(CheckAddress("--server", flags->server));
   if (!flags->metrics_address.empty()) {
     RECON_ASSIGN_OR_RETURN(flags->metrics_address,
@@ -259,7 +338,13 @@ absl::StatusOr<WorkerFlags> WorkerFlagsOf(const std::vector<std::pair<std::strin
   CommandLine line("recon", "a worker as a library");
   DefineFlags(&line, &flags, &raw);
   std::vector<std::string> arguments = {"recon"};
-  for (const auto& [name, value] : values) arguments.push_back(absl::StrCat("--", name, "=", value));
+  for (const auto& [name, value] : values) {
+    if (std::find(std::begin(kOfReconWorker), std::end(kOfReconWorker), name) != std::end(kOfReconWorker)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, " is a setting of recon-worker's own models: a script decides that itself"));
+    }
+    arguments.push_back(absl::StrCat("--", name, "=", value));
+  }
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   RECON_RETURN_IF_ERROR(line.ParseQuietly(static_cast<int>(argv.size()), argv.data()));

@@ -10,7 +10,9 @@
 #include "worker/comm/reconstruct.h"
 #include "worker/data/dataset.h"
 #include "worker/encode/codec_policy.h"
+#include "worker/model/loss_scaler.h"
 #include "worker/model/model_backend.h"
+#include "worker/process/batch_plan.h"
 #include "worker/training/member.h"
 
 namespace recon {
@@ -31,6 +33,8 @@ struct WorkerFlags {
   ParameterSource parameters_from = ParameterSource::kServer;
   std::string serve_parameters;  // host:port; empty: it does not.
   uint32_t accumulate = 1;
+  BatchFlags batch;
+  float loss_scale = LossScaler::kStart;  // That fp16 begins with.
   double slow_factor = 1;
   absl::Duration step_time;  // Simulated.
   absl::Duration reconnect_for;

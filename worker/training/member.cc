@@ -122,6 +122,7 @@ Session::Options Member::MakeSessionOptions() {
 void Member::Describe(WorkerProgress* progress) {
   progress->set_codec(policy_->Describe().substr(0, limits::kProgressTextBytesMax));
   *progress->mutable_step_work() = policy_->work();
+  progress->set_precision(options_.precision);
   if (const std::optional<DeviceStatus> status = device()) *progress->mutable_device_status() = *status;
   progress->mutable_step_work()->set_shares_memory(servers_->SharesMemory());
   if (progress->residual_norm() > 0) {

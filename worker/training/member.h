@@ -47,6 +47,7 @@ class Member {
     std::string data_fingerprint;  // See Fingerprint() in worker/data/dataset.h; empty: nothing is said.
     std::vector<FlagValue> proposed;
     bool simulated = false;
+    std::string precision;  // What it computes in, as heartbeats say; empty: they do not.
     CodecPolicy::Options codec;
     EncoderOptions encoder;
     int depth = 2;

@@ -52,6 +52,8 @@ Trainer::Trainer(const Options& options, const ParamLayout* layout, GradientSpac
       replica_(replica),
       steps_(metrics->Counter("recon_worker_steps_total", "Steps computed")),
       samples_(metrics->Counter("recon_worker_samples_total", "Samples computed")),
+      skipped_(metrics->Counter("recon_worker_skipped_batches_total",
+                                "Batches without a push, since they did not stay finite with loss scaling")),
       loss_(metrics->Gauge("recon_worker_loss", "Mean loss of the last batch")),
       compute_seconds_(metrics->Histogram("recon_worker_compute_seconds", "Computing time of a step",
                                           {.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5})),
@@ -201,6 +203,8 @@ bool Trainer::dropped(const SplitPtr& split) const { return split->dropped || se
 absl::Status Trainer::CloseSplit(const SplitPtr& split) {
   // Its batches are computed again. Gradients that were not due are of other leases, too: they stay.
   if (dropped(split) && (inner_ != nullptr || round_)) ForgetUnpushed();
+  // All of its batches were dropped.
+  if (round_ && round_->steps == 0) round_.reset();
   if (round_) RECON_RETURN_IF_ERROR(EndRound(/*flush=*/stop_.load()));
   split->submitted = true;
   if (stop_.load()) split->dropped = true;
@@ -286,6 +290,18 @@ void Trainer::DropBatch() {
   batch_.reset();
 }
 
+void Trainer::SkipBatch() {
+  ++session_->counters()->batches;  // It has computed: it does not stand still.
+  ++session_->counters()->skipped_batches;
+  skipped_.Increment();
+  DropBatch();
+}
+
+void Trainer::NoteBatchSize(uint32_t samples, uint32_t piece_samples) {
+  session_->counters()->batch_samples = samples;
+  session_->counters()->micro_batch_samples = piece_samples;
+}
+
 absl::Status Trainer::MakeRoomForSplit() {
   RECON_RETURN_IF_ERROR(session_->fatal());
   RECON_RETURN_IF_ERROR(AdoptJob());
@@ -313,6 +329,7 @@ absl::Status Trainer::Account(const Computed& computed) {
   } else if (!first) {
     usual = seconds;
   }
+  if (!computed.diverged.empty()) return absl::OutOfRangeError(computed.diverged);
   if (!computed.loss) return absl::OkStatus();
   if (!std::isfinite(*computed.loss)) {
     return absl::OutOfRangeError(

@@ -6,6 +6,7 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -120,6 +121,8 @@ class Trainer {
     std::optional<double> loss;  // Mean over the samples.
     // Of each group of the layout, the learning rate that the update goes by; empty: the job's.
     std::vector<double> learning_rates;
+    // Why nothing can be computed from the parameters there are, beside the loss; empty if it can.
+    std::string diverged;
     // The place has no gradient, but the parameters after a step that an optimizer of the caller's has made.
     // With local steps only.
     bool moved = false;
@@ -136,13 +139,20 @@ class Trainer {
   void AlsoOf(const SplitPtr& split);
   bool batch_begun() const { return batch_.has_value(); }
   // `flush`: it is the last that this worker does; what was kept back goes with it. OutOfRange if the loss is
-  // not finite, unless the job is rolled back then: the batch is dropped, and this waits for it.
+  // not finite or `diverged` says something, unless the job is rolled back then: the batch is dropped, and
+  // this waits for it.
   absl::Status EndBatch(Computed computed, bool flush = false);
   // Of the last push; in a synchronous job, the number of the step it was part of.
   uint64_t last_step() const { return last_step_; }
   // Nothing comes of the batch that has begun, but for what of it is pushed already; its samples count as
   // done.
   void DropBatch();
+  // Likewise, of a batch that was computed and is of no use: loss scaling was too high for it. The next is
+  // computed in its place.
+  void SkipBatch();
+  // What heartbeats say of batches, of the pieces they are computed in and of loss scaling; 0: nothing.
+  void NoteBatchSize(uint32_t samples, uint32_t piece_samples);
+  void NoteLossScale(double scale) { session_->counters()->loss_scale = scale; }
 
   // Waits for what is under way, sends what was kept back if a stop was asked for, and completes splits.
   absl::Status Finish();
@@ -245,6 +255,7 @@ class Trainer {
   Replica* const replica_;
   prometheus::Counter& steps_;
   prometheus::Counter& samples_;
+  prometheus::Counter& skipped_;
   prometheus::Gauge& loss_;
   prometheus::Histogram& compute_seconds_;
 

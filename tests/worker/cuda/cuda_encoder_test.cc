@@ -49,7 +49,7 @@ TEST_CASE("the CUDA encoder gives the CPU encoder's bytes for a device's gradien
   // Several runs of pages, shards that end within a page, two groups.
   const MlpModel model = *ParseMlp("33-70001-300-5");
   const ParamLayout layout = *ParamLayout::Create(model.spec);
-  const auto backend = *(*module)->make_mlp(model, 0);
+  const auto backend = *(*module)->make_mlp(model, 0, Precision::kFp32);
   backend->Bind(&layout);
   TransportMemory transport;
   REQUIRE((*module)->pinning.pin(transport.begin, kTransportBytes));
