@@ -17,6 +17,7 @@
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
 #include "common/rpc/tls_probe.h"
+#include "common/snapshot/safetensors.h"
 #include "server/control/policy.h"
 #include "tools/reconctl/render.h"
 #include "tools/reconctl/verbs.h"
@@ -110,7 +111,7 @@ void PrintRemarks(const MemberStatus& member) {
                          progress.residual_age_seconds()));
   }
   if (progress.device_status().throttled()) {
-    line(absl::StrCat("its device is throttled: ", progress.device_status().throttled_why()));
+    line(absl::StrCat("its device is throttled: ", ShownName(progress.device_status().throttled_why())));
   }
   if (!member.lease_share_why().empty()) {
     line(absl::StrCat("gets ", Percent(member.lease_share()), " of a lease: ", member.lease_share_why()));
@@ -118,7 +119,8 @@ void PrintRemarks(const MemberStatus& member) {
   if (!progress.precision().empty() && progress.precision() != "fp32") {
     const std::string scale = absl::StrFormat(", loss scale %.0f, %d batches skipped", progress.loss_scale(),
                                               progress.skipped_batches());
-    line(absl::StrCat("computes in ", progress.precision(), progress.loss_scale() > 0 ? scale : ""));
+    line(absl::StrCat("computes in ", ShownName(progress.precision()),
+                      progress.loss_scale() > 0 ? scale : ""));
   }
   const uint32_t pieces = progress.micro_batch_samples();
   if (progress.batch_samples() > 0) {

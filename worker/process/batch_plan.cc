@@ -33,9 +33,8 @@ uint32_t BatchPlan::NextBatch(const JobConfig& job) {
   uint32_t samples = job.batch_samples();
   chooses_ = flags_.follows_device && Check(flags_, job).ok();
   if (chooses_) {
-    BatchSize::Options options;
+    BatchSize::Options options = flags_.tuning;
     options.min = flags_.min;
-    options.window_min = flags_.window_min;
     options.max = flags_.max == 0 ? job.split_samples() : std::min(flags_.max, job.split_samples());
     options.start = samples;
     if (!batch_) batch_.emplace(options);
@@ -43,9 +42,8 @@ uint32_t BatchPlan::NextBatch(const JobConfig& job) {
     samples = batch_->samples();
   }
   if (flags_.pieces_follow_device) {
-    BatchSize::Options options;
+    BatchSize::Options options = flags_.tuning;
     options.max = options.start = samples;
-    options.window_min = flags_.window_min;
     if (!pieces_) pieces_.emplace(options);
     pieces_->SetMax(samples);
   }

@@ -16,10 +16,10 @@ namespace recon {
 struct BatchFlags {
   bool follows_device = false;  // --batch auto; else the job's batch.
   uint32_t min = 1;
-  uint32_t max = 0;                              // 0: a split.
-  bool pieces_follow_device = false;             // --micro-batch auto.
-  uint32_t piece_samples = 0;                    // --micro-batch N; 0: the whole batch.
-  absl::Duration window_min = absl::Seconds(3);  // As BatchSize has it.
+  uint32_t max = 0;                   // 0: a split.
+  bool pieces_follow_device = false;  // --micro-batch auto.
+  uint32_t piece_samples = 0;         // --micro-batch N; 0: the whole batch.
+  BatchSize::Options tuning;          // Of what follows the device; its bounds are the plan's to say.
 };
 
 // How many samples a batch has, each of which is a push, and each piece of it, whose gradients are added up.

@@ -23,6 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/lane.h"
@@ -79,6 +80,16 @@ T Check(absl::StatusOr<T> result) {
   return *std::move(result);
 }
 
+// The host's memory: gradients come there. What computes them may be a GPU, whose name heartbeats say.
+class ScriptSpace : public GradientSpace {
+ public:
+  std::string device() const override { return device_; }
+  void set_device(std::string device) { device_ = std::move(device); }
+
+ private:
+  std::string device_ = "cpu";
+};
+
 class PyWorker {
  public:
   PyWorker(const Settings& settings, const std::string& model, const std::vector<TensorTuple>& tensors,
@@ -110,6 +121,7 @@ class PyWorker {
       flag->set_name(name);
       flag->set_value(value);
     }
+    if (absl::StartsWith(flags.model.device, "cuda:")) space_.set_device(flags.model.device);
     options.train_samples = train_samples;
     options.test_samples = test_samples;
     options.data_fingerprint = data_fingerprint;
@@ -404,7 +416,7 @@ class PyWorker {
 
   const pid_t process_ = getpid();
   std::atomic<bool> stop_{false};
-  GradientSpace space_;
+  ScriptSpace space_;
   std::unique_ptr<Member> member_;
   bool ended_ = false;
   Trainer::Place place_;

@@ -109,6 +109,10 @@ class Job:
             policy = f"local:{LOCAL_STEPS}"
         proposed += loader.settings(job_settings, policy)
         proposed += [("batch", str(loader.batch_size)), ("data-epochs", str(epochs))] + flags_of(job_settings)
+        # Heartbeats say how busy and how full it is.
+        gpu = next((parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"), None)
+        if gpu is not None:
+            settings = {"device": f"cuda:{gpu.index or 0}", **settings}
         self._core = _core.Worker(flags_of(settings), type(model).__name__, self._tensors.specs,
                                   self._tensors.aliases, loader.samples, 1 if evaluate else 0, proposed, loader.fingerprint)
         self._name = self._core.name
