@@ -96,6 +96,41 @@ class Worker(unittest.TestCase):
             with self.assertRaisesRegex(TypeError, "int64"):
                 recon.Worker({"n": np.zeros(3, np.int64)}, samples=1, optimizer=recon.SGD(0.1))
 
+    def test_what_a_script_computes_in_is_its_own_affair(self) -> None:
+        with Server(BINARIES) as server:
+            with self.assertRaisesRegex(recon.Refused, "precision is a setting of recon-worker's own models"):
+                make_worker(server, precision="fp16")
+
+    def test_the_gpu_that_a_script_names_is_looked_at(self) -> None:
+        # Drivers that are made up; nothing is computed on it.
+        script = ("import numpy as np, recon, sys\n"
+                  "with recon.Worker({'w': np.zeros(3, np.float32)}, samples=9, optimizer=recon.SGD(.1),\n"
+                  "                  device='cuda:0', name='gpu'):\n"
+                  "    sys.stdin.read()\n")
+        with Server(BINARIES) as server:
+            for library in ("libnvidia-ml.so.1", "libcuda.so.1"):
+                (server.root / library).symlink_to(pathlib.Path(BINARIES) / "fake_nvml.so")
+            environment = {**os.environ, "RECON_SERVER": server.address, "LD_LIBRARY_PATH": str(server.root)}
+            with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, env=environment) as process:
+                def device() -> dict:
+                    try:
+                        members = server.status()["members"]
+                    except subprocess.CalledProcessError:  # It begins anew with the script's settings.
+                        return {}
+                    return members[0]["progress"].get("device_status", {}) if members else {}
+                try:
+                    wait_for("the GPU to be looked at", lambda: device().get("name") == "Made-up GPU")
+                    self.assertEqual(device()["source"], "nvml")
+                    self.assertEqual(int(device()["memory_total_bytes"]), 80_000_000_000)
+                    self.assertEqual(device()["utilization"], 0)
+                    self.assertNotIn("power_watts", device())
+                    row = next(line for line in server.reconctl("status", "--server", server.address).splitlines()
+                               if line.startswith("gpu "))
+                    self.assertRegex(row, r"cuda:0 +0 % +0 B of 80.00 GB +- ")
+                finally:
+                    process.stdin.close()
+                self.assertEqual(process.wait(60), 0)
+
     def test_flags_of_the_server_win_or_are_named(self) -> None:
         with Server(BINARIES, "--batch", "30") as server:
             with self.assertRaisesRegex(recon.Refused, "--batch 20 instead of 30"):

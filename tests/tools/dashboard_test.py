@@ -127,6 +127,7 @@ def case_numbers_and_kills(page: browser.Browser) -> None:
             job.start_worker(name)
         page.open(job.url)
         page.wait("document.querySelectorAll('#workers .row').length === 2")
+        page.wait("[...document.querySelectorAll('#workers .row .utilization')].every(cell => /^cpu, [0-9]+ %, .+ of .+ GB$/.test(cell.textContent))")
         page.wait("Number(document.getElementById('chart-loss').dataset.points) >= 5")
 
         # A chart's newest point is a second old: it is between what the status said before and says after.
