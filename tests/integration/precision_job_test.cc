@@ -131,7 +131,7 @@ TEST_CASE("an overflow in fp16 halves the loss scale, and every sample is comple
     for (const uint32_t accumulate : {1u, 3u}) {
       INFO("bound " << bound << ", accumulate " << accumulate);
       InProcessJob job(bound, 2);
-      job.flags.job.set_data_epochs(20);
+      job.flags.job.set_data_epochs(8);
       job.StartServer();
       std::vector<WorkerFlags> workers = {job.MakeWorker("a"), job.MakeWorker("b")};
       for (WorkerFlags& worker : workers) {
@@ -141,8 +141,8 @@ TEST_CASE("an overflow in fp16 halves the loss scale, and every sample is comple
       }
       CheckAllOk(job.RunWorkers(workers));
       const StatusReply status = *job.Control().Status();
-      CHECK(CompletedOnce(*job.Control().Completions(), 20, kSamples));
-      CHECK(status.evaluations(19).accuracy() > 0.9);
+      CHECK(CompletedOnce(*job.Control().Completions(), 8, kSamples));
+      CHECK(status.evaluations(7).accuracy() > 0.9);
       for (const MemberStatus& member : status.members()) {
         CHECK(member.progress().skipped_batches() > 0);
         CHECK(member.progress().loss_scale() ==
