@@ -20,6 +20,7 @@ ALLOWED = {
     "common/tensor": ["common/base"],
     "common/trace": ["common/base"],
     "common/codec": ["common/base", "common/tensor", "common/trace"],
+    "common/collective": ["common/base", "common/codec"],
     "common/optim": ["common/base", "common/tensor", "common/codec"],
     "common/storage": ["common/base"],
     "common/snapshot": ["common/base", "common/tensor", "common/storage"],
@@ -35,6 +36,7 @@ ALLOWED = {
     "server/history": ["common/base", "common/storage"],
     "server/durability": ["common/base", "common/tensor", "common/codec", "common/optim", "common/storage", "common/snapshot", "common/trace", "server/store"],
     "server/trace": ["common/base", "common/trace"],
+    "server/collective": ["common/base", "common/collective"],
     # From the bottom to the top; each room may use those above it in this list.
     "server/data_plane": ["common", "server/durability", "server/store", "server/sync"],
     "server/cluster": ["common", "server/data_plane", "server/durability"],
@@ -42,7 +44,7 @@ ALLOWED = {
     "server/control": ["common", "server/cluster", "server/data_plane", "server/durability", "server/membership",
                        "server/recovery", "server/scheduler", "server/sync", "server/tuning"],
     "server/access": ["common/base"],
-    "server/rpc": ["common", "server/access", "server/cluster", "server/control", "server/recovery",
+    "server/rpc": ["common", "server/access", "server/cluster", "server/collective", "server/control", "server/recovery",
                    "server/trace"],
     "server/dashboard": ["common", "server/history"],
     "server/process": ["common", "server"],
@@ -53,6 +55,7 @@ ALLOWED = {
     "worker/model": ["common/base", "common/tensor", "common/codec", "worker/data", "worker/encode", "worker/cuda"],
     "worker/cuda": ["common/base", "common/tensor", "common/codec", "worker/encode", "worker/model", "worker/data"],
     "worker/comm": ["common", "worker/encode"],
+    "worker/collective": ["common"],
     "worker/training": ["common", "worker/comm", "worker/data", "worker/encode", "worker/machine"],
     "worker/process": ["common", "worker"],
     "worker/python": ["common", "worker"],
@@ -66,10 +69,10 @@ ALLOWED = {
     "tests": ["common", "server", "worker", "tools", "tests"],
 }
 # Pure code: no threads, clock, I/O or gRPC.
-PURE = ["server/store", "server/sync", "server/scheduler", "server/membership", "server/tuning"]
+PURE = ["server/collective", "server/store", "server/sync", "server/scheduler", "server/membership", "server/tuning"]
 IMPURE_INCLUDES = ["<thread>", "<mutex>", "<atomic>", "<fstream>", "<unistd.h>", "common/base/mutex.h", "absl/time/clock.h",
                    "common/base/clock.h", "grpc", "rocksdb"]
-GRPC_ONLY = ["common/rpc", "server/rpc", "worker/comm", "tests", "tools"]
+GRPC_ONLY = ["common/rpc", "server/rpc", "worker/collective", "worker/comm", "tests", "tools"]
 OFF = re.compile(r"\[\.\]|\[!hide\]|\[!mayfail\]|DISABLED_|#if 0\b")
 
 

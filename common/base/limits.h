@@ -181,6 +181,26 @@ constexpr size_t kTraceQueueBytesMax = size_t{16} << 20;
 // For what members have recorded last, once the time is over.
 constexpr absl::Duration kTracePatience = absl::Seconds(3);
 
+// Collectives (common/collective). A chunk with its header stays below the MiB that gRPC writes at a time.
+constexpr size_t kCollectiveChunkBytesMax = (size_t{1} << 20) - (size_t{8} << 10);
+// Smaller ones cost more than they bring in concurrency.
+constexpr size_t kCollectiveChunkBytesMin = size_t{64} << 10;
+// What a member may have sent of a set's calls that is not decided; with many members less, so that a server
+// holds at most as much for them together as kCollectiveHeldBytes, but two chunks each.
+constexpr size_t kCollectiveWindowBytes = size_t{8} << 20;
+constexpr size_t kCollectiveHeldBytes = size_t{256} << 20;
+constexpr size_t kCollectiveHeldBytesMax = size_t{4} << 30;
+// Places are 15 bits in a channel's number; a chunk's frame comes from each.
+constexpr uint32_t kCollectiveMembersMax = 4096;
+constexpr size_t kCollectiveSetsMax = 4096;
+// Of a member: calls that have begun and are not decided, with however many chunks.
+constexpr size_t kCollectiveCallsMax = 65'536;
+// Of an epoch: a server remembers them, so that who comes late gets their error. After so many it ends the epoch.
+constexpr size_t kCollectiveFailedCallsMax = 4096;
+// A call's description, or why it failed.
+constexpr size_t kCollectiveTextBytesMax = 4096;
+constexpr absl::Duration kCollectiveHeartbeat = absl::Milliseconds(300);
+
 // Data files: the largest allowed IDX or CIFAR file once decompressed.
 constexpr uint64_t kDatasetBytesMax = uint64_t{16} << 30;
 

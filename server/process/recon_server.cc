@@ -56,6 +56,7 @@
 #include "server/recovery/snapshot_service.h"
 #include "server/recovery/state_recovery.h"
 #include "server/rpc/cluster_service.h"
+#include "server/rpc/collective_service.h"
 #include "server/rpc/control_service.h"
 #include "server/rpc/trace_service.h"
 
@@ -119,6 +120,7 @@ struct ReconServer::Parts {
   std::unique_ptr<ParamService> param_service;
   std::unique_ptr<TraceService> trace_service;
   std::unique_ptr<ControlService> control_service;
+  std::unique_ptr<CollectiveService> collective_service;
   std::unique_ptr<ClusterService> cluster_service;
   std::unique_ptr<RpcServer> rpc;
 
@@ -143,6 +145,7 @@ struct ReconServer::Parts {
   absl::Status DropUnfoundedCompletions();
   absl::Status TakeSnapshot(const std::string& reason);
   absl::Status SnapshotBeforeWork(const std::string& reason);
+  CollectiveService::Options CollectiveOptions() const;
   absl::StatusOr<std::unique_ptr<Cluster>> MakeCluster(const ApplyRules& rules, const StateOwner& state,
                                                        const Manifest& before);
   void StartCluster();
@@ -367,7 +370,9 @@ absl::Status ReconServer::Parts::Open() {
         history->EncodeLater(request, std::move(done));
       },
       trace_service.get());
-  std::vector<grpc::Service*> services = {param_service.get(), control_service.get(), trace_service.get()};
+  collective_service = std::make_unique<CollectiveService>(CollectiveOptions());
+  std::vector<grpc::Service*> services = {param_service.get(), control_service.get(), trace_service.get(),
+                                          collective_service.get()};
   if (cluster != nullptr) {
     cluster_service = std::make_unique<ClusterService>(access.get(), cluster.get());
     services.push_back(cluster_service.get());
@@ -382,6 +387,20 @@ absl::Status ReconServer::Parts::Open() {
   LogInfo("listening on {}, cluster epoch {}, policy {}, optimizer {}", rpc->address(), cluster_epoch,
           PolicyFlags(settings), OptimizerName(policy.rules.optimizer.kind));
   return absl::OkStatus();
+}
+
+CollectiveService::Options ReconServer::Parts::CollectiveOptions() const {
+  CollectiveService::Options options;
+  options.patience = flags.evict_after;
+  if (cluster == nullptr) return options;
+  options.other_servers = [cluster = cluster.get()] {
+    std::vector<std::string> there;
+    for (const ServerAddress& server : cluster->Addresses()) {
+      if (!server.address().empty()) there.push_back(server.address());
+    }
+    return there;
+  };
+  return options;
 }
 
 absl::StatusOr<std::unique_ptr<Cluster>> ReconServer::Parts::MakeCluster(const ApplyRules& rules,
@@ -881,6 +900,7 @@ void ReconServer::Parts::NoteStatus() {
 void ReconServer::Parts::StopServing(absl::Duration timeout) {
   frames.Stop();
   param_service->Close();
+  collective_service->Close();
   control_service->FinishDrains(absl::UnavailableError("the server ends without a drain"));
   trace_service->Close();
   if (cluster_service != nullptr) cluster_service->Close();

@@ -41,6 +41,7 @@
 #include "server/recovery/log_replay.h"
 #include "server/recovery/snapshot_memory.h"
 #include "server/recovery/state_recovery.h"
+#include "server/rpc/collective_service.h"
 #include "server/rpc/head_link.h"
 #include "server/rpc/joined_control_service.h"
 
@@ -117,6 +118,7 @@ class ShardServer::Parts {
 
   std::unique_ptr<ParamService> param_service_;
   std::unique_ptr<JoinedControlService> control_service_;
+  std::unique_ptr<CollectiveService> collective_service_;
   std::unique_ptr<RpcServer> rpc_;
   Connections connections_;
   FrameListeners frames_;
@@ -171,8 +173,12 @@ absl::Status ShardServer::Parts::Open(const ServerFlags& flags) {
         return params != nullptr && params->Knows(sender);
       });
   control_service_ = std::make_unique<JoinedControlService>(flags.join);
+  CollectiveService::Options collective;
+  collective.head = false;
+  collective_service_ = std::make_unique<CollectiveService>(collective);
   RECON_ASSIGN_OR_RETURN(
-      rpc_, RpcServer::Start("--listen", flags.listen, tls_, {param_service_.get(), control_service_.get()},
+      rpc_, RpcServer::Start("--listen", flags.listen, tls_,
+                             {param_service_.get(), control_service_.get(), collective_service_.get()},
                              &connections_));
   RECON_RETURN_IF_ERROR(WriteOwnFile(flags.data + "/ADDRESS", rpc_->address() + "\n"));
   LogInfo("listening on {}, looking for the head at {}", rpc_->address(), flags.join);
@@ -191,6 +197,7 @@ ShardServer::Parts::~Parts() {
   // Whoever calls the handlers, then what they call.
   frames_.Stop();
   if (param_service_ != nullptr) param_service_->Close();
+  if (collective_service_ != nullptr) collective_service_->Close();
   if (rpc_ != nullptr) rpc_->Shutdown(absl::ZeroDuration());
   if (params_ == nullptr) return;
   writer_->Hurry(1);

@@ -1,0 +1,112 @@
+#include "common/collective/frame.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
+#include "common/base/status_macros.h"
+
+namespace recon {
+namespace {
+
+absl::Status CheckChunk(const FrameHeader& header, size_t payload) {
+  const auto wrong = [](const auto&... what) {
+    return absl::InvalidArgumentError(absl::StrCat("chunk: ", what...));
+  };
+  if (header.members == 0 || header.members > limits::kCollectiveMembersMax) {
+    return wrong(header.members, " members, expected 1 to ", limits::kCollectiveMembersMax);
+  }
+  if (header.place >= header.members)
+    return wrong("place ", header.place, " of ", header.members, " members");
+  const auto is_place = [&](uint32_t place) { return place == kEverybody || place < header.members; };
+  if (!is_place(header.source) || !is_place(header.receiver)) {
+    return wrong("source ", header.source, " and receiver ", header.receiver, " of ", header.members,
+                 " members");
+  }
+  if (header.combine > Combine::kConcat || header.op > ReduceOp::kProduct || header.dtype > DType::kBool ||
+      header.wire > Wire::kBfloat16 || header.pair > 1) {
+    return wrong("an unknown operation or type");
+  }
+  if (header.combine == Combine::kCopy && header.source == kEverybody)
+    return wrong("a copy of everybody's bytes");
+  if (header.bytes > limits::kCollectiveChunkBytesMax) {
+    return wrong(header.bytes, " bytes, at most ", limits::kCollectiveChunkBytesMax);
+  }
+  if (header.combine == Combine::kConcat &&
+      header.bytes * header.members > limits::kCollectiveChunkBytesMax) {
+    return wrong(header.members, " times ", header.bytes, " bytes, together at most ",
+                 limits::kCollectiveChunkBytesMax);
+  }
+  if (header.combine == Combine::kReduce) {
+    RECON_RETURN_IF_ERROR(CheckReduction(header.op, header.dtype, header.wire));
+    const size_t width = WireItemBytes(header.dtype, header.wire);
+    if (header.bytes % width != 0) return wrong(header.bytes, " bytes of items of ", width);
+  }
+  if (!TakesPart(header, header.place)) return wrong("place ", header.place, " takes no part in it");
+  const uint64_t expected = IsSource(header, header.place) ? header.bytes : 0;
+  if (payload != expected) return wrong(payload, " bytes came, expected ", expected);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+uint64_t ChannelOf(uint32_t source, uint32_t receiver, uint32_t tag) {
+  return (uint64_t{1} << 63) | (uint64_t{source} << 47) | (uint64_t{receiver} << 32) | tag;
+}
+
+ByteChain EncodeFrame(const CollectiveFrame& frame) {
+  FrameHeader header = frame.header;
+  header.text_bytes = static_cast<uint16_t>(std::min(frame.text.size(), limits::kCollectiveTextBytesMax));
+  std::string head(kFrameHeaderBytes + header.text_bytes, '\0');
+  std::memcpy(head.data(), &header, kFrameHeaderBytes);
+  std::memcpy(head.data() + kFrameHeaderBytes, frame.text.data(), header.text_bytes);
+  ByteChain bytes = ByteChain::FromString(std::move(head));
+  bytes.Append(frame.payload);
+  return bytes;
+}
+
+absl::StatusOr<CollectiveFrame> DecodeFrame(const ByteChain& bytes) {
+  if (bytes.size() < kFrameHeaderBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a collective's frame of ", bytes.size(), " bytes, at least ", kFrameHeaderBytes));
+  }
+  CollectiveFrame frame;
+  uint8_t raw[kFrameHeaderBytes];
+  bytes.CopyTo(raw, kFrameHeaderBytes);
+  std::memcpy(static_cast<void*>(&frame.header), raw, kFrameHeaderBytes);
+  const size_t text = frame.header.text_bytes;
+  if (text > limits::kCollectiveTextBytesMax || text > bytes.size() - kFrameHeaderBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a collective's frame of ", bytes.size(), " bytes has a text of ", text));
+  }
+  frame.text = bytes.Range(kFrameHeaderBytes, text).ToString();
+  frame.payload = bytes.Range(kFrameHeaderBytes + text, bytes.size() - kFrameHeaderBytes - text);
+  if (frame.header.kind == FrameKind::kChunk) {
+    RECON_RETURN_IF_ERROR(CheckChunk(frame.header, frame.payload.size()));
+  }
+  return frame;
+}
+
+bool TakesPart(const FrameHeader& chunk, uint32_t place) {
+  return chunk.pair == 0 || place == chunk.source || place == chunk.receiver;
+}
+bool IsSource(const FrameHeader& chunk, uint32_t place) {
+  return chunk.source == kEverybody || chunk.source == place;
+}
+bool IsReceiver(const FrameHeader& chunk, uint32_t place) {
+  if (chunk.receiver != kEverybody) return chunk.receiver == place;
+  // What is copied to everybody its source has.
+  return chunk.combine != Combine::kCopy || chunk.source != place;
+}
+
+CollectiveFrame FailedOutcome(const FrameHeader& chunk, const absl::Status& why, uint32_t lost) {
+  CollectiveFrame frame{chunk, std::string(why.message()), {}};
+  frame.header.kind = FrameKind::kOutcome;
+  frame.header.code = static_cast<uint32_t>(why.code());
+  frame.header.lost = lost;
+  return frame;
+}
+
+}  // namespace recon

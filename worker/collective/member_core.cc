@@ -1,0 +1,335 @@
+#include "worker/collective/member_core.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
+#include "common/base/status_macros.h"
+
+namespace recon {
+namespace {
+
+// What a chunk without bytes counts of the window.
+constexpr size_t kFrameCharge = 512;
+
+size_t ChargeOf(const FrameHeader& chunk) { return chunk.bytes + kFrameCharge; }
+
+// Of a chunk's `values` values at `memory`; `wire` as they travel.
+ByteChain PayloadOf(const Segment& segment, uint64_t first, uint64_t values) {
+  ByteChain payload;
+  if (values == 0 || segment.in == nullptr) return payload;
+  const uint8_t* const from = segment.in + first * ItemBytes(segment.header.dtype);
+  if (segment.header.wire == Wire::kSame) {
+    // The caller's memory, which stays until the outcome is here.
+    payload.Append(from, values * ItemBytes(segment.header.dtype), nullptr);
+    return payload;
+  }
+  const size_t bytes = values * WireItemBytes(segment.header.dtype, segment.header.wire);
+  std::shared_ptr<uint8_t[]> narrow(new uint8_t[bytes]);
+  NarrowTo(segment.header.wire, reinterpret_cast<const float*>(from), values, narrow.get());
+  payload.Append(narrow.get(), bytes, std::shared_ptr<const void>(narrow, narrow.get()));
+  return payload;
+}
+
+std::string ChangeText(const std::string& set, const SetEpoch& epoch) {
+  std::string text = absl::StrCat("set '", set, "' has changed, it is at epoch ", epoch.epoch(), " of ",
+                                  epoch.members_size(), " members now");
+  for (const SetMember& came : epoch.came()) {
+    absl::StrAppend(&text, "; '", came.name(), "' came as rank ", came.rank());
+  }
+  for (const Departure& went : epoch.went()) {
+    absl::StrAppend(&text, "; '", went.name(), "' (rank ", went.rank(), ") went: ", went.why());
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string MemberCore::NameOf(uint32_t place) const {
+  if (!epoch_ || place >= static_cast<uint32_t>(epoch_->members_size())) return absl::StrCat("place ", place);
+  const SetMember& member = epoch_->members(static_cast<int>(place));
+  return absl::StrCat("'", member.name(), "' (rank ", member.rank(), ")");
+}
+
+std::string MemberCore::Described(const Call& call) const {
+  std::string text = call.plan.text.empty() ? CallKindName(call.spec.kind) : call.plan.text;
+  return absl::StrCat(text, " (call ", call.sequence, " of set '", options_.set, "')");
+}
+
+std::string MemberCore::OldestCall() const { return calls_.empty() ? "" : Described(calls_.begin()->second); }
+
+size_t MemberCore::Window() const {
+  const auto members = static_cast<size_t>(epoch_->members_size());
+  return std::max(2 * (limits::kCollectiveChunkBytesMax + kFrameCharge),
+                  std::min(limits::kCollectiveWindowBytes, limits::kCollectiveHeldBytes / members));
+}
+
+absl::Status MemberCore::Submit(const CallSpec& spec, Done done) {
+  RECON_RETURN_IF_ERROR(broken_);
+  if (!unknown_.empty()) return absl::FailedPreconditionError(unknown_);
+  if (calls_.size() >= limits::kCollectiveCallsMax) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("set '", options_.set, "' has ", calls_.size(), " calls under way: wait for some"));
+  }
+  Call call;
+  call.spec = spec;
+  call.done = std::move(done);
+  if (options_.shrink && CanShrink(spec) && spec.in != nullptr && spec.in == spec.out) {
+    call.kept.assign(spec.in, spec.in + spec.count * ItemBytes(spec.dtype));
+    call.spec.in = call.kept.data();
+  }
+  const bool begins = epoch_ && !next_;
+  if (begins) RECON_RETURN_IF_ERROR(PlanCall(call.spec, *epoch_, epoch_servers_.size()).status());
+  const uint64_t id = ++last_call_;
+  Call& kept = calls_[id] = std::move(call);
+  if (begins) RECON_RETURN_IF_ERROR(Begin(id, &kept));
+  Pump();
+  return absl::OkStatus();
+}
+
+absl::Status MemberCore::Begin(uint64_t id, Call* call) {
+  RECON_ASSIGN_OR_RETURN(call->plan, PlanCall(call->spec, *epoch_, epoch_servers_.size()));
+  Channel& channel = channels_[call->plan.channel];
+  call->sequence = channel.next_sequence++;
+  call->begun = true;
+  call->segment = call->piece = 0;
+  call->all_sent = call->put_off = false;
+  call->failed = absl::OkStatus();
+  call->lost = kNobody;
+  channel.unsent.push_back(id);
+  channel.by_sequence[call->sequence] = id;
+  return absl::OkStatus();
+}
+
+const SetEpoch* MemberCore::Acknowledge() {
+  unknown_.clear();
+  return epoch_ ? &*epoch_ : nullptr;
+}
+
+void MemberCore::Pump() {
+  if (!epoch_ || next_) return;
+  for (auto& [number, channel] : channels_) {
+    while (!channel.unsent.empty()) {
+      Call& call = calls_[channel.unsent.front()];
+      if (channel.bytes_under_way >= Window()) break;
+      SendNext(&channel, &call);
+      if (call.all_sent) channel.unsent.pop_front();
+    }
+  }
+}
+
+void MemberCore::SendNext(Channel* channel, Call* call) {
+  const Segment& segment = call->plan.segments[call->segment];
+  const uint64_t first = call->piece * segment.chunk_values;
+  const uint64_t values = std::min(segment.chunk_values, segment.values - first);
+  CollectiveFrame frame{segment.header, call->plan.text, PayloadOf(segment, first, values)};
+  frame.header.set = epoch_->set();
+  frame.header.epoch = epoch_->epoch();
+  frame.header.channel = call->plan.channel;
+  frame.header.sequence = call->sequence;
+  frame.header.chunk = segment.first_chunk + call->piece;
+  frame.header.bytes = values * WireItemBytes(segment.header.dtype, segment.header.wire);
+  channel->bytes_under_way += ChargeOf(frame.header);
+  ++call->under_way;
+  outgoing_.push_back(
+      {epoch_servers_[ServerOf(frame.header.chunk, epoch_servers_.size())], std::move(frame)});
+  if (++call->piece < segment.chunks) return;
+  call->piece = 0;
+  call->all_sent = ++call->segment == call->plan.segments.size();
+}
+
+void MemberCore::OnFrame(size_t server, const CollectiveFrame& frame) {
+  if (frame.header.kind == FrameKind::kEpoch && server == 0) OnEpoch(frame);
+  if (frame.header.kind == FrameKind::kLost && server == 0) OnLost(frame);
+  if (frame.header.kind == FrameKind::kOutcome) OnOutcome(server, frame);
+  Pump();
+}
+
+void MemberCore::UseServers() {
+  epoch_servers_ = {0};
+  for (const std::string& address : epoch_->other_servers()) {
+    auto found = std::find(servers_.begin() + 1, servers_.end(), address);
+    if (found == servers_.end()) found = servers_.insert(servers_.end(), address);
+    epoch_servers_.push_back(static_cast<size_t>(found - servers_.begin()));
+  }
+}
+
+void MemberCore::OnEpoch(const CollectiveFrame& frame) {
+  SetEpoch epoch;
+  if (!epoch.ParseFromString(frame.payload.ToString()) || epoch.members_size() == 0 ||
+      epoch.place() >= static_cast<uint32_t>(epoch.members_size())) {
+    return OnBroken(absl::InternalError("the head sent an epoch that cannot be read"));
+  }
+  if (epoch_) {
+    last_change_ = ChangeText(options_.set, epoch);
+    // Losses alone are what shrinking is for.
+    if (!options_.shrink || epoch.came_size() > 0 || !unknown_.empty()) unknown_ = last_change_;
+    for (const SetEpoch* over : {&*epoch_, next_ ? &*next_ : nullptr}) {
+      if (over != nullptr) TellOthers(*over, kEverybody, last_change_);
+    }
+  }
+  next_ = std::move(epoch);
+  early_losses_.clear();
+  BeginNextEpochIfQuiet();
+}
+
+void MemberCore::BeginNextEpochIfQuiet() {
+  if (!next_) return;
+  for (const auto& [id, call] : calls_) {
+    if (call.under_way > 0) return;
+  }
+  epoch_ = std::exchange(next_, std::nullopt);
+  UseServers();
+  for (const MembersLost& lost : std::exchange(early_losses_, {})) {
+    for (const Departure& went : lost.went()) TellOthers(*epoch_, went.place(), went.why());
+  }
+  channels_.clear();
+  std::vector<uint64_t> ids;
+  for (const auto& [id, call] : calls_) ids.push_back(id);
+  for (const uint64_t id : ids) {
+    Call& call = calls_[id];
+    const bool goes_on = !call.begun || (options_.shrink && CanShrink(call.spec));
+    if (!unknown_.empty() || !goes_on) {
+      End(id, absl::FailedPreconditionError(last_change_));
+      continue;
+    }
+    const absl::Status begun = Begin(id, &call);
+    if (!begun.ok()) End(id, begun);
+  }
+}
+
+void MemberCore::OnLost(const CollectiveFrame& frame) {
+  MembersLost lost;
+  if (!lost.ParseFromString(frame.payload.ToString()) || !epoch_) return;
+  if (next_ && lost.epoch() == next_->epoch()) return early_losses_.push_back(lost);
+  if (lost.epoch() != epoch_->epoch()) return;
+  for (const Departure& went : lost.went()) TellOthers(*epoch_, went.place(), went.why());
+}
+
+// The servers that are not the head know of losses what members tell them.
+void MemberCore::TellOthers(const SetEpoch& of, uint32_t lost, const std::string& why) {
+  for (const size_t server : epoch_servers_) {
+    if (server == 0) continue;
+    FrameHeader header;
+    header.kind = FrameKind::kGone;
+    header.set = of.set();
+    header.epoch = of.epoch();
+    header.place = of.place();
+    header.members = static_cast<uint32_t>(of.members_size());
+    header.lost = lost;
+    outgoing_.push_back({server, {header, why, {}}});
+  }
+}
+
+void MemberCore::OnOutcome(size_t server, const CollectiveFrame& frame) {
+  const FrameHeader& header = frame.header;
+  if (!epoch_ || header.set != epoch_->set() || header.epoch != epoch_->epoch()) return;
+  const auto channel = channels_.find(header.channel);
+  if (channel == channels_.end()) return;
+  const auto by_sequence = channel->second.by_sequence.find(header.sequence);
+  if (by_sequence == channel->second.by_sequence.end()) return;
+  const uint64_t id = by_sequence->second;
+  Call& call = calls_[id];
+  if (call.under_way == 0) return;
+  --call.under_way;
+  channel->second.bytes_under_way -= std::min(channel->second.bytes_under_way, ChargeOf(header));
+  if (header.code == 0) {
+    const absl::Status taken = call.failed.ok() ? TakeResult(call, frame) : absl::OkStatus();
+    if (!taken.ok()) FailCall(id, &call, taken, kNobody, std::nullopt);
+  } else {
+    FailCall(id, &call, absl::Status(static_cast<absl::StatusCode>(header.code), frame.text), header.lost,
+             server);
+  }
+  EndIfDone(id);
+  BeginNextEpochIfQuiet();
+}
+
+absl::Status MemberCore::TakeResult(const Call& call, const CollectiveFrame& frame) {
+  const FrameHeader& header = frame.header;
+  const auto is_its = [&](const Segment& segment) {
+    return header.chunk >= segment.first_chunk && header.chunk < segment.first_chunk + segment.chunks;
+  };
+  const auto& segments = call.plan.segments;
+  const auto segment = std::find_if(segments.begin(), segments.end(), is_its);
+  if (segment == segments.end())
+    return absl::InternalError("an outcome of a chunk that the call does not have");
+  if (segment->out == nullptr) return absl::OkStatus();
+  const uint64_t first = (header.chunk - segment->first_chunk) * segment->chunk_values;
+  uint64_t values = std::min(segment->chunk_values, segment->values - first);
+  if (segment->header.combine == Combine::kConcat) values *= static_cast<uint64_t>(epoch_->members_size());
+  const Wire wire = segment->header.wire;
+  if (frame.payload.size() != values * WireItemBytes(segment->header.dtype, wire)) {
+    return absl::InternalError(
+        absl::StrCat("a result of ", frame.payload.size(), " bytes for ", values, " values"));
+  }
+  uint8_t* const out = segment->out + first * ItemBytes(segment->header.dtype);
+  if (wire == Wire::kSame) {
+    frame.payload.CopyTo(out, frame.payload.size());
+    return absl::OkStatus();
+  }
+  ByteReader reader(frame.payload);
+  uint8_t scratch[2];
+  for (uint64_t done = 0, items = 0; done < values; done += items) {
+    const uint8_t* from = reader.ReadRun(2, values - done, scratch, &items);
+    WidenFrom(wire, from, items, reinterpret_cast<float*>(out) + done);
+  }
+  return absl::OkStatus();
+}
+
+void MemberCore::FailCall(uint64_t id, Call* call, const absl::Status& why, uint32_t lost,
+                          std::optional<size_t> told_by) {
+  if (!call->failed.ok()) return;
+  call->lost = lost;
+  std::string text = absl::StrCat(Described(*call), ": ");
+  if (lost < kNobody) absl::StrAppend(&text, "member ", NameOf(lost), " is lost: ");
+  const absl::StatusCode code = lost == kEverybody ? absl::StatusCode::kFailedPrecondition : why.code();
+  call->failed = absl::Status(code, absl::StrCat(text, why.message()));
+  auto& unsent = channels_[call->plan.channel].unsent;
+  unsent.erase(std::remove(unsent.begin(), unsent.end(), id), unsent.end());
+  for (const size_t server : epoch_servers_) {
+    if (told_by == server) continue;
+    FrameHeader header;
+    header.kind = FrameKind::kFailCall;
+    header.set = epoch_->set();
+    header.epoch = epoch_->epoch();
+    header.place = epoch_->place();
+    header.members = static_cast<uint32_t>(epoch_->members_size());
+    header.channel = call->plan.channel;
+    header.sequence = call->sequence;
+    header.code = static_cast<uint32_t>(why.code());
+    header.lost = lost;
+    outgoing_.push_back({server, {header, std::string(why.message()), {}}});
+  }
+}
+
+void MemberCore::EndIfDone(uint64_t id) {
+  Call& call = calls_[id];
+  if (call.under_way > 0 || (call.failed.ok() && !call.all_sent)) return;
+  // It is begun again when the head has said who is left.
+  call.put_off = !call.failed.ok() && call.lost != kNobody && options_.shrink && CanShrink(call.spec);
+  if (!call.put_off) End(id, call.failed);
+}
+
+void MemberCore::End(uint64_t id, const absl::Status& status) {
+  const auto found = calls_.find(id);
+  Call& call = found->second;
+  const auto channel = channels_.find(call.plan.channel);
+  if (channel != channels_.end()) {
+    const auto by_sequence = channel->second.by_sequence.find(call.sequence);
+    if (by_sequence != channel->second.by_sequence.end() && by_sequence->second == id) {
+      channel->second.by_sequence.erase(by_sequence);
+    }
+  }
+  finished_.push_back(
+      {std::move(call.done), status, epoch_ ? static_cast<uint32_t>(epoch_->members_size()) : 0});
+  calls_.erase(found);
+}
+
+void MemberCore::OnBroken(const absl::Status& why) {
+  if (broken_.ok()) broken_ = why;
+  channels_.clear();
+  while (!calls_.empty()) End(calls_.begin()->first, why);
+}
+
+}  // namespace recon
