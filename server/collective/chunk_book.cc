@@ -9,26 +9,26 @@
 namespace recon {
 namespace {
 
-bool SameChunk(const FrameHeader& a, const FrameHeader& b) {
-  const auto fields = [](const FrameHeader& it) {
+bool SameChunk(const CallHeader& a, const CallHeader& b) {
+  const auto fields = [](const CallHeader& it) {
     return std::tuple(it.combine, it.op, it.dtype, it.wire, it.pair, it.source, it.receiver, it.bytes,
                       it.total);
   };
   return fields(a) == fields(b);
 }
 
-uint32_t PartsOf(const FrameHeader& chunk, uint32_t members) {
+uint32_t PartsOf(const CallHeader& chunk, uint32_t members) {
   if (chunk.pair == 0) return members;
   return chunk.source == chunk.receiver ? 1 : 2;
 }
 
-std::string SideOf(uint32_t rank, const std::string& text, const FrameHeader& header) {
+std::string SideOf(uint32_t rank, const std::string& text, const CallHeader& header) {
   return absl::StrCat("rank ", rank, " calls ", text, " (", header.total, " bytes)");
 }
 
 }  // namespace
 
-absl::StatusOr<ChunkBook::Epoch*> ChunkBook::Speak(uint64_t stream, const FrameHeader& frame) {
+absl::StatusOr<ChunkBook::Epoch*> ChunkBook::Speak(uint64_t stream, const CallHeader& frame) {
   const EpochKey key{frame.set, frame.epoch};
   Epoch& epoch = epochs_[key];
   if (epoch.streams.empty() && epoch.members == 0) epoch.members = frame.members;
@@ -39,7 +39,6 @@ absl::StatusOr<ChunkBook::Epoch*> ChunkBook::Speak(uint64_t stream, const FrameH
   const auto [mine, added] = epoch.streams.emplace(stream, frame.place);
   if (added) {
     spoken_[stream].insert(key);
-    ForgetOlder(stream, frame);
     for (const auto& [other, place] : epoch.streams) {
       if (other != stream && place == frame.place) {
         return absl::InvalidArgumentError(
@@ -54,11 +53,11 @@ absl::StatusOr<ChunkBook::Epoch*> ChunkBook::Speak(uint64_t stream, const FrameH
   return &epoch;
 }
 
-absl::Status ChunkBook::Enter(uint64_t stream, const FrameHeader& frame) {
+absl::Status ChunkBook::Enter(uint64_t stream, const CallHeader& frame) {
   return Speak(stream, frame).status();
 }
 
-void ChunkBook::ForgetOlder(uint64_t stream, const FrameHeader& frame) {
+void ChunkBook::ForgetOlder(uint64_t stream, const CallHeader& frame) {
   std::set<EpochKey>& spoken = spoken_[stream];
   for (auto it = spoken.begin(); it != spoken.end();) {
     const auto found = epochs_.find(*it);
@@ -77,7 +76,7 @@ void ChunkBook::ForgetOlder(uint64_t stream, const FrameHeader& frame) {
 }
 
 std::optional<std::pair<absl::Status, uint32_t>> ChunkBook::WhyNot(const Epoch& epoch,
-                                                                   const FrameHeader& chunk,
+                                                                   const CallHeader& chunk,
                                                                    const Pending* pending) const {
   const auto failed = epoch.failed.find({chunk.channel, chunk.sequence});
   if (failed != epoch.failed.end()) return failed->second;
@@ -90,9 +89,11 @@ std::optional<std::pair<absl::Status, uint32_t>> ChunkBook::WhyNot(const Epoch& 
   return std::nullopt;
 }
 
-absl::Status ChunkBook::Add(uint64_t stream, CollectiveFrame frame, absl::Time now, Decided* decided) {
-  const FrameHeader& header = frame.header;
+absl::Status ChunkBook::Add(uint64_t stream, CallFrame frame, absl::Time now, Decided* decided) {
+  const CallHeader& header = frame.header;
   RECON_ASSIGN_OR_RETURN(Epoch* const epoch, Speak(stream, header));
+  // Who speaks in an epoch sends nothing of an earlier one any more.
+  if (spoken_[stream].size() > 1) ForgetOlder(stream, header);
   const ChunkKey key{header.channel, header.sequence, header.chunk};
   auto found = epoch->chunks.find(key);
   if (found != epoch->chunks.end() && found->second.frames.count(header.place) != 0) {
@@ -150,7 +151,7 @@ void ChunkBook::Fail(Epoch* epoch, const CallKey& call, const absl::Status& why,
          std::get<1>(it->first) == call.second) {
     Pending& pending = it->second;
     for (const auto& [place, sent] : pending.frames) {
-      FrameHeader chunk = pending.header;
+      CallHeader chunk = pending.header;
       chunk.place = place;
       decided->failed.push_back({sent.first, FailedOutcome(chunk, why, lost)});
       bytes_ -= sent.second.size();
@@ -159,7 +160,7 @@ void ChunkBook::Fail(Epoch* epoch, const CallKey& call, const absl::Status& why,
   }
 }
 
-absl::Status ChunkBook::FailCall(uint64_t stream, const FrameHeader& call, const absl::Status& why,
+absl::Status ChunkBook::FailCall(uint64_t stream, const CallHeader& call, const absl::Status& why,
                                  Decided* decided) {
   RECON_ASSIGN_OR_RETURN(Epoch* const epoch, Speak(stream, call));
   if (epoch->failed.count({call.channel, call.sequence}) != 0) return absl::OkStatus();

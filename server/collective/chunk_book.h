@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "common/collective/frame.h"
+#include "common/collective/call_frame.h"
 
 namespace recon {
 
@@ -26,13 +26,13 @@ class ChunkBook {
  public:
   // A chunk whose frames are all there: contributions by place, streams by place (0: takes no part).
   struct Ready {
-    FrameHeader chunk;
+    CallHeader chunk;
     std::vector<ByteChain> contributions;
     std::vector<uint64_t> streams;
   };
   struct Outcome {
     uint64_t stream;
-    CollectiveFrame frame;
+    CallFrame frame;
   };
   struct Decided {
     std::vector<Ready> ready;
@@ -46,14 +46,14 @@ class ChunkBook {
     std::vector<uint32_t> here, missing;  // Places.
   };
 
-  // A stream speaks for a place of an epoch (`frame` says which) until it ends. Its earlier epochs of the set
-  // are forgotten when they are over. Errors as Add()'s.
-  absl::Status Enter(uint64_t stream, const FrameHeader& frame);
+  // A stream speaks for a place of an epoch (`frame` says which) until it ends or sends a chunk of a later one.
+  // Errors as Add()'s.
+  absl::Status Enter(uint64_t stream, const CallHeader& frame);
   // A member's frame of a chunk. An error is the sender's fault, and its stream is to be ended:
   // InvalidArgument, or ResourceExhausted at a limit.
-  absl::Status Add(uint64_t stream, CollectiveFrame frame, absl::Time now, Decided* decided);
+  absl::Status Add(uint64_t stream, CallFrame frame, absl::Time now, Decided* decided);
   // A call fails, here too; its chunk frames that come later get `why`.
-  absl::Status FailCall(uint64_t stream, const FrameHeader& call, const absl::Status& why, Decided* decided);
+  absl::Status FailCall(uint64_t stream, const CallHeader& call, const absl::Status& why, Decided* decided);
   // A place is lost from an epoch that somebody has entered, or kEverybody.
   void Lose(uint64_t set, uint64_t epoch, uint32_t place, const std::string& why, Decided* decided);
   // A stream has ended: whose place it was is lost from the epochs in which it spoke.
@@ -69,7 +69,7 @@ class ChunkBook {
   using CallKey = std::pair<uint64_t, uint64_t>;              // Channel, sequence.
   using ChunkKey = std::tuple<uint64_t, uint64_t, uint64_t>;  // And chunk.
   struct Pending {
-    FrameHeader header;  // Of who came first.
+    CallHeader header;  // Of who came first.
     std::string text;
     absl::Time since;
     std::map<uint32_t, std::pair<uint64_t, ByteChain>> frames;  // By place: its stream and bytes.
@@ -82,9 +82,9 @@ class ChunkBook {
     std::map<uint32_t, std::string> lost;                         // Places, kEverybody among them.
   };
 
-  absl::StatusOr<Epoch*> Speak(uint64_t stream, const FrameHeader& frame);
-  void ForgetOlder(uint64_t stream, const FrameHeader& frame);
-  std::optional<std::pair<absl::Status, uint32_t>> WhyNot(const Epoch& epoch, const FrameHeader& chunk,
+  absl::StatusOr<Epoch*> Speak(uint64_t stream, const CallHeader& frame);
+  void ForgetOlder(uint64_t stream, const CallHeader& frame);
+  std::optional<std::pair<absl::Status, uint32_t>> WhyNot(const Epoch& epoch, const CallHeader& chunk,
                                                           const Pending* pending) const;
   void Fail(Epoch* epoch, const CallKey& call, const absl::Status& why, uint32_t lost, Decided* decided);
   void FailHopeless(Epoch* epoch, Decided* decided);

@@ -150,7 +150,7 @@ ByteChain ReduceBools(ReduceOp op, size_t bytes, const std::vector<ByteChain>& c
   return Owned(std::move(result), bytes);
 }
 
-ByteChain Reduce(const FrameHeader& chunk, const std::vector<ByteChain>& contributions) {
+ByteChain Reduce(const CallHeader& chunk, const std::vector<ByteChain>& contributions) {
   if (chunk.wire != Wire::kSame) return ReduceHalves(chunk.op, chunk.wire, chunk.bytes, contributions);
   switch (chunk.dtype) {
     case DType::kFloat32:
@@ -175,7 +175,7 @@ ByteChain Reduce(const FrameHeader& chunk, const std::vector<ByteChain>& contrib
 
 }  // namespace
 
-ByteChain CombineChunk(const FrameHeader& chunk, const std::vector<ByteChain>& contributions) {
+ByteChain CombineChunk(const CallHeader& chunk, const std::vector<ByteChain>& contributions) {
   if (chunk.bytes == 0) return {};
   switch (chunk.combine) {
     case Combine::kCopy:

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
-#include "common/collective/frame.h"
+#include "common/collective/call_frame.h"
 
 namespace recon {
 namespace {

@@ -13,8 +13,7 @@
 #include "common/base/lane_pool.h"
 #include "common/base/mutex.h"
 #include "proto/collective.grpc.pb.h"
-#include "server/collective/chunk_book.h"
-#include "server/collective/set_book.h"
+#include "server/collective/call_desk.h"
 
 namespace recon {
 
@@ -35,7 +34,7 @@ class CollectiveService final : public Collective::WithRawCallbackMethod_Exchang
     // host:port of the job's other servers. Any thread; null: there are none.
     std::function<std::vector<std::string>()> other_servers;
   };
-  explicit CollectiveService(Options options);
+  explicit CollectiveService(const Options& options);
   ~CollectiveService() override;
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Exchange(
@@ -50,27 +49,21 @@ class CollectiveService final : public Collective::WithRawCallbackMethod_Exchang
   class Stream;
 
   // gRPC's threads. A bad status ends the stream.
-  absl::Status Handle(uint64_t stream, CollectiveFrame frame);
+  absl::Status Handle(uint64_t stream, CallFrame frame);
   void Ended(uint64_t stream, const std::string& why);
   void Forget(uint64_t stream);
 
-  absl::Status Join(uint64_t stream, const CollectiveFrame& frame, SetBook::Changes* changes)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Apply(SetBook::Changes* changes, ChunkBook::Decided* decided) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Tell(uint64_t stream, const CollectiveFrame& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Send(CallDesk::Answers* answers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Tell(const ChunkBook::Outcome& outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Without the lock: results are computed, here or on the pool.
-  void Finish(std::vector<ChunkBook::Ready> ready);
+  void AnswerAll(std::vector<ChunkBook::Ready> ready);
   void Answer(const ChunkBook::Ready& ready);
   void EvictSilent();
 
-  const Options options_;
-
   Mutex mu_;
-  SetBook sets_ ABSL_GUARDED_BY(mu_);
-  ChunkBook chunks_ ABSL_GUARDED_BY(mu_);
+  CallDesk desk_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, Stream*> streams_ ABSL_GUARDED_BY(mu_);
   uint64_t last_stream_ ABSL_GUARDED_BY(mu_) = 0;
-  absl::Time looked_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 
   // Made with the first stream, under the lock.

@@ -86,7 +86,7 @@ std::string Planner::Text() const {
 void Planner::Add(CallPlan* plan, Combine combine, bool pair, uint32_t source, uint32_t receiver,
                   uint64_t part, uint64_t values, const uint8_t* in, uint8_t* out) const {
   Segment segment;
-  segment.header.kind = FrameKind::kChunk;
+  segment.header.kind = CallFrameKind::kChunk;
   segment.header.combine = combine;
   segment.header.op = spec_.op;
   segment.header.dtype = spec_.dtype;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/collective/frame.h"
+#include "common/collective/call_frame.h"
 #include "proto/collective.pb.h"
 
 namespace recon {
@@ -47,7 +47,7 @@ struct CallSpec {
 
 // One run of values of a call that goes the same way, cut into chunks.
 struct Segment {
-  FrameHeader header;  // Without bytes, chunk and the call's number.
+  CallHeader header;  // Without bytes, chunk and the call's number.
   uint64_t first_chunk = 0;
   uint64_t values = 0, chunk_values = 0, chunks = 1;
   const uint8_t* in = nullptr;  // Null if this member has nothing to send.

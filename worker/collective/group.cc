@@ -79,8 +79,8 @@ class Group::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grp
     StartRead(&incoming_);
     StartCall();
   }
-  void Write(const CollectiveFrame& frame) {
-    grpc::ByteBuffer message = BufferOf(EncodeFrame(frame));
+  void Write(const CallFrame& frame) {
+    grpc::ByteBuffer message = BufferOf(EncodeCallFrame(frame));
     MutexLock lock(&mu_);
     if (ended_ || finishing_) return;
     outgoing_.emplace_back().Swap(&message);
@@ -104,7 +104,7 @@ class Group::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grp
   void OnReadDone(bool ok) override {
     if (!ok) return End();
     absl::StatusOr<ByteChain> bytes = ChainOf(&incoming_);
-    const absl::StatusOr<CollectiveFrame> frame = bytes.ok() ? DecodeFrame(*bytes) : bytes.status();
+    const absl::StatusOr<CallFrame> frame = bytes.ok() ? DecodeCallFrame(*bytes) : bytes.status();
     if (!frame.ok()) return Cancel();
     group_->OnFrame(server_, *frame);
     StartRead(&incoming_);  // Only now: frames are handled in their order.
@@ -166,8 +166,8 @@ absl::StatusOr<std::unique_ptr<Group>> Group::Join(const Options& options) {
   request.set_size(options.size);
   request.set_shrink(options.shrink);
   request.set_patience_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options.patience)));
-  CollectiveFrame join;
-  join.header.kind = FrameKind::kJoin;
+  CallFrame join;
+  join.header.kind = CallFrameKind::kJoin;
   join.payload = ByteChain::FromString(request.SerializeAsString());
   {
     MutexLock lock(&group->mu_);
@@ -229,7 +229,7 @@ void Group::CancelAll() {
   }
 }
 
-void Group::OnFrame(size_t server, const CollectiveFrame& frame) {
+void Group::OnFrame(size_t server, const CallFrame& frame) {
   std::vector<MemberCore::Finished> finished;
   {
     MutexLock lock(&mu_);
@@ -306,8 +306,8 @@ void Group::Leave(const std::string& why) {
   MutexLock lock(&mu_);
   if (!broken_.ok()) return;
   broken_ = absl::CancelledError(absl::StrCat("set '", options_.set, "': this process has left it: ", why));
-  CollectiveFrame leave;
-  leave.header.kind = FrameKind::kLeave;
+  CallFrame leave;
+  leave.header.kind = CallFrameKind::kLeave;
   leave.text = why;
   if (!streams_.empty()) streams_[0]->Write(leave);
   for (const auto& stream : streams_) {
@@ -316,8 +316,8 @@ void Group::Leave(const std::string& why) {
 }
 
 void Group::Beat() {
-  CollectiveFrame beat;
-  beat.header.kind = FrameKind::kHeartbeat;
+  CallFrame beat;
+  beat.header.kind = CallFrameKind::kHeartbeat;
   MutexLock lock(&mu_);
   if (!broken_.ok()) return;
   streams_[0]->Write(beat);

@@ -85,7 +85,7 @@ class Group {
   class Stream;
   explicit Group(const Options& options);
 
-  void OnFrame(size_t server, const CollectiveFrame& frame);
+  void OnFrame(size_t server, const CallFrame& frame);
   void OnStreamEnded(const std::string& address, const absl::Status& why);
   void OpenStream(size_t server) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Sends what the core has for the servers; what has finished is for the caller, without the lock.

@@ -11,9 +11,9 @@ namespace recon {
 namespace {
 
 // What a chunk without bytes counts of the window.
-constexpr size_t kFrameCharge = 512;
+constexpr size_t kChunkCharge = 512;
 
-size_t ChargeOf(const FrameHeader& chunk) { return chunk.bytes + kFrameCharge; }
+size_t ChargeOf(const CallHeader& chunk) { return chunk.bytes + kChunkCharge; }
 
 // Of a chunk's `values` values at `memory`; `wire` as they travel.
 ByteChain PayloadOf(const Segment& segment, uint64_t first, uint64_t values) {
@@ -61,7 +61,7 @@ std::string MemberCore::OldestCall() const { return calls_.empty() ? "" : Descri
 
 size_t MemberCore::Window() const {
   const auto members = static_cast<size_t>(epoch_->members_size());
-  return std::max(2 * (limits::kCollectiveChunkBytesMax + kFrameCharge),
+  return std::max(2 * (limits::kCollectiveChunkBytesMax + kChunkCharge),
                   std::min(limits::kCollectiveWindowBytes, limits::kCollectiveHeldBytes / members));
 }
 
@@ -123,7 +123,7 @@ void MemberCore::SendNext(Channel* channel, Call* call) {
   const Segment& segment = call->plan.segments[call->segment];
   const uint64_t first = call->piece * segment.chunk_values;
   const uint64_t values = std::min(segment.chunk_values, segment.values - first);
-  CollectiveFrame frame{segment.header, call->plan.text, PayloadOf(segment, first, values)};
+  CallFrame frame{segment.header, call->plan.text, PayloadOf(segment, first, values)};
   frame.header.set = epoch_->set();
   frame.header.epoch = epoch_->epoch();
   frame.header.channel = call->plan.channel;
@@ -139,10 +139,10 @@ void MemberCore::SendNext(Channel* channel, Call* call) {
   call->all_sent = ++call->segment == call->plan.segments.size();
 }
 
-void MemberCore::OnFrame(size_t server, const CollectiveFrame& frame) {
-  if (frame.header.kind == FrameKind::kEpoch && server == 0) OnEpoch(frame);
-  if (frame.header.kind == FrameKind::kLost && server == 0) OnLost(frame);
-  if (frame.header.kind == FrameKind::kOutcome) OnOutcome(server, frame);
+void MemberCore::OnFrame(size_t server, const CallFrame& frame) {
+  if (frame.header.kind == CallFrameKind::kEpoch && server == 0) OnEpoch(frame);
+  if (frame.header.kind == CallFrameKind::kLost && server == 0) OnLost(frame);
+  if (frame.header.kind == CallFrameKind::kOutcome) OnOutcome(server, frame);
   Pump();
 }
 
@@ -155,7 +155,7 @@ void MemberCore::UseServers() {
   }
 }
 
-void MemberCore::OnEpoch(const CollectiveFrame& frame) {
+void MemberCore::OnEpoch(const CallFrame& frame) {
   SetEpoch epoch;
   if (!epoch.ParseFromString(frame.payload.ToString()) || epoch.members_size() == 0 ||
       epoch.place() >= static_cast<uint32_t>(epoch.members_size())) {
@@ -199,7 +199,7 @@ void MemberCore::BeginNextEpochIfQuiet() {
   }
 }
 
-void MemberCore::OnLost(const CollectiveFrame& frame) {
+void MemberCore::OnLost(const CallFrame& frame) {
   MembersLost lost;
   if (!lost.ParseFromString(frame.payload.ToString()) || !epoch_) return;
   if (next_ && lost.epoch() == next_->epoch()) return early_losses_.push_back(lost);
@@ -211,8 +211,8 @@ void MemberCore::OnLost(const CollectiveFrame& frame) {
 void MemberCore::TellOthers(const SetEpoch& of, uint32_t lost, const std::string& why) {
   for (const size_t server : epoch_servers_) {
     if (server == 0) continue;
-    FrameHeader header;
-    header.kind = FrameKind::kGone;
+    CallHeader header;
+    header.kind = CallFrameKind::kGone;
     header.set = of.set();
     header.epoch = of.epoch();
     header.place = of.place();
@@ -222,8 +222,8 @@ void MemberCore::TellOthers(const SetEpoch& of, uint32_t lost, const std::string
   }
 }
 
-void MemberCore::OnOutcome(size_t server, const CollectiveFrame& frame) {
-  const FrameHeader& header = frame.header;
+void MemberCore::OnOutcome(size_t server, const CallFrame& frame) {
+  const CallHeader& header = frame.header;
   if (!epoch_ || header.set != epoch_->set() || header.epoch != epoch_->epoch()) return;
   const auto channel = channels_.find(header.channel);
   if (channel == channels_.end()) return;
@@ -245,8 +245,8 @@ void MemberCore::OnOutcome(size_t server, const CollectiveFrame& frame) {
   BeginNextEpochIfQuiet();
 }
 
-absl::Status MemberCore::TakeResult(const Call& call, const CollectiveFrame& frame) {
-  const FrameHeader& header = frame.header;
+absl::Status MemberCore::TakeResult(const Call& call, const CallFrame& frame) {
+  const CallHeader& header = frame.header;
   const auto is_its = [&](const Segment& segment) {
     return header.chunk >= segment.first_chunk && header.chunk < segment.first_chunk + segment.chunks;
   };
@@ -289,8 +289,8 @@ void MemberCore::FailCall(uint64_t id, Call* call, const absl::Status& why, uint
   unsent.erase(std::remove(unsent.begin(), unsent.end(), id), unsent.end());
   for (const size_t server : epoch_servers_) {
     if (told_by == server) continue;
-    FrameHeader header;
-    header.kind = FrameKind::kFailCall;
+    CallHeader header;
+    header.kind = CallFrameKind::kFailCall;
     header.set = epoch_->set();
     header.epoch = epoch_->epoch();
     header.place = epoch_->place();

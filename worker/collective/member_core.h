@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/collective/frame.h"
+#include "common/collective/call_frame.h"
 #include "proto/collective.pb.h"
 #include "worker/collective/call.h"
 
@@ -36,7 +36,7 @@ class MemberCore {
   using Done = std::function<void(const absl::Status&, uint32_t members)>;
   struct Out {
     size_t server;  // 0: the head.
-    CollectiveFrame frame;
+    CallFrame frame;
   };
   struct Finished {
     Done done;
@@ -56,7 +56,7 @@ class MemberCore {
   // The set is another one than the caller knows.
   bool changed() const { return !unknown_.empty(); }
 
-  void OnFrame(size_t server, const CollectiveFrame& frame);
+  void OnFrame(size_t server, const CallFrame& frame);
   // No stream is left: all calls fail, and later ones.
   void OnBroken(const absl::Status& why);
 
@@ -91,11 +91,11 @@ class MemberCore {
     std::map<uint64_t, uint64_t> by_sequence;  // Calls that have begun.
   };
 
-  void OnEpoch(const CollectiveFrame& frame);
-  void OnLost(const CollectiveFrame& frame);
-  void OnOutcome(size_t server, const CollectiveFrame& frame);
+  void OnEpoch(const CallFrame& frame);
+  void OnLost(const CallFrame& frame);
+  void OnOutcome(size_t server, const CallFrame& frame);
   void TellOthers(const SetEpoch& of, uint32_t lost, const std::string& why);
-  absl::Status TakeResult(const Call& call, const CollectiveFrame& frame);
+  absl::Status TakeResult(const Call& call, const CallFrame& frame);
   void FailCall(uint64_t id, Call* call, const absl::Status& why, uint32_t lost,
                 std::optional<size_t> told_by);
   void EndIfDone(uint64_t id);

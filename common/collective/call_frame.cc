@@ -1,4 +1,4 @@
-#include "common/collective/frame.h"
+#include "common/collective/call_frame.h"
 
 #include <algorithm>
 #include <cstring>
@@ -11,7 +11,7 @@
 namespace recon {
 namespace {
 
-absl::Status CheckChunk(const FrameHeader& header, size_t payload) {
+absl::Status CheckChunk(const CallHeader& header, size_t payload) {
   const auto wrong = [](const auto&... what) {
     return absl::InvalidArgumentError(absl::StrCat("chunk: ", what...));
   };
@@ -56,54 +56,54 @@ uint64_t ChannelOf(uint32_t source, uint32_t receiver, uint32_t tag) {
   return (uint64_t{1} << 63) | (uint64_t{source} << 47) | (uint64_t{receiver} << 32) | tag;
 }
 
-ByteChain EncodeFrame(const CollectiveFrame& frame) {
-  FrameHeader header = frame.header;
+ByteChain EncodeCallFrame(const CallFrame& frame) {
+  CallHeader header = frame.header;
   header.text_bytes = static_cast<uint16_t>(std::min(frame.text.size(), limits::kCollectiveTextBytesMax));
-  std::string head(kFrameHeaderBytes + header.text_bytes, '\0');
-  std::memcpy(head.data(), &header, kFrameHeaderBytes);
-  std::memcpy(head.data() + kFrameHeaderBytes, frame.text.data(), header.text_bytes);
+  std::string head(kCallHeaderBytes + header.text_bytes, '\0');
+  std::memcpy(head.data(), &header, kCallHeaderBytes);
+  std::memcpy(head.data() + kCallHeaderBytes, frame.text.data(), header.text_bytes);
   ByteChain bytes = ByteChain::FromString(std::move(head));
   bytes.Append(frame.payload);
   return bytes;
 }
 
-absl::StatusOr<CollectiveFrame> DecodeFrame(const ByteChain& bytes) {
-  if (bytes.size() < kFrameHeaderBytes) {
+absl::StatusOr<CallFrame> DecodeCallFrame(const ByteChain& bytes) {
+  if (bytes.size() < kCallHeaderBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a collective's frame of ", bytes.size(), " bytes, at least ", kFrameHeaderBytes));
+        absl::StrCat("a collective's frame of ", bytes.size(), " bytes, at least ", kCallHeaderBytes));
   }
-  CollectiveFrame frame;
-  uint8_t raw[kFrameHeaderBytes];
-  bytes.CopyTo(raw, kFrameHeaderBytes);
-  std::memcpy(static_cast<void*>(&frame.header), raw, kFrameHeaderBytes);
+  CallFrame frame;
+  uint8_t raw[kCallHeaderBytes];
+  bytes.CopyTo(raw, kCallHeaderBytes);
+  std::memcpy(static_cast<void*>(&frame.header), raw, kCallHeaderBytes);
   const size_t text = frame.header.text_bytes;
-  if (text > limits::kCollectiveTextBytesMax || text > bytes.size() - kFrameHeaderBytes) {
+  if (text > limits::kCollectiveTextBytesMax || text > bytes.size() - kCallHeaderBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("a collective's frame of ", bytes.size(), " bytes has a text of ", text));
   }
-  frame.text = bytes.Range(kFrameHeaderBytes, text).ToString();
-  frame.payload = bytes.Range(kFrameHeaderBytes + text, bytes.size() - kFrameHeaderBytes - text);
-  if (frame.header.kind == FrameKind::kChunk) {
+  frame.text = bytes.Range(kCallHeaderBytes, text).ToString();
+  frame.payload = bytes.Range(kCallHeaderBytes + text, bytes.size() - kCallHeaderBytes - text);
+  if (frame.header.kind == CallFrameKind::kChunk) {
     RECON_RETURN_IF_ERROR(CheckChunk(frame.header, frame.payload.size()));
   }
   return frame;
 }
 
-bool TakesPart(const FrameHeader& chunk, uint32_t place) {
+bool TakesPart(const CallHeader& chunk, uint32_t place) {
   return chunk.pair == 0 || place == chunk.source || place == chunk.receiver;
 }
-bool IsSource(const FrameHeader& chunk, uint32_t place) {
+bool IsSource(const CallHeader& chunk, uint32_t place) {
   return chunk.source == kEverybody || chunk.source == place;
 }
-bool IsReceiver(const FrameHeader& chunk, uint32_t place) {
+bool IsReceiver(const CallHeader& chunk, uint32_t place) {
   if (chunk.receiver != kEverybody) return chunk.receiver == place;
   // What is copied to everybody its source has.
   return chunk.combine != Combine::kCopy || chunk.source != place;
 }
 
-CollectiveFrame FailedOutcome(const FrameHeader& chunk, const absl::Status& why, uint32_t lost) {
-  CollectiveFrame frame{chunk, std::string(why.message()), {}};
-  frame.header.kind = FrameKind::kOutcome;
+CallFrame FailedOutcome(const CallHeader& chunk, const absl::Status& why, uint32_t lost) {
+  CallFrame frame{chunk, std::string(why.message()), {}};
+  frame.header.kind = CallFrameKind::kOutcome;
   frame.header.code = static_cast<uint32_t>(why.code());
   frame.header.lost = lost;
   return frame;

@@ -17,7 +17,7 @@ namespace recon {
 // A call is cut into chunks; each belongs to one server, which decides it once: everybody who takes part in a
 // chunk sends one frame of it, with bytes or without, and gets one outcome, with bytes or without. Nobody has
 // a result of a chunk for which another gets an error. COLLECTIVES.md says what follows from that.
-enum class FrameKind : uint8_t {
+enum class CallFrameKind : uint8_t {
   // From members.
   kJoin = 1,       // Payload: JoinRequest. To the head, once.
   kHeartbeat = 2,  // To the head.
@@ -38,14 +38,14 @@ inline constexpr uint32_t kEverybody = UINT32_MAX;
 inline constexpr uint32_t kNobody = UINT32_MAX - 1;
 
 // Little endian, as it lies in memory. Fields that a kind has no use for are 0.
-struct FrameHeader {
-  FrameKind kind = FrameKind::kHeartbeat;
+struct CallHeader {
+  CallFrameKind kind = CallFrameKind::kHeartbeat;
   Combine combine = Combine::kCopy;
   ReduceOp op = ReduceOp::kSum;
   DType dtype = DType::kUint8;
   Wire wire = Wire::kSame;
   uint8_t pair = 0;         // 1: source and receiver take part, else all members.
-  uint16_t text_bytes = 0;  // Set by EncodeFrame().
+  uint16_t text_bytes = 0;  // Set by EncodeCallFrame().
   uint32_t place = 0;       // The sender's, among the epoch's members.
   uint32_t rank = 0;        // The sender's, for texts.
   uint32_t members = 0;     // Of the epoch; of an outcome: those who count in it.
@@ -62,30 +62,30 @@ struct FrameHeader {
   uint64_t bytes = 0;     // Of one source's part of this chunk.
   uint64_t total = 0;     // Of one source, over all chunks of the part of the call that this is one of.
 };
-inline constexpr size_t kFrameHeaderBytes = 8 + 8 * 4 + 7 * 8;
-static_assert(sizeof(FrameHeader) == kFrameHeaderBytes);
+inline constexpr size_t kCallHeaderBytes = 8 + 8 * 4 + 7 * 8;
+static_assert(sizeof(CallHeader) == kCallHeaderBytes);
 
 inline constexpr uint64_t kCollectives = 0;
 // Messages from one rank to another that have a tag; not 0.
 uint64_t ChannelOf(uint32_t source, uint32_t receiver, uint32_t tag);
 
-struct CollectiveFrame {
-  FrameHeader header;
+struct CallFrame {
+  CallHeader header;
   std::string text;
   ByteChain payload;
 };
 
 // The payload is not copied. Texts are cut to limits::kCollectiveTextBytesMax.
-ByteChain EncodeFrame(const CollectiveFrame& frame);
+ByteChain EncodeCallFrame(const CallFrame& frame);
 // InvalidArgument for what is no frame, or one with impossible numbers.
-absl::StatusOr<CollectiveFrame> DecodeFrame(const ByteChain& bytes);
+absl::StatusOr<CallFrame> DecodeCallFrame(const ByteChain& bytes);
 
 // Whether a place takes part in a chunk, has bytes for it, gets bytes of it.
-bool TakesPart(const FrameHeader& chunk, uint32_t place);
-bool IsSource(const FrameHeader& chunk, uint32_t place);
-bool IsReceiver(const FrameHeader& chunk, uint32_t place);
+bool TakesPart(const CallHeader& chunk, uint32_t place);
+bool IsSource(const CallHeader& chunk, uint32_t place);
+bool IsReceiver(const CallHeader& chunk, uint32_t place);
 
 // The outcome of a chunk that failed.
-CollectiveFrame FailedOutcome(const FrameHeader& chunk, const absl::Status& why, uint32_t lost);
+CallFrame FailedOutcome(const CallHeader& chunk, const absl::Status& why, uint32_t lost);
 
 }  // namespace recon

@@ -1,0 +1,238 @@
+#include "absl/strings/str_cat.h"
+#include "catch2/catch.hpp"
+#include "server/collective/call_desk.h"
+
+namespace recon {
+namespace {
+
+using Catch::Matchers::Contains;
+
+const absl::Time kStart = absl::FromUnixSeconds(1000);
+
+JoinRequest Fixed(uint32_t rank, uint32_t size, bool shrink = false) {
+  JoinRequest request;
+  request.set_set("s");
+  request.set_member(absl::StrCat("w", rank));
+  request.set_rank(rank);
+  request.set_size(size);
+  request.set_shrink(shrink);
+  return request;
+}
+JoinRequest Elastic(const std::string& name, uint32_t size) {
+  JoinRequest request;
+  request.set_set("s");
+  request.set_member(name);
+  request.set_elastic(true);
+  request.set_size(size);
+  return request;
+}
+
+TEST_CASE("a set begins when all of its ranks are there", "[collective]") {
+  SetBook book({absl::Seconds(3), 7});
+  SetBook::Changes changes;
+  REQUIRE(book.Join(1, Fixed(1, 2), kStart, &changes).ok());
+  CHECK(changes.epochs.empty());
+  REQUIRE(book.Join(2, Fixed(0, 2), kStart, &changes).ok());
+  REQUIRE(changes.epochs.size() == 2);
+  const auto& [stream, epoch] = changes.epochs[0];
+  CHECK(stream == 2);  // Rank 0.
+  CHECK(epoch.set() == 7);
+  CHECK(epoch.epoch() == 1);
+  CHECK(epoch.members(1).name() == "w1");
+}
+
+TEST_CASE("a join that contradicts the set shows both sides", "[collective]") {
+  SetBook book({absl::Seconds(3), 1});
+  SetBook::Changes changes;
+  REQUIRE(book.Join(1, Fixed(0, 2), kStart, &changes).ok());
+  const absl::Status other = book.Join(2, Fixed(1, 3), kStart, &changes);
+  CHECK(absl::IsInvalidArgument(other));
+  CHECK_THAT(std::string(other.message()),
+             Contains("a set of 3 members") && Contains("it is a set of 2 members"));
+  CHECK(absl::IsInvalidArgument(book.Join(3, Fixed(2, 2), kStart, &changes)));
+  CHECK(absl::IsInvalidArgument(book.Join(4, Fixed(0, 0), kStart, &changes)));
+  CHECK(absl::IsInvalidArgument(book.Join(5, JoinRequest(), kStart, &changes)));
+  CHECK(absl::IsInvalidArgument(book.Join(1, Fixed(1, 2), kStart, &changes)));  // A second time.
+}
+
+TEST_CASE("a lost rank leaves a fixed set as it is until another process takes it", "[collective]") {
+  SetBook book({absl::Seconds(3), 1});
+  SetBook::Changes began, lost, again;
+  REQUIRE(book.Join(1, Fixed(0, 2), kStart, &began).ok());
+  REQUIRE(book.Join(2, Fixed(1, 2), kStart, &began).ok());
+  book.Leave(2, "its connection ended", &lost);
+  CHECK(lost.epochs.empty());
+  REQUIRE(lost.losses.size() == 1);
+  CHECK(lost.losses[0].first == 1);
+  CHECK(lost.losses[0].second.went(0).name() == "w1");
+  REQUIRE(lost.over.size() == 1);
+  CHECK(lost.over[0].place == 1);
+  REQUIRE(book.Join(3, Fixed(1, 2), kStart, &again).ok());
+  REQUIRE(again.epochs.size() == 2);
+  CHECK(again.epochs[0].second.epoch() == 2);
+  CHECK(again.epochs[0].second.came(0).rank() == 1);
+  CHECK(again.over[0].place == kEverybody);
+}
+
+TEST_CASE("a set that shrinks has a new epoch at once", "[collective]") {
+  SetBook book({absl::Seconds(3), 1});
+  SetBook::Changes began, lost;
+  for (uint32_t rank = 0; rank < 3; ++rank)
+    REQUIRE(book.Join(rank + 1, Fixed(rank, 3, true), kStart, &began).ok());
+  book.Leave(2, "its connection ended", &lost);
+  REQUIRE(lost.epochs.size() == 2);
+  CHECK(lost.epochs[1].second.place() == 1);
+  CHECK(lost.epochs[1].second.members(1).rank() == 2);  // A rank stays what it was.
+  CHECK(lost.epochs[1].second.went(0).why() == "its connection ended");
+}
+
+TEST_CASE("an elastic set numbers its members anew and waits when they are too few", "[collective]") {
+  SetBook book({absl::Seconds(3), 1});
+  SetBook::Changes changes;
+  REQUIRE(book.Join(1, Elastic("a", 2), kStart, &changes).ok());
+  CHECK(changes.epochs.empty());
+  REQUIRE(book.Join(2, Elastic("b", 2), kStart, &changes).ok());
+  REQUIRE(book.Join(3, Elastic("c", 2), kStart, &changes).ok());
+  CHECK(changes.epochs.back().second.epoch() == 2);
+  CHECK(changes.epochs.back().second.members_size() == 3);
+  changes = {};
+  book.Leave(1, "it left", &changes);
+  REQUIRE(changes.epochs.size() == 2);
+  CHECK(changes.epochs[0].second.members(0).name() == "b");
+  CHECK(changes.epochs[0].second.members(0).rank() == 0);
+  changes = {};
+  book.Leave(2, "it left", &changes);
+  CHECK(changes.epochs.empty());
+  CHECK(changes.losses.size() == 1);
+  book.Leave(3, "it left", &changes);
+  CHECK(book.empty());
+}
+
+TEST_CASE("who is silent for longer than its patience is evicted, and not when the server stood still",
+          "[collective]") {
+  CallDesk desk({true, {absl::Seconds(3), 1}, nullptr});
+  CallDesk::Answers answers;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    CallFrame join;
+    join.header.kind = CallFrameKind::kJoin;
+    join.payload = ByteChain::FromString(Fixed(rank, 2).SerializeAsString());
+    REQUIRE(desk.Handle(rank + 1, join, kStart, &answers).ok());
+  }
+  answers = {};
+  CallFrame beat;
+  beat.header.kind = CallFrameKind::kHeartbeat;
+  for (int i = 1; i <= 31; ++i) {
+    const absl::Time now = kStart + i * absl::Milliseconds(100);
+    REQUIRE(desk.Handle(1, beat, now, &answers).ok());
+    desk.EvictSilent(now, &answers);
+    CHECK(answers.sent_away.size() == (i <= 30 ? 0 : 1));
+  }
+  CHECK(answers.sent_away[0].first == 2);
+  CHECK_THAT(std::string(answers.sent_away[0].second.message()), Contains("silent for 3.1s"));
+  desk.EvictSilent(kStart + absl::Hours(1), &answers);
+  CHECK(answers.sent_away.size() == 1);
+}
+
+// A frame of the first chunk of a call.
+CallFrame Chunk(uint32_t place, uint64_t sequence, const std::string& text, uint64_t bytes = 4) {
+  CallFrame frame;
+  frame.header.kind = CallFrameKind::kChunk;
+  frame.header.combine = Combine::kReduce;
+  frame.header.dtype = DType::kInt32;
+  frame.header.place = frame.header.rank = place;
+  frame.header.members = 2;
+  frame.header.source = frame.header.receiver = kEverybody;
+  frame.header.set = frame.header.epoch = 1;
+  frame.header.sequence = sequence;
+  frame.header.bytes = frame.header.total = bytes;
+  frame.text = text;
+  frame.payload = ByteChain::FromString(std::string(bytes, 'x'));
+  return frame;
+}
+
+TEST_CASE("different calls that meet fail for all, with both sides, and the next call is right",
+          "[collective]") {
+  ChunkBook book;
+  ChunkBook::Decided decided;
+  REQUIRE(book.Add(1, Chunk(0, 0, "all_reduce 'a' sum int32[1]"), kStart, &decided).ok());
+  CHECK(book.bytes() == 4);
+  REQUIRE(book.Add(2, Chunk(1, 0, "all_reduce 'b' sum int32[2]", 8), kStart, &decided).ok());
+  REQUIRE(decided.failed.size() == 2);
+  for (const ChunkBook::Outcome& outcome : decided.failed) {
+    CHECK_THAT(outcome.frame.text, Contains("rank 0 calls all_reduce 'a' sum int32[1] (4 bytes)") &&
+                                       Contains("rank 1 calls all_reduce 'b' sum int32[2] (8 bytes)"));
+  }
+  CHECK(book.bytes() == 0);
+  decided = {};
+  REQUIRE(book.Add(1, Chunk(0, 1, "c"), kStart, &decided).ok());
+  REQUIRE(book.Add(2, Chunk(1, 1, "c"), kStart, &decided).ok());
+  CHECK(decided.failed.empty());
+  REQUIRE(decided.ready.size() == 1);
+  CHECK(decided.ready[0].streams == std::vector<uint64_t>{1, 2});
+}
+
+TEST_CASE("who waits for whom is known, since when", "[collective]") {
+  ChunkBook book;
+  ChunkBook::Decided decided;
+  REQUIRE(book.Add(2, Chunk(1, 5, "late"), kStart + absl::Seconds(1), &decided).ok());
+  REQUIRE(book.Add(2, Chunk(1, 4, "early"), kStart, &decided).ok());
+  const std::vector<ChunkBook::Waiting> waiting = book.waiting();
+  REQUIRE(waiting.size() == 2);
+  CHECK(waiting[0].what == "early");
+  CHECK(waiting[0].since == kStart);
+  CHECK(waiting[0].here == std::vector<uint32_t>{1});
+  CHECK(waiting[0].missing == std::vector<uint32_t>{0});
+}
+
+TEST_CASE("what a lost member has sent counts, what it has not ends the call", "[collective]") {
+  ChunkBook book;
+  ChunkBook::Decided decided;
+  REQUIRE(book.Add(2, Chunk(1, 0, "a"), kStart, &decided).ok());
+  REQUIRE(book.Enter(1, Chunk(0, 0, "a").header).ok());
+  book.End(2, "its connection ended", &decided);
+  REQUIRE(book.Add(1, Chunk(0, 0, "a"), kStart, &decided).ok());
+  CHECK(decided.ready.size() == 1);
+  REQUIRE(book.Add(1, Chunk(0, 1, "b"), kStart, &decided).ok());
+  REQUIRE(decided.failed.size() == 1);
+  CHECK(decided.failed[0].frame.header.lost == 1);
+  CHECK(decided.failed[0].frame.text == "its connection ended");
+}
+
+TEST_CASE("a member cannot speak for another or send twice", "[collective]") {
+  ChunkBook book;
+  ChunkBook::Decided decided;
+  REQUIRE(book.Add(1, Chunk(0, 0, "a"), kStart, &decided).ok());
+  CHECK(absl::IsInvalidArgument(book.Add(1, Chunk(0, 0, "a"), kStart, &decided)));
+  CHECK(absl::IsInvalidArgument(book.Add(1, Chunk(1, 0, "a"), kStart, &decided)));
+  CHECK(absl::IsInvalidArgument(book.Add(3, Chunk(0, 1, "a"), kStart, &decided)));
+  CallFrame three = Chunk(1, 0, "a");
+  three.header.members = 3;
+  CHECK(absl::IsInvalidArgument(book.Add(2, three, kStart, &decided)));
+}
+
+TEST_CASE("a frame comes back as it was, and one that cannot be is refused", "[collective]") {
+  const CallFrame frame = Chunk(1, 3, "all_reduce");
+  const ByteChain bytes = EncodeCallFrame(frame);
+  const auto decoded = DecodeCallFrame(bytes);
+  REQUIRE(decoded.ok());
+  CHECK(decoded->text == "all_reduce");
+  CHECK(decoded->payload.ToString() == "xxxx");
+  CHECK(decoded->header.sequence == 3);
+  for (size_t size = 0; size < bytes.size(); ++size) CHECK_FALSE(DecodeCallFrame(bytes.Range(0, size)).ok());
+  const auto refused = [](const std::function<void(CallFrame*)>& change) {
+    CallFrame wrong = Chunk(1, 3, "all_reduce");
+    change(&wrong);
+    return absl::IsInvalidArgument(DecodeCallFrame(EncodeCallFrame(wrong)).status());
+  };
+  CHECK(refused([](CallFrame* f) { f->header.place = 2; }));
+  CHECK(refused([](CallFrame* f) { f->header.members = 0; }));
+  CHECK(refused([](CallFrame* f) { f->header.source = 2; }));
+  CHECK(refused([](CallFrame* f) { f->header.bytes = uint64_t{1} << 40; }));
+  CHECK(refused([](CallFrame* f) { f->header.op = ReduceOp::kMean; }));  // Of integers.
+  CHECK(refused([](CallFrame* f) { f->header.dtype = static_cast<DType>(99); }));
+  CHECK(refused([](CallFrame* f) { f->header.wire = Wire::kFloat16; }));
+  CHECK(refused([](CallFrame* f) { f->header.combine = Combine::kCopy; }));  // Of everybody.
+}
+
+}  // namespace
+}  // namespace recon

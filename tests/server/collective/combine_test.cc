@@ -1,0 +1,91 @@
+#include "server/collective/combine.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "catch2/catch.hpp"
+
+namespace recon {
+namespace {
+
+template <typename T>
+ByteChain Bytes(const std::vector<T>& values, size_t cut = SIZE_MAX) {
+  std::string bytes(values.size() * sizeof(T), '\0');
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  // As the network has it: in pieces that end anywhere.
+  if (cut >= bytes.size()) return ByteChain::FromString(bytes);
+  ByteChain chain = ByteChain::FromString(bytes.substr(0, cut));
+  chain.Append(ByteChain::FromString(bytes.substr(cut)));
+  return chain;
+}
+template <typename T>
+std::vector<T> Reduced(ReduceOp op, DType dtype, const std::vector<ByteChain>& contributions,
+                       Wire wire = Wire::kSame) {
+  CallHeader chunk;
+  chunk.combine = Combine::kReduce;
+  chunk.op = op;
+  chunk.dtype = dtype;
+  chunk.wire = wire;
+  chunk.members = static_cast<uint32_t>(contributions.size());
+  chunk.bytes = contributions.front().size();
+  const ByteChain result = CombineChunk(chunk, contributions);
+  REQUIRE(result.size() == chunk.bytes);
+  std::vector<T> values(result.size() / sizeof(T));
+  result.CopyTo(values.data(), result.size());
+  return values;
+}
+
+TEST_CASE("sums go in the order of members, wherever the network cut them", "[collective]") {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  std::vector<std::vector<float>> from(3, std::vector<float>(10'001));
+  for (auto& values : from) {
+    for (float& value : values) value = normal(random);
+  }
+  const auto sum = Reduced<float>(ReduceOp::kSum, DType::kFloat32,
+                                  {Bytes(from[0], 5), Bytes(from[1], 40'001), Bytes(from[2], 2)});
+  for (size_t i = 0; i < sum.size(); ++i) REQUIRE(sum[i] == (from[0][i] + from[1][i]) + from[2][i]);
+  const auto mean =
+      Reduced<float>(ReduceOp::kMean, DType::kFloat32, {Bytes(from[0], 5), Bytes(from[1]), Bytes(from[2])});
+  for (size_t i = 0; i < sum.size(); ++i) REQUIRE(mean[i] == sum[i] / 3.0F);
+}
+
+TEST_CASE("values that are not numbers go through", "[collective]") {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  const std::vector<float> a = {nan, 1, inf, -inf, 3e38F}, b = {1, nan, 1, inf, 3e38F};
+  for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kSum}) {
+    const auto result = Reduced<float>(op, DType::kFloat32, {Bytes(a), Bytes(b)});
+    CHECK(std::isnan(result[0]));
+    CHECK(std::isnan(result[1]));
+  }
+  // On the way in 16 bits, too: what is too large becomes infinite, and nothing is cut.
+  for (const Wire wire : {Wire::kFloat16, Wire::kBfloat16}) {
+    std::vector<uint8_t> bytes(2 * a.size());
+    NarrowTo(wire, a.data(), a.size(), bytes.data());
+    const auto sum = Reduced<uint16_t>(ReduceOp::kSum, DType::kFloat32, {Bytes(bytes), Bytes(bytes)}, wire);
+    std::vector<float> wide(a.size());
+    WidenFrom(wire, reinterpret_cast<const uint8_t*>(sum.data()), wide.size(), wide.data());
+    CHECK(std::isnan(wide[0]));
+    CHECK(wide[1] == 2);
+    CHECK(wide[2] == inf);
+    CHECK(wide[3] == -inf);
+    CHECK(wide[4] == inf);
+  }
+}
+
+TEST_CASE("integers wrap, and of bools a sum is or", "[collective]") {
+  CHECK(Reduced<int32_t>(ReduceOp::kSum, DType::kInt32,
+                         {Bytes<int32_t>({INT32_MAX}), Bytes<int32_t>({1})})[0] == INT32_MIN);
+  CHECK(Reduced<uint8_t>(ReduceOp::kProduct, DType::kUint8,
+                         {Bytes<uint8_t>({16}), Bytes<uint8_t>({17})})[0] == 16);
+  const std::vector<uint8_t> a = {0, 0, 1, 7}, b = {0, 1, 0, 1};
+  CHECK(Reduced<uint8_t>(ReduceOp::kSum, DType::kBool, {Bytes(a), Bytes(b)}) ==
+        std::vector<uint8_t>{0, 1, 1, 1});
+  CHECK(Reduced<uint8_t>(ReduceOp::kMin, DType::kBool, {Bytes(a), Bytes(b)}) ==
+        std::vector<uint8_t>{0, 0, 0, 1});
+}
+
+}  // namespace
+}  // namespace recon
