@@ -35,6 +35,7 @@
 #include "worker/data/dataset.h"
 #include "worker/encode/gradient_space.h"
 #include "worker/process/worker_flags.h"
+#include "worker/python/collective.h"
 #include "worker/training/member.h"
 
 namespace nb = nanobind;
@@ -452,6 +453,7 @@ NB_MODULE(_core, module) {
   module.attr("ReconError") = nb::handle(recon::recon_error);
   module.attr("Refused") = nb::handle(recon::refused_error);
   module.attr("JobLost") = nb::handle(recon::lost_error);
+  recon::DefineCollectives(module);
   module.def("order", &recon::Order, nb::arg("size"), nb::arg("seed"), nb::arg("data_epoch"));
   nb::class_<PyWorker>(module, "Worker")
       .def(nb::init<const recon::Settings&, const std::string&, const std::vector<recon::TensorTuple>&,

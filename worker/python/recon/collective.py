@@ -1,0 +1,337 @@
+"""Collectives over named sets of processes, through recon's servers.
+
+    group = recon.collective.Group("workers", rank=rank, size=4)     # or without rank and size: elastic
+    total = group.all_reduce(gradient, "mean")
+    handle = group.all_reduce(gradient, async_op=True); ...; total = handle.wait()
+
+Arrays are NumPy's, PyTorch's on the CPU, or anything else that speaks DLPack there. All members call the same
+operations in the same order; several sets run side by side. What goes wrong raises
+
+* `MemberLost` - a member that the call needs has gone; the error names it.
+* `SetChanged` - members came or went since this process last knew (`Group.update()`); the error names them.
+* `recon.Refused` - members call different things, or a call cannot be: the error shows both sides.
+* `CallTimeout` - no outcome in time; the error says who is missing, and this process has left the set.
+* `recon.JobLost` - the connection to a server is gone, and with it the membership.
+
+server/collective/COLLECTIVES.md says what holds when somebody dies.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from recon import _core
+from recon._core import MemberLost, SetChanged
+
+__all__ = ["CallTimeout", "Group", "Handle", "MemberLost", "SetChanged", "sets"]
+
+# As worker/collective/call.h numbers them.
+_KINDS = {name: number for number, name in enumerate(
+    ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all", "barrier",
+     "exchange", "send", "recv"))}
+_WIRES = {"": "", "fp16": "float16", "bf16": "bfloat16", "float16": "float16", "bfloat16": "bfloat16"}
+
+
+class CallTimeout(_core.JobLost):
+    """No outcome in time."""
+
+
+class _Memory:
+    """Where an array's values lie: contiguous, of a type that collectives know. Keeps the array."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        if hasattr(array, "data_ptr"):  # A PyTorch tensor, whatever version: bfloat16 has no other way.
+            if array.device.type != "cpu":
+                raise TypeError(f"an array on {array.device}: collectives take those on the CPU")
+            self.address, self.count = array.data_ptr(), array.numel()
+            self.dtype, self.shape = str(array.dtype).removeprefix("torch."), tuple(array.shape)
+            self.contiguous = array.is_contiguous()
+        else:
+            self.address, self.count = array.ctypes.data, array.size
+            self.dtype, self.shape = str(array.dtype), array.shape
+            self.contiguous = array.flags.c_contiguous
+
+    @staticmethod
+    def of(array: Any) -> _Memory:
+        """For reading."""
+        if not hasattr(array, "data_ptr") and not isinstance(array, np.ndarray):
+            array = np.from_dlpack(array) if hasattr(array, "__dlpack__") else np.asarray(array)
+        memory = _Memory(array)
+        if memory.contiguous:
+            return memory
+        return _Memory(array.contiguous() if hasattr(array, "data_ptr") else np.ascontiguousarray(array))
+
+    def like(self, shape: Sequence[int] | None = None) -> Any:
+        """A new array of the same kind."""
+        shape = self.shape if shape is None else tuple(shape)
+        return self.array.new_empty(shape) if hasattr(self.array, "data_ptr") else np.empty(shape, self.array.dtype)
+
+
+def _rows(memory: _Memory) -> int:
+    if not memory.shape:
+        raise ValueError("a single value has no first dimension: give an array of one value")
+    return memory.shape[0]
+
+
+class Handle:
+    """A call under way."""
+
+    def __init__(self, group: Group, call: Any, result: Any, kept: tuple, copy_to: Any = None) -> None:
+        self._group, self._call, self._result, self._kept, self._copy_to = group, call, result, kept, copy_to
+        self._waited = False
+        self.members = 0  # How many count in the result, when it is done.
+
+    def done(self) -> bool:
+        return self._call.done
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """The call's result. `CallTimeout` after so many seconds (the group's own, by default)."""
+        if not self._call.wait(self._group.timeout if timeout is None else timeout):
+            self._group._give_up(f"no outcome within {self._group.timeout if timeout is None else timeout:g} s")
+        self.members = self._call.result()
+        if self._copy_to is not None and not self._waited:
+            self._copy_to[...] = self._result
+        self._waited = True
+        return self._result if self._copy_to is None else self._copy_to
+
+
+class Group:
+    """This process as a member of the set ``name``.
+
+    With ``rank`` and ``size`` the set has those ranks, and work begins when all are there. Without, it is elastic:
+    members come and go and are numbered anew each time, and work begins with ``min_size`` of them. ``on_loss``:
+    "raise", or "shrink" to go on without who is lost (a mean divides by those who are there). A member that is not
+    heard for ``patience`` seconds is lost (recon-server's ``--evict-after`` by default); it is heard as long as its
+    process lives, whatever Python does. The environment's RECON_SERVER, RECON_TLS_CERT, RECON_TLS_KEY, RECON_TLS_CA
+    and RECON_INSECURE count where nothing is given.
+    """
+
+    def __init__(self, name: str, *, server: str | None = None, rank: int | None = None, size: int | None = None,
+                 min_size: int = 1, member: str | None = None, on_loss: str = "raise", patience: float = 0.0,
+                 timeout: float = 300.0, tls: tuple[str, str, str, bool] | None = None) -> None:
+        if (rank is None) != (size is None):
+            raise ValueError("rank and size go together: both, or neither for an elastic set")
+        if on_loss not in ("raise", "shrink"):
+            raise ValueError(f'on_loss is "{on_loss}", expected "raise" or "shrink"')
+        if rank is not None and (rank < 0 or size <= rank):
+            raise ValueError(f"rank {rank} of {size} members")
+        self.name, self.timeout = name, timeout
+        member = member or f"{socket.gethostname()}-{os.getpid()}"
+        self._handles: list[Handle] = []
+        self._core = _core.Group(server or _server(), tls or _tls(), name, member, rank is None, rank or 0,
+                                 min_size if size is None else size, on_loss == "shrink", patience)
+        if not self._core.await_begun(timeout):
+            self._give_up(f"not begun within {timeout:g} s")
+        self.update()
+
+    def update(self) -> tuple[int, int]:
+        """From now on calls are those of the set as it is now. This member's rank, and the number of members."""
+        self.epoch, self._place, members = self._core.acknowledge()
+        self.members = [member for _, member in members]
+        self.ranks = [rank for rank, _ in members]
+        self.rank, self.size = self.ranks[self._place], len(members)
+        return self.rank, self.size
+
+    @property
+    def changed(self) -> bool:
+        """Whether members came or went so that calls raise `SetChanged` until `update()`."""
+        return self._core.changed
+
+    # Every operation returns its result, or with async_op a Handle whose wait() does.
+
+    def all_reduce(self, array: Any, op: str = "sum", *, out: Any = None, wire: str = "", name: str = "",
+                   async_op: bool = False) -> Any:
+        """Sum, mean, min, max or product over all members; ``out`` may be ``array``. ``wire``: "fp16" or "bf16"
+        halves what travels of float32, both ways."""
+        return self._reduction("all_reduce", array, op, out, wire, name, async_op)
+
+    def reduce(self, array: Any, root: int, op: str = "sum", *, out: Any = None, wire: str = "", name: str = "",
+               async_op: bool = False) -> Any:
+        """The same for rank ``root`` alone; what others get means nothing."""
+        return self._reduction("reduce", array, op, out, wire, name, async_op, root)
+
+    def _reduction(self, kind: str, array: Any, op: str, out: Any, wire: str, name: str, async_op: bool,
+                   root: int = 0) -> Any:
+        memory = _Memory.of(array)
+        result, copy_to = self._output(memory, out, memory.shape)
+        if wire not in _WIRES:
+            raise ValueError(f'wire is "{wire}", expected "", "fp16" or "bf16"')
+        return self._run(kind, memory, result, async_op, op=op, wire=_WIRES[wire], name=name, count=memory.count,
+                         shape=str(list(memory.shape)), peer=root, copy_to=copy_to)
+
+    def broadcast(self, array: Any, root: int = 0, *, out: Any = None, name: str = "", async_op: bool = False) -> Any:
+        """Rank ``root``'s array; those of others say shape and type."""
+        memory = _Memory.of(array)
+        result, copy_to = self._output(memory, out, memory.shape)
+        return self._run("broadcast", memory, result, async_op, name=name, count=memory.count,
+                         shape=str(list(memory.shape)), peer=root, copy_to=copy_to)
+
+    def all_gather(self, array: Any, *, sizes: Sequence[int] | None = None, name: str = "",
+                   async_op: bool = False) -> Any:
+        """All members' arrays one after another along the first dimension, in which they may differ. ``sizes`` of
+        that by member saves asking for them."""
+        memory, sizes = self._known_sizes(array, sizes, name)
+        inner = int(np.prod(memory.shape[1:]))
+        result = memory.like((sum(sizes), *memory.shape[1:]))
+        return self._run("all_gather", memory, result, async_op, name=name, count=memory.count,
+                         out_counts=[size * inner for size in sizes], shape=str(["*", *memory.shape[1:]]))
+
+    def reduce_scatter(self, array: Any, op: str = "sum", *, sizes: Sequence[int] | None = None, wire: str = "",
+                       name: str = "", async_op: bool = False) -> Any:
+        """This member's part of the reduced array, cut along the first dimension: into equal parts, the first ones
+        longer by one where it does not come out even, or into those of ``sizes``."""
+        memory = _Memory.of(array)
+        rows = _rows(memory)
+        if sizes is None:
+            sizes = [rows // self.size + (1 if place < rows % self.size else 0) for place in range(self.size)]
+        if sum(sizes) != rows:
+            raise ValueError(f"sizes are {sum(sizes)} together, the array has {rows} rows")
+        inner = int(np.prod(memory.shape[1:]))
+        result = memory.like((sizes[self._place], *memory.shape[1:]))
+        return self._run("reduce_scatter", memory, result, async_op, op=op, wire=_WIRES[wire], name=name,
+                         count=sizes[self._place] * inner, in_counts=[size * inner for size in sizes],
+                         shape=str(list(memory.shape)))
+
+    def gather(self, array: Any, root: int = 0, *, sizes: Sequence[int] | None = None, name: str = "",
+               async_op: bool = False) -> Any:
+        """As all_gather, at rank ``root``; others get None."""
+        memory, sizes = self._known_sizes(array, sizes, name)
+        inner = int(np.prod(memory.shape[1:]))
+        result = memory.like((sum(sizes), *memory.shape[1:])) if self.rank == root else None
+        return self._run("gather", memory, result, async_op, name=name, count=memory.count, peer=root,
+                         out_counts=[size * inner for size in sizes], shape=str(["*", *memory.shape[1:]]))
+
+    def scatter(self, array: Any, root: int = 0, *, out: Any, sizes: Sequence[int] | None = None, name: str = "",
+                async_op: bool = False) -> Any:
+        """To ``out`` its part of rank ``root``'s array, cut along the first dimension into equal parts or ``sizes``;
+        others' ``array`` means nothing."""
+        target = _Memory(out)
+        counts: list[int] = []
+        memory = target
+        if self.rank == root:
+            memory = _Memory.of(array)
+            sizes = [_rows(memory) // self.size] * self.size if sizes is None else sizes
+            if sum(sizes) != _rows(memory):
+                raise ValueError(f"{_rows(memory)} rows do not make parts of {list(sizes)}")
+            counts = [size * int(np.prod(memory.shape[1:])) for size in sizes]
+        if not target.contiguous:
+            raise ValueError("out is not contiguous")
+        return self._run("scatter", memory, out, async_op, name=name, count=target.count, in_counts=counts, peer=root)
+
+    def all_to_all(self, arrays: Sequence[Any], *, out: Sequence[Any] | None = None, name: str = "") -> list[Any]:
+        """To each member one array; what each had for this one. Without ``out`` shapes may differ in their first
+        dimension, and are asked for."""
+        if len(arrays) != self.size:
+            raise ValueError(f"{len(arrays)} arrays for {self.size} members")
+        memories = [_Memory.of(array) for array in arrays]
+        rows = [_rows(memory) for memory in memories] if out is None else []
+        inner = int(np.prod(memories[0].shape[1:]))
+        if out is None:
+            table = self._exchange(np.array(rows, np.int64), name)
+            out = [memories[0].like((int(n), *memories[0].shape[1:])) for n in table[:, self._place]]
+        flat = np.concatenate([_bytes(memory) for memory in memories]) if memories else np.empty(0, np.uint8)
+        targets = [_Memory(array) for array in out]
+        received = np.empty(sum(_bytes(target).size for target in targets), np.uint8)
+        self._run("all_to_all", _Memory(flat), received, False, name=name,
+                  in_counts=[_bytes(memory).size for memory in memories],
+                  out_counts=[_bytes(target).size for target in targets],
+                  shape=f" of {memories[0].dtype}, {inner} values a row")
+        at = 0
+        for target in targets:
+            view = _bytes(target)
+            view[:] = received[at:at + view.size]
+            at += view.size
+        return list(out)
+
+    def barrier(self, *, name: str = "", async_op: bool = False) -> Any:
+        return self._run("barrier", None, None, async_op, name=name)
+
+    def send(self, array: Any, to: int, *, tag: int = 0, async_op: bool = False) -> Any:
+        """To rank ``to``, which calls recv() for it. Messages of one tag come in their order."""
+        memory = _Memory.of(array)
+        return self._run("send", memory, None, async_op, count=memory.count, peer=to, tag=tag)
+
+    def recv(self, out: Any, source: int, *, tag: int = 0, async_op: bool = False) -> Any:
+        """Into ``out``, which has the message's type and size."""
+        target = _Memory(out)
+        if not target.contiguous:
+            raise ValueError("out is not contiguous")
+        return self._run("recv", target, out, async_op, count=target.count, peer=source, tag=tag)
+
+    def close(self) -> None:
+        """Leaves the set. Calls under way end with an error."""
+        self._core.close()
+        self._handles.clear()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _output(self, memory: _Memory, out: Any, shape: Sequence[int]) -> tuple[Any, Any]:
+        """Where the result goes, and what it is to be copied to afterwards."""
+        if out is None:
+            return memory.like(), None
+        target = _Memory(out)
+        if target.shape != tuple(shape) or target.dtype != memory.dtype:
+            raise ValueError(f"out is {target.dtype}{list(target.shape)}, the result is {memory.dtype}{list(shape)}")
+        return (out, None) if target.contiguous else (memory.like(), out)
+
+    def _known_sizes(self, array: Any, sizes: Sequence[int] | None, name: str) -> tuple[_Memory, Sequence[int]]:
+        memory = _Memory.of(array)
+        if sizes is None:
+            sizes = [int(n) for n in self._exchange(np.array([_rows(memory)], np.int64), name)[:, 0]]
+        return memory, sizes
+
+    def _exchange(self, values: np.ndarray, name: str) -> np.ndarray:
+        """A row of each member."""
+        table = np.empty((self.size, values.size), values.dtype)
+        return self._run("exchange", _Memory(values), table, False, name=name, count=values.size,
+                         shape=str(list(values.shape)))
+
+    def _run(self, kind: str, memory: _Memory | None, result: Any, async_op: bool, *, op: str = "sum", wire: str = "",
+             name: str = "", shape: str = "", count: int = 0, in_counts: Sequence[int] = (),
+             out_counts: Sequence[int] = (), peer: int = 0, tag: int = 0, copy_to: Any = None) -> Any:
+        target = None if result is None else _Memory(result)
+        call = self._core.start(_KINDS[kind], op, memory.dtype if memory else "uint8", wire, name, shape,
+                                memory.address if memory else 0, target.address if target else 0, count,
+                                list(in_counts), list(out_counts), peer, tag)
+        handle = Handle(self, call, result, (memory, target), copy_to)
+        # The memory stays until the call is done, whether somebody waits or not.
+        self._handles = [other for other in self._handles if not other.done()]
+        self._handles.append(handle)
+        return handle if async_op else handle.wait()
+
+    def _give_up(self, what: str) -> None:
+        missing = self._core.who_is_missing()
+        self._core.leave("a call of its took too long")
+        raise CallTimeout(f"set '{self.name}': {what}: {missing}")
+
+
+def _bytes(memory: _Memory) -> np.ndarray:
+    array = memory.array
+    if hasattr(array, "data_ptr"):
+        array = array.reshape(-1).view(__import__("torch").uint8).numpy()
+    return array.reshape(-1).view(np.uint8)
+
+
+def _server() -> str:
+    return os.environ.get("RECON_SERVER", "127.0.0.1:7070")
+
+
+def _tls() -> tuple[str, str, str, bool]:
+    value = os.environ.get
+    return (value("RECON_TLS_CERT", ""), value("RECON_TLS_KEY", ""), value("RECON_TLS_CA", ""),
+            value("RECON_INSECURE", "").lower() in ("1", "true", "yes"))
+
+
+def sets(server: str | None = None, tls: tuple[str, str, str, bool] | None = None) -> list[dict]:
+    """All sets of a job: members, and which calls wait for whom and for how long."""
+    return _core.sets(server or _server(), tls or _tls())
