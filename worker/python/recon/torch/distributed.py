@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
+from torch._C import _distributed_c10d as c10d
 from torch.futures import Future
 
 from recon import collective
@@ -40,6 +40,49 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().contiguous()
 
 
+class _Work(c10d.Work):
+    """Calls under way that are one to torch. The group's thread ends it: DDP waits in C++ for a future that somebody has
+    to set. A future's own work would not raise what has failed."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self._tensors = result
+        self._future: Future = Future()
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+
+    def end(self, error: Exception | None) -> None:
+        self._error = error
+        self._ended.set()
+        if error is None:
+            self._future.set_result(self._tensors)
+        else:
+            self._future.set_exception(error)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        seconds = timeout.total_seconds() if timeout else None
+        if not self._ended.wait(seconds or None):
+            raise collective.CallTimeout(f"no outcome within {seconds:g} s")
+        if self._error is not None:
+            raise RuntimeError(str(self._error)) from self._error
+        return True
+
+    def is_completed(self) -> bool:
+        return self._ended.is_set()
+
+    def is_success(self) -> bool:
+        return self._ended.is_set() and self._error is None
+
+    def exception(self) -> Exception | None:
+        return self._error
+
+    def result(self) -> Any:
+        return self._tensors
+
+    def get_future(self) -> Future:
+        return self._future
+
+
 class ProcessGroup(dist.ProcessGroup):
     """One of torch's groups as a fixed set of recon's."""
 
@@ -48,7 +91,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._timeout = timeout.total_seconds()
         self._group = collective.Group(set_name, rank=rank, size=size, member=f"rank {rank}", timeout=self._timeout)
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
-        # Ends calls in their order: DDP waits in C++ for a future that somebody has to set.
+        # Ends calls in their order.
         self._completer = threading.Thread(target=self._complete, name="recon-calls", daemon=True)
         self._completer.start()
 
@@ -74,21 +117,21 @@ class ProcessGroup(dist.ProcessGroup):
         self.shutdown()
 
     def _work(self, handles: list[collective.Handle], result: Any, finish: Callable[[], None] | None = None) -> Any:
-        future: Future = Future()
-        self._calls.put((handles, result, finish, future))
-        return _create_work_from_future(future)
+        work = _Work(result)
+        self._calls.put((handles, finish, work))
+        return work
 
     def _complete(self) -> None:
         while (call := self._calls.get()) is not None:
-            handles, result, finish, future = call
+            handles, finish, work = call
             try:
                 for handle in handles:
                     handle.wait(self._timeout)
                 if finish is not None:
                     finish()
-                future.set_result(result)
+                work.end(None)
             except Exception as error:  # noqa: BLE001: the waiter's to raise.
-                future.set_exception(error)
+                work.end(error)
 
     def _reduced(self, tensors: list[torch.Tensor], op: str) -> tuple[list, Callable[[], None]]:
         handles, copies = [], []
@@ -99,14 +142,14 @@ class ProcessGroup(dist.ProcessGroup):
                 copies.append((tensor, dense))
         return handles, lambda: [to.detach().copy_(dense) for to, dense in copies]
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = dist.AllreduceOptions()) -> Any:
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = c10d.AllreduceOptions()) -> Any:
         handles, finish = self._reduced(tensors, _op(opts))
         return self._work(handles, tensors, finish)
 
-    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = dist.AllreduceCoalescedOptions()) -> Any:
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = c10d.AllreduceCoalescedOptions()) -> Any:
         return self.allreduce(tensors, opts)
 
-    def reduce(self, tensors: list[torch.Tensor], opts: Any = dist.ReduceOptions()) -> Any:
+    def reduce(self, tensors: list[torch.Tensor], opts: Any = c10d.ReduceOptions()) -> Any:
         handles, copies = [], []
         for tensor in tensors:
             dense = _dense(tensor)
@@ -116,7 +159,7 @@ class ProcessGroup(dist.ProcessGroup):
                 copies.append((tensor, result))
         return self._work(handles, tensors, lambda: [to.detach().copy_(value) for to, value in copies])
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any = dist.BroadcastOptions()) -> Any:
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = c10d.BroadcastOptions()) -> Any:
         handles, copies = [], []
         for tensor in tensors:
             dense = _dense(tensor)
@@ -126,7 +169,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._work(handles, tensors, lambda: [to.detach().copy_(dense) for to, dense in copies])
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor],
-                  opts: Any = dist.AllgatherOptions()) -> Any:
+                  opts: Any = c10d.AllgatherOptions()) -> Any:
         handles, copies = [], []
         for into, tensor in zip(outputs, inputs):
             whole, handle = self._gathered(tensor, [to.numel() for to in into])
@@ -141,14 +184,14 @@ class ProcessGroup(dist.ProcessGroup):
         handle = self._group.all_gather(dense.view(torch.uint8), sizes=[size * width for size in sizes], async_op=True)
         return handle._result.view(dense.dtype), handle
 
-    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = dist.AllgatherOptions()) -> Any:
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = c10d.AllgatherOptions()) -> Any:
         whole, handle = self._gathered(tensor, [tensor.numel()] * self.size())
         return self._work([handle], output, lambda: output.detach().copy_(whole.view(output.shape)))
 
     _allgather_base = all_gather_single
 
     def allgather_into_tensor_coalesced(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor],
-                                        opts: Any = dist.AllgatherOptions()) -> Any:
+                                        opts: Any = c10d.AllgatherOptions()) -> Any:
         pairs = [(output, *self._gathered(tensor, [tensor.numel()] * self.size()))
                  for output, tensor in zip(outputs, inputs)]
         return self._work([handle for _, _, handle in pairs], outputs,
@@ -157,7 +200,7 @@ class ProcessGroup(dist.ProcessGroup):
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
     def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]],
-                       opts: Any = dist.ReduceScatterOptions()) -> Any:
+                       opts: Any = c10d.ReduceScatterOptions()) -> Any:
         handles, copies = [], []
         for output, parts in zip(outputs, inputs):
             whole = torch.cat([_dense(part).reshape(-1) for part in parts])
@@ -168,19 +211,19 @@ class ProcessGroup(dist.ProcessGroup):
                           lambda: [to.detach().copy_(part.view(to.shape)) for to, part in copies])
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor,
-                              opts: Any = dist.ReduceScatterOptions()) -> Any:
+                              opts: Any = c10d.ReduceScatterOptions()) -> Any:
         return self.reduce_scatter([output], [list(tensor.reshape(-1).chunk(self.size()))], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_tensor_coalesced(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor],
-                                        opts: Any = dist.ReduceScatterOptions()) -> Any:
+                                        opts: Any = c10d.ReduceScatterOptions()) -> Any:
         return self.reduce_scatter(outputs, [list(tensor.reshape(-1).chunk(self.size())) for tensor in inputs], opts)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor],
-               opts: Any = dist.GatherOptions()) -> Any:
+               opts: Any = c10d.GatherOptions()) -> Any:
         handles, copies = [], []
         for index, tensor in enumerate(inputs):
             dense = _dense(tensor).reshape(-1)
@@ -194,7 +237,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._work(handles, outputs, lambda: [to.detach().copy_(part.view(to.shape)) for to, part in copies])
 
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]],
-                opts: Any = dist.ScatterOptions()) -> Any:
+                opts: Any = c10d.ScatterOptions()) -> Any:
         handles, copies = [], []
         for index, output in enumerate(outputs):
             received = torch.empty(output.numel(), dtype=output.dtype).view(torch.uint8)
@@ -207,14 +250,14 @@ class ProcessGroup(dist.ProcessGroup):
                           lambda: [to.detach().copy_(b.view(to.dtype).view(to.shape)) for to, b in copies])
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor],
-                 opts: Any = dist.AllToAllOptions()) -> Any:
+                 opts: Any = c10d.AllToAllOptions()) -> Any:
         sent = torch.cat([_dense(tensor).reshape(-1) for tensor in inputs])
         handle, received = self._exchanged(sent, [t.numel() for t in inputs], [t.numel() for t in outputs])
         parts = list(zip(outputs, received.split([t.numel() for t in outputs])))
         return self._work([handle], outputs, lambda: [to.detach().copy_(part.view(to.shape)) for to, part in parts])
 
     def all_to_all_single(self, output: torch.Tensor, tensor: torch.Tensor, output_sizes: list[int] | None,
-                          input_sizes: list[int] | None, opts: Any = dist.AllToAllOptions()) -> Any:
+                          input_sizes: list[int] | None, opts: Any = c10d.AllToAllOptions()) -> Any:
         def counts(whole: torch.Tensor, rows: list[int] | None) -> list[int]:
             if not rows:
                 return [whole.numel() // self.size()] * self.size()
@@ -234,7 +277,7 @@ class ProcessGroup(dist.ProcessGroup):
                                   out_counts=[count * width for count in back], shape=f" of {sent.dtype}")
         return handle, received
 
-    def barrier(self, opts: Any = dist.BarrierOptions()) -> Any:
+    def barrier(self, opts: Any = c10d.BarrierOptions()) -> Any:
         return self._work([self._group.barrier(async_op=True)], None)
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int = 0) -> Any:
