@@ -195,7 +195,8 @@ constexpr uint32_t kCollectiveMembersMax = 4096;
 constexpr size_t kCollectiveSetsMax = 4096;
 // Of a member: calls that have begun and are not decided, with however many chunks.
 constexpr size_t kCollectiveCallsMax = 65'536;
-// Of an epoch: a server remembers them, so that who comes late gets their error. After so many it ends the epoch.
+// Of an epoch: a server remembers them, so that who comes late gets their error. After so many it ends the
+// epoch.
 constexpr size_t kCollectiveFailedCallsMax = 4096;
 // A call's description, or why it failed.
 constexpr size_t kCollectiveTextBytesMax = 4096;

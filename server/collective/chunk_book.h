@@ -46,8 +46,8 @@ class ChunkBook {
     std::vector<uint32_t> here, missing;  // Places.
   };
 
-  // A stream speaks for a place of an epoch (`frame` says which) until it ends or sends a chunk of a later one.
-  // Errors as Add()'s.
+  // A stream speaks for a place of an epoch (`frame` says which) until it ends or sends a chunk of a later
+  // one. Errors as Add()'s.
   absl::Status Enter(uint64_t stream, const CallHeader& frame);
   // A member's frame of a chunk. An error is the sender's fault, and its stream is to be ended:
   // InvalidArgument, or ResourceExhausted at a limit.

@@ -101,10 +101,13 @@ void Planner::Add(CallPlan* plan, Combine combine, bool pair, uint32_t source, u
   segment.header.total = values * width;
   segment.first_chunk = part << kPartShift;
   segment.values = values;
-  // The same at all who take part: it hangs on the size and the servers alone.
+  // The same at all who take part: it hangs on the size and the servers alone. A member's window is that of
+  // all servers together: each is to have several chunks of it, so that it receives some while it sends
+  // others.
   const uint64_t piece = values * width / (kPiecesMin * servers_);
-  const uint64_t bytes =
-      std::clamp<uint64_t>(piece, limits::kCollectiveChunkBytesMin, limits::kCollectiveChunkBytesMax);
+  const uint64_t bytes_max =
+      std::max(limits::kCollectiveChunkBytesMax / servers_, limits::kFrameTargetBytesMin);
+  const uint64_t bytes = std::clamp<uint64_t>(piece, limits::kCollectiveChunkBytesMin, bytes_max);
   segment.chunk_values = std::max<uint64_t>(1, bytes / 64 * 64 / width);
   segment.chunks = std::max<uint64_t>(1, (values + segment.chunk_values - 1) / segment.chunk_values);
   segment.in = IsSource(segment.header, me_) ? in : nullptr;
