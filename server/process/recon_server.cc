@@ -391,6 +391,8 @@ absl::Status ReconServer::Parts::Open() {
 
 CollectiveService::Options ReconServer::Parts::CollectiveOptions() const {
   CollectiveService::Options options;
+  options.access = access.get();
+  options.connections = &connections;
   options.patience = flags.evict_after;
   if (cluster == nullptr) return options;
   options.other_servers = [cluster = cluster.get()] {

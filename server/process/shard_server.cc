@@ -116,11 +116,11 @@ class ShardServer::Parts {
   double last_part_replay_seconds_ = 0;
   std::atomic<double> replay_seconds_before_{0};  // Of the log that the newest snapshot has made needless.
 
+  Connections connections_;  // Before the server that looks at them.
   std::unique_ptr<ParamService> param_service_;
   std::unique_ptr<JoinedControlService> control_service_;
   std::unique_ptr<CollectiveService> collective_service_;
   std::unique_ptr<RpcServer> rpc_;
-  Connections connections_;
   FrameListeners frames_;
   Lane snapshots_{"snapshot"};
   std::thread follower_;
@@ -175,6 +175,7 @@ absl::Status ShardServer::Parts::Open(const ServerFlags& flags) {
   control_service_ = std::make_unique<JoinedControlService>(flags.join);
   CollectiveService::Options collective;
   collective.head = false;
+  collective.connections = &connections_;
   collective_service_ = std::make_unique<CollectiveService>(collective);
   RECON_ASSIGN_OR_RETURN(
       rpc_, RpcServer::Start("--listen", flags.listen, tls_,

@@ -10,6 +10,7 @@
 #include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/rpc/payload.h"
+#include "common/rpc/sender.h"
 #include "common/rpc/status_codes.h"
 
 namespace recon {
@@ -24,7 +25,9 @@ constexpr absl::Duration kLook = absl::Milliseconds(100);
 // One member's stream. Threads: reactions on gRPC's, Send() and Close() on any. Deletes itself.
 class CollectiveService::Stream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  Stream(CollectiveService* service, uint64_t number) : service_(service), number_(number) {}
+  // `connection`: what it is over; null: unknown.
+  Stream(CollectiveService* service, uint64_t number, std::shared_ptr<Connection> connection)
+      : service_(service), number_(number), connection_(std::move(connection)) {}
 
   void Start() { StartRead(&incoming_); }
 
@@ -49,6 +52,7 @@ class CollectiveService::Stream final : public grpc::ServerBidiReactor<grpc::Byt
     absl::StatusOr<CallFrame> frame = bytes.ok() ? DecodeCallFrame(*bytes) : bytes.status();
     const absl::Status handled = frame.ok() ? service_->Handle(number_, *std::move(frame)) : frame.status();
     if (!handled.ok()) return End(handled, std::string(handled.message()));
+    if (connection_ != nullptr) connection_->NoteMember();
     StartRead(&incoming_);  // Only now: frames of a stream are handled in their order.
   }
   void OnWriteDone(bool ok) override {
@@ -81,6 +85,7 @@ class CollectiveService::Stream final : public grpc::ServerBidiReactor<grpc::Byt
 
   CollectiveService* const service_;
   const uint64_t number_;
+  const std::shared_ptr<Connection> connection_;
   grpc::ByteBuffer incoming_;
 
   Mutex mu_;
@@ -90,7 +95,9 @@ class CollectiveService::Stream final : public grpc::ServerBidiReactor<grpc::Byt
 };
 
 CollectiveService::CollectiveService(const Options& options)
-    : desk_(CallDesk::Options{options.head, {options.patience, RandomNonZero()}, options.other_servers}) {}
+    : access_(options.access),
+      connections_(options.connections),
+      desk_(CallDesk::Options{options.head, {options.patience, RandomNonZero()}, options.other_servers}) {}
 
 CollectiveService::~CollectiveService() {
   alarm_ = nullptr;
@@ -98,16 +105,21 @@ CollectiveService::~CollectiveService() {
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CollectiveService::Exchange(
-    grpc::CallbackServerContext* /*context*/) {
+    grpc::CallbackServerContext* context) {
+  const absl::Status allowed = access_ == nullptr
+                                   ? absl::OkStatus()
+                                   : access_->Check(context, Role::kWorker, "Exchange of collectives");
   MutexLock lock(&mu_);
   if (pool_ == nullptr) {
     const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
     pool_ = std::make_unique<LanePool>("combine", static_cast<int>(std::min(cores, 8U)));
     alarm_ = std::make_unique<Alarm>([this] { EvictSilent(); });
   }
-  auto* const stream = new Stream(this, ++last_stream_);
+  auto* const stream = new Stream(this, ++last_stream_,
+                                  connections_ == nullptr ? nullptr : connections_->Find(PeerOf(*context)));
   streams_[last_stream_] = stream;
-  stream->Start();
+  if (allowed.ok()) stream->Start();
+  if (!allowed.ok()) stream->Close(allowed);
   if (closed_) stream->Close(absl::UnavailableError("the server is ending"));
   return stream;
 }
@@ -186,12 +198,14 @@ void CollectiveService::EvictSilent() {
 
 grpc::ServerUnaryReactor* CollectiveService::Sets(grpc::CallbackServerContext* context,
                                                   const SetsRequest* /*request*/, SetsReply* reply) {
-  {
+  absl::Status allowed;
+  if (access_ != nullptr) allowed = access_->Check(context, Role::kObserver, "Sets");
+  if (allowed.ok()) {
     MutexLock lock(&mu_);
     *reply = desk_.Sets(Now());
   }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(grpc::Status::OK);
+  reactor->Finish(ToGrpc(allowed));
   return reactor;
 }
 

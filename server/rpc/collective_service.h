@@ -14,6 +14,7 @@
 #include "common/base/mutex.h"
 #include "proto/collective.grpc.pb.h"
 #include "server/collective/call_desk.h"
+#include "server/rpc/access.h"
 
 namespace recon {
 
@@ -33,6 +34,10 @@ class CollectiveService final : public Collective::WithRawCallbackMethod_Exchang
     absl::Duration patience = absl::Seconds(3);
     // host:port of the job's other servers. Any thread; null: there are none.
     std::function<std::vector<std::string>()> other_servers;
+    // Who may have streams, and who is told which connections are members'; null: everybody, and nobody. They
+    // outlive the service.
+    Access* access = nullptr;
+    const Connections* connections = nullptr;
   };
   explicit CollectiveService(const Options& options);
   ~CollectiveService() override;
@@ -59,6 +64,10 @@ class CollectiveService final : public Collective::WithRawCallbackMethod_Exchang
   void AnswerAll(std::vector<ChunkBook::Ready> ready);
   void Answer(const ChunkBook::Ready& ready);
   void EvictSilent();
+
+  // Set in the constructor.
+  Access* const access_;
+  const Connections* const connections_;
 
   Mutex mu_;
   CallDesk desk_ ABSL_GUARDED_BY(mu_);

@@ -26,9 +26,10 @@ int NextConnection() {
   return ++last;
 }
 
-absl::StatusOr<SetsReply> SetsOf(const std::shared_ptr<grpc::Channel>& channel) {
+absl::StatusOr<SetsReply> SetsOf(const std::shared_ptr<grpc::Channel>& channel, const Caller& caller) {
   const auto stub = Collective::NewStub(channel);
   grpc::ClientContext context;
+  caller.AddTo(&context);
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(2));
   SetsReply reply;
   const grpc::Status status = stub->Sets(&context, SetsRequest(), &reply);
@@ -73,6 +74,7 @@ class Group::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grp
 
   void Start() {
     // A server that is about to start is waited for; who joins says for how long.
+    group_->caller_.AddTo(&context_);
     context_.set_wait_for_ready(true);
     stub_.PrepareBidiStreamingCall(&context_, "/recon.Collective/Exchange", grpc::StubOptions(), this);
     AddHold();  // Writes are started outside of reactions.
@@ -157,6 +159,7 @@ Group::Group(const Options& options)
 
 absl::StatusOr<std::unique_ptr<Group>> Group::Join(const Options& options) {
   std::unique_ptr<Group> group(new Group(options));
+  RECON_ASSIGN_OR_RETURN(group->caller_, CallerFor(options.tls));
   RECON_ASSIGN_OR_RETURN(group->head_, ConnectTo(options.server, options.tls, NextConnection()));
   JoinRequest request;
   request.set_set(options.set);
@@ -324,7 +327,7 @@ void Group::Beat() {
   heart_->Set(Now() + limits::kCollectiveHeartbeat);
 }
 
-absl::StatusOr<SetsReply> Group::Sets() { return SetsOf(head_); }
+absl::StatusOr<SetsReply> Group::Sets() { return SetsOf(head_, caller_); }
 
 std::string Group::WhoIsMissing() {
   const absl::StatusOr<SetsReply> sets = Sets();
@@ -353,7 +356,8 @@ std::string Group::WhoIsMissing() {
 absl::StatusOr<SetsReply> AskForSets(const std::string& server, const TlsFlags& tls) {
   RECON_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel,
                          ConnectTo(server, tls, NextConnection()));
-  return SetsOf(channel);
+  RECON_ASSIGN_OR_RETURN(const Caller caller, CallerFor(tls));
+  return SetsOf(channel, caller);
 }
 
 }  // namespace recon

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "common/base/alarm.h"
 #include "common/base/mutex.h"
+#include "common/rpc/caller.h"
 #include "common/rpc/credentials.h"
 #include "grpcpp/channel.h"
 #include "worker/collective/member_core.h"
@@ -95,6 +96,7 @@ class Group {
   void Beat();
 
   const Options options_;
+  Caller caller_;  // Shown to each server. Set by Join().
   std::shared_ptr<grpc::Channel> head_;
 
   Mutex mu_;

@@ -83,12 +83,16 @@ class PyCall {
 
 class PyGroup {
  public:
-  using Tls = std::tuple<std::string, std::string, std::string, bool>;  // Certificate, key, CA, insecure.
+  // Certificate, key, CA, insecure, file with a token.
+  using Tls = std::tuple<std::string, std::string, std::string, bool, std::string>;
+  static TlsFlags FlagsOf(const Tls& tls) {
+    return {std::get<0>(tls), std::get<1>(tls), std::get<2>(tls), std::get<3>(tls), std::get<4>(tls)};
+  }
   PyGroup(const std::string& server, const Tls& tls, const std::string& set, const std::string& member,
           bool elastic, uint32_t rank, uint32_t size, bool shrink, double patience) {
     Group::Options options;
     options.server = server;
-    options.tls = {std::get<0>(tls), std::get<1>(tls), std::get<2>(tls), std::get<3>(tls)};
+    options.tls = FlagsOf(tls);
     options.set = set;
     options.member = member;
     options.elastic = elastic;
@@ -171,7 +175,7 @@ nb::list Sets(const std::string& server, const PyGroup::Tls& tls) {
   absl::StatusOr<SetsReply> reply;
   {
     nb::gil_scoped_release release;
-    reply = AskForSets(server, {std::get<0>(tls), std::get<1>(tls), std::get<2>(tls), std::get<3>(tls)});
+    reply = AskForSets(server, PyGroup::FlagsOf(tls));
   }
   Check(reply.status());
   nb::list sets;

@@ -114,7 +114,7 @@ class Group:
 
     def __init__(self, name: str, *, server: str | None = None, rank: int | None = None, size: int | None = None,
                  min_size: int = 1, member: str | None = None, on_loss: str = "raise", patience: float = 0.0,
-                 timeout: float = 300.0, tls: tuple[str, str, str, bool] | None = None) -> None:
+                 timeout: float = 300.0, tls: tuple[str, str, str, bool, str] | None = None) -> None:
         if (rank is None) != (size is None):
             raise ValueError("rank and size go together: both, or neither for an elastic set")
         if on_loss not in ("raise", "shrink"):
@@ -326,12 +326,12 @@ def _server() -> str:
     return os.environ.get("RECON_SERVER", "127.0.0.1:7070")
 
 
-def _tls() -> tuple[str, str, str, bool]:
+def _tls() -> tuple[str, str, str, bool, str]:
     value = os.environ.get
     return (value("RECON_TLS_CERT", ""), value("RECON_TLS_KEY", ""), value("RECON_TLS_CA", ""),
-            value("RECON_INSECURE", "").lower() in ("1", "true", "yes"))
+            value("RECON_INSECURE", "").lower() in ("1", "true", "yes"), value("RECON_TOKEN_FILE", ""))
 
 
-def sets(server: str | None = None, tls: tuple[str, str, str, bool] | None = None) -> list[dict]:
+def sets(server: str | None = None, tls: tuple[str, str, str, bool, str] | None = None) -> list[dict]:
     """All sets of a job: members, and which calls wait for whom and for how long."""
     return _core.sets(server or _server(), tls or _tls())
