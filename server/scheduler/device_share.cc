@@ -14,6 +14,7 @@ namespace {
 // Servers, other workers' moments and the kernel take some of a machine's time without being a load.
 constexpr double kOthersIgnored = 0.25;
 constexpr double kMemoryFull = 0.95;
+constexpr char kProcessor[] = "cpu";
 constexpr double kShareMin = 0.125;
 // Above what there is, by far; sums of many workers stay finite.
 constexpr double kWattsMax = 1e6;
@@ -51,7 +52,7 @@ absl::Status CheckDeviceStatus(const DeviceStatus& device) {
 
 LeaseShare LeaseShareOf(const DeviceStatus& device) {
   LeaseShare lease;
-  if (device.has_utilization() && device.has_own_utilization()) {
+  if (device.name() != kProcessor && device.has_utilization() && device.has_own_utilization()) {
     const double others = device.utilization() - device.own_utilization();
     if (others > kOthersIgnored) {
       lease.share = 1 - others;

@@ -22,10 +22,11 @@ struct LeaseShare {
 // use the speed may be another one soon, and a process on a device without free memory may end: what it has
 // of a lease then is what everybody waits for. So:
 //
-//   others, the share of the time that the device computes for others, above a quarter   1 - others
+//   others, the share of the time that a GPU computes for others, above a quarter        1 - others
 //   memory that is used, above 95 %                                                      a half of that
 //
-// and an eighth at least. What is not known of a device counts as good.
+// and an eighth at least. What is not known of a device counts as good, and so does a busy processor: workers
+// of one machine are others to each other there, and share it evenly.
 LeaseShare LeaseShareOf(const DeviceStatus& device);
 
 }  // namespace recon

@@ -262,7 +262,7 @@ TEST_CASE("a worker says how its device is, and one whose device is busy gets sm
   const RegisterReply registered = *control.Register(RequestOf("fake"));
   HeartbeatRequest heartbeat;
   heartbeat.mutable_identity()->set_worker(registered.worker());
-  heartbeat.mutable_identity()->set_incarnation(77);
+  heartbeat.mutable_identity()->set_incarnation(PlayedSecret().incarnation().value());
   heartbeat.mutable_identity()->set_cluster_epoch(registered.cluster_epoch());
   heartbeat.mutable_progress()->set_samples_per_second(1600);  // 80 samples in 50 ms: 40 splits.
   DeviceStatus* device = heartbeat.mutable_progress()->mutable_device_status();
@@ -284,6 +284,7 @@ TEST_CASE("a worker says how its device is, and one whose device is busy gets sm
     }
     return most;
   };
+  device->set_name("NVIDIA H200");
   device->set_utilization(0.9);
   device->set_own_utilization(0.85);
   CHECK(Eventually([&] { return splits() == 40; }));

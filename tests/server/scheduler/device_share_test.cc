@@ -14,6 +14,7 @@ namespace {
 
 DeviceStatus Busy(double utilization, double own) {
   DeviceStatus device;
+  device.set_name("NVIDIA H200");
   device.set_utilization(utilization);
   device.set_own_utilization(own);
   return device;
@@ -40,6 +41,11 @@ TEST_CASE("a worker whose device works for others, or is full, gets less of a le
   CHECK(full.share == 0.5);
   CHECK(full.why == "96 % of its device's memory is in use");
   CHECK(LeaseShareOf(Full(95, 100)).share == 1);
+
+  // Workers of one machine are others to each other.
+  DeviceStatus processor = Busy(1, 0.1);
+  processor.set_name("cpu");
+  CHECK(LeaseShareOf(processor).share == 1);
 
   DeviceStatus both = Busy(0.5, 0);
   both.MergeFrom(Full(100, 100));
