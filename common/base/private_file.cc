@@ -57,17 +57,22 @@ absl::Status WriteOwnFile(const std::string& path, const std::string& text, unsi
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> ReadSecretFile(const std::string& path, size_t bytes_max) {
-  const OwnedFd fd(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  if (fd.get() < 0) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
+namespace {
+
+// Its bytes, if its kind, owner and mode are what `check` wants.
+absl::StatusOr<std::string> ReadChecked(const std::string& path, size_t bytes_max,
+                                        absl::Status (*check)(const std::string& path,
+                                                              const struct stat& found)) {
+  // Nothing is opened that is not a file: of a device that would be an action.
+  const OwnedFd found_fd(open(path.c_str(), O_PATH | O_CLOEXEC));
+  if (found_fd.get() < 0) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
   struct stat found {};
-  if (fstat(fd.get(), &found) != 0 || !S_ISREG(found.st_mode)) {
+  if (fstat(found_fd.get(), &found) != 0 || !S_ISREG(found.st_mode)) {
     return absl::FailedPreconditionError(absl::StrCat(path, " is no regular file"));
   }
-  if ((found.st_mode & (S_IROTH | S_IWOTH)) != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(path, ": all users of this machine can read or write it: chmod 600"));
-  }
+  if (absl::Status checked = check(path, found); !checked.ok()) return checked;
+  const OwnedFd fd(open(absl::StrCat("/proc/self/fd/", found_fd.get()).c_str(), O_RDONLY | O_CLOEXEC));
+  if (fd.get() < 0) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
   std::string text(bytes_max + 1, '\0');
   const ssize_t bytes = read(fd.get(), text.data(), text.size());
   if (bytes < 0) return absl::ErrnoToStatus(errno, absl::StrCat("read ", path));
@@ -76,6 +81,23 @@ absl::StatusOr<std::string> ReadSecretFile(const std::string& path, size_t bytes
   }
   text.resize(static_cast<size_t>(bytes));
   return text;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadSecretFile(const std::string& path, size_t bytes_max) {
+  return ReadChecked(path, bytes_max, [](const std::string& name, const struct stat& found) {
+    if ((found.st_mode & (S_IROTH | S_IWOTH)) == 0) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat(name, ": all users of this machine can read or write it: chmod 600"));
+  });
+}
+
+absl::StatusOr<std::string> ReadOwnFile(const std::string& path, size_t bytes_max) {
+  return ReadChecked(path, bytes_max, [](const std::string& name, const struct stat& found) {
+    if (found.st_uid == geteuid() && (found.st_mode & S_IWOTH) == 0) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(name, " is another user's, or others can write it"));
+  });
 }
 
 }  // namespace recon

@@ -23,4 +23,8 @@ absl::Status WriteOwnFile(const std::string& path, const std::string& text, unsi
 // it through a link, is the caller's choice.
 absl::StatusOr<std::string> ReadSecretFile(const std::string& path, size_t bytes_max);
 
+// What a small file has that this process' user owns and others cannot write; what kind of file it is, is
+// known before it is opened for reading. Errors as ReadSecretFile()'s.
+absl::StatusOr<std::string> ReadOwnFile(const std::string& path, size_t bytes_max);
+
 }  // namespace recon

@@ -25,6 +25,7 @@ inline constexpr char kTokenMetadata[] = "recon-token";
 // In the answer to an operator's call of this machine that was denied: the path of the token that the head
 // has made for itself. It begins so.
 inline constexpr char kOwnTokenFileMetadata[] = "recon-operator-token-file-bin";
+inline constexpr char kOwnTokenFile[] = "OPERATOR_TOKEN";
 inline constexpr char kOwnTokenPrefix[] = "recon-operator-";
 
 // What --token-file names: one token. InvalidArgument, which names the flag, if it cannot be read or others

@@ -17,10 +17,10 @@ struct ConnectionLimits {
   size_t silent_max = 256;
   absl::Duration silence_max = absl::Seconds(10);
   // Bytes that came since something was last understood: of a stranger's connection (the shapes of a large
-  // model are among what it sends), of all strangers' together (gRPC takes up to 25 bytes for one of a
+  // model are among them, and compressed), of all strangers' together (gRPC takes up to 60 bytes for one of a
   // header), and of a member's (a message of the largest size, and what is on its way meanwhile).
-  uint64_t stranger_bytes_max = uint64_t{4} << 20;
-  uint64_t strangers_bytes_max = uint64_t{8} << 20;
+  uint64_t stranger_bytes_max = uint64_t{1} << 20;
+  uint64_t strangers_bytes_max = uint64_t{2} << 20;
   uint64_t member_bytes_max = uint64_t{128} << 20;
 };
 

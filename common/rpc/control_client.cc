@@ -1,23 +1,39 @@
 #include "common/rpc/control_client.h"
 
+#include <filesystem>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "common/base/host_port.h"
+#include "common/base/private_file.h"
+#include "common/rpc/sender.h"
 #include "common/rpc/status_codes.h"
 #include "grpc/support/time.h"
 
 namespace recon {
 namespace {
 
-// The head's own token, if it says where that is and we may read it; else nothing. A head that lies gets
-// nothing of ours but what begins like such a token.
+constexpr size_t kAddressBytesMax = 512;
+constexpr size_t kCompressedFrom = 16 << 10;
+
+// The head's own token, if the head is on this machine, says where that is, and we own it; else nothing. What
+// another process on its port would be told: nothing, unless the address beside the token is that very port.
 std::string OwnTokenOf(const grpc::ClientContext& context) {
   const auto& metadata = context.GetServerTrailingMetadata();
-  const auto path = metadata.find(kOwnTokenFileMetadata);
-  if (path == metadata.end()) return "";
-  const absl::StatusOr<std::string> token =
-      ReadTokenFile(std::string(path->second.data(), path->second.size()));
-  return token.ok() && absl::StartsWith(*token, kOwnTokenPrefix) ? *token : "";
+  const auto found = metadata.find(kOwnTokenFileMetadata);
+  const std::string peer = PeerOf(context);
+  if (found == metadata.end() || !IsLoopback(peer)) return "";
+  const std::filesystem::path path(std::string(found->second.data(), found->second.size()));
+  if (!path.is_absolute() || path.filename() != kOwnTokenFile) return "";
+  const absl::StatusOr<std::string> address = ReadOwnFile(path.parent_path() / "ADDRESS", kAddressBytesMax);
+  if (!address.ok()) return "";
+  const auto port = PortOf(std::string(absl::StripAsciiWhitespace(*address)));
+  const auto dialled = PortOf(peer);
+  if (!port.ok() || !dialled.ok() || *port != *dialled) return "";
+  const absl::StatusOr<std::string> token = ReadOwnFile(path, kAddressBytesMax);
+  if (!token.ok() || !absl::StartsWith(*token, kOwnTokenPrefix)) return "";
+  return std::string(absl::StripAsciiWhitespace(*token));
 }
 
 }  // namespace
@@ -33,6 +49,8 @@ absl::StatusOr<Reply> ControlClient::Call(Method<Request, Reply> method, const R
     }
     // As a span: a clock that is set meanwhile changes nothing.
     context.set_deadline(gpr_time_from_nanos(absl::ToInt64Nanoseconds(deadline), GPR_TIMESPAN));
+    // A worker with a large model is a stranger until its shapes are there; they shrink to a tenth.
+    if (request.ByteSizeLong() > kCompressedFrom) context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
     Reply reply;
     const grpc::Status status = (stub_.get()->*method)(&context, request, &reply);
     if (status.ok()) return reply;

@@ -70,19 +70,17 @@ absl::StatusOr<TlsTexts> ReadPem(const std::string& address, const TlsFlags& fla
 }
 
 // Reads the files again, every two seconds: connections that begin later use what is there then. One for all
-// connections of a process, as each has a thread.
+// connections of a process, as each has a thread; it lasts as long as the process.
 std::shared_ptr<grpc::experimental::FileWatcherCertificateProvider> ProviderFor(const TlsFlags& flags) {
   static Mutex* const mu = new Mutex;
   static auto* const providers =
       new std::map<std::vector<std::string>,
-                   std::weak_ptr<grpc::experimental::FileWatcherCertificateProvider>>;
+                   std::shared_ptr<grpc::experimental::FileWatcherCertificateProvider>>;
   MutexLock lock(mu);
-  auto& known = (*providers)[{flags.key, flags.cert, flags.ca}];
-  auto provider = known.lock();
+  auto& provider = (*providers)[{flags.key, flags.cert, flags.ca}];
   if (provider == nullptr) {
     provider = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(flags.key, flags.cert,
                                                                                     flags.ca, kReloadSeconds);
-    known = provider;
   }
   return provider;
 }

@@ -62,17 +62,18 @@ void ExchangeStream::OnReadDone(bool ok) {
   }
   auto unwrapped = bytes.ok() ? Unwrap(*bytes) : bytes.status();
   if (!unwrapped.ok()) return Close(unwrapped.status());
-  // Its first replies may take longer than a stranger has.
-  if (connection_ != nullptr && !connection_->member() && service_->is_member_ != nullptr &&
-      service_->is_member_(sender_)) {
-    connection_->NoteMember();
-  }
+  NoteIfMember();  // The head may have told this server of it since.
   request->call = unwrapped->first.call;
   request->stream = shared_from_this();
   service_->handler_(
       unwrapped->second, [request] { request->stream->Taken(request.get()); },
       [request](const absl::StatusOr<ByteChain>& reply) { request->stream->Reply(request.get(), reply); },
       {sender_, nullptr, /*over_request=*/true, /*untouched=*/false});
+}
+
+void ExchangeStream::NoteIfMember() {
+  if (connection_ == nullptr || connection_->member() || service_->is_member_ == nullptr) return;
+  if (service_->is_member_(sender_)) connection_->NoteMember();
 }
 
 void ExchangeStream::Taken(Request* request) {

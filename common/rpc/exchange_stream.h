@@ -30,6 +30,8 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
       : service_(service), sender_(sender), connection_(std::move(connection)) {}
 
   Incarnation sender() const { return sender_; }
+  // Its connection stays, if the sender is one of the job.
+  void NoteIfMember();
 
   void Start();
   // Ends it when what is being written is written.

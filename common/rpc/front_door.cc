@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/host_port.h"
+#include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 
@@ -32,6 +33,10 @@ constexpr absl::Duration kLookSoon = absl::Milliseconds(10);
 constexpr uint64_t kMuchBytes = uint64_t{64} << 10;
 constexpr absl::Duration kSayEvery = absl::Seconds(10);
 constexpr int kBacklog = 1024;
+// With port 0, of a host of several addresses.
+constexpr int kPortTries = 10;
+// So much a second is nobody's fault: what a connection without calls sends to be kept.
+constexpr double kForgivenBytesPerSecond = 1024;
 // After descriptors were short.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(50);
 
@@ -39,8 +44,18 @@ struct FreeAddresses {
   void operator()(addrinfo* addresses) const { freeaddrinfo(addresses); }
 };
 
-// As PeerOf() has it: "10.0.0.2:4711", "[::1]:4711".
+// As PeerOf() has it: "10.0.0.2:4711", "[::1]:4711". A socket for both shows IPv4 as
+// "[::ffff:10.0.0.2]:4711", and gRPC does not.
 std::string Shown(const sockaddr_storage& address, socklen_t length) {
+  const auto* six = reinterpret_cast<const sockaddr_in6*>(&address);
+  if (address.ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&six->sin6_addr)) {
+    sockaddr_storage mapped{};
+    auto* four = reinterpret_cast<sockaddr_in*>(&mapped);
+    four->sin_family = AF_INET;
+    four->sin_port = six->sin6_port;
+    memcpy(&four->sin_addr, six->sin6_addr.s6_addr + 12, sizeof(four->sin_addr));
+    return Shown(mapped, sizeof(*four));
+  }
   char host[NI_MAXHOST] = "";
   char port[NI_MAXSERV] = "";
   if (getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, host, sizeof(host), port, sizeof(port),
@@ -61,6 +76,55 @@ uint64_t BytesReceived(int fd) {
   return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 ? info.tcpi_bytes_received : 0;
 }
 
+// Of a socket that gRPC has and may close at any moment: its number may be another file's then.
+void HangUp(int fd, uint64_t inode) {
+  const OwnedFd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (copy.get() >= 0 && InodeOf(copy.get()) == inode) shutdown(copy.get(), SHUT_RDWR);
+}
+
+struct Address {
+  sockaddr_storage bytes{};
+  socklen_t length = 0;
+  int family() const { return bytes.ss_family; }
+  uint16_t port() const {
+    return ntohs(family() == AF_INET6 ? reinterpret_cast<const sockaddr_in6*>(&bytes)->sin6_port
+                                      : reinterpret_cast<const sockaddr_in*>(&bytes)->sin_port);
+  }
+  void SetPort(uint16_t port) {
+    (family() == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bytes)->sin6_port
+                          : reinterpret_cast<sockaddr_in*>(&bytes)->sin_port) = htons(port);
+  }
+};
+
+// What HOST stands for, each once. Of "any", one that is for IPv6 and IPv4, and IPv4's in case there is no
+// IPv6.
+absl::StatusOr<std::vector<Address>> Resolve(const std::string& address) {
+  std::string host = address.substr(0, address.rfind(':'));
+  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  std::vector<std::string> hosts = {host};
+  if (IsWildcard(address)) hosts = {"::", "0.0.0.0"};
+  std::vector<Address> all;
+  for (const std::string& one : hosts) {
+    addrinfo hints{};
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_PASSIVE;
+    addrinfo* found = nullptr;
+    const int looked_up = getaddrinfo(one.c_str(), nullptr, &hints, &found);
+    if (looked_up != 0) return absl::UnavailableError(gai_strerror(looked_up));
+    const std::unique_ptr<addrinfo, FreeAddresses> addresses(found);
+    for (const addrinfo* it = addresses.get(); it != nullptr; it = it->ai_next) {
+      Address next;
+      memcpy(&next.bytes, it->ai_addr, it->ai_addrlen);
+      next.length = it->ai_addrlen;
+      const auto same = [&](const Address& other) {
+        return other.length == next.length && memcmp(&other.bytes, &next.bytes, next.length) == 0;
+      };
+      if (std::none_of(all.begin(), all.end(), same)) all.push_back(next);
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<FrontDoor>> FrontDoor::Listen(const std::string& flag,
@@ -76,53 +140,56 @@ absl::StatusOr<std::unique_ptr<FrontDoor>> FrontDoor::Listen(const std::string& 
 }
 
 absl::Status FrontDoor::ListenOn(const std::string& flag, const std::string& address) {
-  const auto wrong = [&](const std::string& why) {
+  const auto wrong = [&](absl::string_view why) {
     return absl::UnavailableError(absl::StrCat(flag, " ", address, ": cannot listen: ", why));
   };
-  RECON_ASSIGN_OR_RETURN(uint16_t port, PortOf(address));
-  std::string host = address.substr(0, address.rfind(':'));
-  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
-  addrinfo* found = nullptr;
-  const int looked_up = getaddrinfo(host.empty() ? nullptr : host.c_str(), nullptr, &hints, &found);
-  if (looked_up != 0) return wrong(gai_strerror(looked_up));
-  const std::unique_ptr<addrinfo, FreeAddresses> addresses(found);
-  std::string why = "it is no address of this host";
-  for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
-    OwnedFd fd(socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (fd.get() < 0) continue;  // A kernel without IPv6.
-    sockaddr_storage bound{};
-    memcpy(&bound, one->ai_addr, one->ai_addrlen);
-    if (one->ai_family == AF_INET6) {
-      reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port = htons(port);
-    } else {
-      reinterpret_cast<sockaddr_in*>(&bound)->sin_port = htons(port);
+  RECON_ASSIGN_OR_RETURN(const uint16_t port, PortOf(address));
+  const auto addresses = Resolve(address);
+  if (!addresses.ok()) return wrong(addresses.status().message());
+  absl::Status last = wrong("it is no address of this host");
+  // A port that is free for the first address may be taken for the next.
+  for (int tries = 0; tries < (port == 0 ? kPortTries : 1); ++tries) {
+    listeners_.clear();
+    port_ = port;
+    bool taken = false;
+    for (const Address& one : *addresses) {
+      // One for both.
+      if (IsWildcard(address) && !listeners_.empty()) break;
+      const int error = ListenOnOne(one.bytes, one.length);
+      if (error == 0) continue;
+      // A kernel without IPv6 has no such addresses.
+      const bool other_family = error == EADDRNOTAVAIL || error == EAFNOSUPPORT;
+      taken = error == EADDRINUSE;
+      last = wrong(taken ? "the port is taken" : strerror(error));
+      if (!other_family) break;
     }
-    const int on = 1;
-    const int off = 0;
-    setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // Inherited by what is accepted.
-    // "[::]" is for IPv4, too.
-    if (one->ai_family == AF_INET6) setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-    if (bind(fd.get(), reinterpret_cast<sockaddr*>(&bound), one->ai_addrlen) != 0 ||
-        listen(fd.get(), kBacklog) != 0) {
-      const bool other_family = errno == EADDRNOTAVAIL || errno == EAFNOSUPPORT;
-      if (errno == EADDRINUSE) return wrong("the port is taken");
-      why = strerror(errno);
-      if (other_family) continue;
-      return wrong(why);
-    }
-    socklen_t length = sizeof(bound);
-    getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &length);
-    port = ntohs(one->ai_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
-                                            : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
-    listeners_.push_back(std::move(fd));
+    if (taken) continue;
+    if (!listeners_.empty()) return absl::OkStatus();
+    return last;
   }
-  if (listeners_.empty()) return wrong(why);
-  port_ = port;
-  return absl::OkStatus();
+  return last;
+}
+
+int FrontDoor::ListenOnOne(const sockaddr_storage& address, socklen_t length) {
+  Address to{address, length};
+  to.SetPort(static_cast<uint16_t>(port_));
+  OwnedFd fd(socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (fd.get() < 0) return errno;
+  const int on = 1;
+  const int off = 0;
+  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  // What is accepted inherits these. Unacknowledged data ends a connection as a keepalive without answer
+  // does: behind such data none is sent.
+  const auto silence_ms = static_cast<unsigned>(limits::kKeepaliveTimeout / absl::Milliseconds(1));
+  setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  setsockopt(fd.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &silence_ms, sizeof(silence_ms));
+  if (to.family() == AF_INET6) setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+  if (bind(fd.get(), reinterpret_cast<sockaddr*>(&to.bytes), to.length) != 0) return errno;
+  if (listen(fd.get(), kBacklog) != 0) return errno;
+  if (getsockname(fd.get(), reinterpret_cast<sockaddr*>(&to.bytes), &to.length) != 0) return errno;
+  port_ = to.port();
+  listeners_.push_back(std::move(fd));
+  return 0;
 }
 
 void FrontDoor::Start(HandOver hand_over, Connections* connections) {
@@ -211,7 +278,7 @@ bool FrontDoor::MakeRoom() {
   if (stranger == handed_.end()) return false;
   SayRefused(stranger->peer,
              "it is not of the job, and there are as many connections as this process may have");
-  shutdown(stranger->fd, SHUT_RDWR);  // gRPC closes it.
+  HangUp(stranger->fd, stranger->inode);  // gRPC closes it.
   connections_->Remove(stranger->peer, stranger->connection.get());
   handed_.erase(stranger);
   return true;
@@ -251,6 +318,8 @@ void FrontDoor::DropSilent(absl::Time now) {
 }
 
 void FrontDoor::Look(absl::Time now) {
+  const auto forgiven = static_cast<uint64_t>(
+      kForgivenBytesPerSecond * std::clamp(absl::ToDoubleSeconds(now - looked_), 0.0, 1.0) + 0.5);
   looked_ = now;
   handed_.remove_if([this](const Handed& one) {
     if (InodeOf(one.fd) == one.inode) return false;
@@ -267,6 +336,7 @@ void FrontDoor::Look(absl::Time now) {
       one.understood = understood;
       one.received_then = one.received;
     }
+    one.received_then = std::min(one.received, one.received_then + forgiven);
     views.push_back({one.received - std::min(one.received, one.received_then), one.connection->member()});
     if (!views.back().member && views.back().bytes > kMuchBytes) look_every_ = kLookSoon;
   }
@@ -274,10 +344,10 @@ void FrontDoor::Look(absl::Time now) {
   if (cut.empty()) return;
   size_t i = 0;
   for (const Handed& one : handed_) {
-    if (std::find(cut.begin(), cut.end(), i) != cut.end() && InodeOf(one.fd) == one.inode) {
+    if (std::find(cut.begin(), cut.end(), i) != cut.end()) {
       SayRefused(one.peer,
                  absl::StrCat("it has sent ", views[i].bytes, " bytes since something of it was understood"));
-      shutdown(one.fd, SHUT_RDWR);
+      HangUp(one.fd, one.inode);
     }
     ++i;
   }

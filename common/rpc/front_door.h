@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/socket.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -61,6 +63,8 @@ class FrontDoor {
 
   explicit FrontDoor(const ConnectionLimits& limits) : limits_(limits) {}
   absl::Status ListenOn(const std::string& flag, const std::string& address);
+  // With the port there is, or any, which it is then. An errno, or 0.
+  int ListenOnOne(const sockaddr_storage& address, socklen_t length);
   void Run();
   void Accept(int listener);
   void HandOverThoseWhoSpeak(const std::vector<int>& readable);

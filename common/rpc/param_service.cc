@@ -11,6 +11,7 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ParamService::Excha
   const auto stream = std::make_shared<ExchangeStream>(
       this, sender.value_or(Incarnation()),
       connections_ == nullptr ? nullptr : connections_->Find(PeerOf(*context)));
+  stream->NoteIfMember();
   if (connected_ != nullptr) connected_->Opened(stream->sender());
   bool closed;
   {

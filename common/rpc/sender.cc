@@ -8,6 +8,15 @@
 #include "common/transport/worker_secret.h"
 
 namespace recon {
+namespace {
+
+// gRPC says "ipv4:10.0.0.2:4711", "ipv6:%5B::1%5D:4711" or "ipv6:%5Bfe80::1%25eth0%5D:4711".
+std::string AsFlagsHaveIt(absl::string_view peer) {
+  if (!absl::ConsumePrefix(&peer, "ipv4:")) absl::ConsumePrefix(&peer, "ipv6:");
+  return absl::StrReplaceAll(peer, {{"%5B", "["}, {"%5D", "]"}, {"%25", "%"}});
+}
+
+}  // namespace
 
 absl::StatusOr<Incarnation> SenderOf(const grpc::CallbackServerContext& context) {
   const auto found = context.client_metadata().find(kSecretMetadata);
@@ -17,12 +26,7 @@ absl::StatusOr<Incarnation> SenderOf(const grpc::CallbackServerContext& context)
   return secret.incarnation();
 }
 
-std::string PeerOf(const grpc::ServerContextBase& context) {
-  // As gRPC says it, "ipv4:10.0.0.2:4711" or "ipv6:%5B::1%5D:4711".
-  const std::string said = context.peer();
-  absl::string_view peer = said;
-  if (!absl::ConsumePrefix(&peer, "ipv4:")) absl::ConsumePrefix(&peer, "ipv6:");
-  return absl::StrReplaceAll(peer, {{"%5B", "["}, {"%5D", "]"}});
-}
+std::string PeerOf(const grpc::ServerContextBase& context) { return AsFlagsHaveIt(context.peer()); }
+std::string PeerOf(const grpc::ClientContext& context) { return AsFlagsHaveIt(context.peer()); }
 
 }  // namespace recon

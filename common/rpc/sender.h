@@ -4,6 +4,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/base/ids.h"
+#include "grpcpp/client_context.h"
 #include "grpcpp/support/server_callback.h"
 
 namespace recon {
@@ -14,5 +15,7 @@ absl::StatusOr<Incarnation> SenderOf(const grpc::CallbackServerContext& context)
 
 // From where it comes, in the form that flags have: "10.0.0.2:4711", "[::1]:4711".
 std::string PeerOf(const grpc::ServerContextBase& context);
+// Where it went.
+std::string PeerOf(const grpc::ClientContext& context);
 
 }  // namespace recon

@@ -6,6 +6,7 @@
 #include <openssl/x509v3.h>
 
 #include <ctime>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -19,6 +20,22 @@ std::string ShownAddress(const ASN1_OCTET_STRING* address) {
   if (bytes != 4 && bytes != 16) return "";
   inet_ntop(bytes == 4 ? AF_INET : AF_INET6, ASN1_STRING_get0_data(address), text, sizeof(text));
   return text;
+}
+
+// The subject's fields of that kind, but for those with a NUL in them, where some would end them.
+std::vector<std::string> TextsOf(const X509* certificate, int kind) {
+  std::vector<std::string> texts;
+  const X509_NAME* name = X509_get_subject_name(certificate);
+  int at = -1;
+  while ((at = X509_NAME_get_index_by_NID(name, kind, at)) >= 0) {
+    unsigned char* text = nullptr;
+    const int bytes = ASN1_STRING_to_UTF8(&text, X509_NAME_ENTRY_get_data(X509_NAME_get_entry(name, at)));
+    if (bytes < 0) continue;
+    std::string field(reinterpret_cast<const char*>(text), static_cast<size_t>(bytes));
+    OPENSSL_free(text);
+    if (field.find('\0') == std::string::npos) texts.push_back(std::move(field));
+  }
+  return texts;
 }
 
 }  // namespace
@@ -78,18 +95,13 @@ absl::Time ExpiryOf(const X509* certificate) {
   return absl::FromTM(parts, absl::UTCTimeZone());
 }
 
+std::string CommonNameOf(const X509* certificate) {
+  const std::vector<std::string> names = TextsOf(certificate, NID_commonName);
+  return names.size() == 1 ? names[0] : "";
+}
+
 std::vector<std::string> UnitsOf(const X509* certificate) {
-  std::vector<std::string> units;
-  const X509_NAME* name = X509_get_subject_name(certificate);
-  int at = -1;
-  while ((at = X509_NAME_get_index_by_NID(name, NID_organizationalUnitName, at)) >= 0) {
-    unsigned char* text = nullptr;
-    const int bytes = ASN1_STRING_to_UTF8(&text, X509_NAME_ENTRY_get_data(X509_NAME_get_entry(name, at)));
-    if (bytes < 0) continue;
-    units.emplace_back(reinterpret_cast<const char*>(text), static_cast<size_t>(bytes));
-    OPENSSL_free(text);
-  }
-  return units;
+  return TextsOf(certificate, NID_organizationalUnitName);
 }
 
 std::vector<std::string> UrisOf(const X509* certificate) {
@@ -99,8 +111,9 @@ std::vector<std::string> UrisOf(const X509* certificate) {
   for (int i = 0; names != nullptr && i < sk_GENERAL_NAME_num(names.get()); ++i) {
     const GENERAL_NAME* name = sk_GENERAL_NAME_value(names.get(), i);
     if (name->type != GEN_URI) continue;
-    uris.emplace_back(reinterpret_cast<const char*>(ASN1_STRING_get0_data(name->d.uniformResourceIdentifier)),
-                      static_cast<size_t>(ASN1_STRING_length(name->d.uniformResourceIdentifier)));
+    std::string uri(reinterpret_cast<const char*>(ASN1_STRING_get0_data(name->d.uniformResourceIdentifier)),
+                    static_cast<size_t>(ASN1_STRING_length(name->d.uniformResourceIdentifier)));
+    if (uri.find('\0') == std::string::npos) uris.push_back(std::move(uri));
   }
   return uris;
 }

@@ -45,6 +45,10 @@ std::string ShownHosts(const X509* certificate);
 // When it expires; InfinitePast if that cannot be read.
 absl::Time ExpiryOf(const X509* certificate);
 
+// Its common name; empty if it has none, several, or one that is no text. For decisions: ShownName() is for
+// people.
+std::string CommonNameOf(const X509* certificate);
+
 // Its organisational units, and those of its subject alternative names that are URIs.
 std::vector<std::string> UnitsOf(const X509* certificate);
 std::vector<std::string> UrisOf(const X509* certificate);

@@ -84,7 +84,8 @@ void AuditLog::Write(const Entry& entry, uint64_t dropped) {
   // What is no UTF-8 is replaced.
   const std::string line =
       json.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace) + "\n";
-  if (bytes_ + line.size() > kFileBytesMax && rename(path_.c_str(), absl::StrCat(path_, ".1").c_str()) == 0) {
+  const bool full = bytes_ + line.size() > kFileBytesMax;
+  if (fd_.get() < 0 || (full && rename(path_.c_str(), absl::StrCat(path_, ".1").c_str()) == 0)) {
     if (const absl::Status opened = Reopen(); !opened.ok() && !std::exchange(failed_, true)) {
       LogError("the audit log ends: {}", opened.message());
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -185,7 +186,10 @@ absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request,
     reply.set_phase(phase());
     return reply;
   }
-  *reply.mutable_lease() = ToLease(*task, leases_.Grant(*task, worker, now, params_->PushesOf(worker)));
+  // Of several servers each knows of some pushes only, and this one hears late of the others'.
+  const std::optional<uint64_t> pushes =
+      cluster_ == nullptr ? std::optional<uint64_t>(params_->PushesOf(worker)) : std::nullopt;
+  *reply.mutable_lease() = ToLease(*task, leases_.Grant(*task, worker, now, pushes));
   progress_.Excuse(worker, now);
   reply.set_start_step(task->kind == LEASE_TRAIN ? TakePart(worker, request.next_step(), /*resumes=*/false)
                                                  : request.next_step());

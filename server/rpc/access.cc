@@ -1,6 +1,7 @@
 #include "server/rpc/access.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -27,6 +28,8 @@ namespace {
 constexpr size_t kTokensBytesMax = 1 << 20;
 // Between two looks at the file of tokens.
 constexpr absl::Duration kLook = absl::Seconds(1);
+// Lines of the audit log, for what was denied.
+constexpr int kDenialsASecond = 5;
 
 std::string TokenOf(const grpc::CallbackServerContext& context) {
   const auto found = context.client_metadata().find(kTokenMetadata);
@@ -40,7 +43,7 @@ absl::StatusOr<CertificateNames> NamesOf(const grpc::CallbackServerContext& cont
   if (pem.empty()) return absl::NotFoundError("no certificate");
   RECON_ASSIGN_OR_RETURN(const auto certificates, ReadCertificates({pem[0].data(), pem[0].size()}));
   CertificateNames names;
-  names.common_name = ShownName(X509_get_subject_name(certificates.front().get()));
+  names.common_name = CommonNameOf(certificates.front().get());
   names.units = UnitsOf(certificates.front().get());
   names.uris = UrisOf(certificates.front().get());
   return names;
@@ -67,18 +70,17 @@ absl::StatusOr<std::unique_ptr<Access>> Access::Open(const Options& options) {
 
 absl::Status Access::MakeOwnToken() {
   const std::string& path = options_.operator_file;
-  absl::StatusOr<std::string> token = ReadSecretFile(path, kTokensBytesMax);
-  if (absl::IsNotFound(token.status())) {
-    token = kOwnTokenPrefix;
-    for (int i = 0; i < 4; ++i) absl::StrAppend(&*token, absl::Hex(RandomNonZero(), absl::kZeroPad16));
-    RECON_RETURN_IF_ERROR(WriteOwnFile(path, *token + "\n", 0600));
+  // A new one each time: whoever listened on the head's port while it was away may have been shown the old
+  // one.
+  own_token_ = kOwnTokenPrefix;
+  for (int i = 0; i < 4; ++i) absl::StrAppend(&own_token_, absl::Hex(RandomNonZero(), absl::kZeroPad16));
+  unlink(path.c_str());
+  RECON_RETURN_IF_ERROR(WriteOwnFile(path, own_token_ + "\n", 0600));
+  if (const absl::Status kept = ReadSecretFile(path, kTokensBytesMax).status(); !kept.ok()) {
+    LogWarn("{}: operators need a certificate or --tokens: {}", path, kept.message());
+    unlink(path.c_str());
   }
-  RECON_RETURN_IF_ERROR(token.status());
-  own_token_ = std::string(absl::StripAsciiWhitespace(*token));
-  const absl::Status fit = CheckToken(own_token_);
-  if (fit.ok()) return fit;
-  return absl::FailedPreconditionError(
-      absl::StrCat(path, " has ", fit.message(), ": remove it, and another one is made"));
+  return absl::OkStatus();
 }
 
 absl::Status Access::LookAtTokens() {
@@ -135,7 +137,7 @@ absl::Status Access::Check(grpc::CallbackServerContext* context, Role need, absl
   const std::string peer = PeerOf(*context);
   if (caller.roles.Has(need)) {
     if (const auto connection = ConnectionOf(peer); connection != nullptr) connection->NoteUnderstood();
-    if (need == Role::kServer || need == Role::kOperator) NoteMember(*context);
+    if (need == Role::kOperator) NoteMember(*context);
     return absl::OkStatus();
   }
   const absl::Status denied = absl::PermissionDeniedError(
@@ -143,12 +145,30 @@ absl::Status Access::Check(grpc::CallbackServerContext* context, Role need, absl
                    caller.shown, " and has the role ", caller.roles.Describe(),
                    options_.tls ? "; give a certificate of that role, or a token (--token-file)"
                                 : "; give a token of that role (--token-file)"));
-  audit_->Note({WallNow(), std::string(call), peer, caller.shown, caller.roles.Describe(), "",
-                absl::StrCat("denied: needs ", RoleName(need))});
+  NoteDenied({WallNow(), std::string(call), peer, caller.shown, caller.roles.Describe(), "",
+              absl::StrCat("denied: needs ", RoleName(need))});
   if (need == Role::kOperator && IsLoopback(peer)) {
     context->AddTrailingMetadata(kOwnTokenFileMetadata, options_.operator_file);
   }
   return denied;
+}
+
+void Access::NoteDenied(AuditLog::Entry entry) {
+  {
+    MutexLock lock(&mu_);
+    const absl::Time now = Now();
+    if (now - denials_since_ > absl::Seconds(1)) {
+      denials_since_ = now;
+      denials_ = 0;
+    }
+    if (++denials_ > kDenialsASecond) {
+      ++denials_unsaid_;
+      return;
+    }
+    if (denials_unsaid_ > 0) absl::StrAppend(&entry.detail, denials_unsaid_, " others were denied before");
+    denials_unsaid_ = 0;
+  }
+  audit_->Note(std::move(entry));
 }
 
 std::shared_ptr<Connection> Access::ConnectionOf(const std::string& peer) const {

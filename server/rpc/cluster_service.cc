@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/base/limits.h"
+#include "common/rpc/sender.h"
 #include "common/rpc/status_codes.h"
 
 namespace recon {
@@ -14,7 +15,8 @@ class ServerStream final : public grpc::ServerBidiReactor<ServerReport, ServerCo
                            public ServerLink,
                            public std::enable_shared_from_this<ServerStream> {
  public:
-  explicit ServerStream(ClusterService* service) : service_(service) {}
+  ServerStream(ClusterService* service, std::shared_ptr<Connection> connection)
+      : service_(service), connection_(std::move(connection)) {}
 
   void Start() {
     self_ = shared_from_this();
@@ -48,6 +50,9 @@ class ServerStream final : public grpc::ServerBidiReactor<ServerReport, ServerCo
 
   void OnReadDone(bool ok) override {
     if (!ok) return Close(absl::OkStatus());
+    if (connection_ != nullptr) connection_->NoteUnderstood();
+    // Who is sent away has nothing to report after its first word.
+    if (connection_ != nullptr && std::exchange(has_reported_, true)) connection_->NoteMember();
     service_->cluster_->OnReport(shared_from_this(), report_);
     report_.Clear();
     MutexLock lock(&mu_);
@@ -83,6 +88,8 @@ class ServerStream final : public grpc::ServerBidiReactor<ServerReport, ServerCo
 
   ClusterService* const service_;  // Until OnDone().
   std::shared_ptr<ServerStream> self_;
+  const std::shared_ptr<Connection> connection_;  // What it is over; null: unknown.
+  bool has_reported_ = false;                     // Of its reactions.
   ServerReport report_;
 
   Mutex mu_;
@@ -94,7 +101,7 @@ class ServerStream final : public grpc::ServerBidiReactor<ServerReport, ServerCo
 grpc::ServerBidiReactor<ServerReport, ServerCommand>* ClusterService::Serve(
     grpc::CallbackServerContext* context) {
   const absl::Status allowed = access_->Check(context, Role::kServer, "Serve");
-  const auto stream = std::make_shared<ServerStream>(this);
+  const auto stream = std::make_shared<ServerStream>(this, access_->ConnectionOf(PeerOf(*context)));
   {
     MutexLock lock(&mu_);
     streams_.insert(stream.get());

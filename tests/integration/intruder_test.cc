@@ -6,17 +6,20 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "catch2/catch.hpp"
+#include "common/base/limits.h"
+#include "common/rpc/connection_limits.h"
 #include "common/rpc/grpc_transport.h"
 #include "common/shm/shm_transport.h"
-#include "common/tensor/param_layout.h"
 #include "tests/integration/job_checks.h"
 #include "tests/support/process.h"
-#include "worker/comm/frames.h"
-#include "worker/comm/param_client.h"
 
 namespace recon {
 namespace {
+
+// No worker reaches it.
+constexpr uint64_t kFarStep = uint64_t{1} << 40;
 
 // A job that one worker, "victim", trains until the test ends.
 class TrainedJob {
@@ -66,22 +69,6 @@ class TrainedJob {
   absl::Status status_;
 };
 
-// A push of `identity` at a step that no worker reaches.
-absl::Status PushAs(const WorkerIdentity& identity, Transport* transport) {
-  const ParamLayout layout = *ParamLayout::Create(RequestOf("").model());
-  ParamClient client(transport);
-  FrameHeader header;
-  header.step = uint64_t{1} << 40;
-  header.samples = 1;
-  const std::vector<EncodedShard> shards = PlainShards(layout, std::vector<float>(layout.params(), 3e38F));
-  absl::Status status;
-  for (const auto& reply :
-       client.CallAll(FrameKind::kPush, FramesFor(layout, header, identity, shards), absl::Seconds(20))) {
-    status.Update(reply.status());
-  }
-  return status;
-}
-
 }  // namespace
 
 TEST_CASE("who has read in the status who a worker is cannot speak for it", "[intruder]") {
@@ -115,7 +102,7 @@ TEST_CASE("who has read in the status who a worker is cannot speak for it", "[in
     refused(control.Leave(leave).status());
 
     GrpcTransport frames({*ConnectTo(job.flags.listen, {})}, std::make_shared<SendWindow>(1, 1), caller);
-    refused(PushAs(identity, &frames));
+    refused(PushAs(identity, kFarStep, 3e38F, &frames));
   }
   trained.CheckGoesOn();
 }
@@ -133,15 +120,32 @@ TEST_CASE("a worker of the job cannot push for another one, nor take its name", 
         std::vector<std::shared_ptr<grpc::Channel>>{*ConnectTo(job.flags.listen, {})},
         std::make_shared<SendWindow>(1, 1), caller);
   };
-  CHECK(absl::IsPermissionDenied(PushAs(identity, over_grpc().get())));
+  CHECK(absl::IsPermissionDenied(PushAs(identity, kFarStep, 3e38F, over_grpc().get())));
   for (const std::string& secret : {std::string(), caller.secret}) {
     ShmTransport shared(registered->shared_memory(), over_grpc(), secret);
     REQUIRE(shared.Connected());
-    CHECK(absl::IsPermissionDenied(PushAs(identity, &shared)));
+    CHECK(absl::IsPermissionDenied(PushAs(identity, kFarStep, 3e38F, &shared)));
   }
   const auto name = control.Register(RequestOf("victim"));
   CHECK(absl::IsAborted(name.status()));
   trained.CheckGoesOn();
+}
+
+TEST_CASE("a worker whose model has as many tensors as any may have is no stranger", "[intruder]") {
+  InProcessJob job(-1);
+  job.StartServer();
+  RegisterRequest request = RequestOf("large");
+  request.mutable_model()->clear_tensors();
+  for (int i = 0; i < limits::kTensorsMax; ++i) {
+    TensorSpec* tensor = request.mutable_model()->add_tensors();
+    tensor->set_name(absl::StrCat("model.layers.", i / 1000, ".mlp.experts.", i % 1000, ".down_proj.weight"));
+    tensor->add_shape(4);
+  }
+  CHECK(request.ByteSizeLong() > ConnectionLimits().stranger_bytes_max);
+  ControlClient control(*ConnectTo(job.flags.listen, {}), absl::Seconds(60), Caller::Worker(PlayedSecret()));
+  const auto registered = control.Register(request);
+  INFO(registered.status());
+  CHECK(registered.ok());
 }
 
 TEST_CASE("a split is not completed by a worker that has pushed nothing for it", "[intruder]") {

@@ -6,7 +6,10 @@
 #include "catch2/catch.hpp"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/storage/local_store.h"
+#include "common/tensor/param_layout.h"
 #include "tests/integration/in_process_job.h"
+#include "worker/comm/frames.h"
+#include "worker/comm/param_client.h"
 #include "worker/model/mlp_model.h"
 
 namespace recon {
@@ -58,6 +61,23 @@ inline RegisterRequest RequestOf(const std::string& name) {
   request.set_train_samples(kSamples);
   request.set_test_samples(150);
   return request;
+}
+
+// A push of all parameters, each gradient `value`, in the name of that worker.
+inline absl::Status PushAs(const WorkerIdentity& identity, uint64_t step, float value, Transport* transport) {
+  const ParamLayout layout = *ParamLayout::Create(RequestOf("").model());
+  ParamClient client(transport);
+  FrameHeader header;
+  header.step = step;
+  header.samples = 1;
+  std::vector<EncodedShard> shards = PlainShards(layout, std::vector<float>(layout.params(), value));
+  for (EncodedShard& shard : shards) shard.version = 0;  // Unknown.
+  absl::Status status;
+  for (const auto& reply :
+       client.CallAll(FrameKind::kPush, FramesFor(layout, header, identity, shards), absl::Seconds(20))) {
+    status.Update(reply.status());
+  }
+  return status;
 }
 
 }  // namespace recon
