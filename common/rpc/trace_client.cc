@@ -10,8 +10,9 @@
 namespace recon {
 namespace {
 
-// What is measured is of no use later.
-constexpr absl::Duration kDeadline = absl::Seconds(1);
+// What is measured is of no use later; what is delivered is, as long as the head waits for it.
+constexpr absl::Duration kReadingDeadline = absl::Seconds(1);
+constexpr absl::Duration kDeliveryDeadline = limits::kTracePatience;
 // Until all members are told, and whatever else a trace takes besides its own time.
 constexpr absl::Duration kBesides = absl::Seconds(30);
 
@@ -47,7 +48,7 @@ absl::Status TraceClient::Record(absl::Duration length, const std::function<void
 absl::StatusOr<ClockSample> TraceClient::ReadClock(uint64_t trace) {
   grpc::ClientContext context;
   caller_.AddTo(&context);
-  SetDeadline(kDeadline, &context);
+  SetDeadline(kReadingDeadline, &context);
   ClockRequest request;
   request.set_trace(trace);
   ClockReply reply;
@@ -64,7 +65,7 @@ absl::StatusOr<ClockSample> TraceClient::ReadClock(uint64_t trace) {
 absl::StatusOr<TraceReceipt> TraceClient::Deliver(const TraceDelivery& delivery) {
   grpc::ClientContext context;
   caller_.AddTo(&context);
-  SetDeadline(kDeadline, &context);
+  SetDeadline(kDeliveryDeadline, &context);
   TraceReceipt receipt;
   const grpc::Status status = stub_->Deliver(&context, delivery, &receipt);
   if (!status.ok()) return StatusOf(status);

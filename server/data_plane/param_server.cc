@@ -157,9 +157,9 @@ void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Do
 }
 
 void ParamServer::CheckAndSequence(const OperationPtr& op) {
-  const trace::Span span(trace::kReceiving, AboutFrame(op->frame));
   absl::Status status;
   if (op->kind != FrameKind::kPull) {
+    const trace::Span span(trace::kReceiving, AboutFrame(op->frame));
     // Before the lock: it reads the whole payload.
     for (size_t i = 0; i < op->frame.parts.size() && status.ok(); ++i) {
       status = CheckContent(*op, i);

@@ -1,5 +1,7 @@
 #include "tools/bench/trace_cost.h"
 
+#include <time.h>
+
 #include <memory>
 #include <string>
 #include <thread>
@@ -77,8 +79,30 @@ Json MeasureSpans(const TraceCostOptions& options) {
   return {{"off_ns", Median(off)}, {"on_ns", Median(on)}};
 }
 
-// Frames a second, off and on in turn, of a model of so many parameters.
-absl::Status MeasureFrames(const TraceCostOptions& options, uint64_t parameters, Json* json, double* ratio) {
+double ProcessCpuSeconds() {
+  timespec used;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+}
+
+struct Rate {
+  double frames_per_second = 0;
+  double cpu_micros = 0;  // Of a frame, who pushes it included.
+};
+
+Rate MeasureRate(PushLoad* load, double seconds) {
+  load->Take();
+  const double cpu = ProcessCpuSeconds();
+  const absl::Time begin = Now();
+  absl::SleepFor(absl::Seconds(seconds));
+  const auto frames = static_cast<double>(load->Take().frames);
+  return {frames / absl::ToDoubleSeconds(Now() - begin), 1e6 * (ProcessCpuSeconds() - cpu) / frames};
+}
+
+// Frames, off and on in turn, of a model of so many parameters. On a machine that others use, what they cost
+// says more than how many there are in a second.
+absl::Status MeasureFrames(const TraceCostOptions& options, uint64_t parameters, const std::string& name,
+                           Json* json, Json* ratios) {
   ModelSpec model;
   model.set_name("bench");
   TensorSpec* tensor = model.add_tensors();
@@ -95,30 +119,36 @@ absl::Status MeasureFrames(const TraceCostOptions& options, uint64_t parameters,
     return std::vector<PageRef>(params.layout()->shards()[shard].pages(), PageRef::Zeroed());
   }));
   PushLoad load(&params, 1);
-  const auto measure = [&] {
-    load.Take();
-    absl::SleepFor(absl::Seconds(options.seconds));
-    return static_cast<double>(load.Take().frames) / options.seconds;
-  };
-  measure();
-  std::vector<double> off, on, ratios;
+  MeasureRate(&load, options.seconds);
+  std::vector<double> off_rate, on_rate, rate_ratio, off_cpu, on_cpu, cpu_ratio;
   uint64_t spans = 0;
   for (int round = 0; round < options.rounds; ++round) {
+    Rate off, on;
     for (const bool recorded : {round % 2 == 0, round % 2 != 0}) {
       if (!recorded) {
-        off.push_back(measure());
+        off = MeasureRate(&load, options.seconds);
         continue;
       }
       const RecordedMeanwhile recording;
-      on.push_back(measure());
+      on = MeasureRate(&load, options.seconds);
       spans = recording.spans();
     }
-    ratios.push_back(on.back() / off.back());
+    off_rate.push_back(off.frames_per_second);
+    on_rate.push_back(on.frames_per_second);
+    off_cpu.push_back(off.cpu_micros);
+    on_cpu.push_back(on.cpu_micros);
+    rate_ratio.push_back(on.frames_per_second / off.frames_per_second);
+    cpu_ratio.push_back(on.cpu_micros / off.cpu_micros);
   }
   RECON_RETURN_IF_ERROR(load.status());
   if (spans == 0) return absl::InternalError("nothing was recorded");
-  *ratio = Median(ratios);
-  *json = {{"parameters", parameters}, {"off_frames_per_s", Median(off)}, {"on_frames_per_s", Median(on)}};
+  (*json)[name] = {{"parameters", parameters},
+                   {"off_frames_per_s", Median(off_rate)},
+                   {"on_frames_per_s", Median(on_rate)},
+                   {"off_cpu_us", Median(off_cpu)},
+                   {"on_cpu_us", Median(on_cpu)}};
+  (*ratios)[name + "_rate_on_of_off"] = Median(rate_ratio);
+  (*ratios)[name + "_cpu_on_of_off"] = Median(cpu_ratio);
   return absl::OkStatus();
 }
 
@@ -126,10 +156,10 @@ absl::Status MeasureFrames(const TraceCostOptions& options, uint64_t parameters,
 
 absl::StatusOr<Json> RunTraceCost(const TraceCostOptions& options) {
   Json json = {{"bench", "trace"}, {"rounds", options.rounds}, {"span", MeasureSpans(options)}};
-  double small = 0, large = 0;
-  RECON_RETURN_IF_ERROR(MeasureFrames(options, 1024, &json["small_frames"], &small));
-  RECON_RETURN_IF_ERROR(MeasureFrames(options, uint64_t{8} << 20, &json["large_frames"], &large));
-  json["ratios"] = {{"small_frames_traced_of_not", small}, {"large_frames_traced_of_not", large}};
+  Json ratios;
+  RECON_RETURN_IF_ERROR(MeasureFrames(options, 1024, "small_frames", &json, &ratios));
+  RECON_RETURN_IF_ERROR(MeasureFrames(options, uint64_t{8} << 20, "large_frames", &json, &ratios));
+  json["ratios"] = ratios;
   return json;
 }
 

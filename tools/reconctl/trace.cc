@@ -120,7 +120,7 @@ void SayWhatLacks(const Timeline& timeline) {
   for (const Timeline::Process& process : timeline.processes) {
     if (process.dropped == 0) continue;
     std::cerr << EscapeControls(absl::StrCat("lacking: ", ProcessTitle(process.member), ": ", process.dropped,
-                                             " spans, for which it had no room"))
+                                             " spans that it had no room for, or that did not arrive"))
               << "\n";
   }
 }

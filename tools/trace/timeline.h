@@ -19,7 +19,7 @@ struct Timeline {
     std::map<uint32_t, std::string> threads;  // Names, by the operating system's numbers.
     int64_t clock_error_ns = 0;               // Its times may be wrong by so much, beside the head's.
     uint64_t spans = 0;
-    uint64_t dropped = 0;  // It had no room for them.
+    uint64_t dropped = 0;  // It had no room for them, or they did not arrive.
   };
   struct Span {
     size_t process = 0;  // Of `processes`.
