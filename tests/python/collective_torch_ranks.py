@@ -3,6 +3,7 @@
     collective_torch_ranks.py RANK RENDEZVOUS
 """
 
+import os
 import sys
 from datetime import timedelta
 
@@ -111,16 +112,14 @@ def main() -> None:
     print(f"rank {rank} ok, four ranks differ by {difference:.2g}", flush=True)
     # A rank that goes does not leave the others hanging.
     if rank == 3:
-        sys.stdout.flush()
-        import os
         os._exit(0)
     try:
         dist.all_reduce(torch.ones(3))
     except RuntimeError as error:
         assert "member 'rank 3' (rank 3) is lost" in str(error), error
         print(f"rank {rank} was told", flush=True)
-    os_exit = __import__("os")._exit
-    os_exit(0)
+    dist.destroy_process_group()
+    print(f"rank {rank} ends", flush=True)
 
 
 if __name__ == "__main__":

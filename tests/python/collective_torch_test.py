@@ -34,6 +34,8 @@ class Backend(unittest.TestCase):
                     self.assertIn(f"rank {number} ok", output)
                     if number < 3:
                         self.assertIn(f"rank {number} was told", output)
+                        self.assertTrue(output.endswith(f"rank {number} ends\n"), output)
+                    self.assertEqual(ranks[number].returncode, 0, output)
 
 
 if __name__ == "__main__":

@@ -80,16 +80,17 @@ absl::Status MemberCore::Submit(const CallSpec& spec, Done done) {
     call.spec.in = call.kept.data();
   }
   const bool begins = epoch_ && !next_;
-  if (begins) RECON_RETURN_IF_ERROR(PlanCall(call.spec, *epoch_, epoch_servers_.size()).status());
+  if (begins) {
+    RECON_ASSIGN_OR_RETURN(call.plan, PlanCall(call.spec, *epoch_, epoch_servers_.size()));
+  }
   const uint64_t id = ++last_call_;
   Call& kept = calls_[id] = std::move(call);
-  if (begins) RECON_RETURN_IF_ERROR(Begin(id, &kept));
+  if (begins) Begin(id, &kept);
   Pump();
   return absl::OkStatus();
 }
 
-absl::Status MemberCore::Begin(uint64_t id, Call* call) {
-  RECON_ASSIGN_OR_RETURN(call->plan, PlanCall(call->spec, *epoch_, epoch_servers_.size()));
+void MemberCore::Begin(uint64_t id, Call* call) {
   Channel& channel = channels_[call->plan.channel];
   call->sequence = channel.next_sequence++;
   call->begun = true;
@@ -99,7 +100,6 @@ absl::Status MemberCore::Begin(uint64_t id, Call* call) {
   call->lost = kNobody;
   channel.unsent.push_back(id);
   channel.by_sequence[call->sequence] = id;
-  return absl::OkStatus();
 }
 
 const SetEpoch* MemberCore::Acknowledge() {
@@ -194,8 +194,13 @@ void MemberCore::BeginNextEpochIfQuiet() {
       End(id, absl::FailedPreconditionError(last_change_));
       continue;
     }
-    const absl::Status begun = Begin(id, &call);
-    if (!begun.ok()) End(id, begun);
+    absl::StatusOr<CallPlan> plan = PlanCall(call.spec, *epoch_, epoch_servers_.size());
+    if (!plan.ok()) {
+      End(id, plan.status());
+      continue;
+    }
+    call.plan = *std::move(plan);
+    Begin(id, &call);
   }
 }
 

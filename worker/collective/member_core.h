@@ -100,8 +100,8 @@ class MemberCore {
                 std::optional<size_t> told_by);
   void EndIfDone(uint64_t id);
   void End(uint64_t id, const absl::Status& status);
-  // Into its channel, in the epoch that there is.
-  absl::Status Begin(uint64_t id, Call* call);
+  // A call that is planned goes into its channel, in the epoch that there is.
+  void Begin(uint64_t id, Call* call);
   void BeginNextEpochIfQuiet();
   void UseServers();
   void Pump();

@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <memory>
@@ -156,18 +157,21 @@ class PyGroup {
   }
   // Leaves, and returns when nothing refers to the memory of its calls.
   void Close() {
+    if (getpid() != process_) return (void)group_.release();  // A fork has none of the threads that end it.
     nb::gil_scoped_release release;
     group_ = nullptr;
   }
 
  private:
   Group* group() const {
-    if (group_ == nullptr) {
+    if (group_ == nullptr || getpid() != process_) {
       nb::gil_scoped_acquire acquire;
-      Check(absl::UnavailableError("this process has left the set"));
+      Check(absl::UnavailableError(group_ == nullptr ? "this process has left the set"
+                                                     : "a fork of the set's member is no member"));
     }
     return group_.get();
   }
+  const pid_t process_ = getpid();
   std::unique_ptr<Group> group_;
 };
 

@@ -83,6 +83,19 @@ class _Work(c10d.Work):
         return self._future
 
 
+def _complete(calls: queue.SimpleQueue, timeout: float) -> None:
+    while (call := calls.get()) is not None:
+        handles, finish, work = call
+        try:
+            for handle in handles:
+                handle.wait(timeout)
+            if finish is not None:
+                finish()
+            work.end(None)
+        except Exception as error:  # noqa: BLE001: the waiter's to raise.
+            work.end(error)
+
+
 class ProcessGroup(dist.ProcessGroup):
     """One of torch's groups as a fixed set of recon's."""
 
@@ -92,8 +105,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._group = collective.Group(set_name, rank=rank, size=size, member=f"rank {rank}", timeout=self._timeout)
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
         # Ends calls in their order.
-        self._completer = threading.Thread(target=self._complete, name="recon-calls", daemon=True)
-        self._completer.start()
+        threading.Thread(target=_complete, args=(self._calls, self._timeout), name="recon-calls", daemon=True).start()
 
     def getBackendName(self) -> str:
         return "recon"
@@ -116,22 +128,15 @@ class ProcessGroup(dist.ProcessGroup):
     def abort(self) -> None:
         self.shutdown()
 
+    def __del__(self) -> None:
+        # torch's destroy_process_group() drops the group without a word.
+        if hasattr(self, "_calls"):
+            self.shutdown()
+
     def _work(self, handles: list[collective.Handle], result: Any, finish: Callable[[], None] | None = None) -> Any:
         work = _Work(result)
         self._calls.put((handles, finish, work))
         return work
-
-    def _complete(self) -> None:
-        while (call := self._calls.get()) is not None:
-            handles, finish, work = call
-            try:
-                for handle in handles:
-                    handle.wait(self._timeout)
-                if finish is not None:
-                    finish()
-                work.end(None)
-            except Exception as error:  # noqa: BLE001: the waiter's to raise.
-                work.end(error)
 
     def _reduced(self, tensors: list[torch.Tensor], op: str) -> tuple[list, Callable[[], None]]:
         handles, copies = [], []
