@@ -18,8 +18,8 @@ namespace recon {
 // this process records, too, and delivers what it has, with readings of both clocks.
 //
 // Threads: Follow() on one thread. While a trace is recorded there is a thread of its own.
-// Shutdown: the destructor delivers what was recorded last, and gives up when the head does not answer for a
-// second.
+// Shutdown: the destructor delivers what was recorded last, and gives up when the head does not answer for 3
+// s.
 class TraceReporter {
  public:
   // The head is shown `caller`.
