@@ -6,6 +6,7 @@
 #include "common/base/status_macros.h"
 #include "common/rpc/caller.h"
 #include "common/transport/worker_secret.h"
+#include "grpcpp/server_context.h"
 
 namespace recon {
 namespace {

@@ -21,6 +21,7 @@
 #include "common/rpc/sender.h"
 #include "common/rpc/x509.h"
 #include "grpc/grpc_security_constants.h"
+#include "grpcpp/server_context.h"
 
 namespace recon {
 namespace {

@@ -6,6 +6,7 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "common/trace/clock_alignment.h"
 #include "common/trace/recorder.h"
 #include "proto/trace.pb.h"
