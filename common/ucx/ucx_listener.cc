@@ -48,6 +48,8 @@ class Listener final : public UcxListener {
     if (unwrapped->first.code == kSecret) return TakeSecret(from, unwrapped->second);
     const uint64_t call = unwrapped->first.call;
     const auto sender = senders_.find(from.connection());
+    // Its secret is the first thing that a worker sends; without it, it is to connect anew.
+    if (sender == senders_.end() && connected_ != nullptr) return from.Close();
     handler_(
         unwrapped->second, [from, call] { from.Send(WrapTaken(call)); },
         [from, call](const absl::StatusOr<ByteChain>& reply) { from.Send(WrapReply(call, reply)); },

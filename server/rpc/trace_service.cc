@@ -133,12 +133,11 @@ grpc::ServerWriteReactor<TraceUpdate>* TraceService::Record(Context* context, co
   stream->Start();
   const absl::Duration length = absl::Milliseconds(request->milliseconds());
   absl::Status status = access_->Check(context, Role::kObserver, "Record");
-  if (!status.ok()) {
-  } else if (length <= absl::ZeroDuration() || length > limits::kTraceMax) {
+  if (status.ok() && (length <= absl::ZeroDuration() || length > limits::kTraceMax)) {
     status = absl::InvalidArgumentError(absl::StrCat("a trace of ", absl::FormatDuration(length),
                                                      ", allowed are 1ms to ",
                                                      absl::FormatDuration(limits::kTraceMax)));
-  } else {
+  } else if (status.ok()) {
     status = collector_.Begin(context->peer(),
                               [stream](const TraceUpdate& update) { return stream->Send(update); });
   }
@@ -170,8 +169,9 @@ TraceService::Reactor* TraceService::Clock(Context* context, const ClockRequest*
 TraceService::Reactor* TraceService::Deliver(Context* context, const TraceDelivery* delivery,
                                              TraceReceipt* receipt) {
   Reactor* reactor = context->DefaultReactor();
-  absl::StatusOr<TraceReceipt> taken = access_->Check(context, Role::kObserver, "Deliver");
-  if (taken.ok()) taken = collector_.Deliver(*delivery, MonotonicNanos());
+  const absl::Status allowed = access_->Check(context, Role::kObserver, "Deliver");
+  absl::StatusOr<TraceReceipt> taken =
+      allowed.ok() ? collector_.Deliver(*delivery, MonotonicNanos()) : absl::StatusOr<TraceReceipt>(allowed);
   if (taken.ok()) *receipt = *std::move(taken);
   reactor->Finish(ToGrpc(taken.status()));
   return reactor;
