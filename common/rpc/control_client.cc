@@ -59,7 +59,7 @@ absl::StatusOr<Reply> ControlClient::Call(Method<Request, Reply> method, const R
           "it is not the head of a job: ask the one that was started without --join");
     }
     const bool denied = status.error_code() == grpc::StatusCode::PERMISSION_DENIED;
-    const std::string token = denied && !again ? OwnTokenOf(context) : "";
+    const std::string token = denied && finds_token_ && !again ? OwnTokenOf(context) : "";
     if (token.empty()) return FromGrpc(status);
     MutexLock lock(&mu_);
     caller_.token = token;
@@ -68,7 +68,10 @@ absl::StatusOr<Reply> ControlClient::Call(Method<Request, Reply> method, const R
 
 ControlClient::ControlClient(const std::shared_ptr<grpc::Channel>& channel, absl::Duration deadline,
                              Caller caller)
-    : stub_(Control::NewStub(channel)), deadline_(deadline), caller_(std::move(caller)) {}
+    : stub_(Control::NewStub(channel)),
+      deadline_(deadline),
+      caller_(std::move(caller)),
+      finds_token_(caller_.token.empty()) {}
 
 absl::StatusOr<RegisterReply> ControlClient::Register(const RegisterRequest& request) {
   return Call<RegisterRequest, RegisterReply>(&Control::Stub::Register, request, deadline_);

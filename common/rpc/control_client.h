@@ -12,9 +12,9 @@
 
 namespace recon {
 
-// Blocking calls of the Control service, each with a deadline. What is for operators is asked for again with
-// the head's own token, where the head is on this machine and its user is ours. Thread-safe. Errors are the
-// server's, with Unavailable or DeadlineExceeded when it cannot be reached.
+// Blocking calls of the Control service, each with a deadline. Without a token of its own, what is denied is
+// asked for again with the head's, where the head is on this machine and its user is ours. Errors are the
+// server's, with Unavailable or DeadlineExceeded when it cannot be reached. Thread-safe.
 class ControlClient {
  public:
   // Of calls that wait for nobody.
@@ -51,6 +51,7 @@ class ControlClient {
   absl::Duration deadline_;
   Mutex mu_;
   Caller caller_ ABSL_GUARDED_BY(mu_);
+  const bool finds_token_;  // It was given none.
 };
 
 }  // namespace recon

@@ -6,11 +6,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
-#include "absl/strings/strip.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/host_port.h"
@@ -60,7 +57,7 @@ std::string Shown(const CertificateNames& names) {
 
 absl::StatusOr<std::unique_ptr<Access>> Access::Open(const Options& options) {
   std::unique_ptr<Access> access(new Access(options));
-  RECON_RETURN_IF_ERROR(access->MakeOwnToken());
+  access->MakeOwnToken();
   {
     MutexLock lock(&access->mu_);
     RECON_RETURN_IF_ERROR(access->LookAtTokens());
@@ -69,24 +66,24 @@ absl::StatusOr<std::unique_ptr<Access>> Access::Open(const Options& options) {
   return access;
 }
 
-absl::Status Access::MakeOwnToken() {
+void Access::MakeOwnToken() {
   const std::string& path = options_.operator_file;
   // A new one each time: whoever listened on the head's port while it was away may have been shown the old
   // one.
   own_token_ = kOwnTokenPrefix;
   for (int i = 0; i < 4; ++i) absl::StrAppend(&own_token_, absl::Hex(RandomNonZero(), absl::kZeroPad16));
   unlink(path.c_str());
-  RECON_RETURN_IF_ERROR(WriteOwnFile(path, own_token_ + "\n", 0600));
-  if (const absl::Status kept = ReadSecretFile(path, kTokensBytesMax).status(); !kept.ok()) {
-    LogWarn("{}: operators need a certificate or --tokens: {}", path, kept.message());
-    unlink(path.c_str());
-  }
-  return absl::OkStatus();
+  absl::Status kept = WriteOwnFile(path, own_token_ + "\n", 0600);
+  kept.Update(ReadSecretFile(path, kTokensBytesMax).status());
+  if (kept.ok()) return;
+  // A full disk, or a file system where all files are everybody's: training needs no operator.
+  LogWarn("{}: operators need a certificate or --tokens: {}", path, kept.message());
+  unlink(path.c_str());
 }
 
 absl::Status Access::LookAtTokens() {
   const std::string& path = options_.tokens_file;
-  if (path.empty() || Now() < look_at_) return absl::OkStatus();
+  if (path.empty() || Now() < look_at_) return looked_;
   look_at_ = Now() + kLook;
   struct stat found {};
   if (stat(path.c_str(), &found) != 0)
@@ -124,7 +121,9 @@ Access::Caller Access::CallerOf(const grpc::CallbackServerContext& context) {
     RoleSet by_token = own.RolesOf(token);
     MutexLock lock(&mu_);
     // The tokens that were good stay, if the file is not.
-    if (const absl::Status looked = LookAtTokens(); !looked.ok()) LogWarn("{}", looked.message());
+    const absl::Status looked = LookAtTokens();
+    if (!looked.ok() && looked != looked_) LogWarn("{}", looked.message());
+    looked_ = looked;
     by_token.Add(tokens_.RolesOf(token));
     shown.push_back(by_token.empty() ? "a token that nobody has" : "token");
     caller.roles.Add(by_token);
@@ -148,7 +147,8 @@ absl::Status Access::Check(grpc::CallbackServerContext* context, Role need, absl
                                 : "; give a token of that role (--token-file)"));
   NoteDenied({WallNow(), std::string(call), peer, caller.shown, caller.roles.Describe(), "",
               absl::StrCat("denied: needs ", RoleName(need))});
-  if (need == Role::kOperator && IsLoopback(peer)) {
+  // With it one may observe, too.
+  if ((need == Role::kOperator || need == Role::kObserver) && IsLoopback(peer)) {
     context->AddTrailingMetadata(kOwnTokenFileMetadata, options_.operator_file);
   }
   return denied;

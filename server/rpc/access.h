@@ -33,13 +33,13 @@ class Access {
     // Told whose other ends have been understood, and which are members; null: none. It outlives this.
     Connections* connections = nullptr;
   };
-  // InvalidArgument for a file of tokens that cannot be read or is wrong; FailedPrecondition for an own file
-  // that is a link or no regular file.
+  // InvalidArgument for a file of tokens that cannot be read or is wrong; FailedPrecondition for an audit
+  // file that is a link or no regular file.
   static absl::StatusOr<std::unique_ptr<Access>> Open(const Options& options);
 
   // OK if the caller has the role. Else PermissionDenied, which names the role and the way to it; it is in
-  // the audit log then. Where the caller is a process of this machine, it is also told where the head's token
-  // is.
+  // the audit log then. Where the head's own token would do, and the caller is a process of this machine, it
+  // is told where that is.
   absl::Status Check(grpc::CallbackServerContext* context, Role need, absl::string_view call);
   // What a peer (PeerOf) calls over; null if that is not known.
   std::shared_ptr<Connection> ConnectionOf(const std::string& peer) const;
@@ -55,7 +55,7 @@ class Access {
     std::string shown;  // As the audit log has it.
   };
   explicit Access(Options options) : options_(std::move(options)) {}
-  absl::Status MakeOwnToken();
+  void MakeOwnToken();
   // A line of the audit log; of a flood only some, and how many there were.
   void NoteDenied(AuditLog::Entry entry);
   // Reads the tokens if the file is another one than at the last look.
@@ -69,6 +69,7 @@ class Access {
   Mutex mu_;
   TokenTable tokens_ ABSL_GUARDED_BY(mu_);
   std::string read_of_ ABSL_GUARDED_BY(mu_);  // What tells one state of the file from another.
+  absl::Status looked_ ABSL_GUARDED_BY(mu_);  // What came of the last look.
   absl::Time look_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   // Denials of this second, and how many lines of them were left out.
   absl::Time denials_since_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
