@@ -7,6 +7,7 @@ Usage: run_test.py --bin DIR [unittest's arguments]."""
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,9 +111,15 @@ def eventually(condition, what):
 
 class Launched(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="recon-run-")
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="recon-run-"))
+        self.addCleanup(self.remove)
+
+    def remove(self):
+        # What a killed launcher had started ends a moment after it, and may be making files still.
+        def removed():
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return not self.folder.exists()
+        eventually(removed, f"{self.folder} is there still")
 
     def script(self, text, name="train.py"):
         (self.folder / name).write_text(text)
