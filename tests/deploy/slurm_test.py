@@ -280,8 +280,9 @@ class Slurm(unittest.TestCase):
 
         eventually(lambda: not self.cluster.tasks(), "the end of all tasks")
         self.assertEqual((self.job / "ended").read_text(), "0\n")
+        # 137: its server had moved, and the job ended while it was told so.
         for worker in (leaver, stayer):
-            self.until(worker, r"worker ended with exit code 0$")
+            self.until(worker, r"worker ended with exit code (0|137)$")
         self.assertTrue(samples_completed_once(self.completions(), EPOCHS, SAMPLES))
 
     def test_workers_do_not_wait_for_a_server_with_wrong_flags(self) -> None:
