@@ -51,6 +51,9 @@ Coordinator::Coordinator(const Options& options, ParamServer* params, ControlJou
       log_bytes_(metrics->Gauge("recon_server_log_bytes", "What the push log takes on the disk")),
       log_budget_bytes_(metrics->Gauge("recon_server_log_budget_bytes", "What it may take")),
       departures_(metrics->Counter("recon_server_departures_total", "Workers that left or were evicted")),
+      splits_without_push_(metrics->Counter(
+          "recon_server_splits_without_push_total",
+          "Training splits completed with nothing to push: empty files, or gradients that were not finite")),
       residuals_lost_(
           metrics->Counter("recon_server_residuals_lost_total",
                            "Workers that went, or were given up, with gradient values kept back")),

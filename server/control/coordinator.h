@@ -208,6 +208,7 @@ class Coordinator {
   prometheus::Gauge& log_bytes_;
   prometheus::Gauge& log_budget_bytes_;
   prometheus::Counter& departures_;
+  prometheus::Counter& splits_without_push_;
   prometheus::Counter& residuals_lost_;
   prometheus::Gauge& auto_codec_rung_;
   prometheus::Gauge& diverged_;

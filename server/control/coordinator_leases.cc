@@ -218,7 +218,9 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
     return absl::AbortedError(
         absl::StrCat("split ", split.value(), ": the next of the lease is ", held.split.value()));
   }
-  if (held.kind == LEASE_TRAIN && !leases_.PushedFor(lease, params_->PushesOf(worker))) {
+  if (held.kind == LEASE_TRAIN && request.without_push()) {
+    splits_without_push_.Increment();
+  } else if (held.kind == LEASE_TRAIN && !leases_.PushedFor(lease, params_->PushesOf(worker))) {
     // It is in no parameters.
     if (const auto rest = leases_.Take(lease, worker)) queue_->Return(*rest);
     return absl::AbortedError(absl::StrCat("nothing was pushed since lease ", request.lease(),

@@ -351,13 +351,11 @@ absl::StatusOr<Session::Acquired> Session::Acquire() {
 }
 
 absl::Status Session::FinishLease(const HeldLeasePtr& held, std::optional<uint32_t> split,
-                                  const EvalResult& eval) {
+                                  CompleteRequest request) {
   absl::Status status;
   Backoff backoff;
+  request.set_abandon(!split);
   while (true) {
-    CompleteRequest request;
-    *request.mutable_eval() = eval;
-    request.set_abandon(!split);
     const Standing used = standing();
     *request.mutable_identity() = used.identity;
     {
@@ -388,8 +386,16 @@ absl::Status Session::FinishLease(const HeldLeasePtr& held, std::optional<uint32
   return status;
 }
 
-absl::Status Session::Complete(const HeldLeasePtr& held, uint32_t split, const EvalResult& eval) {
-  return FinishLease(held, split, eval);
+absl::Status Session::CompleteTraining(const HeldLeasePtr& held, uint32_t split, bool pushed) {
+  CompleteRequest request;
+  request.set_without_push(!pushed);
+  return FinishLease(held, split, std::move(request));
+}
+
+absl::Status Session::CompleteEvaluation(const HeldLeasePtr& held, const EvalResult& eval) {
+  CompleteRequest request;
+  *request.mutable_eval() = eval;
+  return FinishLease(held, 0, std::move(request));
 }
 
 uint32_t Session::done(const HeldLeasePtr& held) const {
@@ -398,7 +404,7 @@ uint32_t Session::done(const HeldLeasePtr& held) const {
 }
 
 void Session::Abandon(const HeldLeasePtr& held) {
-  const absl::Status status = FinishLease(held, std::nullopt, EvalResult());
+  const absl::Status status = FinishLease(held, std::nullopt, CompleteRequest());
   if (!status.ok()) LogDebug("lease given up: {}", status.message());
 }
 

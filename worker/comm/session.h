@@ -130,9 +130,10 @@ class Session {
     bool initial_values_wanted = false;
   };
   absl::StatusOr<Acquired> Acquire();
-  // Reports a split of the lease as done: its number within the lease, from 0, in their order. Aborted if the
-  // lease was lost.
-  absl::Status Complete(const HeldLeasePtr& held, uint32_t split, const EvalResult& eval);
+  // Reports a split of the lease as done: its number within the lease, from 0, in their order. `pushed`: some
+  // of a training split was; what of it was not is no loss. Aborted if the lease was lost.
+  absl::Status CompleteTraining(const HeldLeasePtr& held, uint32_t split, bool pushed);
+  absl::Status CompleteEvaluation(const HeldLeasePtr& held, const EvalResult& eval);
   // How many of its splits are completed; those at its front, by others perhaps, after it had been lost for a
   // while.
   uint32_t done(const HeldLeasePtr& held) const;
@@ -179,7 +180,8 @@ class Session {
   void HeartbeatLoop();
   void HeartbeatOnce(double samples_per_second);
   // Without a split: all that is left of it is given back.
-  absl::Status FinishLease(const HeldLeasePtr& held, std::optional<uint32_t> split, const EvalResult& eval);
+  // `request`: all but who asks, and for what. No split: the lease is abandoned.
+  absl::Status FinishLease(const HeldLeasePtr& held, std::optional<uint32_t> split, CompleteRequest request);
   // Sleeps, but not beyond Stop(); false if stopped.
   bool Pause(absl::Duration duration);
 

@@ -40,6 +40,7 @@ struct Trainer::Split {
   std::atomic<int> pushes_open{0};
   std::atomic<bool> dropped{false};
   bool submitted = false;  // All of its batches.
+  bool pushed = false;     // Some of them: a push has begun.
 };
 
 Trainer::Trainer(const Options& options, const ParamLayout* layout, GradientSpace* space, CodecPolicy* policy,
@@ -252,7 +253,9 @@ absl::StatusOr<std::optional<Trainer::Place>> Trainer::BeginBatch(uint64_t order
 void Trainer::AlsoOf(const SplitPtr& split) {
   if (batch_->splits->back() == split) return;
   batch_->splits->push_back(split);
-  if (pushing()) ++split->pushes_open;
+  if (!pushing()) return;
+  ++split->pushes_open;
+  split->pushed = true;
 }
 
 absl::StatusOr<bool> Trainer::PushAsItComes(const Computed& computed) {
@@ -488,7 +491,10 @@ absl::StatusOr<uint64_t> Trainer::TakeStep() {
 }
 
 void Trainer::Submit(CommPipeline::Push push, Splits splits, uint64_t steps) {
-  for (const SplitPtr& split : *splits) ++split->pushes_open;
+  for (const SplitPtr& split : *splits) {
+    ++split->pushes_open;
+    split->pushed = true;
+  }
   push.counts_no_more = [this, splits] {
     return std::any_of(splits->begin(), splits->end(),
                        [this](const SplitPtr& split) { return dropped(split); });
@@ -570,7 +576,7 @@ absl::Status Trainer::CompleteFinishedSplits() {
       session_->Abandon(split->lease);
       continue;
     }
-    const absl::Status status = session_->Complete(split->lease, split->number, EvalResult());
+    const absl::Status status = session_->CompleteTraining(split->lease, split->number, split->pushed);
     if (absl::IsAborted(status)) {
       LogWarn("a split of data epoch {} was lost: {}",
               ShownDataEpoch(split->lease->task.data_epoch(), /*training=*/true), status.message());
@@ -592,7 +598,7 @@ absl::StatusOr<ParameterView> Trainer::BeginEvaluation() {
 absl::Status Trainer::EndEvaluation(const Session::HeldLeasePtr& lease, const EvalResult& result) {
   if (evaluation_traced_ns_ != 0)
     trace::Record(trace::kEvaluating, evaluation_traced_ns_, MonotonicNanos(), {});
-  const absl::Status status = session_->Complete(lease, 0, result);
+  const absl::Status status = session_->CompleteEvaluation(lease, result);
   return absl::IsAborted(status) ? absl::OkStatus() : status;
 }
 
