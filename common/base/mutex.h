@@ -27,6 +27,9 @@ class ABSL_LOCKABLE Mutex {
     mu_.unlock();
   }
 
+  // Tells the compiler that whoever calls this holds the lock; it is not checked when the program runs.
+  void AssertHeld() const ABSL_ASSERT_EXCLUSIVE_LOCK() {}
+
   // Waits until `condition()` holds. Call it with the lock held; the condition runs under it, and on other
   // threads: it may look at nothing but what the mutex guards, and at what the caller has in scope.
   void Await(absl::FunctionRef<bool()> condition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(this) {

@@ -1,8 +1,6 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -18,34 +16,22 @@
 #include "common/base/alarm.h"
 #include "common/base/byte_chain.h"
 #include "common/base/ids.h"
-#include "common/base/lane_pool.h"
 #include "common/base/mutex.h"
-#include "common/base/pool_allocator.h"
-#include "common/codec/frame.h"
 #include "common/metrics/metrics.h"
 #include "common/optim/apply_rules.h"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/tensor/param_layout.h"
 #include "common/transport/transport.h"
+#include "server/data_plane/job_log.h"
+#include "server/data_plane/memory_budget.h"
+#include "server/data_plane/operation.h"
+#include "server/data_plane/shard_set.h"
+#include "server/data_plane/waiting_replies.h"
+#include "server/data_plane/worker_tally.h"
 #include "server/durability/push_log.h"
-#include "server/store/shard.h"
-#include "server/sync/staleness_gate.h"
-#include "server/sync/step_quorum.h"
+#include "server/sync/step_book.h"
 
 namespace recon {
-
-// A consistent cut of the whole state: of every frame and step closing it has all or nothing.
-struct StateCut {
-  uint64_t sequence = 0;
-  uint64_t frontier_step = 0;
-  // First record of the log that is needed beside it.
-  uint64_t log_from = 1;
-  // ParamServer::replay_seconds() then.
-  double replay_seconds = 0;
-  std::vector<ShardCut> shards;
-  // Pages that pushes may come to keep besides, of versions that gradients are compared with.
-  uint64_t pages_of_versions = 0;
-};
 
 // What the head's ParamServer tells the job's other servers; see common/DESIGN.md, "Many servers". Called
 // under its lock, in the order in which it has to take effect everywhere: must not block, nor call it back.
@@ -156,28 +142,28 @@ class ParamServer {
   void BeginHistory(uint64_t sequence, uint64_t first_step);
 
   // From now on pushes go through `log`, whose next record follows sequence(). Before frames come.
-  void SetLog(std::unique_ptr<PushLog> log);
+  void SetLog(std::unique_ptr<PushLog> log) { log_.Set(std::move(log)); }
   // Not OK once the log has failed: nothing more is acknowledged, and the process should be started anew.
-  absl::Status log_status() const;
+  absl::Status log_status() const { return log_.status(); }
   // Puts records of the control state (ControlRecord) into the log, in this order, and returns when they are
   // written. `written` is called with the sequence of each on the log's thread, before any later cut; without
   // a log, with the sequence that there is. Blocks on the disk.
   absl::Status RecordControl(const std::vector<std::string>& records,
                              const std::function<void(uint64_t sequence)>& written);
   // A snapshot is published that needs the log's records from `log_from` on. Blocks on the disk.
-  void NoteSnapshot(uint64_t log_from);
+  void NoteSnapshot(uint64_t log_from) { log_.NoteSnapshot(log_from); }
   // Whether a snapshot should come early, so that records of the log can go: it has grown by a quarter of its
   // budget since the last one, or is full.
-  bool log_wants_snapshot() const;
+  bool log_wants_snapshot() const { return log_.wants_snapshot(); }
   // The log is full: pushes are told to wait until a snapshot has made room.
-  bool log_full() const { return log_ != nullptr && log_->full(); }
-  uint64_t log_disk_bytes() const { return log_ == nullptr ? 0 : log_->disk_bytes(); }
-  uint64_t log_budget_bytes() const { return log_ == nullptr ? 0 : log_->budget_bytes(); }
+  bool log_full() const { return log_.full(); }
+  uint64_t log_disk_bytes() const { return log_.disk_bytes(); }
+  uint64_t log_budget_bytes() const { return log_.budget_bytes(); }
   // Removes what only a snapshot before the newest would need. Blocks on the disk.
-  void TrimLogToNewest();
+  void TrimLogToNewest() { log_.TrimToNewest(); }
   // With a log no push is taken before there is a snapshot that it goes on from: one has to come, whatever
   // was noted.
-  void AwaitSnapshot();
+  void AwaitSnapshot() { log_.AwaitSnapshot(); }
   // It has values, and takes no push for that reason.
   bool awaits_snapshot() const;
 
@@ -274,183 +260,111 @@ class ParamServer {
   const StateOwner& state() const { return *options_.state; }
 
  private:
-  struct Operation;
-  struct Session;
-  struct Delivery;
-  using OperationPtr = std::shared_ptr<Operation>;
-  using Operations = PooledVector<OperationPtr>;
+  struct Instruments;
 
-  // ResourceExhausted while the log is full.
-  absl::Status CheckLogRoom() const;
-  void TrimLog(uint64_t first_needed);
-  // Calls `load` for each of this server's shards, on many threads; says in the log how far it has come with
-  // `what`.
-  absl::Status ForEachOwnedShard(const std::string& what,
-                                 const std::function<absl::Status(uint32_t shard)>& load);
-  // What is left of Handle() once the frame is decoded: on its caller's thread, or the first part's lane.
-  void CheckAndSequence(const OperationPtr& op);
-  void SayOverload(const absl::Status& status, absl::Time now);
-  // All of one payload; reads it, so it runs without the lock.
-  absl::Status CheckContent(const Operation& op, size_t part) const;
-  absl::Status CheckSender(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status CheckParts(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status CheckPush(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Whether all that it has delivered counts, or still may.
-  absl::Status CheckCounts(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  using PartStep = void (ParamServer::*)(const OperationPtr&, size_t part);
-  using LastStep = void (ParamServer::*)(const OperationPtr&);
-  // Takes `step` for each part on its shard's lane, one task a lane, then `last`, on the lane that ends last.
-  // `cpu_nanos` (may be null) gets the lanes' time for the steps.
-  void OnLanes(const OperationPtr& op, PartStep step, LastStep last, std::atomic<uint64_t>* cpu_nanos);
-  void SequenceFrame(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void DeliverFrame(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // A synchronous step: the head has closed it for this shard, or will never.
-  bool Closed(uint64_t step, uint32_t shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // A frame of the step has come; whether all workers push that step, or have.
-  bool NoteBegun(const Operation& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // These shards have the worker's parts of the step; true if all `expected` have now that are counted here.
-  bool NoteShards(Session* session, WorkerId worker, uint64_t step, absl::Span<const uint32_t> shards,
-                  size_t expected) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Whether the reply to a push has to wait, for closings of its parts or for other workers.
-  bool MustWait(const OperationPtr& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Wait(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // After any change of the gate: closes steps, tells the followers, and takes released replies out of
-  // waiting_.
-  Operations GateMoved() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void CloseWhatIsComplete() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void CloseShards(uint64_t step, const std::vector<uint32_t>& shards) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Puts it into the log, and releases those who wait for it to where Take...() find them.
-  void Close(StepClosing closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ForgetAwaiting(uint64_t frontier) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // What it has pushed to steps that are not closed counts in none. Returns its replies that wait.
-  Operations ForgetContributions(WorkerId worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Sets the alarm for when the open step is to be closed without those who are awaited; returns when.
-  absl::Time WatchQuorum() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // A quorum's grace may have passed.
-  void CloseWithoutLate();
-  void TellFrontier() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void TellClosing(const StepClosing& closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Waiting replies that `wanted` says.
-  Operations TakeWaiting(const std::function<bool(const Operation&)>& wanted)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool head() const { return options_.server == 0; }
-  // A frame has neighbouring shards, and most frames are one lane's: it wakes no other one, and sends the
-  // reply with what it has in its caches. (AssignShards() gives equal shards to the servers in turn.)
-  uint32_t LaneKey(uint32_t shard) const { return shard / options_.servers / shards_in_a_row_; }
-  uint64_t FrontierInLog() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // The way of a push, in this order. (A pull and initial values leave it early.)
+  void Check(const OperationPtr& op);
+  absl::Status CheckSender(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckPush(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Sequence(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Deliver(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Delivered(const OperationPtr& op);
+  absl::Status Note(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Wait(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Answer(const OperationPtr& op);
+  void FinishOk(const OperationPtr& op);
+  void Finish(const OperationPtr& op, const absl::Status& status);
+  void InitialValuesCame(const OperationPtr& op);
+  void SayOverload(const absl::Status& status, absl::Time now);
+
+  // Runs `step` under the lock when the record is in the log and everything before it has run; at once if
+  // there is no log. If the log fails, `failed` runs instead, without the lock.
+  template <typename Step, typename Failed>
+  void InOrder(LogRecordKind kind, ByteChain record, Step step, Failed failed)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // After any change of the book: closes steps, tells the followers, and returns replies that may go out.
+  Operations BookMoved() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Puts a closing that the book has noted into the log, and releases those who wait for it.
+  void Close(StepClosing closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DeliverClosing(const StepClosing& closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TellClosing(const StepClosing& closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TellFrontier() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Operations TakeReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AnswerReleased(Operations ops);
+  void AnswerDropped(const Operations& ops);
+  void FinishAll(const Operations& ops, const absl::Status& status);
   // The log has failed: no step is closed any more.
   void GiveUpWaiting(const absl::Status& log_status);
-  void DeliverClosing(const StepClosing& closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void PostClosing(const StepClosing& closing);
+  // A quorum's grace may have passed.
+  void CloseWithoutLate();
+  // Sets the alarm for when the open step is to be closed without those who are awaited; returns when.
+  absl::Time WatchQuorum() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   // So many values are kept of a parameter, at most: itself, the optimizer's, its last ones.
   uint64_t PlanesOf(const ApplyRules& rules) const;
-  // ResourceExhausted if the server has not the memory for so many pages of parameters and what goes with
-  // them.
-  absl::Status CheckMemory(uint64_t pages, const ApplyRules& rules, const std::string& model) const;
-  uint64_t MemoryLeft() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // ResourceExhausted if frames under way may not hold so many bytes. `frame`: this one's, counted already.
-  absl::Status CheckBytesInFlight(const Session& sender, uint64_t frame) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void SetShardRules(const ParamLayout& layout, const ApplyRules* rules);
+  uint64_t StateBytes(uint64_t pages, const ApplyRules& rules) const;
+  std::string SaidOptimizer() const;
+  absl::Status CheckNewRules(const ApplyRules& rules) const;
   absl::Status SwitchRules(const ApplyRules& rules, uint64_t first_step);
-  uint64_t FirstStepNobodyHasBegun() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Operations TakeReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-
-  // The lane's.
-  bool AnswersAtOnce(const Operation& op) const;
-  void ApplyPart(const OperationPtr& op, size_t part);
+  // Of a cut here, but for the shards.
+  StateCut DescribeCut() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Replayed(const OperationPtr& op);
-  void DeliverPart(const OperationPtr& op, size_t part);
-  void Delivered(const OperationPtr& op);
-  void RecordDelivery(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void RecordDuplicates(size_t parts);
-  void RecordPush();
-  void RecordStaleness(uint64_t staleness);
-  void Answer(const OperationPtr& op);
-  void AnswerReleased(Operations ops);
-  void AnswerDropped(Operations ops);
-  void EncodeReply(const OperationPtr& op, size_t part);
-  void Gather(const OperationPtr& op);
-  void Finish(const OperationPtr& op, const absl::Status& status);
-  void FinishOk(const OperationPtr& op);
 
   // Set in the constructor.
   const Options options_;
-  struct Instruments;
   std::unique_ptr<Instruments> instruments_;
 
   mutable Mutex mu_;
-  // What frames are sequenced by now; those before refer to others of `live_rules_`.
-  std::deque<ApplyRules> live_rules_ ABSL_GUARDED_BY(mu_);
-  const ApplyRules* rules_ ABSL_GUARDED_BY(mu_);
+  ApplyRulesPtr rules_ ABSL_GUARDED_BY(mu_);  // What frames are sequenced by now.
   bool changing_rules_ ABSL_GUARDED_BY(mu_) = false;
-  std::shared_ptr<const ParamLayout> layout_ ABSL_GUARDED_BY(mu_);
-  // Filled by DefineModel() and not resized again; the shards themselves are lane only. Null where another
-  // server has the shard; `owned_` are those that are here, ascending.
-  std::vector<std::unique_ptr<Shard>> shards_;
-  std::vector<uint32_t> owned_;
-  uint64_t owned_pages_ = 0;      // Of one plane. Set by DefineModel(), too.
-  uint32_t shards_in_a_row_ = 1;  // On one lane. Set by DefineModel(), too.
-  std::vector<uint32_t> server_of_shard_;
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t cluster_epoch_ ABSL_GUARDED_BY(mu_);
-  // What the followers were told last, and the frontier when all that was complete was closed last.
-  std::pair<uint64_t, bool> told_frontier_ ABSL_GUARDED_BY(mu_) = {0, false};
-  static constexpr uint64_t kLookAtAll = UINT64_MAX;
-  uint64_t closed_to_ ABSL_GUARDED_BY(mu_) = kLookAtAll;
-  std::map<WorkerId, Session> sessions_ ABSL_GUARDED_BY(mu_);
-  uint64_t next_session_ ABSL_GUARDED_BY(mu_) = 1;
-  StalenessGate gate_ ABSL_GUARDED_BY(mu_);
-  StepQuorum quorum_ ABSL_GUARDED_BY(mu_);
+  StepBook book_ ABSL_GUARDED_BY(mu_);
+  WaitingReplies replies_ ABSL_GUARDED_BY(mu_);
+  MemoryBudget memory_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<Alarm> grace_alarm_ ABSL_GUARDED_BY(mu_);  // Null until there is a quorum.
-  std::map<StalenessGate::Ticket, OperationPtr> waiting_ ABSL_GUARDED_BY(mu_);
-  StalenessGate::Ticket next_ticket_ ABSL_GUARDED_BY(mu_) = 0;
-  // Synchronous steps are closed shard by shard, so that parameters come back while later gradients are on
-  // their way. The head: who has contributed so far, by step and shard, to shards of the whole model.
-  std::map<uint64_t, std::map<uint32_t, std::set<Shard::Contributor>>> contributed_ ABSL_GUARDED_BY(mu_);
-  // What may be complete now; all of it if the gate has moved.
-  std::map<uint64_t, std::vector<uint32_t>> touched_ ABSL_GUARDED_BY(mu_);
-  // First step of each shard that is not closed, or whose closing is on its way through the log.
-  std::vector<uint64_t> first_open_ ABSL_GUARDED_BY(mu_);
-  // Replies by the step and shard for whose closing they wait; some may not wait any more. And those who need
-  // not.
-  std::map<std::pair<uint64_t, uint32_t>, Operations> awaiting_closing_ ABSL_GUARDED_BY(mu_);
-  Operations released_ ABSL_GUARDED_BY(mu_);
-  Operations dropped_ ABSL_GUARDED_BY(mu_);
-  // First frame of each step that is not closed, and closings on their way through the log.
-  std::map<uint64_t, uint64_t> open_steps_ ABSL_GUARDED_BY(mu_);
-  std::multiset<uint64_t> closings_in_log_ ABSL_GUARDED_BY(mu_);
+  std::map<WorkerId, WorkerTally> workers_ ABSL_GUARDED_BY(mu_);
   absl::Status log_status_ ABSL_GUARDED_BY(mu_);
-  bool has_snapshot_ ABSL_GUARDED_BY(mu_) = false;
-  uint64_t log_from_ ABSL_GUARDED_BY(mu_) = 0;  // Of the newest snapshot.
-  uint64_t log_bytes_at_snapshot_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t sequence_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t push_sequence_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t bytes_in_flight_ ABSL_GUARDED_BY(mu_) = 0;
-  absl::Time overload_said_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   int operations_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t pushes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t duplicates_ ABSL_GUARDED_BY(mu_) = 0;
+
+  // Initial values: who sends them, what has not come, and who hears that all have.
   bool has_values_ ABSL_GUARDED_BY(mu_) = false;
-  bool draining_ ABSL_GUARDED_BY(mu_) = false;
   WorkerId initializer_ ABSL_GUARDED_BY(mu_);
   std::set<uint32_t> shards_to_init_ ABSL_GUARDED_BY(mu_);
   std::function<void()> on_initialized_ ABSL_GUARDED_BY(mu_);
-  uint64_t pushes_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t duplicates_ ABSL_GUARDED_BY(mu_) = 0;
+
+  // Milliseconds since the server began; 0 until then.
   double recover_ms_ ABSL_GUARDED_BY(mu_) = 0;
   double first_push_ms_ ABSL_GUARDED_BY(mu_) = 0;
-  // Since the process started: when workers could come, and when the first did; 0 until then.
-  double ready_ms_ ABSL_GUARDED_BY(mu_) = 0;
-  double first_worker_ms_ ABSL_GUARDED_BY(mu_) = 0;
+  double ready_ms_ ABSL_GUARDED_BY(mu_) = 0;         // Workers could come.
+  double first_worker_ms_ ABSL_GUARDED_BY(mu_) = 0;  // The first did.
 
-  std::atomic<uint64_t> apply_nanos_{0};
-  std::atomic<uint64_t> updates_{0};  // As Stats has them.
-  // The replaying thread's until EndReplay(); shards refer to them until then.
-  std::deque<ApplyRules> replay_rules_;
-  LoggedPushes left_out_;  // The replaying thread's, too.
-  // Set before frames come.
-  std::unique_ptr<PushLog> log_;
+  // The replaying thread's until EndReplay().
+  ApplyRulesPtr replay_rules_;
+  LoggedPushes left_out_;
 
-  // Last: its destructor runs what is queued while the rest still exists.
-  LanePool lanes_;
+  JobLog log_;
+  // Last: its destructor runs what lanes have to do while the rest still exists. Its model is set under the
+  // lock.
+  ShardSet shards_;
 };
+
+template <typename Step, typename Failed>
+void ParamServer::InOrder(LogRecordKind kind, ByteChain record, Step step, Failed failed) {
+  if (!log_.on()) return step();
+  auto logged = [this, step = std::move(step), failed = std::move(failed)](const absl::Status& written) {
+    if (!written.ok()) return failed(written);
+    MutexLock lock(&mu_);
+    step();
+  };
+  log_.get()->Append(kind, std::move(record), Pooled(std::move(logged)));
+}
 
 }  // namespace recon

@@ -13,6 +13,7 @@
 #include "common/base/hash.h"
 #include "common/base/ids.h"
 #include "common/optim/apply_rules.h"
+#include "server/sync/step_closing.h"
 
 namespace recon {
 
@@ -27,12 +28,6 @@ using LoggedPushes = std::set<LoggedPush>;
 // The payload of a freeze record, which has nothing to say but where it is.
 ByteChain FreezeRecord();
 
-// A synchronous step's end for some shards, and whose pushes count.
-struct StepClosing {
-  uint64_t step = 0;
-  std::vector<uint32_t> shards;                                // Ascending.
-  std::vector<std::pair<WorkerId, Incarnation>> contributors;  // Ascending.
-};
 std::string EncodeClosing(const StepClosing& closing);
 // DataLoss if the length does not match the counts, or shards or contributors do not ascend.
 absl::StatusOr<StepClosing> DecodeClosing(absl::string_view payload);

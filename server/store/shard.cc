@@ -28,7 +28,7 @@ constexpr double kStepMin = 1e-37;
 
 }  // namespace
 
-Shard::Shard(ShardId id, const ShardPlacement& placement, int state_planes, const OptimizerConfig* config,
+Shard::Shard(ShardId id, const ShardPlacement& placement, int state_planes, const OptimizerConfig& config,
              const GroupPolicy& policy)
     : id_(id), placement_(placement), config_(config), policy_(policy), history_(placement.size) {
   pages_.resize(1 + static_cast<size_t>(state_planes));
@@ -180,7 +180,7 @@ Shard::Outcome Shard::Apply(const PushId& id, const EncodedGradient& gradient, d
   if (ledger_.Forgotten(id.worker, id.incarnation, id.step)) return Outcome::kLate;
   if (!ledger_.Take(id.worker, id.incarnation, id.step)) return Outcome::kDuplicate;
   const UpdateCoefficients c =
-      CoefficientsFor(*config_, policy_, version_, scale * Discount(id), id.learning_rate);
+      CoefficientsFor(config_, policy_, version_, scale * Discount(id), id.learning_rate);
   const Comparison comparison = ComparisonFor(id, gradient, c);
   if (IsSparse(gradient.codec)) {
     // The payload was checked when it came in.
@@ -202,7 +202,7 @@ Shard::Outcome Shard::ApplyAndEncode(const PushId& id, const EncodedGradient& gr
     return Outcome::kDuplicate;
   }
   const UpdateCoefficients c =
-      CoefficientsFor(*config_, policy_, version_, scale * Discount(id), id.learning_rate);
+      CoefficientsFor(config_, policy_, version_, scale * Discount(id), id.learning_rate);
   const ByteChain bytes = memory();
   Reply reply{codec, ByteWriter(bytes)};
   UpdateDense(c, ComparisonFor(id, gradient, c), gradient, &reply);
@@ -264,7 +264,7 @@ void Shard::CloseStep(uint64_t step, const std::set<Contributor>& contributors) 
     ledger_.Take(contribution.worker, contribution.incarnation, step);
   }
   const UpdateCoefficients c =
-      CoefficientsFor(*config_, policy_, version_, 1 / samples, counted.front().learning_rate);
+      CoefficientsFor(config_, policy_, version_, 1 / samples, counted.front().learning_rate);
   if (AnySparse(counted)) {
     ForEachSumPage(counted, [&](const SparsePage& page) { UpdatePage(c, Comparison(), page); });
   } else {
@@ -371,12 +371,12 @@ Shard::Update Shard::EncodedUnlike(CodecId codec, CodecId hashed, const ByteChai
   return {SparseCodec(codec), ByteChain::FromString(writer.Finish())};
 }
 
-void Shard::SetRules(const ApplyRules* rules, const GroupPolicy& policy) {
-  config_ = &rules->optimizer;
+void Shard::SetRules(const ApplyRules& rules, const GroupPolicy& policy) {
+  config_ = rules.optimizer;
   policy_ = policy;
-  correction_ = rules->correction;
-  const bool same = cluster_epoch_ == rules->cluster_epoch && kept_.capacity() == correction_.versions;
-  cluster_epoch_ = rules->cluster_epoch;
+  correction_ = rules.correction;
+  const bool same = cluster_epoch_ == rules.cluster_epoch && kept_.capacity() == correction_.versions;
+  cluster_epoch_ = rules.cluster_epoch;
   if (same) return;
   kept_.Reset(correction_.versions);
   kept_.Keep(version_, pages_[0]);

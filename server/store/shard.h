@@ -22,6 +22,7 @@
 #include "server/store/gradient.h"
 #include "server/store/kept_versions.h"
 #include "server/store/push_ledger.h"
+#include "server/sync/step_closing.h"
 
 namespace recon {
 
@@ -42,9 +43,8 @@ struct ShardCut {
 // Units: `version` counts updates; payloads are in the shard's order of parameters.
 class Shard {
  public:
-  // Parameters and `state_planes` planes of state are zero, version 0. `config` must outlive the shard, and
-  // need no more planes.
-  Shard(ShardId id, const ShardPlacement& placement, int state_planes, const OptimizerConfig* config,
+  // Parameters and `state_planes` planes of state are zero, version 0. `config` needs no more planes.
+  Shard(ShardId id, const ShardPlacement& placement, int state_planes, const OptimizerConfig& config,
         const GroupPolicy& policy);
 
   ShardId id() const { return id_; }
@@ -64,14 +64,7 @@ class Shard {
     // That its update goes by; none: the server's.
     std::optional<double> learning_rate;
   };
-  using Contributor = std::pair<WorkerId, Incarnation>;
-  enum class Outcome {
-    kTaken,
-    kDuplicate,  // This push id is in the ledger: nothing changed.
-    kPending,    // This contribution is kept already: nothing changed.
-    // Its step was closed without it, or is so far back that nobody knows: nothing changed, and never will.
-    kLate,
-  };
+  using Outcome = PushOutcome;
 
   // Replaces the parameters (dense payload of size() values); the version stays 0.
   void SetInitialValues(const EncodedGradient& values);
@@ -115,9 +108,8 @@ class Shard {
   // which the hash is another, whole. Without payload if there is none.
   Update EncodedUnlike(CodecId codec, CodecId hashed, const ByteChain& hashes);
 
-  // What later updates go by. `rules` must outlive the shard, or its next rules. Versions that were kept are
-  // forgotten when the cluster epoch is another one.
-  void SetRules(const ApplyRules* rules, const GroupPolicy& policy);
+  // What later updates go by. Versions that were kept are forgotten when the cluster epoch is another one.
+  void SetRules(const ApplyRules& rules, const GroupPolicy& policy);
 
   // Gradients of versions before this one are not compared with them any more: after a restart from a cut
   // that is taken now they could not be.
@@ -191,7 +183,7 @@ class Shard {
   const ShardPlacement placement_;
 
   // Lane only.
-  const OptimizerConfig* config_;
+  OptimizerConfig config_;
   GroupPolicy policy_;
   CorrectionRules correction_;
   uint64_t cluster_epoch_ = 0;  // Of the rules.

@@ -75,7 +75,7 @@ TEST_CASE("of a shard, pages are sent whose hashes are not those that are known"
   const std::vector<float> values = SampleValues(kSize);
   OptimizerConfig config;
   config.kind = OptimizerKind::kSgd;
-  Shard shard(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), &config, {});
+  Shard shard(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), config, {});
   std::string bytes(EncodedBytes(CodecId::kFp32, kSize), '\0');
   Encode(CodecId::kFp32, values.data(), kSize, reinterpret_cast<uint8_t*>(bytes.data()));
   shard.SetInitialValues({CodecId::kFp32, kSize, ByteChain::FromString(bytes)});

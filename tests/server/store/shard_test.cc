@@ -72,7 +72,7 @@ Shard::PushId Push(uint32_t worker, uint64_t step) {
   return {WorkerId(worker), Incarnation(100 + worker), step};
 }
 
-Shard::Contributor By(uint32_t worker) { return {WorkerId(worker), Incarnation(100 + worker)}; }
+Contributor By(uint32_t worker) { return {WorkerId(worker), Incarnation(100 + worker)}; }
 
 Contribution From(uint64_t order_key, uint32_t samples, EncodedGradient gradient) {
   Contribution contribution;
@@ -90,7 +90,7 @@ TEST_CASE("an update reaches every parameter, whatever the codec and the slices"
   const ShardPlacement placement{0, 0, kSize};
   for (const CodecId codec : {CodecId::kFp32, CodecId::kFp16, CodecId::kBf16}) {
     for (const size_t cut : {size_t{0}, size_t{65'536}, size_t{40'001}}) {
-      Shard shard(ShardId(0), placement, StatePlanes(config.kind), &config, {});
+      Shard shard(ShardId(0), placement, StatePlanes(config.kind), config, {});
       CHECK(shard.Apply(Push(1, 0), Gradient(codec, 2.0f, kSize, cut), 1) == Shard::Outcome::kTaken);
       CHECK(shard.version() == 1);
       const std::vector<float> values = Values(&shard);
@@ -105,8 +105,8 @@ TEST_CASE("what is encoded with an update is what is encoded after it, and is sh
   const ShardPlacement placement{0, 0, kSize};
   for (const CodecId codec : {CodecId::kFp32, CodecId::kFp16, CodecId::kBf16}) {
     for (const CodecId reply : {CodecId::kFp16, CodecId::kBf16}) {
-      Shard together(ShardId(0), placement, StatePlanes(config.kind), &config, {});
-      Shard apart(ShardId(0), placement, StatePlanes(config.kind), &config, {});
+      Shard together(ShardId(0), placement, StatePlanes(config.kind), config, {});
+      Shard apart(ShardId(0), placement, StatePlanes(config.kind), config, {});
       const EncodedGradient gradient = Gradient(codec, 0.3f, kSize, 40'001);
       ByteChain encoded;
       CHECK(together.ApplyAndEncode(Push(1, 0), gradient, 1, reply, MemoryOf(kSize), &encoded) ==
@@ -146,10 +146,10 @@ TEST_CASE("a reply may be written over the gradient it answers, or to any pieces
       for (const CodecId reply : {CodecId::kFp16, CodecId::kBf16}) {
         for (const Cuts cuts : {Cuts{0, 0}, {65'536, 65'536}, {40'001, 40'001}, {777, 777}, {0, 555}}) {
           CAPTURE(CodecName(codec), CodecName(reply), cuts.gradient, cuts.reply);
-          Shard over(ShardId(0), {0, 0, kSize}, planes, &rules.optimizer, {});
-          Shard apart(ShardId(0), {0, 0, kSize}, planes, &rules.optimizer, {});
-          over.SetRules(&rules, {});
-          apart.SetRules(&rules, {});
+          Shard over(ShardId(0), {0, 0, kSize}, planes, rules.optimizer, {});
+          Shard apart(ShardId(0), {0, 0, kSize}, planes, rules.optimizer, {});
+          over.SetRules(rules, {});
+          apart.SetRules(rules, {});
           // The second is stale: it is compared, where that is the rule.
           for (const uint64_t step : {0, 1}) {
             const EncodedGradient sent = Gradient(codec, values, cuts.gradient);
@@ -206,8 +206,8 @@ TEST_CASE("a stale gradient is compared with the version that it was computed fr
     CAPTURE(dense);
     const EncodedGradient gradient = dense ? Gradient(CodecId::kFp16, 2.0f) : sparse();
     rules.correction = {StalenessCorrection::kGapAware, 3};
-    Shard shard(ShardId(0), {0, 0, kSize}, 0, &rules.optimizer, {});
-    shard.SetRules(&rules, {});
+    Shard shard(ShardId(0), {0, 0, kSize}, 0, rules.optimizer, {});
+    shard.SetRules(rules, {});
     shard.Apply(push(0), gradient, 1);
     CHECK(all(&shard) == -2);
     // One gradient moves a parameter by 2; it has moved by 2, and then by 3.
@@ -224,8 +224,8 @@ TEST_CASE("a stale gradient is compared with the version that it was computed fr
     // Nor those from before a cut; that of the cut is.
     ByteChain encoded;
     if (dense) {
-      Shard twin(ShardId(0), {0, 0, kSize}, 0, &rules.optimizer, {});
-      twin.SetRules(&rules, {});
+      Shard twin(ShardId(0), {0, 0, kSize}, 0, rules.optimizer, {});
+      twin.SetRules(rules, {});
       shard.HideVersions();
       twin.Restore(shard.Cut());
       CHECK(shard.ApplyAndEncode(push(4), gradient, 1, CodecId::kFp16, MemoryOf(kSize), &encoded) ==
@@ -243,8 +243,8 @@ TEST_CASE("a stale gradient is compared with the version that it was computed fr
     }
     rules.correction = {StalenessCorrection::kDelayCompensated, 3};
     rules.cluster_epoch = 8;
-    Shard compensated(ShardId(0), {0, 0, kSize}, 0, &rules.optimizer, {});
-    compensated.SetRules(&rules, {});
+    Shard compensated(ShardId(0), {0, 0, kSize}, 0, rules.optimizer, {});
+    compensated.SetRules(rules, {});
     compensated.Apply(push(0), gradient, 1);
     compensated.Apply(push(0), gradient, 1);
     CHECK(all(&compensated) == Approx(-2 - (2 + 0.04 * 2 * 2 * -2)));
@@ -255,7 +255,7 @@ TEST_CASE("a stale gradient is compared with the version that it was computed fr
 TEST_CASE("a push that the ledger has forgotten is never acknowledged, and never applied", "[shard]") {
   OptimizerConfig config;
   config.kind = OptimizerKind::kSgd;
-  Shard shard(ShardId(0), {0, 0, 10}, 0, &config, {});
+  Shard shard(ShardId(0), {0, 0, 10}, 0, config, {});
   CHECK(shard.Apply(Push(1, 1000), Gradient(CodecId::kFp32, 1, 10), 1) == Shard::Outcome::kTaken);
   ByteChain encoded;
   CHECK(shard.Apply(Push(1, 900), Gradient(CodecId::kFp32, 1, 10), 1) == Shard::Outcome::kLate);
@@ -267,7 +267,7 @@ TEST_CASE("a push that the ledger has forgotten is never acknowledged, and never
 
 TEST_CASE("a push is applied once, however often it is sent", "[shard]") {
   const OptimizerConfig config = Sgd(1);
-  Shard shard(ShardId(0), {0, 0, 10}, StatePlanes(config.kind), &config, {});
+  Shard shard(ShardId(0), {0, 0, 10}, StatePlanes(config.kind), config, {});
   CHECK(shard.Apply(Push(1, 0), Gradient(CodecId::kFp32, 1, 10), 1) == Shard::Outcome::kTaken);
   CHECK(shard.Apply(Push(1, 0), Gradient(CodecId::kFp32, 1, 10), 1) == Shard::Outcome::kDuplicate);
   CHECK(shard.version() == 1);
@@ -278,7 +278,7 @@ TEST_CASE("a mean is weighted by samples and does not depend on who came first",
   const OptimizerConfig config = Sgd(1);
   std::vector<float> first;
   for (const bool reversed : {false, true}) {
-    Shard shard(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), &config, {});
+    Shard shard(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), config, {});
     // Values whose sum depends on the order of additions.
     std::vector<std::pair<uint32_t, Contribution>> sent;
     sent.emplace_back(1, From(640, 64, Gradient(CodecId::kFp32, 1.0f / 3)));
@@ -299,7 +299,7 @@ TEST_CASE("a mean is weighted by samples and does not depend on who came first",
 
 TEST_CASE("a contribution of a worker that is not counted is dropped, and its resend is late", "[shard]") {
   const OptimizerConfig config = Sgd(1);
-  Shard shard(ShardId(0), {0, 0, 10}, StatePlanes(config.kind), &config, {});
+  Shard shard(ShardId(0), {0, 0, 10}, StatePlanes(config.kind), config, {});
   const auto send = [&](uint32_t worker) {
     return shard.Contribute(Push(worker, 0),
                             From(worker, 1, Gradient(CodecId::kFp32, static_cast<float>(worker), 10)));
@@ -320,7 +320,7 @@ TEST_CASE("a cut keeps the state of its moment, and a restored shard goes on fro
   OptimizerConfig config;
   config.kind = OptimizerKind::kAdam;
   const ShardPlacement placement{0, 0, kSize};
-  Shard shard(ShardId(0), placement, StatePlanes(config.kind), &config, {});
+  Shard shard(ShardId(0), placement, StatePlanes(config.kind), config, {});
   shard.Apply(Push(1, 0), Gradient(CodecId::kFp32, 0.1f), 1);
   const std::vector<float> at_cut = Values(&shard);
   const ShardCut cut = shard.Cut();
@@ -328,7 +328,7 @@ TEST_CASE("a cut keeps the state of its moment, and a restored shard goes on fro
   CHECK(shard.pages_cloned() == 6);  // Two pages in three roles: the cut holds the old ones.
   CHECK(std::memcmp(cut.pages[0][0].data(), at_cut.data(), kPageBytes) == 0);
 
-  Shard restored(ShardId(0), placement, StatePlanes(config.kind), &config, {});
+  Shard restored(ShardId(0), placement, StatePlanes(config.kind), config, {});
   restored.Restore(cut);
   CHECK(restored.version() == 1);
   CHECK(restored.Apply(Push(1, 0), Gradient(CodecId::kFp32, 9), 1) == Shard::Outcome::kDuplicate);
@@ -339,9 +339,9 @@ TEST_CASE("a cut keeps the state of its moment, and a restored shard goes on fro
 
 TEST_CASE("a cut never says it has a contribution whose step is open", "[shard]") {
   const OptimizerConfig config = Sgd(1);
-  Shard shard(ShardId(0), {0, 0, 10}, StatePlanes(config.kind), &config, {});
+  Shard shard(ShardId(0), {0, 0, 10}, StatePlanes(config.kind), config, {});
   shard.Contribute(Push(1, 0), From(0, 1, Gradient(CodecId::kFp32, 1, 10)));
-  Shard restored(ShardId(0), {0, 0, 10}, StatePlanes(config.kind), &config, {});
+  Shard restored(ShardId(0), {0, 0, 10}, StatePlanes(config.kind), config, {});
   restored.Restore(shard.Cut());
   CHECK(restored.Contribute(Push(1, 0), From(0, 1, Gradient(CodecId::kFp32, 1, 10))) ==
         Shard::Outcome::kTaken);
@@ -349,7 +349,7 @@ TEST_CASE("a cut never says it has a contribution whose step is open", "[shard]"
 
 TEST_CASE("a 16-bit encoding is made once per version", "[shard]") {
   const OptimizerConfig config = Sgd(1);
-  Shard shard(ShardId(0), {0, 0, 10}, StatePlanes(config.kind), &config, {});
+  Shard shard(ShardId(0), {0, 0, 10}, StatePlanes(config.kind), config, {});
   shard.SetInitialValues(Gradient(CodecId::kFp32, 2, 10));
   const ByteChain first = shard.Encoded(CodecId::kFp16);
   CHECK(first.pieces()[0].data == shard.Encoded(CodecId::kFp16).pieces()[0].data);
@@ -403,8 +403,8 @@ std::vector<float> Patched(std::vector<float> before, const Shard::Update& updat
 
 TEST_CASE("a sparse push updates what it names as a dense one would, and nothing else", "[shard]") {
   const OptimizerConfig config = Adam();
-  Shard sparse(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), &config, {});
-  Shard dense(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), &config, {});
+  Shard sparse(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), config, {});
+  Shard dense(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), config, {});
   const std::vector<float> start = Values(&sparse);
   const std::vector<std::vector<uint16_t>> named = {{0, 17, 4095, 4096, 65'535}, {0, 4999}};
   for (uint64_t step = 0; step < 3; ++step) {
@@ -429,7 +429,7 @@ TEST_CASE("sparse Adam is lazy: state moves only with the parameters that are na
   // torch.optim.SparseAdam's rule in plain code: moments of named values only, bias correction by the step.
   OptimizerConfig config = Adam();
   config.weight_decay = 0;
-  Shard shard(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), &config, {});
+  Shard shard(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), config, {});
   std::vector<double> p(3), m(3), v(3);
   const std::vector<std::vector<uint16_t>> steps = {{0, 1, 2}, {1}, {0, 2}, {2}, {0, 1}};
   for (uint64_t step = 0; step < steps.size(); ++step) {
@@ -451,7 +451,7 @@ TEST_CASE("sparse Adam is lazy: state moves only with the parameters that are na
 TEST_CASE("a mean over sparse contributions is the mean of them all, filled up with zeros", "[shard]") {
   const OptimizerConfig config = Sgd(1);
   for (const bool one_dense : {false, true}) {
-    Shard shard(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), &config, {});
+    Shard shard(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), config, {});
     CHECK(shard.Contribute(Push(1, 0), From(0, 30, SparseGradient({{3, 5}, {7}}, 4.0f))) ==
           Shard::Outcome::kTaken);
     shard.Contribute(
@@ -469,7 +469,7 @@ TEST_CASE("a mean over sparse contributions is the mean of them all, filled up w
 
 TEST_CASE("a reader gets what changed since its version, in as few bytes as that takes", "[shard]") {
   const OptimizerConfig config = Sgd(1);
-  Shard shard(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), &config, {});
+  Shard shard(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), config, {});
   shard.Apply(Push(1, 0), Gradient(CodecId::kFp32, 1.0f), 1);
   const std::vector<float> at_1 = Values(&shard);
   shard.Apply(Push(1, 1), SparseGradient({{1, 2}, {3}}, 0.5f), 1);
@@ -493,14 +493,14 @@ TEST_CASE("a reader gets what changed since its version, in as few bytes as that
   }
   CHECK(shard.EncodedSince(CodecId::kFp32, 3).payload.size() == 2 * kSparsePageHeaderBytes);
   // A restored shard knows no history.
-  Shard restored(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), &config, {});
+  Shard restored(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), config, {});
   restored.Restore(shard.Cut());
   CHECK(restored.EncodedSince(CodecId::kFp32, 2).codec == CodecId::kFp32);
 }
 
 TEST_CASE("a page that changed in many places is sent whole, the others not at all", "[shard]") {
   const OptimizerConfig config = Sgd(1);
-  Shard shard(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), &config, {});
+  Shard shard(ShardId(0), {0, 0, kSize}, StatePlanes(config.kind), config, {});
   const std::vector<float> before = Values(&shard);
   std::vector<uint16_t> most(4000);
   for (size_t i = 0; i < most.size(); ++i) most[i] = static_cast<uint16_t>(i);
@@ -515,10 +515,10 @@ TEST_CASE("a push that is left out has no effect, now or later, and others keep 
   rules.optimizer = Sgd(1);
   rules.correction.kind = StalenessCorrection::kInverse;
   const ShardPlacement placement{0, 0, kSize};
-  Shard all(ShardId(0), placement, 0, &rules.optimizer, {}),
-      never(ShardId(0), placement, 0, &rules.optimizer, {});
-  all.SetRules(&rules, {});
-  never.SetRules(&rules, {});
+  Shard all(ShardId(0), placement, 0, rules.optimizer, {}),
+      never(ShardId(0), placement, 0, rules.optimizer, {});
+  all.SetRules(rules, {});
+  never.SetRules(rules, {});
   const EncodedGradient gradient = Gradient(CodecId::kFp32, 6.0f);
   const auto named = [](uint64_t step, uint64_t base) {
     Shard::PushId id = Push(1, step);
@@ -554,7 +554,7 @@ TEST_CASE("an update goes by the learning rate that came with its push, and by n
   OptimizerConfig config = Sgd(0.5);
   config.schedule.kind = ScheduleKind::kStep;
   const GroupPolicy policy{/*learning_rate_scale=*/10, /*weight_decay_scale=*/1};
-  Shard shard(ShardId(0), {0, 0, 4}, 0, &config, policy);
+  Shard shard(ShardId(0), {0, 0, 4}, 0, config, policy);
   Shard::PushId with = Push(1, 0);
   with.learning_rate = 0.25;
   CHECK(shard.Apply(with, Gradient(CodecId::kFp32, 2.0f, 4), 1) == Shard::Outcome::kTaken);
@@ -568,7 +568,7 @@ TEST_CASE("an update goes by the learning rate that came with its push, and by n
 TEST_CASE("a synchronous step goes by the rate of its first contribution in the order of the sum",
           "[shard]") {
   const OptimizerConfig config = Sgd(0.5);
-  Shard shard(ShardId(0), {0, 0, 4}, 0, &config, {});
+  Shard shard(ShardId(0), {0, 0, 4}, 0, config, {});
   Contribution later = From(20, 1, Gradient(CodecId::kFp32, 1.0f, 4));
   later.learning_rate = 100;
   Contribution first = From(10, 1, Gradient(CodecId::kFp32, 3.0f, 4));
@@ -585,7 +585,7 @@ TEST_CASE("what is averaged goes where its pushes moved, whatever the optimizer"
   config.weight_decay = 0.1;
   GroupPolicy averaged;
   averaged.averaged = true;
-  Shard shard(ShardId(0), {0, 0, 4}, StatePlanes(config.kind), &config, averaged);
+  Shard shard(ShardId(0), {0, 0, 4}, StatePlanes(config.kind), config, averaged);
   CHECK(shard.Apply(Push(1, 0), Gradient(CodecId::kFp32, -3.0f, 4), 1) == Shard::Outcome::kTaken);
   CHECK(Values(&shard) == std::vector<float>(4, 3.0f));
   shard.Contribute(Push(1, 1), From(0, 3, Gradient(CodecId::kFp32, -4.0f, 4)));

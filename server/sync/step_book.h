@@ -1,0 +1,155 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "common/base/ids.h"
+#include "common/base/pool_allocator.h"
+#include "server/sync/closed_steps.h"
+#include "server/sync/staleness_gate.h"
+#include "server/sync/step_closing.h"
+#include "server/sync/step_quorum.h"
+
+namespace recon {
+
+// The steps of a job as one of its servers knows them: what has come of each worker's pushes, whose pushes
+// count in a synchronous step, and when it is closed for which shards.
+//
+// One server decides for all (the head): it hears of the parts that others have, and closes steps. The others
+// follow: what they are told about closings and the frontier comes in its order.
+// Parts that are on their way to a shard are told of when they have come; what the shard makes of them is the
+// shard's (PushOutcome).
+//
+// Pure: no clock, `now` is an argument; not thread-safe.
+class StepBook {
+ public:
+  enum class Authority { kDecides, kFollows };
+
+  // `bound`: as StalenessGate's.
+  StepBook(int bound, Authority authority) : authority_(authority), gate_(bound, 0) {}
+
+  // The model has so many shards, of which these are here.
+  void SetShards(uint32_t shards, std::vector<uint32_t> here);
+  void SetQuorum(const StepQuorum& quorum) { quorum_ = quorum; }
+
+  // When steps are closed for all, and who takes part. Replies wait in it.
+  const StalenessGate& gate() const { return gate_; }
+  StalenessGate& gate() { return gate_; }
+  const ClosedSteps& closed() const { return closed_; }
+  ClosedSteps& closed() { return closed_; }
+  bool synchronous() const { return gate_.bound() == 0; }
+  // The step is closed for this shard, or will never be.
+  bool Closed(uint64_t step, uint32_t shard) const {
+    return step < closed_.first_open(shard) || step < gate_.frontier();
+  }
+  uint64_t FrontierInLog() const { return closed_.FrontierInLog(gate_.frontier()); }
+
+  // A worker whose pushes are taken from now on; see ParamServer's methods of these names.
+  void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step);
+  void Expel(WorkerId worker);
+  uint64_t Activate(WorkerId worker, uint64_t next_step, bool resumes);
+  void Deactivate(WorkerId worker);
+  // False, with nothing changed, unless the job is synchronous and the worker has begun no push.
+  bool Park(WorkerId worker);
+  void NoteAcknowledged(WorkerId worker, uint64_t next_step);
+  void SkipTo(uint64_t frontier);
+  uint64_t late_steps(WorkerId worker) const;
+
+  // A push of these shards may come: Aborted if the step does not wait for its worker, InvalidArgument if it
+  // is too far ahead.
+  absl::Status CheckStep(WorkerId worker, uint64_t step, absl::Span<const uint32_t> shards) const;
+  // Parts of a synchronous step have come, as the log's record `sequence`; whether all workers push that
+  // step, or have.
+  bool NoteBegun(WorkerId worker, Incarnation incarnation, uint64_t step, uint64_t sequence);
+  // Whether all that these shards have of a push counts, or still may: Aborted if it does not, Unavailable if
+  // its step is just being closed.
+  absl::Status CheckCounts(WorkerId worker, uint64_t step, absl::Span<const uint32_t> shards,
+                           absl::Span<const PushOutcome> outcomes) const;
+  // These shards have their parts of a push, which has parts for `all` shards, `here` of them on this server.
+  // True if that makes it whole: for who decides all of it, for who follows what is here.
+  bool NoteParts(WorkerId worker, Incarnation incarnation, uint64_t step, absl::Span<const uint32_t> shards,
+                 size_t all, size_t here);
+  // Parts that another server reports are of a step that may be.
+  bool MayReport(WorkerId worker, Incarnation incarnation, uint64_t step) const;
+  // Whether the reply to a push of these shards may go out.
+  bool MayAnswer(uint64_t step, absl::Span<const uint32_t> shards) const;
+
+  // Synchronous steps that are complete now, for the shards for which they are; each is noted as closed.
+  // After any of the calls above.
+  std::vector<StepClosing> TakeClosings();
+  // What whoever follows has to be told, if it is another than before: the frontier, and whether anyone takes
+  // part.
+  std::optional<std::pair<uint64_t, bool>> TakeMovedFrontier();
+  // When the open step is to be closed without those who are awaited; InfiniteFuture: not.
+  absl::Time WatchQuorum(absl::Time now);
+  // A quorum's grace is over: those who are awaited are parked. They are returned.
+  std::vector<WorkerId> ParkLate();
+
+  // Who decides has closed the step: returns what is new of it here, noted.
+  StepClosing Follow(const StepClosing& closing);
+  // These shards have nothing any more of steps that are not closed: their server has begun anew.
+  void ForgetPartsOf(absl::Span<const uint32_t> shards);
+
+  // As a snapshot says: first open steps of all shards, and the first of all.
+  void Restore(int bound, uint64_t frontier, std::vector<uint64_t> first_open);
+  // All closings of the log are noted.
+  void EndReplay();
+  // Steps go on under another bound from the first that nobody has begun, or `first_step` if that is later,
+  // which is returned. Parts of steps that are not closed are forgotten: their workers send them again.
+  uint64_t BeginAnew(int bound, uint64_t first_step);
+
+ private:
+  // What has come of a push.
+  struct Delivery {
+    using Shards = absl::flat_hash_set<uint32_t, absl::flat_hash_set<uint32_t>::hasher,
+                                       std::equal_to<uint32_t>, PoolAllocator<uint32_t>>;
+    Shards shards;
+  };
+  struct Worker {
+    Incarnation incarnation;
+    // No step waits for it, and what it pushes counts in none, until Activate().
+    bool parked = false;
+    uint64_t first_step = 0;   // That it may push, since it was parked last.
+    uint64_t next_pushed = 0;  // Its last push that is complete is of the step before.
+    uint64_t late_steps = 0;   // Closed without it, for a quorum was there.
+    int late_in_a_row = 0;     // Of those, since a push of it has counted.
+    // First step of which nothing has come here.
+    uint64_t next_begun = 0;
+    // Pushes that are not complete, by step.
+    std::map<uint64_t, Delivery, std::less<uint64_t>, PoolAllocator<std::pair<const uint64_t, Delivery>>>
+        delivered;
+  };
+
+  bool decides() const { return authority_ == Authority::kDecides; }
+  // The worker's contributions to steps that are not closed count in none.
+  void ForgetContributions(WorkerId worker);
+  void TakeComplete(uint64_t step, const std::vector<uint32_t>& shards, std::vector<StepClosing>* closings);
+  uint64_t FirstStepNobodyHasBegun() const;
+  // Any step may be complete now: the gate has moved in another way than by a push.
+  void LookAtAll() { looked_at_ = std::nullopt; }
+
+  const Authority authority_;
+  StalenessGate gate_;
+  StepQuorum quorum_;
+  ClosedSteps closed_;
+  std::vector<uint32_t> here_;
+  std::map<WorkerId, Worker> workers_;
+  // Who decides: who has contributed so far, by step and shard, to shards of the whole model.
+  std::map<uint64_t, std::map<uint32_t, std::set<Contributor>>> contributed_;
+  // What may be complete now; all of it if the frontier is not `looked_at_`, that of TakeClosings() before.
+  std::map<uint64_t, std::vector<uint32_t>> touched_;
+  std::optional<uint64_t> looked_at_;
+  std::pair<uint64_t, bool> told_frontier_ = {0, false};
+};
+
+}  // namespace recon
