@@ -1,4 +1,4 @@
-# cmake --install build/release --prefix P: programs, what they load, systemd units and the README.
+# cmake --install build/release --prefix P: programs, what they load, systemd units and the pages.
 # The module for GPUs is a component of its own: it is there where it was built.
 set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME recon)
 install(TARGETS recon-server recon-worker reconctl RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
@@ -6,7 +6,15 @@ install(TARGETS recon_messages LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(TARGET recon_cuda)  # The worker looks for it beside itself.
   install(TARGETS recon_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT cuda OPTIONAL)
 endif()
-install(FILES README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES README.md LICENSE CHANGELOG.md CONTRIBUTING.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+# Pages beside the code, and what they show, so that their links lead somewhere.
+foreach(folder common deploy server tools worker)
+  file(GLOB_RECURSE pages RELATIVE ${CMAKE_SOURCE_DIR} ${folder}/*.md ${folder}/*.svg ${folder}/*.png ${folder}/*.csv)
+  foreach(page ${pages})
+    get_filename_component(page_folder ${page} DIRECTORY)
+    install(FILES ${page} DESTINATION ${CMAKE_INSTALL_DOCDIR}/${page_folder})
+  endforeach()
+endforeach()
 install(FILES deploy/systemd/recon.sysusers DESTINATION lib/sysusers.d RENAME recon.conf)
 # Units name the programs by their paths, which the prefix decides. (An absolute one: it may be given from a folder.)
 install(CODE "set(recon_units_from \"${CMAKE_SOURCE_DIR}/deploy/systemd\")" COMPONENT recon)
