@@ -172,12 +172,9 @@ def check_links(root, page, text, report):
 
 def check_names(page, text, sources, report):
     for number, line in enumerate(text.splitlines(), 1):
-        for name in METRIC.findall(line):
-            if name.rstrip("*") not in sources:
-                report(f"{page}:{number}: no source has {name}")
-        for name in VARIABLE.findall(line):
-            stem = name.removeprefix("RECON_").lower().replace("_", "-")
-            if name not in sources and f'"{stem}"' not in sources and f'"--{stem}"' not in sources:
+        for name in METRIC.findall(line) + VARIABLE.findall(line):
+            known = any(word.startswith(name[:-1]) for word in sources) if name.endswith("*") else name in sources
+            if not known:
                 report(f"{page}:{number}: no source has {name}")
 
 
@@ -240,7 +237,10 @@ def check_flags(page, text, known, report):
 def findings_of(root, folder=None):
     findings = []
     texts = source_texts(root)
-    sources = "\n".join(texts.values())
+    # What sources say; a flag's variable follows from its name where only that is written down.
+    everything = "\n".join(texts.values())
+    sources = {*METRIC.findall(everything), *VARIABLE.findall(everything)}
+    sources |= {"RECON_" + flag.upper().replace("-", "_") for flag in re.findall(r'"(?:--)?([a-z][a-z0-9-]+)"', everything)}
     known = known_flags(root, folder) if folder else set()
     names = [page.relative_to(root) for page in pages(root)]
     for page in names:

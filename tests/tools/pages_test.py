@@ -120,8 +120,9 @@ class Repository(unittest.TestCase):
                                  "server/PAGE.md:1: OTHER.md#no-such-heading: there is no such heading"])
 
     def test_metrics_and_variables_that_no_source_has_are_found(self) -> None:
-        self.assertEqual(self.findings("`recon_server_pulls_total`, RECON_BATCHES\n"),
-                         ["server/PAGE.md:1: no source has recon_server_pulls_total", "server/PAGE.md:1: no source has RECON_BATCHES"])
+        self.assertEqual(self.findings("`recon_server_pushes`, `recon_server_*`, `recon_client_*`, RECON_BATCHES\n"),
+                         ["server/PAGE.md:1: no source has recon_server_pushes", "server/PAGE.md:1: no source has recon_client_*",
+                          "server/PAGE.md:1: no source has RECON_BATCHES"])
 
     def test_flags_that_no_program_has_are_found(self) -> None:
         found = self.findings("`recon-server --batches 4`\n\n```\nreconctl list --dry\ncmake --build build\n```\n")
