@@ -5,7 +5,8 @@ Of each page, in plain Python and without a build:
   a link, or the name of a file, leads to something that is there;
   `path: Name` names a function that this file defines, such as `server/store/shard.cc: Shard::Apply`;
   recon_* names a metric (or a target of the build), RECON_* a variable that some source knows;
-  the README has at most 150 lines, another page at most 170; a line of text has at most 140 characters.
+  the README has at most 150 lines, another page at most 170; a line of text has at most 140 characters;
+  rows of a table have equally many cells; links from the README lead to every page.
 With --bin DIR, the folder of a build's programs: also that each --flag on the pages is one of a program of recon, by its --help, or of a
 script of this repository. With --functions FILE... it prints the functions it finds in them."""
 
@@ -191,6 +192,19 @@ def check_lengths(page, text, report):
             report(f"{page}:{number}: {len(line)} characters, allowed are {LINE_MAX}")
 
 
+def check_tables(page, text, report):
+    cells = fenced = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        fenced ^= line.startswith("```")
+        if fenced or not line.startswith("|"):
+            cells = 0
+            continue
+        found = len(re.findall(r"(?<!\\)\|", line)) - 1
+        cells = cells or found
+        if found != cells:
+            report(f"{page}:{number}: {found} cells, the table has {cells}")
+
+
 def commands(text):
     """(line number, text) of all that a page has as code: fenced blocks line by line, and spans in backticks."""
     fenced = False
@@ -234,6 +248,24 @@ def check_flags(page, text, known, report):
                 report(f"{page}:{number}: no program has --{match.group(1)}")
 
 
+def check_reachable(root, names, report):
+    """Every page can be found from the README."""
+    found, queue = set(), [pathlib.Path("README.md")]
+    while queue:
+        page = queue.pop()
+        if page in found or page not in names:
+            continue
+        found.add(page)
+        for target in LINK.findall((root / page).read_text()):
+            path = (root / page).parent / target.partition("#")[0]
+            path = path / "README.md" if path.is_dir() else path
+            if path.is_file():
+                queue.append(path.resolve().relative_to(root.resolve()))
+    for page in names:
+        if found and page not in found:
+            report(f"{page}: no link from the README leads to it")
+
+
 def findings_of(root, folder=None):
     findings = []
     texts = source_texts(root)
@@ -249,8 +281,10 @@ def findings_of(root, folder=None):
         check_links(root, page, text, findings.append)
         check_names(page, text, sources, findings.append)
         check_lengths(page, text, findings.append)
+        check_tables(page, text, findings.append)
         if folder:
             check_flags(page, text, known, findings.append)
+    check_reachable(root, names, findings.append)
     return names, findings
 
 

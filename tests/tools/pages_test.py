@@ -128,6 +128,16 @@ class Repository(unittest.TestCase):
         found = self.findings("`recon-server --batches 4`\n\n```\nreconctl list --dry\ncmake --build build\n```\n")
         self.assertEqual(found, ["server/PAGE.md:1: no program has --batches", "server/PAGE.md:4: no program has --dry"])
 
+    def test_a_page_to_which_nothing_leads_is_found(self) -> None:
+        self.write("README.md", "[a](server/A.md)\n")
+        self.write("server/A.md", "[room](room)\n")
+        self.write("server/room/README.md", "[a](../A.md)\n")
+        self.assertEqual(self.findings("# Page\n"), ["server/PAGE.md: no link from the README leads to it"])
+
+    def test_rows_that_do_not_fit_their_table_are_found(self) -> None:
+        self.assertEqual(self.findings("| a | b |\n|---|---|\n| `x|y` | 1 |\n\n| a |\n|---|\n| `x\\|y` |\n"),
+                         ["server/PAGE.md:3: 3 cells, the table has 2"])
+
     def test_pages_and_lines_that_are_too_long_are_found(self) -> None:
         self.assertEqual(self.findings("word " * 40 + "\n"), ["server/PAGE.md:1: 200 characters, allowed are 140"])
         self.assertEqual(self.findings("| " + "word " * 40 + "|\n"), [])
