@@ -57,7 +57,7 @@ ParamServer::ParamServer(const Options& options, Metrics* metrics)
             options.server == 0 ? StepBook::Authority::kDecides : StepBook::Authority::kFollows),
       replies_(&book_),
       memory_(options.bytes_in_flight_max, options.memory_bytes),
-      shards_(options.server, options.servers, options.apply_threads, options_.state->planes()) {}
+      shards_(options.servers, options.apply_threads, options_.state->planes()) {}
 
 ParamServer::~ParamServer() {
   BeginDrain();

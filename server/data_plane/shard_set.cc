@@ -48,12 +48,8 @@ bool AnswersAtOnce(const Operation& op) {
 
 }  // namespace
 
-ShardSet::ShardSet(uint32_t server, uint32_t servers, int threads, int state_planes)
-    : server_(server),
-      servers_(servers),
-      threads_(threads),
-      state_planes_(state_planes),
-      lanes_("lane", threads) {}
+ShardSet::ShardSet(uint32_t servers, int threads, int state_planes)
+    : servers_(servers), threads_(threads), state_planes_(state_planes), lanes_("lane", threads) {}
 
 absl::Status ShardSet::Define(ShardMap map, const ApplyRules& rules, uint64_t planes) {
   const ParamLayout& layout = *map.layout();

@@ -56,8 +56,8 @@ class NextStep {
 // what was posted, which must not refer to what has gone before it.
 class ShardSet {
  public:
-  // `threads` apply. This is server `server` of `servers`; a parameter has `state_planes` values beside it.
-  ShardSet(uint32_t server, uint32_t servers, int threads, int state_planes);
+  // `threads` apply. The job has so many servers; a parameter has `state_planes` values beside it.
+  ShardSet(uint32_t servers, int threads, int state_planes);
 
   // Makes the shards; values are undefined until they are restored or loaded. ResourceExhausted, with nothing
   // changed, if memory for `planes` values a parameter cannot be had.
@@ -113,7 +113,7 @@ class ShardSet {
   // `what`.
   absl::Status LoadAll(const std::string& what, const std::function<absl::Status(uint32_t shard)>& load);
 
-  const uint32_t server_, servers_;
+  const uint32_t servers_;
   const int threads_;
   const int state_planes_;
 
