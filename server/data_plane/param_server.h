@@ -287,6 +287,9 @@ class ParamServer {
 
   // After any change of the book: closes steps, tells the followers, and returns replies that may go out.
   Operations BookMoved() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Makes a change of the book under the lock, and answers what it releases.
+  template <typename Change>
+  void MoveBook(Change change);
   // Puts a closing that the book has noted into the log, and releases those who wait for it.
   void Close(StepClosing closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DeliverClosing(const StepClosing& closing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -66,6 +66,17 @@ void ParamServer::TellFrontier() {
   });
 }
 
+template <typename Change>
+void ParamServer::MoveBook(Change change) {
+  Operations released;
+  {
+    MutexLock lock(&mu_);
+    change();
+    released = BookMoved();
+  }
+  AnswerReleased(std::move(released));
+}
+
 void ParamServer::SetQuorum(uint32_t workers, std::optional<absl::Duration> grace) {
   MutexLock lock(&mu_);
   book_.SetQuorum(StepQuorum(workers, grace));
@@ -97,18 +108,15 @@ void ParamServer::CloseWithoutLate() {
 }
 
 void ParamServer::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) {
-  Operations released;
-  {
-    MutexLock lock(&mu_);
+  MoveBook([&] {
+    mu_.AssertHeld();
     WorkerTally& admitted = workers_[worker];
     memory_.Admit(worker, /*anew=*/admitted.incarnation != incarnation);
     admitted.incarnation = incarnation;
     book_.Admit(worker, incarnation, next_step);
     if (first_worker_ms_ == 0)
       first_worker_ms_ = absl::ToDoubleMilliseconds(ProcessUptime() - options_.began);
-    released = BookMoved();
-  }
-  AnswerReleased(std::move(released));
+  });
 }
 
 void ParamServer::NoteReady() {
@@ -133,25 +141,19 @@ void ParamServer::Expel(WorkerId worker) {
 }
 
 uint64_t ParamServer::Activate(WorkerId worker, uint64_t next_step, bool resumes) {
-  uint64_t step;
-  Operations released;
-  {
-    MutexLock lock(&mu_);
+  uint64_t step = 0;
+  MoveBook([&] {
+    mu_.AssertHeld();
     step = book_.Activate(worker, next_step, resumes);
-    released = BookMoved();
-  }
-  AnswerReleased(std::move(released));
+  });
   return step;
 }
 
 void ParamServer::Deactivate(WorkerId worker) {
-  Operations released;
-  {
-    MutexLock lock(&mu_);
+  MoveBook([&] {
+    mu_.AssertHeld();
     book_.Deactivate(worker);
-    released = BookMoved();
-  }
-  AnswerReleased(std::move(released));
+  });
 }
 
 bool ParamServer::active(WorkerId worker) const {
@@ -173,13 +175,10 @@ void ParamServer::Park(WorkerId worker) {
 }
 
 void ParamServer::NoteAcknowledged(WorkerId worker, uint64_t next_step) {
-  Operations released;
-  {
-    MutexLock lock(&mu_);
+  MoveBook([&] {
+    mu_.AssertHeld();
     book_.NoteAcknowledged(worker, next_step);
-    released = BookMoved();
-  }
-  AnswerReleased(std::move(released));
+  });
 }
 
 bool ParamServer::Knows(Incarnation process) const {
@@ -206,13 +205,10 @@ void ParamServer::SetClusterEpoch(uint64_t epoch) {
 }
 
 void ParamServer::SkipTo(uint64_t frontier) {
-  Operations released;
-  {
-    MutexLock lock(&mu_);
+  MoveBook([&] {
+    mu_.AssertHeld();
     book_.SkipTo(frontier);
-    released = BookMoved();
-  }
-  AnswerReleased(std::move(released));
+  });
 }
 
 void ParamServer::NoteDelivered(WorkerId worker, Incarnation incarnation, uint64_t step,

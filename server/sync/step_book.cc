@@ -162,10 +162,10 @@ bool StepBook::NoteParts(WorkerId worker, Incarnation incarnation, uint64_t step
   // Of pushes that were given up.
   sender.delivered.erase(sender.delivered.begin(),
                          sender.delivered.lower_bound(step - std::min(step, limits::kStepsAheadMax)));
-  Delivery& delivered = sender.delivered[step];
-  delivered.shards.reserve(expected);
-  delivered.shards.insert(shards.begin(), shards.end());
-  if (delivered.shards.size() < expected) return false;
+  Shards& delivered = sender.delivered[step];
+  delivered.reserve(expected);
+  delivered.insert(shards.begin(), shards.end());
+  if (delivered.size() < expected) return false;
   sender.delivered.erase(step);
   if (!decides()) return true;
   gate_.Advance(worker, step);
@@ -215,7 +215,7 @@ void StepBook::TakeComplete(uint64_t step, const std::vector<uint32_t>& shards,
                             std::vector<StepClosing>* closings) {
   const auto open = contributed_.find(step);
   if (open == contributed_.end()) return;
-  std::vector<const Delivery::Shards*> awaited;
+  std::vector<const Shards*> awaited;
   for (const WorkerId worker : gate_.Awaited(step)) {
     const auto found = workers_.find(worker);
     if (found == workers_.end()) continue;
@@ -223,7 +223,7 @@ void StepBook::TakeComplete(uint64_t step, const std::vector<uint32_t>& shards,
     if (gate_.next_step(worker) < step) return;
     const auto delivered = found->second.delivered.find(step);
     if (delivered == found->second.delivered.end()) return;  // Nothing yet.
-    awaited.push_back(&delivered->second.shards);
+    awaited.push_back(&delivered->second);
   }
   // A push counts as a whole, or not at all: whose is not here may be left out.
   if (quorum_.on() && !awaited.empty()) return;
@@ -312,7 +312,7 @@ void StepBook::ForgetPartsOf(absl::Span<const uint32_t> shards) {
   for (const uint32_t shard : shards) {
     for (auto& [step, contributions] : contributed_) contributions.erase(shard);
     for (auto& [worker, progress] : workers_) {
-      for (auto& [step, delivered] : progress.delivered) delivered.shards.erase(shard);
+      for (auto& [step, delivered] : progress.delivered) delivered.erase(shard);
     }
   }
 }

@@ -109,12 +109,9 @@ class StepBook {
   uint64_t BeginAnew(int bound, uint64_t first_step);
 
  private:
-  // What has come of a push.
-  struct Delivery {
-    using Shards = absl::flat_hash_set<uint32_t, absl::flat_hash_set<uint32_t>::hasher,
-                                       std::equal_to<uint32_t>, PoolAllocator<uint32_t>>;
-    Shards shards;
-  };
+  // Those that have their parts of a push.
+  using Shards = absl::flat_hash_set<uint32_t, absl::flat_hash_set<uint32_t>::hasher, std::equal_to<uint32_t>,
+                                     PoolAllocator<uint32_t>>;
   struct Worker {
     Incarnation incarnation;
     // No step waits for it, and what it pushes counts in none, until Activate().
@@ -126,7 +123,7 @@ class StepBook {
     // First step of which nothing has come here.
     uint64_t next_begun = 0;
     // Pushes that are not complete, by step.
-    std::map<uint64_t, Delivery, std::less<uint64_t>, PoolAllocator<std::pair<const uint64_t, Delivery>>>
+    std::map<uint64_t, Shards, std::less<uint64_t>, PoolAllocator<std::pair<const uint64_t, Shards>>>
         delivered;
   };
 
