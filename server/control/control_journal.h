@@ -11,6 +11,7 @@
 #include "common/base/ids.h"
 #include "common/base/mutex.h"
 #include "common/snapshot/control_state.h"
+#include "server/control/ports.h"
 #include "server/data_plane/param_server.h"
 #include "server/durability/control_db.h"
 
@@ -20,7 +21,7 @@ namespace recon {
 // pushes. Snapshots take it from here. Either copy may be lost.
 //
 // Threads: thread-safe. Blocks on the disk: never call it on a gRPC thread.
-class ControlJournal {
+class ControlJournal final : public Journal {
  public:
   // Both must outlive the journal.
   ControlJournal(ControlDb* db, ParamServer* params) : db_(db), params_(params) {}
@@ -30,19 +31,19 @@ class ControlJournal {
   absl::Status Start(const ControlState& recovered);
 
   // As ControlDb's.
-  absl::StatusOr<uint64_t> NextClusterEpoch(uint64_t last) { return db_->NextClusterEpoch(last); }
+  absl::StatusOr<uint64_t> NextClusterEpoch(uint64_t last) override { return db_->NextClusterEpoch(last); }
 
-  absl::Status SavePolicy(const PolicyRecord& record);
+  absl::Status SavePolicy(const PolicyRecord& record) override;
 
-  absl::StatusOr<std::optional<JobRecord>> LoadJob() const { return db_->LoadJob(); }
-  absl::Status SaveJob(const JobRecord& job);
+  absl::StatusOr<std::optional<JobRecord>> LoadJob() const override { return db_->LoadJob(); }
+  absl::Status SaveJob(const JobRecord& job) override;
 
   // The number of the worker of that name, given out when the name is new.
-  absl::StatusOr<WorkerId> WorkerIdFor(const std::string& name);
+  absl::StatusOr<WorkerId> WorkerIdFor(const std::string& name) override;
 
   // AlreadyExists if this split was completed before: the first record stays.
-  absl::Status SaveCompletion(const Completion& completion);
-  absl::StatusOr<std::vector<Completion>> LoadCompletions() const { return db_->LoadCompletions(); }
+  absl::Status SaveCompletion(const Completion& completion) override;
+  absl::StatusOr<std::vector<Completion>> LoadCompletions() const override { return db_->LoadCompletions(); }
 
   // What goes with parameters cut at `sequence`: no split is completed there whose pushes are not in them.
   // Call it after the cut, with rising sequences.

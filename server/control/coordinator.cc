@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/base/clock.h"
 #include "common/base/data_epoch.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
@@ -36,13 +35,9 @@ constexpr absl::Duration kSnapshotRetry = absl::Seconds(2);
 
 }  // namespace
 
-Coordinator::Coordinator(const Options& options, ParamServer* params, ControlJournal* journal,
-                         SnapshotService* snapshots, Cluster* cluster, Metrics* metrics)
+Coordinator::Coordinator(const Options& options, const CoordinatorPorts& ports, Metrics* metrics)
     : options_(options),
-      params_(params),
-      journal_(journal),
-      snapshots_(snapshots),
-      cluster_(cluster),
+      ports_(ports),
       members_(metrics->Gauge("recon_server_members", "Workers alive")),
       samples_completed_(metrics->Gauge("recon_server_samples_completed", "Training samples completed")),
       accuracy_(metrics->Gauge("recon_server_test_accuracy", "Accuracy of the last evaluation")),
@@ -69,18 +64,17 @@ Coordinator::Coordinator(const Options& options, ParamServer* params, ControlJou
       // 2^40 grants per cluster epoch: numbers never meet those of another.
       leases_(absl::Milliseconds(options.job.lease_duration_ms()), options.cluster_epoch << 40),
       progress_(absl::Milliseconds(options.job.lease_duration_ms())),
-      codec_tuner_(options.job.refused_codecs()),
-      lane_("control") {
+      codec_tuner_(options.job.refused_codecs()) {
   ApplyQuorum();
   if (!IsAuto(options_.policy)) return;
   auto_settings_ = options_.policy;
   policy_tuner_.emplace(AutoLimits(auto_settings_));
 }
 
-absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
+absl::Status Coordinator::Recover(const std::optional<Manifest>& restored, absl::Time now) {
   if (restored) restored_generation_ = restored->generation();
-  RECON_ASSIGN_OR_RETURN(record_, journal_->LoadJob());
-  RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, journal_->LoadCompletions());
+  RECON_ASSIGN_OR_RETURN(record_, ports_.journal->LoadJob());
+  RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, ports_.journal->LoadCompletions());
   if (!record_) {
     if (completions.empty()) return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(
@@ -95,19 +89,19 @@ absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
     return Differs("--eval-split-samples", job_.eval_split_samples(), record_->eval_split_samples());
   }
   if (record_->seed() != job_.seed()) return Differs("--seed", job_.seed(), record_->seed());
-  if (params_->layout() == nullptr) {
+  if (ports_.params->layout() == nullptr) {
     if (initial_ != nullptr) RECON_RETURN_IF_ERROR(initial_->Check(record_->model()));
-    RECON_RETURN_IF_ERROR(params_->DefineModel(record_->model()));
+    RECON_RETURN_IF_ERROR(ports_.params->DefineModel(record_->model()));
     if (initial_ != nullptr) LoadInitialValues();
   }
-  const std::string difference = ModelDifference(record_->model(), params_->layout()->model());
+  const std::string difference = ModelDifference(record_->model(), ports_.params->layout()->model());
   if (!difference.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("the snapshots are not of this data directory's job: ", difference));
   }
-  RECON_RETURN_IF_ERROR(CheckSyncPeriods(job_, *params_->layout()));
+  RECON_RETURN_IF_ERROR(CheckSyncPeriods(job_, *ports_.params->layout()));
   WarnOfSmallLog();
-  if (cluster_ != nullptr) cluster_->SetModel(record_->model());
+  if (ports_.others != nullptr) ports_.others->SetModel(record_->model());
   RECON_RETURN_IF_ERROR(StartQueue(*record_));
   // Training before evaluations (their kinds sort so): a finished pass makes its evaluation's tasks.
   for (const Completion& completion : completions) {
@@ -124,7 +118,7 @@ absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
   }
   started_ = !completions.empty();
   if (started_) {
-    no_grants_before_ = Now() + kReturnGrace;
+    no_grants_before_ = now + kReturnGrace;
     LogInfo("job resumed: {} of {} samples completed", queue_->samples_completed(),
             record_->train_samples() * job_.data_epochs());
   }
@@ -157,17 +151,15 @@ bool Coordinator::AskForInitialValues(WorkerId worker) {
   if (initializer_ == worker && initializer_epoch_ == cluster_epoch_) return true;
   initializer_ = worker;
   initializer_epoch_ = cluster_epoch_;
-  params_->AwaitInitialValues(worker, [this] { lane_.Post([this] { OnInitialValues(); }); });
-  if (cluster_ != nullptr) cluster_->AwaitInitialValues(worker);
+  ports_.params->AwaitInitialValues(worker, [this] { OnInitialValues(); });
+  if (ports_.others != nullptr) ports_.others->AwaitInitialValues(worker);
   return true;
 }
 
 void Coordinator::LoadInitialValues() {
-  initial_->Load(params_, [this](const absl::Status& loaded) {
-    lane_.Post([this, loaded] {
-      failure_ = loaded;
-      if (loaded.ok()) OnInitialValues();
-    });
+  initial_->Load([this](const absl::Status& loaded) {
+    failure_ = loaded;
+    if (loaded.ok()) OnInitialValues();
   });
 }
 
@@ -178,51 +170,50 @@ void Coordinator::OnInitialValues() {
 }
 
 bool Coordinator::HasValues() const {
-  return params_->has_values() && (cluster_ == nullptr || cluster_->all_have_values());
+  return ports_.params->has_values() && (ports_.others == nullptr || ports_.others->state().all_have_values);
 }
 
-void Coordinator::OnServersChanged() {
-  if (cluster_->live()) {
-    if ((initializer_ || initial_ != nullptr) && !started_ && snapshots_->status().generation() == 0)
+void Coordinator::OnServersChanged(absl::Time now) {
+  const OtherServers::State others = ports_.others->state();
+  if (others.live) {
+    if ((initializer_ || initial_ != nullptr) && !started_ && ports_.snapshots->status().generation() == 0)
       OnInitialValues();
     return;
   }
-  if (!cluster_->complete()) return;
+  if (!others.complete) return;
   epoch_retry_at_ = absl::InfiniteFuture();
   const absl::StatusOr<uint64_t> epoch =
-      journal_->NextClusterEpoch(std::max(cluster_epoch_, cluster_->highest_epoch()));
+      ports_.journal->NextClusterEpoch(std::max(cluster_epoch_, others.highest_epoch));
   if (!epoch.ok()) {
     LogError("no new cluster epoch: {}", epoch.status().message());
-    epoch_retry_at_ = Now() + kSnapshotRetry;
+    epoch_retry_at_ = now + kSnapshotRetry;
     return;
   }
   cluster_epoch_ = *epoch;
   // A step that is closed for all of another's shards may be open for ours; more than that we have lost.
-  if (job_.bound() == 0 && cluster_->highest_frontier() > params_->frontier() + 1) {
-    params_->SkipTo(cluster_->highest_frontier());
+  if (job_.bound() == 0 && others.highest_frontier > ports_.steps->frontier() + 1) {
+    ports_.steps->SkipTo(others.highest_frontier);
   }
   // The others first: they say "not yet" to whoever has registered again here, and never the reverse.
-  cluster_->BeginEpoch(cluster_epoch_);
-  params_->SetClusterEpoch(cluster_epoch_);
-  LogInfo("all {} servers are there: cluster epoch {}", cluster_->servers(), cluster_epoch_);
-  if (HasValues() && (must_snapshot_ || cluster_->needs_snapshot())) TakeInitialSnapshot();
+  ports_.others->BeginEpoch(cluster_epoch_);
+  ports_.params->SetClusterEpoch(cluster_epoch_);
+  LogInfo("all {} servers are there: cluster epoch {}", ports_.others->servers(), cluster_epoch_);
+  if (HasValues() && (must_snapshot_ || ports_.others->state().needs_snapshot)) TakeInitialSnapshot();
   must_snapshot_ = false;
 }
 
 void Coordinator::TakeInitialSnapshot() {
   // Before any work: a job that has begun can always be restored, and so can servers that have begun a log.
   snapshot_retry_at_ = absl::InfiniteFuture();
-  snapshots_->Take(snapshots_->status().generation() == 0 ? "initial" : "recovered",
-                   [this](const absl::StatusOr<SnapshotReply>& reply) {
-                     lane_.Post([this, ok = reply.ok()] {
-                       if (!ok) snapshot_retry_at_ = Now() + kSnapshotRetry;
-                       StartIfReady();
-                     });
-                   });
+  ports_.snapshots->Take(ports_.snapshots->status().generation() == 0 ? "initial" : "recovered",
+                         [this](const absl::Status& taken, absl::Time now) {
+                           if (!taken.ok()) snapshot_retry_at_ = now + kSnapshotRetry;
+                           StartIfReady();
+                         });
 }
 
 void Coordinator::StartIfReady() {
-  if (started_ || !HasValues() || snapshots_->status().generation() == 0) return;
+  if (started_ || !HasValues() || ports_.snapshots->status().generation() == 0) return;
   if (membership_.alive() < static_cast<int>(job_.workers_min())) return;
   if (const absl::Status fixed = FixStepSamples(); !fixed.ok()) {
     LogError("the job cannot start yet: {}", fixed.message());
@@ -232,7 +223,7 @@ void Coordinator::StartIfReady() {
   LogInfo("job started with {} workers", membership_.alive());
   // All at once: the first synchronous step waits for everybody who was there at the start.
   for (const auto& [worker, member] : membership_.members()) {
-    if (!member.gone) params_->Activate(worker, next_steps_[worker]);
+    if (!member.gone) ports_.steps->Activate(worker, next_steps_[worker], /*resumes=*/false);
   }
 }
 
@@ -241,14 +232,11 @@ void Coordinator::FinishIfDone(absl::Time now) {
   if (now < final_retry_at_) return;
   finishing_ = true;
   LogInfo("all {} data epochs are completed", job_.data_epochs());
-  snapshots_->Take("final", [this](const absl::StatusOr<SnapshotReply>& reply) {
-    if (reply.ok()) params_->TrimLogToNewest();
-    lane_.Post([this, ok = reply.ok()] {
-      finished_ = ok;
-      finishing_ = ok;
-      finished_at_ = Now();
-      if (!ok) final_retry_at_ = Now() + kSnapshotRetry;
-    });
+  ports_.snapshots->TakeLast([this](const absl::Status& taken, absl::Time at) {
+    finished_ = taken.ok();
+    finishing_ = taken.ok();
+    finished_at_ = at;
+    if (!taken.ok()) final_retry_at_ = at + kSnapshotRetry;
   });
 }
 
@@ -269,9 +257,9 @@ void Coordinator::Tick(absl::Time now) {
   members_.Set(membership_.alive());
   if (queue_) samples_completed_.Set(static_cast<double>(queue_->samples_completed()));
   if (!evaluations_.empty()) accuracy_.Set(evaluations_.back().accuracy());
-  params_->Tick(now);
-  if (cluster_ != nullptr) cluster_->Tick(now);
-  if (now >= epoch_retry_at_) OnServersChanged();
+  ports_.params->Tick(now);
+  if (ports_.others != nullptr) ports_.others->Tick(now);
+  if (now >= epoch_retry_at_) OnServersChanged(now);
   if (codec_tuner_.Tick(now)) {
     LogInfo("codec auto: {}, parameters in {}: {}", codec_tuner_.choice().push(),
             codec_tuner_.choice().pull(), codec_tuner_.reason());
@@ -279,7 +267,7 @@ void Coordinator::Tick(absl::Time now) {
   auto_codec_rung_.Set(static_cast<double>(codec_tuner_.rung_number()));
   if (phase() == PHASE_RUNNING) {
     TunePolicy(now);
-    snapshots_->Tick(now);
+    ports_.snapshots->Tick(now);
   }
   if (now >= snapshot_retry_at_) TakeInitialSnapshot();
   FinishIfDone(now);

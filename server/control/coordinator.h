@@ -9,20 +9,18 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/base/ids.h"
-#include "common/base/lane.h"
+#include "common/metrics/metrics.h"
+#include "common/snapshot/control_state.h"
 #include "common/transport/connected_processes.h"
 #include "proto/control.pb.h"
-#include "server/cluster/cluster.h"
-#include "server/control/control_journal.h"
 #include "server/control/policy.h"
-#include "server/data_plane/param_server.h"
+#include "server/control/ports.h"
+#include "server/durability/retention.h"
 #include "server/membership/divergence_watch.h"
 #include "server/membership/idle_watch.h"
 #include "server/membership/membership.h"
 #include "server/membership/progress_watch.h"
 #include "server/membership/stall_watch.h"
-#include "server/recovery/initial_values.h"
-#include "server/recovery/snapshot_service.h"
 #include "server/scheduler/lease_table.h"
 #include "server/scheduler/split_queue.h"
 #include "server/tuning/codec_tuner.h"
@@ -31,10 +29,12 @@
 
 namespace recon {
 
-// The control plane without gRPC: who is a member, who works on what, when a job starts and ends.
+// The control plane without gRPC, threads and clock: who is a member, who works on what, when a job starts
+// and ends. It sees the rest of the server through its ports (ports.h) alone; LaneCoordinator is the one that
+// a server has.
 //
-// Threads: every method runs on the control lane, one after the other (see lane()); they may block on the
-// disk (ControlJournal), not on anything else. Time is an argument.
+// Threads: none of its own; the caller serializes. A method blocks as long as its ports do (a journal's on
+// the disk). Time is an argument.
 class Coordinator {
  public:
   struct Options {
@@ -48,6 +48,8 @@ class Coordinator {
     BestBy keep_best = BestBy::kNone;
     // A lease has as many splits as its worker computes in so long; 0: one.
     absl::Duration lease_target;
+    // For Status(): when the server's process was started, by the clock of the other methods' `now`.
+    absl::Time process_began = absl::UnixEpoch();
     // Who has connections for frames; null: not known. It outlives the coordinator.
     const ConnectedProcesses* connected = nullptr;
     // What another policy is made from, and what the flags say.
@@ -64,17 +66,16 @@ class Coordinator {
     std::function<absl::Status(const RegisterRequest&)> adopt_proposal;
   };
 
-  // The pointers must outlive the coordinator. `cluster`: the job's other servers; null if there are none.
-  Coordinator(const Options& options, ParamServer* params, ControlJournal* journal,
-              SnapshotService* snapshots, Cluster* cluster, Metrics* metrics);
+  // `metrics` must outlive the coordinator.
+  Coordinator(const Options& options, const CoordinatorPorts& ports, Metrics* metrics);
 
   // When all servers are there, a snapshot has to come before anything else: this one's log goes on from it.
   // Before servers come.
   void RequireSnapshot() { must_snapshot_ = true; }
 
   // A new job begins with these parameters, of the model that its first worker has; before Recover(). They
-  // must outlive the lane's work.
-  void BeginFrom(InitialValues* initial) { initial_ = initial; }
+  // must outlive the coordinator.
+  void BeginFrom(ValuesSource* initial) { initial_ = initial; }
 
   // What RegisterReply says of them; before workers come.
   void OfferFrames(const std::string& shared_memory, const std::string& ucx_address) {
@@ -87,33 +88,30 @@ class Coordinator {
 
   // Takes up the job a data directory holds. FailedPrecondition, naming the flag, if the job's settings
   // differ from what it was started with. `restored` is the snapshot it continues from, if any.
-  absl::Status Recover(const std::optional<Manifest>& restored);
-
-  // The lane all other methods must run on.
-  Lane* lane() { return &lane_; }
+  absl::Status Recover(const std::optional<Manifest>& restored, absl::Time now);
 
   // `peer`: from where the request came, as people read it; empty if unknown.
   absl::StatusOr<RegisterReply> Register(const RegisterRequest& request, absl::Time now,
                                          const std::string& peer = "");
-  absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatRequest& request, absl::Time now);
+  absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatRequest& request, const Moment& at);
   absl::StatusOr<AcquireReply> Acquire(const AcquireRequest& request, absl::Time now);
-  absl::StatusOr<CompleteReply> Complete(const CompleteRequest& request, absl::Time now);
+  absl::StatusOr<CompleteReply> Complete(const CompleteRequest& request, const Moment& at);
   // A push of the worker came too late for its step: it takes part in steps again, from the one that is
   // returned. Aborted if it holds no lease of training data.
   absl::StatusOr<RejoinReply> Rejoin(const RejoinRequest& request, absl::Time now);
-  absl::StatusOr<LeaveReply> Leave(const LeaveRequest& request);
+  absl::StatusOr<LeaveReply> Leave(const LeaveRequest& request, const Moment& at);
   absl::StatusOr<StatusReply> Status(absl::Time now);
   absl::StatusOr<CompletionsReply> Completions() const;
 
   // The job goes on by another policy. InvalidArgument for one that means nothing, FailedPrecondition for one
   // that this job cannot have.
-  absl::StatusOr<SetPolicyReply> SetPolicy(const SetPolicyRequest& request);
+  absl::StatusOr<SetPolicyReply> SetPolicy(const SetPolicyRequest& request, absl::Time now);
 
   // Evicts silent members, takes back expired leases.
   void Tick(absl::Time now);
 
   // The cluster's event: servers that have come begin a new epoch with all others.
-  void OnServersChanged();
+  void OnServersChanged(absl::Time now);
 
   // No more leases.
   void BeginDrain() { draining_ = true; }
@@ -132,11 +130,11 @@ class Coordinator {
   JobPhase phase() const;
   absl::StatusOr<WorkerId> CheckIdentity(const WorkerIdentity& identity, absl::Time now);
   // The job goes on by these settings; by what auto begins with, if they are that.
-  absl::Status GoOnWith(const PolicySettings& settings);
+  absl::Status GoOnWith(const PolicySettings& settings, absl::Time now);
   // And by what auto has chosen, until it is in force.
   void TunePolicy(absl::Time now);
   // A new cluster epoch, by these rules; no step before `first_step` is begun in it.
-  absl::Status GoOnBy(ApplyRules rules, uint64_t first_step);
+  absl::Status GoOnBy(ApplyRules rules, uint64_t first_step, absl::Time now);
   absl::Status AdoptModel(const RegisterRequest& request);
   // Whether the name is free for this process. Another one that is alive and connected keeps it:
   // AlreadyExists if nobody asked for this name, else Aborted, and the worker asks again.
@@ -167,7 +165,7 @@ class Coordinator {
   void NoteEvaluation(uint32_t data_epochs, int64_t unix_ms);
   void KeepIfBest();
   // A worker cannot compute from the parameters there are.
-  void NoteDiverged(WorkerId worker, const std::string& why);
+  void NoteDiverged(WorkerId worker, const std::string& why, absl::Time wall);
   void FinishIfDone(absl::Time now);
   Lease ToLease(const Task& task, LeaseId id) const;
   // Of this worker's rounds; 0 without them.
@@ -197,10 +195,7 @@ class Coordinator {
 
   std::string shared_memory_, ucx_address_;
   const Options options_;
-  ParamServer* const params_;
-  ControlJournal* const journal_;
-  SnapshotService* const snapshots_;
-  Cluster* const cluster_;
+  const CoordinatorPorts ports_;
   prometheus::Gauge& members_;
   prometheus::Gauge& samples_completed_;
   prometheus::Gauge& accuracy_;
@@ -213,7 +208,6 @@ class Coordinator {
   prometheus::Gauge& auto_codec_rung_;
   prometheus::Gauge& diverged_;
 
-  // Control lane only.
   JobConfig job_;
   std::string optimizer_;
   uint64_t cluster_epoch_;
@@ -230,7 +224,7 @@ class Coordinator {
   std::string divergence_said_;         // What was found last.
   uint64_t non_finite_generation_ = 0;  // The last that was found to be.
   // What is shown of workers that are gone: what the data plane knew of them.
-  std::map<WorkerId, ParamServer::WorkerStats> last_stats_;
+  std::map<WorkerId, WorkerPushStats> last_stats_;
   std::map<std::string, uint64_t> samples_of_;  // Training samples completed, by the worker's name.
   CodecTuner codec_tuner_;
   // With --sync auto: the settings, and what chooses within them.
@@ -241,8 +235,8 @@ class Coordinator {
   std::optional<JobRecord> record_;
   std::vector<EvalEntry> evaluations_;
   std::optional<WorkerId> initializer_;
-  uint64_t initializer_epoch_ = 0;    // In which all servers were told of it.
-  InitialValues* initial_ = nullptr;  // Null: the first worker has them.
+  uint64_t initializer_epoch_ = 0;   // In which all servers were told of it.
+  ValuesSource* initial_ = nullptr;  // Null: the first worker has them.
   absl::Status failure_;
   RollbackRecord rollback_;
   bool started_ = false;
@@ -257,8 +251,6 @@ class Coordinator {
   absl::Time finished_at_ = absl::InfiniteFuture();
   uint64_t restored_generation_ = 0;
   std::map<WorkerId, uint64_t> next_steps_;  // As registered, for the common start.
-
-  Lane lane_;  // Last: stops before what its tasks use is destroyed.
 };
 
 }  // namespace recon

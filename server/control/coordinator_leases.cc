@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
@@ -112,10 +111,11 @@ bool Coordinator::MayJoinLater(WorkerId worker) const {
 
 uint64_t Coordinator::TakePart(WorkerId worker, uint64_t next_step, bool resumes) {
   // Who was there at the job's start is waited for.
-  if (params_->active(worker) || !MayJoinLater(worker)) return params_->Activate(worker, next_step, resumes);
+  if (ports_.steps->active(worker) || !MayJoinLater(worker))
+    return ports_.steps->Activate(worker, next_step, resumes);
   // With a bound above 0 what it pushes counts at once, and it is waited for from its next lease on.
-  if (job_.bound() == 0) params_->Park(worker);
-  return std::max(next_step, params_->frontier());
+  if (job_.bound() == 0) ports_.steps->Park(worker);
+  return std::max(next_step, ports_.steps->frontier());
 }
 
 absl::StatusOr<RejoinReply> Coordinator::Rejoin(const RejoinRequest& request, absl::Time now) {
@@ -134,7 +134,7 @@ absl::StatusOr<RejoinReply> Coordinator::Rejoin(const RejoinRequest& request, ab
   membership_.Find(worker)->computes = true;
   progress_.Excuse(worker, now);
   RejoinReply reply;
-  reply.set_step(params_->Activate(worker, request.next_step()));
+  reply.set_step(ports_.steps->Activate(worker, request.next_step(), /*resumes=*/false));
   return reply;
 }
 
@@ -156,8 +156,9 @@ absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request,
   if (!HasValues()) {
     // Only of a new job: a server that is away has some, and comes back with them. Those of --from-snapshot
     // are being read.
-    const bool none_anywhere = initial_ == nullptr && !started_ && snapshots_->status().generation() == 0 &&
-                               (cluster_ == nullptr || cluster_->live());
+    const bool none_anywhere = initial_ == nullptr && !started_ &&
+                               ports_.snapshots->status().generation() == 0 &&
+                               (ports_.others == nullptr || ports_.others->state().live);
     if (none_anywhere) reply.set_needs_initial_values(AskForInitialValues(worker));
     return reply;
   }
@@ -181,14 +182,14 @@ absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request,
   const std::optional<Task> task = queue_->Next(splits);
   if (!task) {
     // Nothing to do until somebody fails: nobody shall wait for this worker's next step.
-    params_->Deactivate(worker);
+    ports_.steps->Deactivate(worker);
     FinishIfDone(now);
     reply.set_phase(phase());
     return reply;
   }
   // Of several servers each knows of some pushes only, and this one hears late of the others'.
   const std::optional<uint64_t> pushes =
-      cluster_ == nullptr ? std::optional<uint64_t>(params_->PushesOf(worker)) : std::nullopt;
+      ports_.others == nullptr ? std::optional<uint64_t>(ports_.steps->PushesOf(worker)) : std::nullopt;
   *reply.mutable_lease() = ToLease(*task, leases_.Grant(*task, worker, now, pushes));
   progress_.Excuse(worker, now);
   reply.set_start_step(task->kind == LEASE_TRAIN ? TakePart(worker, request.next_step(), /*resumes=*/false)
@@ -197,8 +198,8 @@ absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request,
   return reply;
 }
 
-absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& request, absl::Time now) {
-  RECON_ASSIGN_OR_RETURN(const WorkerId worker, CheckIdentity(request.identity(), now));
+absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& request, const Moment& at) {
+  RECON_ASSIGN_OR_RETURN(const WorkerId worker, CheckIdentity(request.identity(), at.now));
   const LeaseId lease(request.lease());
   if (!leases_.Holds(lease, worker)) {
     return absl::AbortedError(
@@ -220,7 +221,7 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
   }
   if (held.kind == LEASE_TRAIN && request.without_push()) {
     splits_without_push_.Increment();
-  } else if (held.kind == LEASE_TRAIN && !leases_.PushedFor(lease, params_->PushesOf(worker))) {
+  } else if (held.kind == LEASE_TRAIN && !leases_.PushedFor(lease, ports_.steps->PushesOf(worker))) {
     // It is in no parameters.
     if (const auto rest = leases_.Take(lease, worker)) queue_->Return(*rest);
     return absl::AbortedError(absl::StrCat("nothing was pushed since lease ", request.lease(),
@@ -235,7 +236,7 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
   completion.set_end(task.end);
   completion.set_worker(membership_.Find(worker)->name);
   completion.set_incarnation(request.identity().incarnation());
-  completion.set_unix_ms(absl::ToUnixMillis(WallNow()));
+  completion.set_unix_ms(absl::ToUnixMillis(at.wall));
   if (task.kind == LEASE_EVAL) {
     if (request.eval().samples() != task.end - task.begin ||
         request.eval().correct() > request.eval().samples()) {
@@ -247,7 +248,7 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
     *completion.mutable_eval() = request.eval();
   }
   // Durable before it is acknowledged.
-  const absl::Status saved = journal_->SaveCompletion(completion);
+  const absl::Status saved = ports_.journal->SaveCompletion(completion);
   if (absl::IsAlreadyExists(saved)) {
     LogError("{}", saved.message());
     leases_.TakeFirst(lease, worker, task);
@@ -264,7 +265,7 @@ absl::StatusOr<CompleteReply> Coordinator::Complete(const CompleteRequest& reque
     NoteEvaluation(task.data_epoch, completion.unix_ms());
     if (evaluations_.size() > evaluated) KeepIfBest();
   }
-  FinishIfDone(now);
+  FinishIfDone(at.now);
   return CompleteReply();
 }
 
@@ -309,8 +310,7 @@ void Coordinator::KeepIfBest() {
   for (size_t i = 0; i + 1 < evaluations_.size(); ++i) {
     if (!Better(options_.keep_best, last, evaluation(evaluations_[i]))) return;
   }
-  snapshots_->Take(
-      "best", [](const absl::StatusOr<SnapshotReply>&) {}, SnapshotWriter::Pace::kBackground);
+  ports_.snapshots->TakeInBackground("best");
 }
 
 void Coordinator::ReturnTasks(const std::vector<Task>& tasks) {
@@ -321,18 +321,18 @@ void Coordinator::WatchProgress(absl::Time now) {
   watch_at_ = now + kWatchInterval;
   for (const WorkerId worker : leases_.Holders()) {
     if (phase() != PHASE_RUNNING) progress_.Excuse(worker, now);
-    if (progress_.Late(worker, now) && params_->active(worker) && MayJoinLater(worker)) {
+    if (progress_.Late(worker, now) && ports_.steps->active(worker) && MayJoinLater(worker)) {
       LogWarn(
           "worker {} was given work {} ago and has computed nothing: the others go on without it until it "
           "has",
           membership_.Find(worker)->name, absl::FormatDuration(absl::Milliseconds(job_.lease_duration_ms())));
-      job_.bound() == 0 ? params_->Park(worker) : params_->Deactivate(worker);
+      job_.bound() == 0 ? ports_.steps->Park(worker) : ports_.steps->Deactivate(worker);
     }
     const bool others_wait = job_.bound() >= 0 && membership_.Find(worker)->computes;
     if (!progress_.StandsStill(worker, others_wait, now)) continue;
     const std::vector<Task> tasks = leases_.TakeAllOf(worker);
     ReturnTasks(tasks);
-    params_->Deactivate(worker);
+    ports_.steps->Deactivate(worker);
     LogWarn("worker {} is alive, but has computed nothing for {}: {} leases taken back",
             membership_.Find(worker)->name, absl::FormatDuration(progress_.Patience(worker, others_wait)),
             tasks.size());

@@ -6,12 +6,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/clipped_text.h"
-#include "common/base/clock.h"
 #include "common/base/host_port.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/snapshot/safetensors.h"
+#include "common/snapshot/tensor_match.h"
 #include "server/control/coordinator.h"
 #include "server/control/proposal.h"
 #include "server/scheduler/device_share.h"
@@ -35,7 +35,7 @@ absl::StatusOr<WorkerId> Coordinator::CheckIdentity(const WorkerIdentity& identi
 }
 
 absl::Status Coordinator::AdoptModel(const RegisterRequest& request) {
-  const auto layout = params_->layout();
+  const auto layout = ports_.params->layout();
   if (layout != nullptr) {
     const std::string difference = ModelDifference(layout->model(), request.model());
     if (!difference.empty()) {
@@ -51,19 +51,20 @@ absl::Status Coordinator::AdoptModel(const RegisterRequest& request) {
   RECON_ASSIGN_OR_RETURN(const ParamLayout its_layout, ParamLayout::Create(request.model()));
   RECON_RETURN_IF_ERROR(CheckSyncPeriods(job_, its_layout));
   if (initial_ != nullptr) RECON_RETURN_IF_ERROR(initial_->Check(request.model()));
-  RECON_RETURN_IF_ERROR(params_->DefineModel(request.model()));
-  LogInfo("model {}: {} parameters in {} shards", request.model().name(), params_->layout()->params(),
-          params_->layout()->shard_count());
+  RECON_RETURN_IF_ERROR(ports_.params->DefineModel(request.model()));
+  LogInfo("model {}: {} parameters in {} shards", request.model().name(), ports_.params->layout()->params(),
+          ports_.params->layout()->shard_count());
   WarnOfSmallLog();
-  if (cluster_ != nullptr) cluster_->SetModel(request.model());
+  if (ports_.others != nullptr) ports_.others->SetModel(request.model());
   if (initial_ != nullptr) LoadInitialValues();
   return absl::OkStatus();
 }
 
 void Coordinator::WarnOfSmallLog() const {
   // A push of all parameters in FP32. A snapshot is due when the log has grown by a quarter of its budget.
-  const uint64_t push_bytes = params_->layout()->params() * sizeof(float) / params_->servers();
-  const uint64_t budget = params_->log_budget_bytes();
+  const uint32_t servers = ports_.others == nullptr ? 1 : ports_.others->servers();
+  const uint64_t push_bytes = ports_.params->layout()->params() * sizeof(float) / servers;
+  const uint64_t budget = ports_.params->log_use().budget_bytes;
   if (budget == 0 || budget / 4 >= kPushesPerSnapshotMin * push_bytes) return;
   LogWarn(
       "--log-max-bytes {}: a push of this model may have {} bytes, so that a snapshot is due after each {} "
@@ -172,7 +173,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
     record.mutable_proposed()->Add(options_.proposed.begin(), options_.proposed.end());
     RECON_RETURN_IF_ERROR(StartQueue(record));
     RECON_RETURN_IF_ERROR(AdoptModel(request));
-    RECON_RETURN_IF_ERROR(journal_->SaveJob(record));
+    RECON_RETURN_IF_ERROR(ports_.journal->SaveJob(record));
     record_ = record;
   }
   RECON_RETURN_IF_ERROR(AdoptModel(request));
@@ -180,25 +181,26 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   if (record_->data_fingerprint().empty() && !request.data_fingerprint().empty()) {
     JobRecord record = *record_;
     record.set_data_fingerprint(request.data_fingerprint());
-    RECON_RETURN_IF_ERROR(journal_->SaveJob(record));
+    RECON_RETURN_IF_ERROR(ports_.journal->SaveJob(record));
     record_ = record;
   }
   RECON_RETURN_IF_ERROR(CheckProposal(request, options_.settings));
   // Its numbers are of a time when nobody waited for others. It cannot go back, and would wait until all have
   // come so far: they go on from there instead. (Of several servers each would have to.)
   const uint64_t reach =
-      params_->frontier() + limits::kStepsAheadMax + static_cast<uint64_t>(std::max(0, job_.bound()));
-  if (job_.bound() >= 0 && cluster_ == nullptr && first_new_step > reach) {
+      ports_.steps->frontier() + limits::kStepsAheadMax + static_cast<uint64_t>(std::max(0, job_.bound()));
+  if (job_.bound() >= 0 && ports_.others == nullptr && first_new_step > reach) {
     if (first_new_step >= limits::kStepMax / 2) {
       return absl::InvalidArgumentError(
-          absl::StrCat("next step ", first_new_step, ", the job's is ", params_->frontier()));
+          absl::StrCat("next step ", first_new_step, ", the job's is ", ports_.steps->frontier()));
     }
     LogInfo("worker {} is at step {}, the job at {}: all go on from there", request.name(), first_new_step,
-            params_->frontier());
-    RECON_RETURN_IF_ERROR(GoOnBy(params_->rules(), first_new_step));
+            ports_.steps->frontier());
+    RECON_RETURN_IF_ERROR(GoOnBy(ports_.params->rules(), first_new_step, now));
   }
-  if (cluster_ != nullptr && !cluster_->live()) return absl::UnavailableError(cluster_->Missing());
-  RECON_ASSIGN_OR_RETURN(const WorkerId worker, journal_->WorkerIdFor(request.name()));
+  if (ports_.others != nullptr && !ports_.others->state().live)
+    return absl::UnavailableError(ports_.others->Missing());
+  RECON_ASSIGN_OR_RETURN(const WorkerId worker, ports_.journal->WorkerIdFor(request.name()));
   RECON_RETURN_IF_ERROR(CheckName(request, worker, peer, now));
 
   Membership::Member member;
@@ -247,17 +249,17 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   reply.set_shared_memory(shared_memory_);
   reply.set_ucx_address(ucx_address_);
   reply.set_snapshot_dir(options_.snapshot_dir);
-  const SnapshotStatus snapshot = snapshots_->status();
+  const SnapshotStatus snapshot = ports_.snapshots->status();
   reply.set_snapshot_generation(snapshot.generation());
   reply.set_snapshot_root(snapshot.state_root());
-  if (cluster_ != nullptr) {
-    for (ServerAddress& server : cluster_->Addresses()) *reply.add_servers() = std::move(server);
+  if (ports_.others != nullptr) {
+    for (ServerAddress& server : ports_.others->Addresses()) *reply.add_servers() = std::move(server);
   }
   for (std::string& other : PeersFor(worker, now)) reply.add_peers(std::move(other));
   reply.set_workers(static_cast<uint32_t>(membership_.alive()));
   AdoptLeases(request, worker, now, &reply);
   // Asynchronous workers count steps of their own: a jump to where others are would look like an error.
-  reply.set_start_step(job_.bound() < 0 ? request.next_step() : params_->GetStats().frontier_step);
+  reply.set_start_step(job_.bound() < 0 ? request.next_step() : ports_.params->GetStats().frontier_step);
   const bool trains = std::any_of(reply.adopted().begin(), reply.adopted().end(),
                                   [](const Lease& lease) { return lease.kind() == LEASE_TRAIN; });
   if (trains) reply.set_start_step(TakePart(worker, request.next_step(), /*resumes=*/true));
@@ -284,7 +286,8 @@ std::vector<std::string> Coordinator::PeersFor(WorkerId worker, absl::Time now) 
   return peers;
 }
 
-absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& request, absl::Time now) {
+absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& request, const Moment& at) {
+  const absl::Time now = at.now;
   RECON_ASSIGN_OR_RETURN(const WorkerId worker, CheckIdentity(request.identity(), now));
   if (request.next_step() > limits::kStepMax) {
     return absl::InvalidArgumentError(
@@ -310,9 +313,9 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
   // Not its batches: evaluation's are among them.
   member.computes =
       member.computes || request.progress().steps() > 0 || request.progress().batch_seconds() > 0;
-  params_->NoteAcknowledged(worker, request.next_step());
-  divergence_.Report(worker, request.progress().batches(), request.progress().last_loss(), WallNow());
-  NoteDiverged(worker, request.progress().diverged());
+  ports_.steps->NoteAcknowledged(worker, request.next_step());
+  divergence_.Report(worker, request.progress().batches(), request.progress().last_loss(), at.wall);
+  NoteDiverged(worker, request.progress().diverged(), at.wall);
   HeartbeatReply reply;
   const StepWork& work = request.progress().step_work();
   progress_.Report(worker, request.progress().batches(), now);
@@ -335,16 +338,16 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
 }
 
 void Coordinator::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) {
-  params_->Admit(worker, incarnation, next_step);
-  if (cluster_ != nullptr) cluster_->Admit(worker, incarnation, next_step);
+  ports_.steps->Admit(worker, incarnation, next_step);
+  if (ports_.others != nullptr) ports_.others->Admit(worker, incarnation, next_step);
 }
 
 void Coordinator::Expel(WorkerId worker) {
-  params_->Expel(worker);
-  if (cluster_ != nullptr) cluster_->Expel(worker);
+  ports_.steps->Expel(worker);
+  if (ports_.others != nullptr) ports_.others->Expel(worker);
 }
 
-absl::StatusOr<LeaveReply> Coordinator::Leave(const LeaveRequest& request) {
+absl::StatusOr<LeaveReply> Coordinator::Leave(const LeaveRequest& request, const Moment& at) {
   const WorkerId worker(request.identity().worker());
   const Membership::Member* member = membership_.Find(worker);
   if (member == nullptr || member->gone || member->incarnation.value() != request.identity().incarnation()) {
@@ -355,18 +358,19 @@ absl::StatusOr<LeaveReply> Coordinator::Leave(const LeaveRequest& request) {
     progress.set_residual_norm(request.residual_norm());
     NoteResidualLost(membership_.Find(worker)->name, progress);
   }
-  if (request.diverged().size() <= limits::kProgressTextBytesMax) NoteDiverged(worker, request.diverged());
+  if (request.diverged().size() <= limits::kProgressTextBytesMax)
+    NoteDiverged(worker, request.diverged(), at.wall);
   Depart(worker, absl::StrCat("left (", request.reason(), ")"));
   return LeaveReply();
 }
 
-void Coordinator::NoteDiverged(WorkerId worker, const std::string& why) {
+void Coordinator::NoteDiverged(WorkerId worker, const std::string& why, absl::Time wall) {
   if (why.empty()) return;
-  divergence_.Note(absl::StrCat("worker ", membership_.Find(worker)->name, ": ", ShownName(why)), WallNow());
+  divergence_.Note(absl::StrCat("worker ", membership_.Find(worker)->name, ": ", ShownName(why)), wall);
 }
 
 std::optional<DivergenceWatch::Finding> Coordinator::TakeDivergence() {
-  const SnapshotStatus snapshot = snapshots_->status();
+  const SnapshotStatus snapshot = ports_.snapshots->status();
   if (snapshot.non_finite_values() > 0 && snapshot.generation() != non_finite_generation_) {
     non_finite_generation_ = snapshot.generation();
     divergence_.Note(absl::StrCat("snapshot ", snapshot.generation(), " has ", snapshot.non_finite_values(),
@@ -392,7 +396,7 @@ void Coordinator::Depart(WorkerId worker, const std::string& how) {
   progress_.Forget(worker);
   shares_.Forget(worker);
   if (policy_tuner_) policy_tuner_->Forget(worker);
-  std::map<WorkerId, ParamServer::WorkerStats> stats = params_->GetStats().workers;
+  std::map<WorkerId, WorkerPushStats> stats = ports_.params->GetStats().workers;
   if (last_stats_.size() >= limits::kMembersMax) last_stats_.erase(last_stats_.begin());
   last_stats_[worker] = std::move(stats[worker]);
   Expel(worker);

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "server/control/coordinator.h"
@@ -19,25 +18,26 @@ constexpr absl::Duration kPolicyRetry = absl::Seconds(30);
 }  // namespace
 
 // Workers register again, learn what has changed, and send again what they had under way.
-absl::Status Coordinator::GoOnBy(ApplyRules rules, uint64_t first_step) {
-  RECON_ASSIGN_OR_RETURN(rules.cluster_epoch, journal_->NextClusterEpoch(cluster_epoch_));
-  const absl::Status changed = params_->ChangeRules(rules, first_step);
-  membership_.Excuse(Now());  // Nobody was heard of meanwhile.
-  progress_.ExcuseAll(Now());
+absl::Status Coordinator::GoOnBy(ApplyRules rules, uint64_t first_step, absl::Time now) {
+  RECON_ASSIGN_OR_RETURN(rules.cluster_epoch, ports_.journal->NextClusterEpoch(cluster_epoch_));
+  const absl::Status changed = ports_.params->ChangeRules(rules, first_step);
+  membership_.Excuse(now);  // Nobody was heard of meanwhile.
+  progress_.ExcuseAll(now);
   if (changed.ok()) cluster_epoch_ = rules.cluster_epoch;
   return changed;
 }
 
-absl::Status Coordinator::GoOnWith(const PolicySettings& settings) {
+absl::Status Coordinator::GoOnWith(const PolicySettings& settings, absl::Time now) {
   RECON_ASSIGN_OR_RETURN(Policy policy, ResolvePolicy(settings, options_.policy_base));
   RECON_RETURN_IF_ERROR(CheckRound(settings, policy, job_.batch_samples(), job_.split_samples()));
-  if (const auto layout = params_->layout()) RECON_RETURN_IF_ERROR(CheckSyncPeriods(policy.job, *layout));
+  if (const auto layout = ports_.params->layout())
+    RECON_RETURN_IF_ERROR(CheckSyncPeriods(policy.job, *layout));
   if (finishing_ || finished_ || draining_) {
     return absl::FailedPreconditionError("the job is at its end: its policy is not changed any more");
   }
   policy.rules.job_id = options_.job_id;
   policy.rules.history = job_.history();
-  RECON_RETURN_IF_ERROR(GoOnBy(policy.rules, 0));
+  RECON_RETURN_IF_ERROR(GoOnBy(policy.rules, 0, now));
   TellWorkers(policy, &job_);
   ApplyQuorum();
   if (const absl::Status fixed = started_ ? FixStepSamples() : absl::OkStatus(); !fixed.ok()) {
@@ -53,7 +53,7 @@ void Coordinator::ApplyQuorum() {
   const PolicySettings& settings = job_.policy();
   std::optional<absl::Duration> grace;
   if (settings.has_grace_ms()) grace = absl::Milliseconds(settings.grace_ms());
-  params_->SetQuorum(settings.quorum(), grace);
+  ports_.params->SetQuorum(settings.quorum(), grace);
 }
 
 absl::Status Coordinator::FixStepSamples() {
@@ -62,7 +62,7 @@ absl::Status Coordinator::FixStepSamples() {
   }
   JobRecord record = *record_;
   record.set_step_samples(static_cast<uint64_t>(membership_.alive()) * job_.batch_samples());
-  RECON_RETURN_IF_ERROR(journal_->SaveJob(record));
+  RECON_RETURN_IF_ERROR(ports_.journal->SaveJob(record));
   LogInfo("a step has {} samples from now on, whoever is there", record.step_samples());
   record_ = std::move(record);
   return absl::OkStatus();
@@ -79,7 +79,7 @@ void Coordinator::TunePolicy(absl::Time now) {
   if (policy_due_at_ == absl::InfiniteFuture()) {
     if (!policy_tuner_->Due(now)) return;
     std::map<WorkerId, PolicyTuner::Pushes> pushes;
-    for (const auto& [worker, stats] : params_->GetStats().workers) {
+    for (const auto& [worker, stats] : ports_.params->GetStats().workers) {
       pushes[worker] = {stats.pushes, stats.staleness_mean * static_cast<double>(stats.staleness_pushes),
                         stats.waiting_seconds};
     }
@@ -88,16 +88,16 @@ void Coordinator::TunePolicy(absl::Time now) {
     LogInfo("policy auto: {}", policy_tuner_->reason());
   }
   if (now < policy_due_at_) return;
-  const absl::Status status = GoOnWith(Chosen(auto_settings_, policy_tuner_->choice()));
+  const absl::Status status = GoOnWith(Chosen(auto_settings_, policy_tuner_->choice()), now);
   if (!status.ok()) LogWarn("policy auto: not yet: {}", status.message());
   policy_due_at_ = status.ok() ? absl::InfiniteFuture() : now + kPolicyRetry;
 }
 
-absl::StatusOr<SetPolicyReply> Coordinator::SetPolicy(const SetPolicyRequest& request) {
-  if (IsAuto(request.policy()) && cluster_ != nullptr) {
+absl::StatusOr<SetPolicyReply> Coordinator::SetPolicy(const SetPolicyRequest& request, absl::Time now) {
+  if (IsAuto(request.policy()) && ports_.others != nullptr) {
     return absl::FailedPreconditionError("the policy of a job with several servers cannot be changed live");
   }
-  RECON_RETURN_IF_ERROR(GoOnWith(request.policy()));
+  RECON_RETURN_IF_ERROR(GoOnWith(request.policy(), now));
   policy_tuner_.reset();
   policy_due_at_ = absl::InfiniteFuture();
   if (IsAuto(request.policy())) {
@@ -107,7 +107,7 @@ absl::StatusOr<SetPolicyReply> Coordinator::SetPolicy(const SetPolicyRequest& re
   PolicyRecord record;
   *record.mutable_set() = request.policy();
   *record.mutable_flags() = options_.policy_of_flags;
-  if (const absl::Status saved = journal_->SavePolicy(record); !saved.ok()) {
+  if (const absl::Status saved = ports_.journal->SavePolicy(record); !saved.ok()) {
     return absl::UnavailableError(
         absl::StrCat("the policy is in force, but will not outlive this server: ", saved.message()));
   }

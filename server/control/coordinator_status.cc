@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
-#include "common/base/clock.h"
 #include "common/base/copied_bytes.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
@@ -21,7 +20,7 @@ constexpr absl::Duration kSharesInterval = absl::Milliseconds(500);
 }  // namespace
 
 absl::StatusOr<CompletionsReply> Coordinator::Completions() const {
-  RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, journal_->LoadCompletions());
+  RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, ports_.journal->LoadCompletions());
   CompletionsReply reply;
   for (const Completion& completion : completions) {
     *reply.add_completions() = completion;
@@ -39,7 +38,7 @@ void Coordinator::NoteCompleted(const Completion& completion) {
 
 void Coordinator::NoteShares(absl::Time now) {
   shares_at_ = now + kSharesInterval;
-  const ParamServer::Stats stats = params_->GetStats();
+  const ParamStats stats = ports_.params->GetStats();
   for (const auto& [worker, member] : membership_.members()) {
     const auto found = stats.workers.find(worker);
     if (member.gone || found == stats.workers.end()) continue;
@@ -50,8 +49,9 @@ void Coordinator::NoteShares(absl::Time now) {
 }
 
 void Coordinator::WatchStall(uint64_t pushes, absl::Time now) {
-  log_bytes_.Set(static_cast<double>(params_->log_disk_bytes()));
-  log_budget_bytes_.Set(static_cast<double>(params_->log_budget_bytes()));
+  const LogUse log = ports_.params->log_use();
+  log_bytes_.Set(static_cast<double>(log.disk_bytes));
+  log_budget_bytes_.Set(static_cast<double>(log.budget_bytes));
   if (phase() != PHASE_RUNNING || draining_ || finishing_) {
     stall_.Reset();
   } else if (stall_.Note(pushes + queue_->samples_completed() + evaluations_.size(), now)) {
@@ -62,14 +62,15 @@ void Coordinator::WatchStall(uint64_t pushes, absl::Time now) {
 }
 
 std::string Coordinator::WhatIsMissing(absl::Time now) const {
-  if (cluster_ != nullptr && !cluster_->live()) return cluster_->Missing();
-  if (must_snapshot_ || params_->awaits_snapshot()) {
-    const std::string error = snapshots_->status().last_error();
+  if (ports_.others != nullptr && !ports_.others->state().live) return ports_.others->Missing();
+  const LogUse log = ports_.params->log_use();
+  if (must_snapshot_ || log.awaits_snapshot) {
+    const std::string error = ports_.snapshots->status().last_error();
     return absl::StrCat("it waits for a snapshot", error.empty() ? "" : ", and the last one failed: ", error);
   }
-  if (params_->log_full()) {
-    return absl::StrCat("it waits for a snapshot that makes room in the push log, which has ",
-                        params_->log_disk_bytes(), " bytes of its ", params_->log_budget_bytes());
+  if (log.full) {
+    return absl::StrCat("it waits for a snapshot that makes room in the push log, which has ", log.disk_bytes,
+                        " bytes of its ", log.budget_bytes);
   }
   if (membership_.alive() == 0) return "it waits for a worker: none is alive";
   std::vector<std::string> held;
@@ -98,13 +99,13 @@ std::string Coordinator::WhoHoldsUp() const {
 }
 
 absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
-  const ParamServer::Stats stats = params_->GetStats();
+  const ParamStats stats = ports_.params->GetStats();
   StatusReply reply;
   reply.set_phase(phase());
   reply.set_cluster_epoch(cluster_epoch_);
   *reply.mutable_job() = job_;
   reply.set_optimizer(optimizer_);
-  reply.set_uptime_seconds(absl::ToDoubleSeconds(ProcessUptime()));
+  reply.set_uptime_seconds(absl::ToDoubleSeconds(now - options_.process_began));
   reply.set_recover_ms(stats.recover_ms);
   reply.set_first_push_ms(stats.first_push_ms);
   reply.set_updates(stats.updates);
@@ -112,7 +113,7 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
   reply.set_duplicate_pushes(stats.duplicates);
   reply.set_frontier_step(stats.frontier_step);
   reply.set_restored_generation(restored_generation_);
-  *reply.mutable_snapshot() = snapshots_->status();
+  *reply.mutable_snapshot() = ports_.snapshots->status();
   for (const CopyReason reason : kCopyReasons) {
     CopiedBytesStatus* copied = reply.add_copied_bytes();
     copied->set_why(CopyReasonName(reason));
@@ -125,8 +126,9 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
     reply.set_codec_settled(codec_tuner_.settled());
   }
   reply.set_holds_up(WhoHoldsUp());
-  reply.set_log_bytes(params_->log_disk_bytes());
-  reply.set_log_budget_bytes(params_->log_budget_bytes());
+  const LogUse log = ports_.params->log_use();
+  reply.set_log_bytes(log.disk_bytes);
+  reply.set_log_budget_bytes(log.budget_bytes);
   if (const absl::Duration standing = stall_.Standing(now); standing > absl::ZeroDuration()) {
     reply.set_standing_seconds(absl::ToDoubleSeconds(standing));
     reply.set_waits_for(WhatIsMissing(now));
@@ -134,10 +136,10 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
   reply.set_divergence(divergence_said_);
   if (rollback_.history() != 0) *reply.mutable_rollback() = rollback_;
   for (const EvalEntry& entry : evaluations_) *reply.add_evaluations() = entry;
-  if (cluster_ != nullptr) {
-    for (ServerStatus& server : cluster_->Status(now)) *reply.add_servers() = std::move(server);
+  if (ports_.others != nullptr) {
+    for (ServerStatus& server : ports_.others->Status(now)) *reply.add_servers() = std::move(server);
   }
-  if (const auto layout = params_->layout(); layout != nullptr) {
+  if (const auto layout = ports_.params->layout(); layout != nullptr) {
     reply.set_model(layout->model().name());
     reply.set_parameters(layout->params());
     reply.set_shards(layout->shard_count());

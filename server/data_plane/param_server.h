@@ -25,6 +25,7 @@
 #include "server/data_plane/job_log.h"
 #include "server/data_plane/memory_budget.h"
 #include "server/data_plane/operation.h"
+#include "server/data_plane/param_stats.h"
 #include "server/data_plane/shard_set.h"
 #include "server/data_plane/waiting_replies.h"
 #include "server/data_plane/worker_tally.h"
@@ -88,27 +89,8 @@ class ParamServer {
   using Done = absl::AnyInvocable<void(absl::StatusOr<ByteChain> reply)>;
   using Taken = absl::AnyInvocable<void()>;
 
-  struct WorkerStats {
-    uint64_t pushes = 0;
-    uint64_t next_step = 0;
-    bool active = false;
-    uint64_t staleness_pushes = 0;  // Those whose staleness is known: the mean's.
-    double staleness_mean = 0;      // In updates of a shard between the gradient's parameters and its apply.
-    uint64_t staleness_max = 0;
-    std::vector<uint64_t> staleness_counts;  // As MemberStatus has them.
-    double waiting_seconds = 0;              // Replies waited for other workers' pushes, the sum.
-    uint64_t late_steps = 0;                 // Closed without its push, which a quorum did not wait for.
-  };
-  struct Stats {
-    uint64_t pushes = 0;
-    uint64_t updates = 0;  // Of the shard that had most, since the job began.
-    uint64_t duplicates = 0;
-    uint64_t sequence = 0;
-    uint64_t frontier_step = 0;
-    double recover_ms = 0;     // From the server's begin to its first acknowledged push; 0 until then.
-    double first_push_ms = 0;  // The same without the time in which no worker had come.
-    std::map<WorkerId, WorkerStats> workers;
-  };
+  using WorkerStats = WorkerPushStats;
+  using Stats = ParamStats;
 
   // `metrics` must outlive the server.
   ParamServer(const Options& options, Metrics* metrics);

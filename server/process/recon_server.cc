@@ -38,7 +38,7 @@
 #include "google/protobuf/util/message_differencer.h"
 #include "server/cluster/cluster.h"
 #include "server/control/control_journal.h"
-#include "server/control/coordinator.h"
+#include "server/control/lane_coordinator.h"
 #include "server/control/proposal.h"
 #include "server/data_plane/param_server.h"
 #include "server/durability/control_db.h"
@@ -95,7 +95,7 @@ struct ReconServer::Parts {
   std::unique_ptr<ParamServer> params;
   std::unique_ptr<ControlJournal> journal;
   std::unique_ptr<SnapshotService> snapshots;
-  std::unique_ptr<Coordinator> coordinator;
+  std::unique_ptr<LaneCoordinator> coordinator;
   std::unique_ptr<InitialValues> initial;  // Of a new job, with --from-snapshot.
   std::optional<LogEnd> replayed;
   ControlState recovered;  // From snapshot and log.
@@ -313,8 +313,8 @@ absl::Status ReconServer::Parts::Open() {
       return AdoptProposal(request);
     };
   }
-  coordinator = std::make_unique<Coordinator>(coordinator_options, params.get(), journal.get(),
-                                              snapshots.get(), cluster.get(), &metrics);
+  coordinator = std::make_unique<LaneCoordinator>(coordinator_options, params.get(), journal.get(),
+                                                  snapshots.get(), cluster.get(), &metrics);
   if (cluster != nullptr) StartCluster();
 
   RECON_ASSIGN_OR_RETURN(const std::optional<Manifest> restored, Recover(before));
@@ -344,7 +344,7 @@ absl::Status ReconServer::Parts::Open() {
   absl::Status resumed;
   coordinator->lane()->RunAndWait([&] {
     coordinator->NoteRollback(last_rollback);
-    resumed = coordinator->Recover(restored);
+    resumed = coordinator->Recover(restored, Now());
   });
   RECON_RETURN_IF_ERROR(resumed);
 
@@ -444,7 +444,7 @@ absl::StatusOr<std::unique_ptr<Cluster>> ReconServer::Parts::MakeCluster(const A
 
 void ReconServer::Parts::StartCluster() {
   Cluster::Events events;
-  events.changed = [this] { coordinator->OnServersChanged(); };
+  events.changed = [this] { coordinator->OnServersChanged(Now()); };
   events.save = [this](const ServerTable& table) { return db->SaveServers(table); };
   cluster->Start(params.get(), coordinator->lane(), std::move(events));
 }

@@ -89,7 +89,7 @@ ControlService::Reactor* ControlService::Register(Context* context, const Regist
 ControlService::Reactor* ControlService::Heartbeat(Context* context, const HeartbeatRequest* request,
                                                    HeartbeatReply* reply) {
   return OfWorker(context, "Heartbeat", request->identity().incarnation(), reply, [this, request] {
-    absl::StatusOr<HeartbeatReply> result = coordinator_->Heartbeat(*request, Now());
+    absl::StatusOr<HeartbeatReply> result = coordinator_->Heartbeat(*request, {Now(), WallNow()});
     if (result.ok()) traces_->Tell(&*result);
     return result;
   });
@@ -103,8 +103,9 @@ ControlService::Reactor* ControlService::Acquire(Context* context, const Acquire
 
 ControlService::Reactor* ControlService::Complete(Context* context, const CompleteRequest* request,
                                                   CompleteReply* reply) {
-  return OfWorker(context, "Complete", request->identity().incarnation(), reply,
-                  [this, request] { return coordinator_->Complete(*request, Now()); });
+  return OfWorker(context, "Complete", request->identity().incarnation(), reply, [this, request] {
+    return coordinator_->Complete(*request, {Now(), WallNow()});
+  });
 }
 
 ControlService::Reactor* ControlService::Rejoin(Context* context, const RejoinRequest* request,
@@ -115,8 +116,9 @@ ControlService::Reactor* ControlService::Rejoin(Context* context, const RejoinRe
 
 ControlService::Reactor* ControlService::Leave(Context* context, const LeaveRequest* request,
                                                LeaveReply* reply) {
-  return OfWorker(context, "Leave", request->identity().incarnation(), reply,
-                  [this, request] { return coordinator_->Leave(*request); });
+  return OfWorker(context, "Leave", request->identity().incarnation(), reply, [this, request] {
+    return coordinator_->Leave(*request, {Now(), WallNow()});
+  });
 }
 
 ControlService::Reactor* ControlService::Status(Context* context, const StatusRequest*, StatusReply* reply) {
@@ -158,7 +160,7 @@ ControlService::Reactor* ControlService::SetPolicy(Context* context, const SetPo
   const absl::Status allowed = access_->Check(context, Role::kOperator, "SetPolicy");
   if (!allowed.ok()) return Refuse(context, allowed);
   return OnLane(coordinator_->lane(), context, reply, [this, context, request] {
-    absl::StatusOr<SetPolicyReply> result = coordinator_->SetPolicy(*request);
+    absl::StatusOr<SetPolicyReply> result = coordinator_->SetPolicy(*request, Now());
     access_->Note(*context, "SetPolicy", PolicyFlags(request->policy()), result.status());
     return result;
   });

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
 #include "proto/control.grpc.pb.h"
-#include "server/control/coordinator.h"
+#include "server/control/lane_coordinator.h"
 #include "server/recovery/snapshot_service.h"
 #include "server/rpc/access.h"
 #include "server/rpc/trace_service.h"
@@ -29,7 +29,7 @@ class ControlService : public Control::CallbackService {
   using HistoryDone = std::function<void(HistoryReply)>;
   using HistoryHandler = std::function<void(const HistoryRequest&, HistoryDone done)>;
 
-  ControlService(Access* access, Coordinator* coordinator, SnapshotService* snapshots,
+  ControlService(Access* access, LaneCoordinator* coordinator, SnapshotService* snapshots,
                  std::atomic<bool>* drain_requested, RollbackHandler rollback, HistoryHandler history,
                  const TraceService* traces)
       : access_(access),
@@ -75,7 +75,7 @@ class ControlService : public Control::CallbackService {
   Reactor* OfObserver(Context* context, const char* name, Reply* reply, Call call);
 
   Access* access_;
-  Coordinator* coordinator_;
+  LaneCoordinator* coordinator_;
   SnapshotService* snapshots_;
   std::atomic<bool>* drain_requested_;
   const RollbackHandler rollback_;

@@ -96,7 +96,7 @@ class TraceStream final : public grpc::ServerWriteReactor<TraceUpdate>,
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-TraceService::TraceService(Access* access, Coordinator* coordinator, Cluster* cluster)
+TraceService::TraceService(Access* access, LaneCoordinator* coordinator, Cluster* cluster)
     : access_(access), coordinator_(coordinator), cluster_(cluster), lane_(std::make_unique<Lane>("trace")) {}
 
 TraceService::~TraceService() { Close(); }

@@ -12,7 +12,7 @@
 #include "proto/control.pb.h"
 #include "proto/trace.grpc.pb.h"
 #include "server/cluster/cluster.h"
-#include "server/control/coordinator.h"
+#include "server/control/lane_coordinator.h"
 #include "server/rpc/access.h"
 #include "server/trace/trace_collector.h"
 
@@ -30,7 +30,7 @@ class TraceService : public Trace::CallbackService {
   using Reactor = grpc::ServerUnaryReactor;
   using Context = grpc::CallbackServerContext;
 
-  TraceService(Access* access, Coordinator* coordinator, Cluster* cluster);
+  TraceService(Access* access, LaneCoordinator* coordinator, Cluster* cluster);
   ~TraceService() override;
 
   // Where clients reach this process, as traces show it.
@@ -59,7 +59,7 @@ class TraceService : public Trace::CallbackService {
   Job LookAtJob();
 
   Access* const access_;
-  Coordinator* const coordinator_;
+  LaneCoordinator* const coordinator_;
   Cluster* const cluster_;
   TraceCollector collector_;
 

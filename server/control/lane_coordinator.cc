@@ -1,0 +1,45 @@
+#include "server/control/lane_coordinator.h"
+
+#include "common/base/clock.h"
+
+namespace recon {
+namespace {
+
+Coordinator::Options SinceProcessBegan(Coordinator::Options options) {
+  options.process_began = Now() - ProcessUptime();
+  return options;
+}
+
+}  // namespace
+
+LanePorts::LanePorts(ParamServer* params, ControlJournal* journal, SnapshotService* snapshots,
+                     Cluster* cluster, Lane* lane)
+    : data_plane_(params),
+      control_journal_(journal),
+      params_port_(params, lane),
+      snapshots_port_(snapshots, params, lane),
+      cluster_port_(cluster == nullptr ? nullptr : std::make_unique<ClusterPort>(cluster)) {}
+
+CoordinatorPorts LanePorts::ports() {
+  CoordinatorPorts ports;
+  ports.params = &params_port_;
+  ports.steps = &params_port_;
+  ports.snapshots = &snapshots_port_;
+  ports.others = cluster_port_.get();
+  ports.journal = control_journal_;
+  return ports;
+}
+
+// The ports keep only the lane's address until the coordinator is there.
+LaneCoordinator::LaneCoordinator(const Options& options, ParamServer* params, ControlJournal* journal,
+                                 SnapshotService* snapshots, Cluster* cluster, Metrics* metrics)
+    : LanePorts(params, journal, snapshots, cluster, &lane_),
+      Coordinator(SinceProcessBegan(options), ports(), metrics),
+      lane_("control") {}
+
+void LaneCoordinator::BeginFrom(InitialValues* initial) {
+  initial_port_ = std::make_unique<InitialValuesPort>(initial, data_plane_, &lane_);
+  Coordinator::BeginFrom(initial_port_.get());
+}
+
+}  // namespace recon

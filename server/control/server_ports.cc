@@ -1,0 +1,87 @@
+#include "server/control/server_ports.h"
+
+#include <utility>
+
+#include "common/base/clock.h"
+
+namespace recon {
+namespace {
+
+// Calls `done` on the lane, with how a snapshot has ended.
+SnapshotService::Done OnLane(Lane* lane, Snapshots::Done done) {
+  return [lane, done = std::move(done)](const absl::StatusOr<SnapshotReply>& reply) {
+    lane->Post([done, taken = reply.status()] { done(taken, Now()); });
+  };
+}
+
+}  // namespace
+
+void ParamServerPort::AwaitInitialValues(WorkerId worker, std::function<void()> ready) {
+  params_->AwaitInitialValues(worker, [lane = lane_, ready = std::move(ready)] { lane->Post(ready); });
+}
+
+absl::Status ParamServerPort::ChangeRules(const ApplyRules& rules, uint64_t first_step) {
+  return params_->ChangeRules(rules, first_step);
+}
+
+void ParamServerPort::SetQuorum(uint32_t workers, std::optional<absl::Duration> grace) {
+  params_->SetQuorum(workers, grace);
+}
+
+LogUse ParamServerPort::log_use() const {
+  return {params_->log_disk_bytes(), params_->log_budget_bytes(), params_->log_full(),
+          params_->awaits_snapshot()};
+}
+
+void ParamServerPort::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) {
+  params_->Admit(worker, incarnation, next_step);
+}
+
+uint64_t ParamServerPort::Activate(WorkerId worker, uint64_t next_step, bool resumes) {
+  return params_->Activate(worker, next_step, resumes);
+}
+
+void ParamServerPort::NoteAcknowledged(WorkerId worker, uint64_t next_step) {
+  params_->NoteAcknowledged(worker, next_step);
+}
+
+void SnapshotServicePort::Take(const std::string& reason, Done done) {
+  snapshots_->Take(reason, OnLane(lane_, std::move(done)));
+}
+
+void SnapshotServicePort::TakeLast(Done done) {
+  // The log is trimmed on the snapshots' own thread: the lane does not wait for it.
+  snapshots_->Take("final", [params = params_, then = OnLane(lane_, std::move(done))](
+                                const absl::StatusOr<SnapshotReply>& reply) mutable {
+    if (reply.ok()) params->TrimLogToNewest();
+    then(reply);
+  });
+}
+
+void SnapshotServicePort::TakeInBackground(const std::string& reason) {
+  snapshots_->Take(
+      reason, [](const absl::StatusOr<SnapshotReply>&) {}, SnapshotWriter::Pace::kBackground);
+}
+
+OtherServers::State ClusterPort::state() const {
+  State state;
+  state.complete = cluster_->complete();
+  state.live = cluster_->live();
+  state.all_have_values = cluster_->all_have_values();
+  state.needs_snapshot = cluster_->needs_snapshot();
+  state.highest_epoch = cluster_->highest_epoch();
+  state.highest_frontier = cluster_->highest_frontier();
+  return state;
+}
+
+void ClusterPort::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) {
+  cluster_->Admit(worker, incarnation, next_step);
+}
+
+void InitialValuesPort::Load(std::function<void(const absl::Status& loaded)> done) {
+  initial_->Load(params_, [lane = lane_, done = std::move(done)](const absl::Status& loaded) {
+    lane->Post([done, loaded] { done(loaded); });
+  });
+}
+
+}  // namespace recon

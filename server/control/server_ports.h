@@ -1,0 +1,103 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/lane.h"
+#include "server/cluster/cluster.h"
+#include "server/control/ports.h"
+#include "server/data_plane/param_server.h"
+#include "server/recovery/initial_values.h"
+#include "server/recovery/snapshot_service.h"
+
+// The coordinator's ports onto the classes of a server. What those call back, on whichever thread, is posted
+// to the control lane. All pointers outlive the ports.
+namespace recon {
+
+class ParamServerPort final : public DataPlaneControl, public StepMembers {
+ public:
+  ParamServerPort(ParamServer* params, Lane* lane) : params_(params), lane_(lane) {}
+
+  std::shared_ptr<const ParamLayout> layout() const override { return params_->layout(); }
+  absl::Status DefineModel(const ModelSpec& model) override { return params_->DefineModel(model); }
+  bool has_values() const override { return params_->has_values(); }
+  void AwaitInitialValues(WorkerId worker, std::function<void()> ready) override;
+  void SetClusterEpoch(uint64_t epoch) override { params_->SetClusterEpoch(epoch); }
+  ApplyRules rules() const override { return params_->rules(); }
+  absl::Status ChangeRules(const ApplyRules& rules, uint64_t first_step) override;
+  void SetQuorum(uint32_t workers, std::optional<absl::Duration> grace) override;
+  LogUse log_use() const override;
+  ParamStats GetStats() const override { return params_->GetStats(); }
+  void Tick(absl::Time now) override { params_->Tick(now); }
+
+  void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) override;
+  void Expel(WorkerId worker) override { params_->Expel(worker); }
+  uint64_t Activate(WorkerId worker, uint64_t next_step, bool resumes) override;
+  void Deactivate(WorkerId worker) override { params_->Deactivate(worker); }
+  void Park(WorkerId worker) override { params_->Park(worker); }
+  bool active(WorkerId worker) const override { return params_->active(worker); }
+  void NoteAcknowledged(WorkerId worker, uint64_t next_step) override;
+  uint64_t PushesOf(WorkerId worker) const override { return params_->PushesOf(worker); }
+  uint64_t frontier() const override { return params_->frontier(); }
+  void SkipTo(uint64_t frontier) override { params_->SkipTo(frontier); }
+
+ private:
+  ParamServer* const params_;
+  Lane* const lane_;
+};
+
+class SnapshotServicePort final : public Snapshots {
+ public:
+  SnapshotServicePort(SnapshotService* snapshots, ParamServer* params, Lane* lane)
+      : snapshots_(snapshots), params_(params), lane_(lane) {}
+
+  void Take(const std::string& reason, Done done) override;
+  void TakeLast(Done done) override;
+  void TakeInBackground(const std::string& reason) override;
+  void Tick(absl::Time now) override { snapshots_->Tick(now); }
+  SnapshotStatus status() const override { return snapshots_->status(); }
+
+ private:
+  SnapshotService* const snapshots_;
+  ParamServer* const params_;
+  Lane* const lane_;
+};
+
+class ClusterPort final : public OtherServers {
+ public:
+  explicit ClusterPort(Cluster* cluster) : cluster_(cluster) {}
+
+  uint32_t servers() const override { return cluster_->servers(); }
+  State state() const override;
+  std::string Missing() const override { return cluster_->Missing(); }
+  void SetModel(const ModelSpec& model) override { cluster_->SetModel(model); }
+  void BeginEpoch(uint64_t epoch) override { cluster_->BeginEpoch(epoch); }
+  void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) override;
+  void Expel(WorkerId worker) override { cluster_->Expel(worker); }
+  void AwaitInitialValues(WorkerId worker) override { cluster_->AwaitInitialValues(worker); }
+  void Tick(absl::Time now) override { cluster_->Tick(now); }
+  std::vector<ServerAddress> Addresses() const override { return cluster_->Addresses(); }
+  std::vector<ServerStatus> Status(absl::Time now) const override { return cluster_->Status(now); }
+
+ private:
+  Cluster* const cluster_;
+};
+
+class InitialValuesPort final : public ValuesSource {
+ public:
+  InitialValuesPort(InitialValues* initial, ParamServer* params, Lane* lane)
+      : initial_(initial), params_(params), lane_(lane) {}
+
+  absl::Status Check(const ModelSpec& model) const override { return initial_->Check(model); }
+  void Load(std::function<void(const absl::Status& loaded)> done) override;
+
+ private:
+  InitialValues* const initial_;
+  ParamServer* const params_;
+  Lane* const lane_;
+};
+
+}  // namespace recon

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "common/base/ids.h"
+
+namespace recon {
+
+// What the data plane has counted of one worker since it was admitted.
+struct WorkerPushStats {
+  uint64_t pushes = 0;
+  uint64_t next_step = 0;
+  bool active = false;
+  uint64_t staleness_pushes = 0;  // Those whose staleness is known: the mean's.
+  double staleness_mean = 0;      // In updates of a shard between the gradient's parameters and its apply.
+  uint64_t staleness_max = 0;
+  std::vector<uint64_t> staleness_counts;  // As MemberStatus has them.
+  double waiting_seconds = 0;              // Replies waited for other workers' pushes, the sum.
+  uint64_t late_steps = 0;                 // Closed without its push, which a quorum did not wait for.
+};
+
+// What the data plane of one server has counted.
+struct ParamStats {
+  uint64_t pushes = 0;
+  uint64_t updates = 0;  // Of the shard that had most, since the job began.
+  uint64_t duplicates = 0;
+  uint64_t sequence = 0;
+  uint64_t frontier_step = 0;
+  double recover_ms = 0;     // From the server's begin to its first acknowledged push; 0 until then.
+  double first_push_ms = 0;  // The same without the time in which no worker had come.
+  std::map<WorkerId, WorkerPushStats> workers;
+};
+
+}  // namespace recon
