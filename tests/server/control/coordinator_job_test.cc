@@ -30,6 +30,7 @@ TEST_CASE("initial values are asked of one worker, and of another when that one 
   CHECK(job.data_plane.initializer == one.id());
   CHECK_FALSE(two.TryAcquire()->needs_initial_values());
   CHECK(one.TryAcquire()->needs_initial_values());
+  CHECK(job.data_plane.times_awaited == 1);  // What has come of them stays.
   REQUIRE(one.Leave("terminated").ok());
   CHECK(two.TryAcquire()->needs_initial_values());
   CHECK(job.data_plane.initializer == two.id());

@@ -35,6 +35,7 @@ class FakeDataPlane final : public DataPlaneControl, public StepMembers {
   bool has_values() const override { return has_values_; }
   void AwaitInitialValues(WorkerId worker, std::function<void()> ready) override {
     initializer = worker;
+    ++times_awaited;
     ready_ = std::move(ready);
   }
   void SetClusterEpoch(uint64_t epoch) override { cluster_epoch = epoch; }
@@ -94,6 +95,7 @@ class FakeDataPlane final : public DataPlaneControl, public StepMembers {
   uint64_t cluster_epoch = 1;
   uint32_t quorum = 0;
   std::optional<WorkerId> initializer;
+  int times_awaited = 0;
   absl::Status change_fails;
   LogUse log;
   std::map<WorkerId, Incarnation> admitted;
