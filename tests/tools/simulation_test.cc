@@ -70,9 +70,11 @@ TEST_CASE("mistakes in the control plane are found", "[simulation]") {
     }
     return false;
   };
-  CHECK(found(Planted::kForgetsLeasesOfTheDead, "the job hangs"));
-  CHECK(found(Planted::kCompletesWithoutLease, "was completed twice"));
+  CHECK(found(Planted::kLeasesNeverEnd, "the job hangs"));
+  CHECK(found(Planted::kForgetsCompletions, "was completed twice"));
   CHECK(found(Planted::kReleasesEarly, "the reply to step"));
+  CHECK(found(Planted::kKeepsWaitingForTheIdle, "the job hangs"));
+  CHECK(found(Planted::kGrantsTwice, "is leased twice"));
 }
 
 TEST_CASE("without failures nearly all computing counts; with restarts of all, the less the more fail",

@@ -1,73 +1,31 @@
 #include "tools/bench/simulation.h"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
-#include <queue>
 #include <random>
-#include <set>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
-#include "server/membership/membership.h"
-#include "server/scheduler/lease_size.h"
-#include "server/scheduler/lease_table.h"
-#include "server/scheduler/split_queue.h"
-#include "server/sync/staleness_gate.h"
+#include "tools/bench/simulated_server.h"
+#include "tools/bench/simulated_time.h"
 
 namespace recon {
 namespace {
 
-using Planted = SimulationOptions::Planted;
-using SplitKey = std::pair<uint32_t, uint32_t>;  // Data epoch, split.
-
 constexpr double kTick = 0.1;
 constexpr double kRetry = 0.5;  // After a call that got no answer, or when there is no work.
 
-absl::Time At(double seconds) { return absl::UnixEpoch() + absl::Seconds(seconds); }
-
-SplitKey KeyOf(const Task& task) { return {task.data_epoch, task.split.value()}; }
-
-std::vector<SplitKey> KeysOf(const Task& task) {
-  std::vector<SplitKey> keys;
-  for (uint32_t i = 0; i < task.splits; ++i) keys.emplace_back(task.data_epoch, task.split.value() + i);
-  return keys;
-}
-
 class Simulation {
  public:
-  explicit Simulation(const SimulationOptions& options) : options_(options), random_(options.seed) {}
+  explicit Simulation(const SimulationOptions& options) : options_(options), time_(options.seed) {}
   SimulationResult Run();
 
  private:
-  // What lives and dies with a server process.
-  struct Server {
-    Server(const SimulationOptions& options, uint64_t epoch, uint64_t frontier, SplitQueue splits)
-        : cluster_epoch(epoch),
-          membership({absl::Seconds(options.evict_seconds / 3), absl::Seconds(options.evict_seconds)}),
-          leases(absl::Seconds(options.lease_seconds), epoch << 40),
-          queue(std::move(splits)),
-          gate(options.bound, frontier) {}
-    uint64_t cluster_epoch;
-    Membership membership;
-    LeaseTable leases;
-    SplitQueue queue;
-    StalenessGate gate;
-    std::map<SplitKey, LeaseId> holders;  // Beside the table, to check it.
-    // Beside the gate, to check it: each worker's life, and the step it took part from.
-    std::map<size_t, std::pair<uint64_t, uint64_t>> joined;
-    std::map<StalenessGate::Ticket, std::pair<std::function<void()>, uint64_t>> waiting;
-    StalenessGate::Ticket next_ticket = 0;
-  };
   struct Held {
-    Task task;  // What is left of it.
-    uint64_t lease = 0;
+    Lease lease;                  // What is left of it.
     uint32_t steps_done = 0;      // Of its first split.
     std::vector<uint64_t> steps;  // Whose pushes were acknowledged.
     bool lost = false;
@@ -76,72 +34,49 @@ class Simulation {
     uint64_t life = 0;  // Its incarnation; 0: dead.
     double stopped_until = 0;
     double slower = 1;
-    uint64_t cluster_epoch = 0;
+    WorkerIdentity identity;
     bool registering = false;
+    bool computing = false;
+    uint64_t steps = 0;  // Computed.
     uint64_t next_step = 0;
     bool pushing = false;  // A push of next_step is not acknowledged.
     std::optional<Held> held;
   };
-  enum class Answer { kOk, kRegister, kDrop };
 
-  double Uniform() { return std::uniform_real_distribution<double>(0, 1)(random_); }
-  double Exponential(double mean) { return -mean * std::log(1 - Uniform()); }
-  bool Lost() { return Uniform() < options_.lost_calls; }
-  WorkerId IdOf(size_t worker) const { return WorkerId(static_cast<uint32_t>(worker + 1)); }
-  void Violate(const std::string& what) {
-    if (result_.violation.empty()) result_.violation = absl::StrCat("at ", now_, " s: ", what);
-  }
-
-  void After(double seconds, std::function<void()> what) {
-    events_.emplace(now_ + seconds, number_++, std::move(what));
-  }
+  bool Lost() { return time_.Uniform() < options_.lost_calls; }
   // Of a worker's process: not after its death, and not while it is stopped.
-  void AfterAt(size_t worker, double seconds, std::function<void()> what) {
-    After(seconds, [this, worker, life = workers_[worker].life, what = std::move(what)]() mutable {
-      const Worker& mine = workers_[worker];
-      if (mine.life != life) return;
-      if (now_ < mine.stopped_until) return AfterAt(worker, mine.stopped_until - now_, std::move(what));
-      what();
-    });
-  }
+  void AfterAt(size_t worker, double seconds, std::function<void()> what);
   // `serve` at the server, if the call gets there; it answers by what it is given, once or never. `silence`
   // if no answer is there after a while.
   using Reply = std::function<void(std::function<void()> then)>;
   void Call(size_t worker, const std::function<void(Reply reply)>& serve,
             const std::function<void()>& silence);
 
-  void StartServer();
+  void StartServer() { server_ = std::make_unique<SimulatedServer>(options_, &disk_, &time_); }
   void StartWorker(size_t worker);
   void Register(size_t worker);
+  void Registered(size_t worker, const RegisterReply& reply);
   void Heartbeat(size_t worker);
   void Acquire(size_t worker);
+  void Acquired(size_t worker, const AcquireReply& reply);
+  void BringValues(size_t worker);
   void Compute(size_t worker);
   void Push(size_t worker);
+  void Pushed(size_t worker, SimulatedDataPlane::Answer answer);
+  void Rejoin(size_t worker);
+  void GiveUpPush(size_t worker);
   void Complete(size_t worker, bool abandon);
+  void Completed(size_t worker, const absl::Status& status, bool abandon);
+  void CheckCompletion(const WorkerIdentity& worker, const Held& held);
   void Tick();
   void Failures();
+  void KillOne();
   void Repeat(size_t which);
 
-  // The server's side, as the coordinator and the ParamServer have it.
-  bool Knows(size_t worker, uint64_t cluster_epoch, uint64_t life);
-  uint64_t GrantTo(const Task& task, size_t worker);
-  void TakeBack(const Task& task);
-  void Evict(size_t worker);
-  uint64_t Join(size_t worker, uint64_t life, uint64_t next_step);
-  void AnswerReleased();
-  void CheckBound(uint64_t step);
-
   const SimulationOptions options_;
-  std::mt19937_64 random_;
-  double now_ = 0;
-  uint64_t number_ = 0;
-  using Event = std::tuple<double, uint64_t, std::function<void()>>;
-  struct Later {
-    bool operator()(const Event& a, const Event& b) const {
-      return std::make_pair(std::get<0>(a), std::get<1>(a)) > std::make_pair(std::get<0>(b), std::get<1>(b));
-    }
-  };
-  std::priority_queue<Event, std::vector<Event>, Later> events_;
+  SimulatedTime time_;
+  SimulatedDisk disk_;
+  std::unique_ptr<SimulatedServer> server_;  // Null while it is down.
   std::vector<Worker> workers_;
   struct Repeated {
     double rate;
@@ -149,18 +84,21 @@ class Simulation {
   };
   std::vector<Repeated> repeated_;
   uint64_t lives_ = 0;
-  std::unique_ptr<Server> server_;
-
-  // What outlives a server: its database and its log.
-  uint64_t cluster_epoch_ = 0;
-  uint64_t frontier_ = 0;
-  std::map<SplitKey, Task> completions_;
-  std::set<std::tuple<size_t, uint64_t, uint64_t>> applied_;  // Worker, life, step.
-
   double useful_seconds_ = 0;
   uint64_t steps_computed_ = 0;
   SimulationResult result_;
 };
+
+void Simulation::AfterAt(size_t worker, double seconds, std::function<void()> what) {
+  time_.After(seconds, [this, worker, life = workers_[worker].life, what = std::move(what)]() mutable {
+    const Worker& mine = workers_[worker];
+    if (mine.life != life) return;
+    if (time_.seconds() < mine.stopped_until) {
+      return AfterAt(worker, mine.stopped_until - time_.seconds(), std::move(what));
+    }
+    what();
+  });
+}
 
 void Simulation::Call(size_t worker, const std::function<void(Reply)>& serve,
                       const std::function<void()>& silence) {
@@ -171,28 +109,19 @@ void Simulation::Call(size_t worker, const std::function<void(Reply)>& serve,
   if (Lost()) return;
   const Reply reply = [this, worker, life = workers_[worker].life, answered](std::function<void()> then) {
     if (workers_[worker].life != life || Lost()) return;
-    AfterAt(worker, Exponential(options_.call_seconds), [answered, then = std::move(then)] {
+    AfterAt(worker, time_.Exponential(options_.call_seconds), [answered, then = std::move(then)] {
       if (!std::exchange(*answered, true)) then();
     });
   };
-  After(Exponential(options_.call_seconds), [this, serve, reply, worker, answered, silence] {
-    if (server_ != nullptr) return serve(reply);
-    // The connection is refused: no need to wait.
-    if (workers_[worker].life == 0) return;
-    AfterAt(worker, kRetry, [answered, silence] {
-      if (!std::exchange(*answered, true)) silence();
-    });
-  });
-}
-
-void Simulation::StartServer() {
-  SplitQueue::Config config;
-  config.train_samples = options_.splits;
-  config.split_samples = 1;
-  config.data_epochs = options_.data_epochs;
-  SplitQueue queue = *SplitQueue::Create(config);
-  for (const auto& [key, task] : completions_) queue.Complete(task, EvalResult());
-  server_ = std::make_unique<Server>(options_, ++cluster_epoch_, frontier_, std::move(queue));
+  time_.After(time_.Exponential(options_.call_seconds),
+              [this, serve, reply, worker, life = workers_[worker].life, answered, silence] {
+                if (server_ != nullptr) return serve(reply);
+                // The connection is refused: no need to wait.
+                if (workers_[worker].life != life) return;
+                AfterAt(worker, kRetry, [answered, silence] {
+                  if (!std::exchange(*answered, true)) silence();
+                });
+              });
 }
 
 void Simulation::StartWorker(size_t worker) {
@@ -201,329 +130,275 @@ void Simulation::StartWorker(size_t worker) {
   mine = Worker();
   mine.life = ++lives_;
   mine.slower = slower;
+  mine.identity.set_incarnation(mine.life);
   Register(worker);
-  AfterAt(worker, options_.heartbeat_seconds * Uniform(), [this, worker] { Heartbeat(worker); });
-}
-
-bool Simulation::Knows(size_t worker, uint64_t cluster_epoch, uint64_t life) {
-  return cluster_epoch == server_->cluster_epoch &&
-         server_->membership.Hear(IdOf(worker), Incarnation(life), At(now_)).ok();
-}
-
-uint64_t Simulation::GrantTo(const Task& task, size_t worker) {
-  const LeaseId lease = server_->leases.Grant(task, IdOf(worker), At(now_));
-  for (const SplitKey& key : KeysOf(task)) {
-    if (!server_->holders.emplace(key, lease).second) {
-      Violate(absl::StrCat("split ", key.second, " of data epoch ", key.first, " is leased twice"));
-    }
-  }
-  return lease.value();
-}
-
-void Simulation::TakeBack(const Task& task) {
-  for (const SplitKey& key : KeysOf(task)) server_->holders.erase(key);
-  server_->queue.Return(task);
-}
-
-void Simulation::Evict(size_t worker) {
-  if (options_.planted != Planted::kForgetsLeasesOfTheDead) {
-    for (const Task& task : server_->leases.TakeAllOf(IdOf(worker))) TakeBack(task);
-  } else {
-    server_->leases.TakeAllOf(IdOf(worker));
-  }
-  server_->gate.Forget(IdOf(worker));
-  AnswerReleased();
+  AfterAt(worker, options_.heartbeat_seconds * time_.Uniform(), [this, worker] { Heartbeat(worker); });
 }
 
 void Simulation::Register(size_t worker) {
   Worker& mine = workers_[worker];
   mine.registering = true;
-  const uint64_t life = mine.life;
-  const uint64_t next_step = mine.next_step;
-  const std::optional<Task> held =
-      mine.held && !mine.held->lost ? std::optional<Task>(mine.held->task) : std::nullopt;
+  RegisterRequest request;
+  request.set_name(absl::StrCat("w", worker));
+  request.set_incarnation(mine.life);
+  request.mutable_model()->set_name("model");
+  TensorSpec* tensor = request.mutable_model()->add_tensors();
+  tensor->set_name("weights");
+  tensor->add_shape(1);
+  request.set_train_samples(options_.splits);
+  request.set_next_step(mine.next_step);
+  if (mine.held && !mine.held->lost) *request.add_held() = mine.held->lease;
   Call(
       worker,
-      [=](const Reply& reply) {
-        const WorkerId id = IdOf(worker);
-        Membership::Member member;
-        member.name = absl::StrCat("w", worker);
-        member.incarnation = Incarnation(life);
-        const Membership::Member* before = server_->membership.Find(id);
-        const bool replaces = before != nullptr && !before->gone && before->incarnation != member.incarnation;
-        if (!server_->membership.Admit(id, member, At(now_)).ok()) return;
-        if (replaces) Evict(worker);
-        server_->gate.Know(id, next_step);
-        for (const Task& task : server_->leases.TakeAllOf(id)) TakeBack(task);
-        uint64_t lease = 0;
-        uint64_t start_step = options_.bound < 0 ? next_step : server_->gate.frontier();
-        const std::optional<Task> rest = held ? server_->queue.TakeRest(*held) : std::nullopt;
-        if (rest) {
-          lease = GrantTo(*rest, worker);
-          start_step = Join(worker, life, next_step);
-        }
-        reply([=, epoch = server_->cluster_epoch] {
-          Worker& now = workers_[worker];
-          now.registering = false;
-          if (now.held && rest && rest->split != now.held->task.split) {
-            // Others have done its first splits meanwhile; a push of one of them is not of the next.
-            now.held->lost = now.held->lost || now.pushing;
-            now.held->task = *rest;
-            now.held->steps_done = 0;
-            now.held->steps.clear();
-          }
-          now.cluster_epoch = epoch;
-          if (!now.pushing) now.next_step = std::max(now.next_step, start_step);
-          if (now.held) {
-            now.held->lost = now.held->lost || lease == 0;
-            now.held->lease = lease;
-          }
-          if (now.pushing) return Push(worker);
-          now.held ? Compute(worker) : Acquire(worker);
-        });
+      [this, worker, request](const Reply& reply) {
+        const absl::StatusOr<RegisterReply> registered = server_->Register(request);
+        if (registered.ok()) return reply([=] { Registered(worker, *registered); });
+        // Another process has its name: this one is dead.
+        if (absl::IsAlreadyExists(registered.status())) return;
+        time_.Violate(absl::StrCat("worker ", worker, " is refused: ", registered.status().message()));
       },
-      [=] { Register(worker); });
+      [this, worker] { Register(worker); });
+}
+
+void Simulation::Registered(size_t worker, const RegisterReply& reply) {
+  Worker& mine = workers_[worker];
+  mine.registering = false;
+  mine.identity.set_worker(reply.worker());
+  mine.identity.set_cluster_epoch(reply.cluster_epoch());
+  if (mine.held && reply.adopted_size() == 0) mine.held->lost = true;
+  if (mine.held && reply.adopted_size() > 0) {
+    const Lease& rest = reply.adopted(0);
+    if (rest.split() != mine.held->lease.split()) {
+      // Its first splits are done, which it has not heard of; a push of one of them is not of the next.
+      mine.held->lost = mine.held->lost || mine.pushing;
+      mine.held->steps_done = 0;
+      mine.held->steps.clear();
+    }
+    mine.held->lease = rest;
+  }
+  if (mine.pushing) return Push(worker);
+  mine.next_step = std::max(mine.next_step, reply.start_step());
+  mine.held ? Compute(worker) : Acquire(worker);
 }
 
 void Simulation::Heartbeat(size_t worker) {
   AfterAt(worker, options_.heartbeat_seconds, [this, worker] { Heartbeat(worker); });
   const Worker& mine = workers_[worker];
   if (mine.registering) return;
-  const uint64_t lease = mine.held ? mine.held->lease : 0;
+  HeartbeatRequest request;
+  *request.mutable_identity() = mine.identity;
+  const uint64_t lease = mine.held ? mine.held->lease.lease() : 0;
+  if (lease != 0) request.add_leases(lease);
+  const double step_seconds = options_.step_seconds * mine.slower;
+  WorkerProgress* progress = request.mutable_progress();
+  progress->set_steps(mine.steps);
+  progress->set_batches(mine.steps);
+  progress->set_batch_seconds(mine.steps > 0 ? step_seconds : 0);
+  progress->set_samples_per_second(1 / (options_.steps_per_split * step_seconds));
+  progress->set_waiting(!mine.computing);
+  request.set_next_step(mine.next_step);
   Call(
       worker,
-      [=, life = mine.life, epoch = mine.cluster_epoch](const Reply& reply) {
-        if (!Knows(worker, epoch, life)) return;  // Its next call of another kind says so.
-        server_->leases.Renew(LeaseId(lease), IdOf(worker), At(now_));
-        if (lease == 0 || server_->leases.Holds(LeaseId(lease), IdOf(worker))) return;
+      [this, worker, lease, request](const Reply& reply) {
+        const absl::StatusOr<HeartbeatReply> heard = server_->Heartbeat(request);
+        // If it has to register, its next call of another kind says so.
+        if (!heard.ok() || heard->lost_size() == 0) return;
         reply([=] {
           Worker& now = workers_[worker];
-          if (now.held && now.held->lease == lease) now.held->lost = true;
+          if (now.held && now.held->lease.lease() == lease) now.held->lost = true;
         });
       },
       [] {});
 }
 
 void Simulation::Acquire(size_t worker) {
-  const Worker& mine = workers_[worker];
+  AcquireRequest request;
+  *request.mutable_identity() = workers_[worker].identity;
+  request.set_next_step(workers_[worker].next_step);
   Call(
       worker,
-      [=, life = mine.life, epoch = mine.cluster_epoch, next_step = mine.next_step](const Reply& reply) {
-        if (!Knows(worker, epoch, life)) return reply([=] { Register(worker); });
-        // As if heartbeats had said how fast it is.
-        const double splits_per_second =
-            1 / (options_.steps_per_split * options_.step_seconds * workers_[worker].slower);
-        const std::optional<Task> task = server_->queue.Next(
-            LeaseSplits(splits_per_second, /*split_samples=*/1, absl::Seconds(options_.lease_target),
-                        server_->queue.free_splits(), server_->membership.alive()));
-        if (!task) {
-          server_->gate.Leave(IdOf(worker));
-          AnswerReleased();
-          return reply([=] { AfterAt(worker, kRetry, [=] { Acquire(worker); }); });
-        }
-        Held held;
-        held.task = *task;
-        held.lease = GrantTo(*task, worker);
-        const uint64_t start_step = Join(worker, life, next_step);
-        reply([=] {
-          Worker& now = workers_[worker];
-          now.held = held;
-          now.next_step = std::max(now.next_step, start_step);
-          Compute(worker);
-        });
+      [this, worker, request](const Reply& reply) {
+        const absl::StatusOr<AcquireReply> acquired = server_->Acquire(request);
+        if (acquired.ok()) return reply([=] { Acquired(worker, *acquired); });
+        reply([=] { Register(worker); });
       },
-      [=] { Acquire(worker); });
+      [this, worker] { Acquire(worker); });
+}
+
+void Simulation::Acquired(size_t worker, const AcquireReply& reply) {
+  if (reply.needs_initial_values()) return BringValues(worker);
+  if (reply.lease().kind() == LEASE_NONE) return AfterAt(worker, kRetry, [=] { Acquire(worker); });
+  Worker& mine = workers_[worker];
+  mine.held = Held();
+  mine.held->lease = reply.lease();
+  mine.next_step = std::max(mine.next_step, reply.start_step());
+  Compute(worker);
+}
+
+void Simulation::BringValues(size_t worker) {
+  Call(
+      worker,
+      [this, worker, id = WorkerId(workers_[worker].identity.worker())](const Reply& reply) {
+        server_->data_plane()->BringValues(id);
+        reply([=] { Acquire(worker); });
+      },
+      [this, worker] { Acquire(worker); });
 }
 
 void Simulation::Compute(size_t worker) {
-  const Worker& mine = workers_[worker];
+  Worker& mine = workers_[worker];
   if (mine.held->lost) return Complete(worker, /*abandon=*/true);
   if (mine.held->steps_done == options_.steps_per_split) return Complete(worker, /*abandon=*/false);
-  AfterAt(worker, options_.step_seconds * mine.slower, [=] {
+  mine.computing = true;
+  AfterAt(worker, options_.step_seconds * mine.slower, [this, worker] {
     ++steps_computed_;
+    ++workers_[worker].steps;
+    workers_[worker].computing = false;
     workers_[worker].pushing = true;
     Push(worker);
   });
 }
 
-uint64_t Simulation::Join(size_t worker, uint64_t life, uint64_t next_step) {
-  const uint64_t start = server_->gate.Join(IdOf(worker), next_step);
-  server_->joined[worker] = {life, start};
-  AnswerReleased();
-  return start;
-}
-
-// By what was applied, not by what the gate believes: everyone who takes part has pushed the last step that
-// the bound asks for, if it is not from before its time.
-void Simulation::CheckBound(uint64_t step) {
-  if (options_.bound < 0 || step < static_cast<uint64_t>(options_.bound)) return;
-  const uint64_t needed = step - static_cast<uint64_t>(options_.bound);
-  for (const auto& [worker, part] : server_->joined) {
-    const auto [life, start] = part;
-    if (!server_->gate.active(IdOf(worker)) || start > needed || applied_.count({worker, life, needed}) > 0)
-      continue;
-    Violate(absl::StrCat("the reply to step ", step, " went out, and worker ", worker,
-                         " has not pushed step ", needed));
-  }
-}
-
-void Simulation::AnswerReleased() {
-  for (const StalenessGate::Ticket ticket : server_->gate.TakeReleased()) {
-    const auto [answer, step] = server_->waiting[ticket];
-    server_->waiting.erase(ticket);
-    CheckBound(step);
-    answer();
-  }
-  frontier_ = std::max(frontier_, server_->gate.frontier());
-}
-
 void Simulation::Push(size_t worker) {
-  const Worker& mine = workers_[worker];
-  const uint64_t step = mine.next_step;
-  const auto answered = [=](Answer answer) {
-    Worker& now = workers_[worker];
-    if (answer == Answer::kRegister) return Register(worker);
-    now.pushing = false;
-    ++now.next_step;
-    if (answer == Answer::kDrop) {
-      now.held->lost = true;
-    } else {
-      ++now.held->steps_done;
-      now.held->steps.push_back(step);
-    }
-    Compute(worker);
-  };
   Call(
       worker,
-      [=, life = mine.life, epoch = mine.cluster_epoch](const Reply& reply) {
-        if (!Knows(worker, epoch, life)) return reply([=] { answered(Answer::kRegister); });
-        const bool first = applied_.count({worker, life, step}) == 0;
-        // A step that was closed without it.
-        if (first && options_.bound == 0 && step < server_->gate.frontier()) {
-          return reply([=] { answered(Answer::kDrop); });
-        }
-        if (first) {
-          applied_.insert({worker, life, step});
-          ++result_.pushes;
-        }
-        server_->gate.Advance(IdOf(worker), step);
-        const auto answer = [=] { reply([=] { answered(Answer::kOk); }); };
-        if (server_->gate.Open(step) || options_.planted == Planted::kReleasesEarly) {
-          AnswerReleased();
-          CheckBound(step);
-          return answer();
-        }
-        const StalenessGate::Ticket ticket = server_->next_ticket++;
-        server_->waiting[ticket] = {answer, step};
-        server_->gate.Wait(ticket, step, absl::InfiniteFuture());
-        AnswerReleased();
+      [this, worker, sender = workers_[worker].identity,
+       step = workers_[worker].next_step](const Reply& reply) {
+        server_->data_plane()->Push(
+            sender, step, [=](SimulatedDataPlane::Answer answer) { reply([=] { Pushed(worker, answer); }); });
       },
-      [=] { Push(worker); });
+      [this, worker] { Push(worker); });
+}
+
+void Simulation::Pushed(size_t worker, SimulatedDataPlane::Answer answer) {
+  if (answer == SimulatedDataPlane::Answer::kRegister) return Register(worker);
+  if (answer == SimulatedDataPlane::Answer::kLate) return Rejoin(worker);
+  Worker& mine = workers_[worker];
+  mine.pushing = false;
+  ++mine.held->steps_done;
+  mine.held->steps.push_back(mine.next_step);
+  ++mine.next_step;
+  Compute(worker);
+}
+
+// Its step was closed without its push, which goes with a later one, if it counts still.
+void Simulation::Rejoin(size_t worker) {
+  ++result_.late_steps;
+  if (workers_[worker].held->lost) return GiveUpPush(worker);
+  RejoinRequest request;
+  *request.mutable_identity() = workers_[worker].identity;
+  request.set_next_step(workers_[worker].next_step + 1);
+  Call(
+      worker,
+      [this, worker, request](const Reply& reply) {
+        const absl::StatusOr<RejoinReply> rejoined = server_->Rejoin(request);
+        if (absl::IsAborted(rejoined.status())) return reply([=] { GiveUpPush(worker); });
+        if (!rejoined.ok()) return reply([=] { Register(worker); });
+        reply([=] {
+          workers_[worker].next_step = rejoined->step();
+          Push(worker);
+        });
+      },
+      [this, worker] { Rejoin(worker); });
+}
+
+void Simulation::GiveUpPush(size_t worker) {
+  Worker& mine = workers_[worker];
+  mine.pushing = false;
+  ++mine.next_step;
+  mine.held->lost = true;
+  Compute(worker);
 }
 
 void Simulation::Complete(size_t worker, bool abandon) {
-  const Worker& mine = workers_[worker];
-  const Held held = *mine.held;
-  const auto over = [=] {
-    workers_[worker].held.reset();
-    Acquire(worker);
-  };
-  const auto next_split = [=] {
-    Held& now = *workers_[worker].held;
-    if (--now.task.splits == 0) return over();
-    now.task.split = SplitId(now.task.split.value() + 1);
-    now.task.begin += 1;
-    now.steps_done = 0;
-    now.steps.clear();
-    Compute(worker);
-  };
+  const Held held = *workers_[worker].held;
+  CompleteRequest request;
+  *request.mutable_identity() = workers_[worker].identity;
+  request.set_lease(held.lease.lease());
+  request.set_split(held.lease.split());
+  request.set_abandon(abandon);
   Call(
       worker,
-      [=, life = mine.life, epoch = mine.cluster_epoch](const Reply& reply) {
-        if (!Knows(worker, epoch, life)) {
-          if (abandon)
-            return reply([=] {
-              workers_[worker].held.reset();
-              Register(worker);
-            });
-          return reply([=] { Register(worker); });
+      [this, worker, held, request, abandon](const Reply& reply) {
+        const size_t before = disk_.completed.size();
+        const absl::Status status = server_->Complete(request).status();
+        if (disk_.completed.size() > before) {
+          CheckCompletion(request.identity(), held);
+          useful_seconds_ += options_.steps_per_split * options_.step_seconds * workers_[worker].slower;
         }
-        const LeaseId lease(held.lease);
-        const bool holds = server_->leases.Holds(lease, IdOf(worker));
-        if (!holds && (abandon || options_.planted != Planted::kCompletesWithoutLease)) return reply(over);
-        if (abandon) {
-          TakeBack(*server_->leases.Take(lease, IdOf(worker)));
-          return reply(over);
-        }
-        const Task first = *server_->queue.Find(held.task.kind, held.task.data_epoch, held.task.split);
-        if (holds && server_->leases.Find(lease, IdOf(worker))->split != first.split) {
-          // Said again: the reply was lost.
-          const uint32_t expected = server_->leases.Find(lease, IdOf(worker))->split.value();
-          const bool again = first.split.value() + 1 == expected &&
-                             server_->queue.done(first.kind, first.data_epoch, first.split);
-          if (!again)
-            Violate(absl::StrCat("split ", first.split.value(), " is completed, next is ", expected));
-          return reply(next_split);
-        }
-        server_->leases.TakeFirst(lease, IdOf(worker), first);
-        server_->holders.erase(KeyOf(first));
-        for (const uint64_t step : held.steps) {
-          if (applied_.count({worker, life, step}) == 0) {
-            Violate(absl::StrCat("split ", held.task.split.value(), " is completed without its step ", step));
-          }
-        }
-        if (held.steps.size() != options_.steps_per_split) Violate("a split is completed with too few steps");
-        if (!completions_.emplace(KeyOf(first), first).second) {
-          Violate(absl::StrCat("split ", held.task.split.value(), " of data epoch ", held.task.data_epoch,
-                               " was completed twice"));
-        }
-        server_->queue.Complete(first, EvalResult());
-        useful_seconds_ += options_.steps_per_split * options_.step_seconds * workers_[worker].slower;
-        reply(next_split);
+        reply([=] { Completed(worker, status, abandon); });
       },
-      [=] { Complete(worker, abandon); });
+      [this, worker, abandon] { Complete(worker, abandon); });
+}
+
+void Simulation::CheckCompletion(const WorkerIdentity& worker, const Held& held) {
+  for (const uint64_t step : held.steps) {
+    if (disk_.applied.count({WorkerId(worker.worker()), worker.incarnation(), step}) > 0) continue;
+    time_.Violate(absl::StrCat("split ", held.lease.split(), " is completed without its step ", step));
+  }
+  if (held.steps.size() != options_.steps_per_split) time_.Violate("a split is completed with too few steps");
+}
+
+void Simulation::Completed(size_t worker, const absl::Status& status, bool abandon) {
+  Worker& mine = workers_[worker];
+  if (absl::IsFailedPrecondition(status)) {
+    if (abandon) mine.held.reset();
+    return Register(worker);
+  }
+  Lease& lease = mine.held->lease;
+  if (!status.ok() || abandon || lease.splits() == 1) {
+    mine.held.reset();
+    return Acquire(worker);
+  }
+  lease.set_splits(lease.splits() - 1);
+  lease.set_split(lease.split() + 1);
+  lease.set_begin(lease.begin() + 1);
+  mine.held->steps_done = 0;
+  mine.held->steps.clear();
+  Compute(worker);
 }
 
 void Simulation::Tick() {
-  After(kTick, [this] { Tick(); });
-  if (server_ == nullptr) return;
-  for (const WorkerId id : server_->membership.Expire(At(now_))) Evict(id.value() - 1);
-  for (const LeaseTable::Lease& lease : server_->leases.TakeExpired(At(now_))) TakeBack(lease.task);
+  time_.After(kTick, [this] { Tick(); });
+  if (server_ != nullptr) server_->Tick();
 }
 
 void Simulation::Repeat(size_t which) {
   repeated_[which].what();
-  After(Exponential(1 / repeated_[which].rate), [this, which] { Repeat(which); });
+  time_.After(time_.Exponential(1 / repeated_[which].rate), [this, which] { Repeat(which); });
+}
+
+// One of those who live; its replacement comes a while later.
+void Simulation::KillOne() {
+  size_t worker = time_.Random() % workers_.size();
+  for (size_t tries = 0; workers_[worker].life == 0; ++tries) {
+    if (tries == workers_.size()) return;
+    worker = (worker + 1) % workers_.size();
+  }
+  workers_[worker].life = 0;
+  ++result_.kills;
+  time_.After(time_.Exponential(options_.replacement_seconds), [this, worker] { StartWorker(worker); });
 }
 
 void Simulation::Failures() {
   const auto repeat = [this](double rate, std::function<void()> what) {
     if (rate <= 0) return;
     repeated_.push_back({rate, std::move(what)});
-    After(Exponential(1 / rate), [this, which = repeated_.size() - 1] { Repeat(which); });
+    time_.After(time_.Exponential(1 / rate), [this, which = repeated_.size() - 1] { Repeat(which); });
   };
-  const auto anyone = [this] { return random_() % workers_.size(); };
-  repeat(options_.kills_per_second, [this, anyone] {
-    size_t worker = anyone();  // Of those who live.
-    for (size_t tries = 0; workers_[worker].life == 0; ++tries) {
-      if (tries == workers_.size()) return;
-      worker = (worker + 1) % workers_.size();
-    }
-    workers_[worker].life = 0;
-    ++result_.kills;
-    After(Exponential(options_.replacement_seconds), [this, worker] { StartWorker(worker); });
-  });
-  repeat(options_.stops_per_second, [this, anyone] {
-    Worker& worker = workers_[anyone()];
-    if (worker.life == 0 || now_ < worker.stopped_until) return;
-    worker.stopped_until = now_ + Exponential(options_.stop_seconds);
+  repeat(options_.kills_per_second, [this] { KillOne(); });
+  repeat(options_.stops_per_second, [this] {
+    Worker& worker = workers_[time_.Random() % workers_.size()];
+    if (worker.life == 0 || time_.seconds() < worker.stopped_until) return;
+    worker.stopped_until = time_.seconds() + time_.Exponential(options_.stop_seconds);
     ++result_.stops;
   });
   repeat(options_.server_kills_per_second, [this] {
     if (server_ == nullptr) return;
+    result_.pushes += server_->data_plane()->pushes();
     server_ = nullptr;
     ++result_.server_kills;
-    After(options_.server_seconds, [this] { StartServer(); });
+    time_.After(options_.server_seconds, [this] { StartServer(); });
   });
 }
 
@@ -531,25 +406,29 @@ SimulationResult Simulation::Run() {
   StartServer();
   workers_.resize(static_cast<size_t>(options_.workers));
   for (size_t worker = 0; worker < workers_.size(); ++worker) {
-    workers_[worker].slower = 1 + options_.speed_spread * Uniform();
+    workers_[worker].slower = 1 + options_.speed_spread * time_.Uniform();
     StartWorker(worker);
   }
   Tick();
   Failures();
   const size_t all = size_t{options_.data_epochs} * options_.splits;
-  while (completions_.size() < all && result_.violation.empty()) {
-    if (now_ > options_.give_up_seconds) {
-      Violate(absl::StrCat("the job hangs: ", completions_.size(), " of ", all, " splits are completed"));
+  while (time_.violation().empty() && (server_ == nullptr || !server_->finished())) {
+    if (time_.seconds() > options_.give_up_seconds) {
+      time_.Violate(
+          absl::StrCat("the job hangs: ", disk_.completed.size(), " of ", all, " splits are completed"));
       break;
     }
-    const auto next = events_.top();
-    events_.pop();
-    now_ = std::get<0>(next);
-    std::get<2>(next)();
+    time_.Step();
   }
-  result_.seconds = now_;
-  result_.goodput = useful_seconds_ / (now_ * options_.workers);
-  const uint64_t needed = uint64_t{options_.steps_per_split} * completions_.size();
+  if (time_.violation().empty() && disk_.completed.size() != all) {
+    time_.Violate(
+        absl::StrCat("the job is finished with ", disk_.completed.size(), " of ", all, " splits completed"));
+  }
+  if (server_ != nullptr) result_.pushes += server_->data_plane()->pushes();
+  result_.violation = time_.violation();
+  result_.seconds = time_.seconds();
+  result_.goodput = useful_seconds_ / (time_.seconds() * options_.workers);
+  const uint64_t needed = uint64_t{options_.steps_per_split} * disk_.completed.size();
   result_.redone_steps = steps_computed_ > needed ? steps_computed_ - needed : 0;
   return result_;
 }

@@ -5,10 +5,10 @@
 
 namespace recon {
 
-// A job in simulated time: the server's pure control plane (SplitQueue, LeaseTable, Membership,
-// StalenessGate) under simulated workers, calls and failures. One seed, one course of events. What holds
-// whatever happens is checked at every step; and since time costs nothing, it also says what a cluster would
-// do that nobody has at hand.
+// A job in simulated time: the coordinator that a server has, on ports that keep everything in memory
+// (simulated_server.h), under simulated workers, calls and failures. One seed, one course of events. What
+// holds whatever happens is checked at every step; and since time costs nothing, it also says what a cluster
+// would do that nobody has at hand.
 struct SimulationOptions {
   uint64_t seed = 1;
   int workers = 8;
@@ -34,12 +34,15 @@ struct SimulationOptions {
   double lease_target = 0;        // Seconds of computing that a lease has, at least a split's.
   double give_up_seconds = 3600;  // A job that is not finished by then hangs.
 
-  // Mistakes to be found: the test of the test.
+  // Mistakes to be found: the test of the test. Each is of what goes into the coordinator, of what comes out
+  // of it, or of the ports.
   enum class Planted {
     kNone,
-    kForgetsLeasesOfTheDead,
-    kCompletesWithoutLease,
-    kReleasesEarly
+    kLeasesNeverEnd,          // The coordinator is told that leases last for weeks.
+    kForgetsCompletions,      // The journal acknowledges completions that it does not keep.
+    kReleasesEarly,           // The data plane answers pushes that the bound holds back.
+    kKeepsWaitingForTheIdle,  // The data plane does not hear that a worker has nothing to do.
+    kGrantsTwice              // A worker gets the reply that was another's.
   } planted = Planted::kNone;
 };
 
@@ -48,7 +51,7 @@ struct SimulationResult {
   double seconds = 0;     // Simulated, until the job was finished.
   // Computing that counted, over the time of all workers.
   double goodput = 0;
-  uint64_t kills = 0, stops = 0, server_kills = 0, pushes = 0, redone_steps = 0;
+  uint64_t kills = 0, stops = 0, server_kills = 0, pushes = 0, redone_steps = 0, late_steps = 0;
 };
 
 SimulationResult Simulate(const SimulationOptions& options);
