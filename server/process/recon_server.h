@@ -7,23 +7,19 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/dashboard/dashboard.h"
+#include "server/process/head.h"
 #include "server/process/server_flags.h"
 
 namespace recon {
 
-// Whether a server ended because of --idle-timeout, by what its RunUntilStopped() returned. Its job is not
-// done; there is a snapshot.
-bool EndedIdle(const absl::Status& status);
-
-// A whole recon-server, put together from its layers; main() and the tests run the same one.
+// The recon-server that leads a job; main() and the tests run the same one. It opens its Head again when the
+// job goes back or takes other settings.
 //
 // Threads: Start(), RunUntilStopped() and the destructor on one thread; RequestDrain() on any.
 class ReconServer {
  public:
-  // Locks the data directory, recovers the newest snapshot that verifies, raises the cluster epoch and
-  // opens the port, in this order.
+  // The server listens when this returns, and has recovered.
   static absl::StatusOr<std::unique_ptr<ReconServer>> Start(const ServerFlags& flags);
-  ~ReconServer();
 
   // host:port.
   const std::string& address() const { return address_; }
@@ -33,19 +29,20 @@ class ReconServer {
   // what runs is finished, a snapshot.
   // A rollback (reconctl rollback, undo) stops all there is and recovers anew, in this process.
   absl::Status RunUntilStopped();
-  void RequestDrain();
+  void RequestDrain() { drain_requested_.store(true); }
 
  private:
-  struct Parts;
-  explicit ReconServer(const ServerFlags& flags);
+  explicit ReconServer(const ServerFlags& flags) : flags_(flags) {}
+  absl::Status StartDashboard();
   // `began`: what the process had run for, when it began to do so.
-  absl::Status Open(absl::Duration began);
+  absl::Status OpenHead(absl::Duration began);
+  absl::StatusOr<Head::Opened> TryToOpenHead(absl::Duration began);
 
   std::string address_;
   ServerFlags flags_;  // The port is the one that was taken.
   std::atomic<bool> drain_requested_{false};
   std::unique_ptr<Dashboard> dashboard_;  // Stays while the state goes back; null without --dashboard.
-  std::unique_ptr<Parts> parts_;
+  std::unique_ptr<Head> head_;
 };
 
 }  // namespace recon

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "common/base/lane.h"
+#include "common/snapshot/reader_lease.h"
+#include "proto/control.pb.h"
+#include "server/membership/divergence_watch.h"
+#include "server/process/server_process.h"
+
+namespace recon {
+
+// Asks for rollbacks: plans them when an operator or the divergence of training wants one, and puts the plan
+// into the control database, from which the next recovery does it (HeadRecovery).
+//
+// Threads: a lane of its own plans; the rest is thread-safe.
+// Shutdown: the destructor finishes what was asked for.
+class Rollbacks {
+ public:
+  // `process` outlives this. `last`: the rollback that was done last, if there is one.
+  Rollbacks(ServerProcess* process, RollbackRecord last) : process_(*process), last_(std::move(last)) {}
+
+  using Done = std::function<void(const absl::StatusOr<RollbackReply>&)>;
+  // `done` runs on the lane, with the errors of PlanRollback(); FailedPrecondition with several servers, and
+  // if a rollback is under way.
+  void Ask(const RollbackRequest& request, Done done);
+  // Does what --on-divergence says. Aborted if the server is to end for it. Waits for the lane.
+  absl::Status OnDivergence(const DivergenceWatch::Finding& finding);
+  // A rollback is certain to come: the server recovers anew, and does it.
+  bool certain() const { return certain_.load(); }
+
+ private:
+  absl::StatusOr<RollbackReply> Plan(const RollbackRequest& request, bool automatic);
+
+  // Set in the constructor.
+  ServerProcess& process_;
+  const RollbackRecord last_;
+
+  std::atomic<bool> certain_{false};
+  std::unique_ptr<ReaderLease> kept_;  // Of the snapshot that it begins with. Lane only.
+  Lane lane_{"rollback"};
+};
+
+}  // namespace recon
