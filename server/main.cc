@@ -12,16 +12,14 @@
 #include "common/rpc/poller_limit.h"
 #include "server/process/recon_server.h"
 #include "server/process/server_flags.h"
-#include "server/process/shard_server.h"
 
 namespace {
 
 // A job that says nothing of its size.
 constexpr int kWorkersExpected = 64;
 
-template <typename Server>
 int Run(const recon::ServerFlags& flags) {
-  auto server = Server::Start(flags);
+  auto server = recon::ReconServer::Start(flags);
   if (!server.ok()) {
     std::cerr << "recon-server: " << server.status().message() << "\n";
     return absl::IsInvalidArgument(server.status()) ? 2 : 1;
@@ -54,5 +52,5 @@ int main(int argc, char** argv) {
   if (const std::string lacks = recon::TooLittle(limits, workers); !lacks.empty())
     recon::LogWarn("{}", lacks);
   const recon::PollerLimit poller_limit;
-  return flags->join.empty() ? Run<recon::ReconServer>(*flags) : Run<recon::ShardServer>(*flags);
+  return Run(*flags);
 }

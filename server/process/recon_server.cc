@@ -11,8 +11,14 @@ namespace recon {
 
 absl::StatusOr<std::unique_ptr<ReconServer>> ReconServer::Start(const ServerFlags& flags) {
   std::unique_ptr<ReconServer> server(new ReconServer(flags));
-  RECON_RETURN_IF_ERROR(server->StartDashboard());
-  RECON_RETURN_IF_ERROR(server->OpenHead(absl::ZeroDuration()));
+  if (flags.join.empty()) {
+    RECON_RETURN_IF_ERROR(server->StartDashboard());
+    RECON_RETURN_IF_ERROR(server->OpenHead(absl::ZeroDuration()));
+  } else {
+    server->follower_ = std::make_unique<Follower>(flags, &server->drain_requested_);
+    RECON_RETURN_IF_ERROR(server->follower_->Open());
+    server->address_ = server->follower_->address();
+  }
   return server;
 }
 
@@ -58,7 +64,9 @@ absl::Status ReconServer::OpenHead(absl::Duration began) {
   return absl::OkStatus();
 }
 
-absl::Status ReconServer::RunUntilStopped() {
+absl::Status ReconServer::RunUntilStopped() { return follower_ != nullptr ? follower_->Run() : RunHead(); }
+
+absl::Status ReconServer::RunHead() {
   while (true) {
     RECON_ASSIGN_OR_RETURN(const Head::Ended ended, head_->Run());
     if (ended == Head::Ended::kForGood) return absl::OkStatus();
