@@ -233,15 +233,15 @@ absl::Status Head::MakeCoordinator(const PolicyInForce& policy) {
   if (flags.with_proposed) {
     options.adopt_proposal = [this](const RegisterRequest& request) { return AdoptProposal(request); };
   }
-  coordinator_ = std::make_unique<Coordinator>(options, process_.params(), journal_.get(), snapshots_.get(),
-                                               cluster_.get(), process_.metrics());
+  coordinator_ = std::make_unique<LaneCoordinator>(options, process_.params(), journal_.get(),
+                                                   snapshots_.get(), cluster_.get(), process_.metrics());
   if (cluster_ != nullptr) StartCluster();
   return absl::OkStatus();
 }
 
 void Head::StartCluster() {
   Cluster::Events events;
-  events.changed = [this] { coordinator_->OnServersChanged(); };
+  events.changed = [this] { coordinator_->OnServersChanged(Now()); };
   events.save = [this](const ServerTable& table) { return process_.db()->SaveServers(table); };
   cluster_->Start(process_.params(), coordinator_->lane(), std::move(events));
 }
@@ -295,7 +295,7 @@ absl::Status Head::ResumeJob(const std::optional<Manifest>& restored, const Poli
   absl::Status resumed;
   coordinator_->lane()->RunAndWait([&] {
     coordinator_->NoteRollback(recovery_->last_rollback());
-    resumed = coordinator_->Recover(restored);
+    resumed = coordinator_->Recover(restored, Now());
   });
   return resumed;
 }

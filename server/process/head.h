@@ -11,7 +11,7 @@
 #include "common/base/copied_bytes.h"
 #include "server/cluster/cluster.h"
 #include "server/control/control_journal.h"
-#include "server/control/coordinator.h"
+#include "server/control/lane_coordinator.h"
 #include "server/dashboard/dashboard.h"
 #include "server/history/history_keeper.h"
 #include "server/process/certificate_series.h"
@@ -122,7 +122,7 @@ class Head {
   std::unique_ptr<HeadRecovery> recovery_;
   std::unique_ptr<ControlJournal> journal_;
   std::unique_ptr<SnapshotService> snapshots_;
-  std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<LaneCoordinator> coordinator_;
   std::unique_ptr<InitialValues> initial_;  // Of a new job, with --from-snapshot.
   std::unique_ptr<Rollbacks> rollbacks_;
   std::unique_ptr<TraceService> trace_service_;

@@ -12,7 +12,7 @@
 #include "proto/control.pb.h"
 #include "proto/manifest.pb.h"
 #include "server/cluster/cluster.h"
-#include "server/control/coordinator.h"
+#include "server/control/lane_coordinator.h"
 #include "server/durability/log_reader.h"
 #include "server/durability/push_log.h"
 #include "server/process/server_process.h"
@@ -47,7 +47,7 @@ class HeadRecovery {
   struct Parts {
     ServerProcess* process = nullptr;
     SnapshotService* snapshots = nullptr;
-    Coordinator* coordinator = nullptr;
+    LaneCoordinator* coordinator = nullptr;
     Cluster* cluster = nullptr;
     InitialValues* initial = nullptr;
   };
