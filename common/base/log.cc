@@ -1,5 +1,8 @@
 #include "common/base/log.h"
 
+#include <atomic>
+#include <cstdio>
+
 #include "absl/strings/str_cat.h"
 #include "spdlog/sinks/stdout_color_sinks.h"
 #include "spdlog/spdlog.h"
@@ -22,6 +25,9 @@ spdlog::level::level_enum LevelOf(LogLevel level) {
   }
   return spdlog::level::critical;
 }
+
+// InitLog() has been called: the log's lines go to standard error.
+std::atomic<bool> to_stderr{false};
 
 bool IsControl(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
 
@@ -52,6 +58,7 @@ bool InitLog(absl::string_view level) {
   logger->set_level(parsed);
   logger->flush_on(spdlog::level::info);
   spdlog::set_default_logger(logger);
+  to_stderr.store(true);
   return true;
 }
 
@@ -59,6 +66,18 @@ void WriteLog(LogLevel level, fmt::string_view format, fmt::format_args args) {
   spdlog::logger* const logger = spdlog::default_logger_raw();
   if (!logger->should_log(LevelOf(level))) return;
   logger->log(LevelOf(level), EscapeControls(fmt::vformat(format, args)));
+}
+
+void WriteLastLine(absl::string_view text) {
+  spdlog::logger* const logger = spdlog::default_logger_raw();
+  const std::string line = EscapeControls(text);
+  const bool logged = logger->should_log(spdlog::level::critical);
+  if (logged) {
+    logger->log(spdlog::level::critical, line);
+    logger->flush();
+  }
+  if (!logged || !to_stderr.load()) std::fprintf(stderr, "%s\n", line.c_str());
+  std::fflush(stderr);
 }
 
 }  // namespace recon

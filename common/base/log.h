@@ -23,6 +23,10 @@ enum class LogLevel { kDebug, kInfo, kWarn, kError, kCritical };
 // a name from elsewhere neither begins a line nor moves a terminal's cursor.
 void WriteLog(LogLevel level, fmt::string_view format, fmt::format_args args);
 
+// The last line of a process that is about to abort: critical, and flushed. Where the log is off, or does not
+// go to standard error because InitLog() has not been called, it goes there itself.
+void WriteLastLine(absl::string_view text);
+
 namespace log_internal {
 
 // What libfmt is given of an argument. It does not know a string_view of Abseil's own.
