@@ -29,6 +29,11 @@ class Lane {
   void Post(Task task);
   // Runs `task` on the lane and returns when it has run. Never call it on the lane itself.
   void RunAndWait(Task task);
+  // Whether one of the lane's tasks is what asks: methods that are "lane only" check it.
+  bool IsCurrent() const;
+  // What the destructor does. Once it has returned no task runs any more. Not on the lane itself; may be
+  // called again, by the same thread.
+  void Stop();
 
  private:
   void Run();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 
 namespace recon {
@@ -23,6 +24,9 @@ constexpr int64_t kYieldNanos = 20'000;
 // What Linux keeps of a thread's name.
 constexpr size_t kNameBytes = 15;
 
+// The lane whose task this thread runs; null between tasks and on other threads.
+thread_local const void* current_lane = nullptr;
+
 unsigned CurrentCore() {
   unsigned core = 0;
   getcpu(&core, nullptr);
@@ -33,6 +37,7 @@ unsigned CurrentCore() {
 
 LanePool::LanePool(const std::string& name, int threads)
     : lanes_(static_cast<size_t>(threads * kLanesPerThread)) {
+  RECON_CHECK_GE(threads, 1);
   for (int i = 0; i < threads; ++i) {
     threads_.emplace_back(
         [this, named = absl::StrCat(name.substr(0, kNameBytes - 4), "-", i)] { Run(named); });
@@ -46,6 +51,12 @@ LanePool::~LanePool() {
     stopping_ = true;
   }
   for (std::thread& thread : threads_) thread.join();
+  MutexLock lock(&mu_);
+  RECON_CHECK(ready_.empty(), "a lane still has tasks when the threads of its pool have ended");
+}
+
+bool LanePool::IsCurrent(uint32_t item) const {
+  return current_lane == &lanes_[static_cast<size_t>(LaneOf(item))];
 }
 
 void LanePool::Post(uint32_t item, Lane::Task task) {
@@ -61,6 +72,7 @@ void LanePool::PostBehind(uint32_t item, Lane::Task task) {
 }
 
 void LanePool::Add(uint32_t item, Lane::Task task, PooledDeque<Lane::Task> Queue::*to) {
+  RECON_CHECK(task != nullptr);
   Queue& lane = lanes_[static_cast<size_t>(LaneOf(item))];
   (lane.*to).push_back(std::move(task));
   if (lane.taken) return;
@@ -77,6 +89,7 @@ void LanePool::WakeOne() {
   const auto elsewhere = std::find_if(asleep_.rbegin(), asleep_.rend(),
                                       [here](const Sleeper* sleeper) { return sleeper->core != here; });
   const auto chosen = elsewhere == asleep_.rend() ? std::prev(asleep_.end()) : std::prev(elsewhere.base());
+  RECON_CHECK(!(*chosen)->woken);
   (*chosen)->woken = true;
   asleep_.erase(chosen);
 }
@@ -98,16 +111,22 @@ void LanePool::Run(const std::string& name) {
 void LanePool::RunNext() {
   Queue* const lane = ready_.front();
   ready_.pop_front();
+  RECON_CHECK(lane->taken, "a lane is ready that nobody has put there");
+  RECON_CHECK(!lane->empty());
   for (int i = 0; i < kTasksInARow && !lane->empty(); ++i) {
     const bool is_behind = lane->tasks.empty();
     PooledDeque<Lane::Task>& from = is_behind ? lane->behind : lane->tasks;
     Lane::Task task = std::move(from.front());
     from.pop_front();
     mu_.Unlock();
+    current_lane = lane;
     task();
     task = nullptr;  // What it holds is the lane's, too.
+    current_lane = nullptr;
     mu_.Lock();
-    if (is_behind) --behind_;
+    if (!is_behind) continue;
+    RECON_CHECK_GT(behind_, 0);
+    --behind_;
   }
   if (lane->empty()) {
     lane->taken = false;

@@ -37,6 +37,8 @@ class LanePool {
   void Post(uint32_t item, Lane::Task task);
   // Behind all that is posted to the lane until it runs: preparations of tasks, each followed by its own.
   void PostBehind(uint32_t item, Lane::Task task);
+  // Whether a task of the item's lane is what asks: what is "lane only" checks it.
+  bool IsCurrent(uint32_t item) const;
 
  private:
   struct Queue {

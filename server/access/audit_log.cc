@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/clipped_text.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
@@ -63,6 +64,7 @@ void AuditLog::Note(Entry entry) {
   lane_.Post([this, entry = std::move(entry), dropped] {
     Write(entry, dropped);
     MutexLock lock(&mu_);
+    RECON_CHECK_GT(waiting_, 0);
     --waiting_;
   });
 }
@@ -72,6 +74,7 @@ void AuditLog::Flush() {
 }
 
 void AuditLog::Write(const Entry& entry, uint64_t dropped) {
+  RECON_CHECK(lane_.IsCurrent());
   nlohmann::ordered_json json;
   json["time"] = absl::FormatTime(absl::RFC3339_full, entry.time, absl::UTCTimeZone());
   json["call"] = entry.call;

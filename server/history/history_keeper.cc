@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/check.h"
 #include "common/base/log.h"
 #include "server/history/history_file.h"
 
@@ -44,7 +45,7 @@ HistoryKeeper::HistoryKeeper(const std::string& data_directory, uint64_t job_id,
 }
 
 HistoryKeeper::~HistoryKeeper() {
-  lane_ = nullptr;
+  lane_->Stop();
   if (status() != nullptr) Save(absl::InfiniteFuture());
 }
 
@@ -71,13 +72,15 @@ void HistoryKeeper::Note(StatusReply status, absl::Time now, absl::Time wall) {
   if (waiting_.load() >= kWaitingMax) return;
   ++waiting_;
   lane_->Post([this, shared = std::move(shared), now, wall] {
-    --waiting_;
+    const int before = waiting_.fetch_sub(1);
+    RECON_CHECK_GT(before, 0);
     TakeUp(shared, now, wall);
   });
 }
 
 void HistoryKeeper::TakeUp(const std::shared_ptr<const StatusReply>& status, absl::Time now,
                            absl::Time wall) {
+  RECON_CHECK(lane_->IsCurrent());
   bool happened = false;
   {
     MutexLock lock(&mu_);
@@ -105,6 +108,7 @@ void HistoryKeeper::Save(absl::Time now) {
 }
 
 void HistoryKeeper::AppendEvents(absl::Time wall) {
+  RECON_CHECK(lane_->IsCurrent());
   const int64_t wall_ms = absl::ToUnixMillis(wall);
   absl::Status status;
   if (events_ == nullptr) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/human_bytes.h"
@@ -71,6 +72,7 @@ void SnapshotService::Hurry(int change) {
 }
 
 absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason, SnapshotWriter::Pace pace) {
+  RECON_CHECK(lane_.IsCurrent());
   const auto layout = params_->layout();
   if (layout == nullptr || !params_->has_values()) {
     return absl::FailedPreconditionError("no snapshot: the server has no parameters yet");
@@ -148,6 +150,7 @@ std::optional<SnapshotReply> SnapshotService::NothingNew(const std::string& reas
 // Where no lock keeps a second server of the job away (one that was started in the place of this one, say,
 // which then was not dead): the one with the newer cluster epoch has the job.
 absl::Status SnapshotService::CheckStillOurs(Generation newest) {
+  RECON_CHECK(lane_.IsCurrent());
   if (newest.value() == 0 || newest == last_known_) return absl::OkStatus();
   const absl::StatusOr<Manifest> manifest = SnapshotReader(store_).ReadManifest(newest);
   if (!manifest.ok()) {  // Damaged: passed over when this server started.
@@ -169,6 +172,7 @@ absl::Status SnapshotService::CheckStillOurs(Generation newest) {
 absl::StatusOr<Manifest> SnapshotService::WriteParts(const ParamLayout& layout, StateCut cut,
                                                      SnapshotWriter::Description description,
                                                      Generation generation, SnapshotWriter::Pace pace) {
+  RECON_CHECK(lane_.IsCurrent());
   if (options_.control) {
     RECON_ASSIGN_OR_RETURN(const ControlState control, options_.control(cut.sequence));
     description.control = EncodeControl(control);
@@ -292,6 +296,7 @@ void SnapshotService::Tick(absl::Time now) {
   }
   const auto done = [this](const absl::StatusOr<SnapshotReply>& reply) {
     MutexLock lock(&mu_);
+    RECON_CHECK(periodic_running_, "a periodic snapshot ends twice");
     periodic_running_ = false;
     // A log that fills faster gets the next one at once: pushes would wait for it.
     if (reply.ok()) next_try_ = absl::InfinitePast();

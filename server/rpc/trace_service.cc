@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
@@ -61,6 +62,8 @@ class TraceStream final : public grpc::ServerWriteReactor<TraceUpdate>,
 
   void OnWriteDone(bool ok) override {
     MutexLock lock(&mu_);
+    RECON_CHECK(!outgoing_.empty());
+    RECON_CHECK_GE(bytes_, outgoing_.front().bytes);
     bytes_ -= outgoing_.front().bytes;
     outgoing_.pop_front();
     if (!ok) {
@@ -97,7 +100,7 @@ class TraceStream final : public grpc::ServerWriteReactor<TraceUpdate>,
 };
 
 TraceService::TraceService(Access* access, LaneCoordinator* coordinator, Cluster* cluster)
-    : access_(access), coordinator_(coordinator), cluster_(cluster), lane_(std::make_unique<Lane>("trace")) {}
+    : access_(access), coordinator_(coordinator), cluster_(cluster), lane_("trace") {}
 
 TraceService::~TraceService() { Close(); }
 
@@ -125,7 +128,7 @@ void TraceService::Close() {
     stream = stream_.lock();
   }
   if (stream != nullptr) stream->Close(absl::UnavailableError("the head ends, and with it the trace"));
-  lane_.reset();
+  lane_.Stop();
 }
 
 grpc::ServerWriteReactor<TraceUpdate>* TraceService::Record(Context* context, const RecordRequest* request) {
@@ -151,7 +154,7 @@ grpc::ServerWriteReactor<TraceUpdate>* TraceService::Record(Context* context, co
   } else {
     stream_ = stream;
     LogInfo("a trace of {} is recorded for {}", absl::FormatDuration(length), context->peer());
-    lane_->Post([this, stream, length] { Watch(stream, length); });
+    lane_.Post([this, stream, length] { Watch(stream, length); });
   }
   return stream.get();
 }
@@ -178,6 +181,7 @@ TraceService::Reactor* TraceService::Deliver(Context* context, const TraceDelive
 }
 
 void TraceService::Watch(const std::shared_ptr<TraceStream>& stream, absl::Duration length) {
+  RECON_CHECK(lane_.IsCurrent());
   const Job job = LookAtJob();
   const int64_t begin_ns = MonotonicNanos() + absl::ToInt64Nanoseconds(job.told_within);
   const int64_t end_ns = begin_ns + absl::ToInt64Nanoseconds(length);
@@ -193,6 +197,7 @@ void TraceService::Watch(const std::shared_ptr<TraceStream>& stream, absl::Durat
 }
 
 void TraceService::RecordHere(const std::shared_ptr<TraceStream>& stream, int64_t end_ns) {
+  RECON_CHECK(lane_.IsCurrent());
   const uint64_t trace = collector_.order(MonotonicNanos()).trace;
   const TraceMember member = Head();
   const auto recording = trace::Recording::Begin(end_ns);
@@ -218,12 +223,14 @@ void TraceService::RecordHere(const std::shared_ptr<TraceStream>& stream, int64_
 }
 
 void TraceService::TellServers() {
+  RECON_CHECK(lane_.IsCurrent());
   if (cluster_ == nullptr) return;
   const TraceCollector::Order order = collector_.order(MonotonicNanos());
   cluster_->TellOfTrace(order.trace, order.left);
 }
 
 TraceService::Job TraceService::LookAtJob() {
+  RECON_CHECK(lane_.IsCurrent());
   absl::StatusOr<StatusReply> status;
   coordinator_->lane()->RunAndWait([&] { status = coordinator_->Status(Now()); });
   Job job;

@@ -45,7 +45,7 @@ class TraceService : public Trace::CallbackService {
   Reactor* Deliver(Context* context, const TraceDelivery* delivery, TraceReceipt* receipt) override;
 
  private:
-  // The lane's.
+  // Lane only.
   void Watch(const std::shared_ptr<TraceStream>& stream, absl::Duration length);
   void RecordHere(const std::shared_ptr<TraceStream>& stream, int64_t end_ns);
   void TellServers();
@@ -68,7 +68,7 @@ class TraceService : public Trace::CallbackService {
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   std::weak_ptr<TraceStream> stream_ ABSL_GUARDED_BY(mu_);  // The last one.
 
-  std::unique_ptr<Lane> lane_;
+  Lane lane_;
 };
 
 }  // namespace recon

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/check.h"
+
 namespace recon {
 
 Prefetcher::Prefetcher(const Dataset* dataset, std::vector<uint32_t> indices, size_t batch_samples,
@@ -23,12 +25,15 @@ void Prefetcher::ReadNext() {
   position_ += count;
   {
     MutexLock lock(&mu_);
+    RECON_CHECK(!reading_ && !ready_, "a batch is read before the one before was taken");
     reading_ = true;
   }
   lane_->Post([this, part] {
+    RECON_CHECK(lane_->IsCurrent());
     Batch batch;
     dataset_->Read(part, &batch);
     MutexLock lock(&mu_);
+    RECON_CHECK(reading_);
     next_ = std::move(batch);
     ready_ = true;
     reading_ = false;

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "catch2/catch.hpp"
 #include "common/base/ids.h"
+#include "common/base/lane.h"
 #include "spdlog/spdlog.h"
 #include "tests/support/death.h"
 
@@ -85,6 +86,14 @@ TEST_CASE("the line goes through the log where there is one", "[check]") {
     RECON_CHECK_EQ(1, 2);
   });
   CHECK_THAT(line, Contains(" critical ") && Contains("1 == 2, values 1 and 2"));
+}
+
+TEST_CASE("a task that waits for its own lane ends the process", "[check][lane]") {
+  const std::string line = LineOf([] {
+    Lane lane("self");
+    lane.RunAndWait([&] { lane.RunAndWait([] {}); });
+  });
+  CHECK_THAT(line, Contains("!IsCurrent(): a task of a lane waits for its own lane (common/base/lane.cc:"));
 }
 
 }  // namespace recon

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "catch2/catch.hpp"
+#include "common/base/mutex.h"
 
 namespace recon {
 
@@ -133,6 +134,24 @@ TEST_CASE("a pool runs what was posted before it ends", "[lane]") {
   }
   CHECK(ran == 100);
   CHECK(held.use_count() == 1);
+}
+
+TEST_CASE("a lane of a pool is current for the tasks of its items alone", "[lane]") {
+  LanePool pool("test", 2);
+  const auto size = static_cast<uint32_t>(pool.size());
+  std::atomic<int> own{0}, others{0}, left{pool.size()};
+  Notification done;
+  CHECK(!pool.IsCurrent(0));
+  for (uint32_t item = 0; item < size; ++item) {
+    pool.Post(item, [&, item] {
+      own += pool.IsCurrent(item) && pool.IsCurrent(item + size) ? 1 : 0;
+      others += pool.IsCurrent(item + 1) ? 1 : 0;
+      if (--left == 0) done.Notify();
+    });
+  }
+  done.WaitForNotification();
+  CHECK(own == pool.size());
+  CHECK(others == 0);
 }
 
 }  // namespace recon

@@ -35,4 +35,25 @@ TEST_CASE("RunAndWait returns after the task and all before it", "[lane]") {
   CHECK(count == 11);
 }
 
+TEST_CASE("a lane is current for its own tasks alone", "[lane]") {
+  Lane lane("test"), other("other");
+  CHECK(!lane.IsCurrent());
+  bool here = false, there = true;
+  lane.RunAndWait([&] { here = lane.IsCurrent(); });
+  other.RunAndWait([&] { there = lane.IsCurrent(); });
+  CHECK(here);
+  CHECK(!there);
+}
+
+TEST_CASE("a lane that was stopped has run what was posted, and runs nothing more", "[lane]") {
+  Lane lane("test");
+  int count = 0;
+  for (int i = 0; i < 10; ++i) lane.Post([&] { ++count; });
+  lane.Stop();
+  CHECK(count == 10);
+  lane.Post([&] { ++count; });
+  lane.Stop();
+  CHECK(count == 10);
+}
+
 }  // namespace recon
