@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/check.h"
 #include "common/base/clock.h"
 
 namespace recon {
@@ -40,6 +41,7 @@ void Alarm::Run() {
       mu_.AwaitFor(left, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || moved_; });
       if (stopping_) return;
       if (moved_ || Now() < at_) continue;
+      RECON_CHECK(at_ < absl::InfiniteFuture(), "an alarm rings that is not set");
       at_ = absl::InfiniteFuture();
     }
     ring_();

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "common/base/check.h"
 #include "common/base/copied_bytes.h"
 
 namespace recon {
@@ -53,6 +54,8 @@ void ByteChain::Append(const ByteChain& other) {
 }
 
 ByteChain ByteChain::Range(size_t offset, size_t size) const {
+  RECON_CHECK_LE(offset, size_);
+  RECON_CHECK_LE(size, size_ - offset);
   auto first = pieces_.begin();
   while (first != pieces_.end() && offset >= first->size) offset -= first++->size;
   auto last = first;
@@ -69,6 +72,7 @@ ByteChain ByteChain::Range(size_t offset, size_t size) const {
 }
 
 void ByteChain::CopyTo(void* to, size_t size) const {
+  RECON_CHECK_LE(size, size_);
   auto* next = static_cast<uint8_t*>(to);
   for (const Piece& piece : pieces_) {
     const size_t take = std::min(size, piece.size);
@@ -86,6 +90,7 @@ std::string ByteChain::ToString() const {
 
 const uint8_t* ByteReader::Read(size_t size, uint8_t* scratch) {
   const auto& pieces = chain_.pieces();
+  RECON_CHECK_LE(size, remaining_);
   remaining_ -= size;
   StepOver(pieces, &piece_, &offset_);
   if (size == 0) return scratch;
@@ -113,6 +118,8 @@ const uint8_t* ByteReader::Read(size_t size, uint8_t* scratch) {
 const uint8_t* ByteReader::ReadRun(size_t width, size_t max, uint8_t* scratch, size_t* items) {
   const auto& pieces = chain_.pieces();
   StepOver(pieces, &piece_, &offset_);
+  RECON_CHECK_LE(width, kValueBytesMax);
+  RECON_CHECK_LT(piece_, pieces.size(), "a reader is at the end of its chain");
   *items = std::max<size_t>(1, std::min(max, (pieces[piece_].size - offset_) / width));
   return Read(*items * width, scratch);
 }
@@ -122,6 +129,7 @@ void ByteWriter::Write(size_t width, size_t items,
   const auto& pieces = chain_.pieces();
   for (size_t first = 0, count = 0; first < items; first += count) {
     StepOver(pieces, &piece_, &offset_);
+    RECON_CHECK_LT(piece_, pieces.size(), "a writer is at the end of its chain");
     count = std::min(items - first, (pieces[piece_].size - offset_) / width);
     if (count > 0) {
       write(const_cast<uint8_t*>(pieces[piece_].data) + offset_, first, count);

@@ -2,6 +2,8 @@
 
 #include <atomic>
 
+#include "common/base/check.h"
+
 namespace recon {
 namespace {
 
@@ -18,7 +20,9 @@ void SetHostPinning(const HostPinning& pinning) {
 
 PinnedRanges::~PinnedRanges() {
   for (const auto& [begin, pinned] : ranges_) {
-    if (pinned) unpin_(begin);
+    if (!pinned) continue;
+    RECON_CHECK(unpin_ != nullptr);
+    unpin_(begin);
   }
 }
 

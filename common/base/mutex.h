@@ -7,6 +7,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/time/time.h"
+#include "common/base/check.h"
 
 namespace recon {
 
@@ -17,6 +18,7 @@ namespace recon {
 class ABSL_LOCKABLE Mutex {
  public:
   Mutex() = default;
+  ~Mutex() { RECON_CHECK(waiters_ == nullptr, "somebody still waits for a mutex that is destroyed"); }
   Mutex(const Mutex&) = delete;
   Mutex& operator=(const Mutex&) = delete;
 
@@ -78,7 +80,10 @@ class ABSL_LOCKABLE Mutex {
       held = condition();
     }
     Waiter** at = &waiters_;
-    while (*at != &waiter) at = &(*at)->next;
+    while (*at != &waiter) {
+      RECON_CHECK(*at != nullptr, "a waiter is not among those who wait");
+      at = &(*at)->next;
+    }
     *at = waiter.next;
     lock.release();
     return held;

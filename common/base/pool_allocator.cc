@@ -8,6 +8,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/numeric/bits.h"
+#include "common/base/check.h"
 #include "common/base/mutex.h"
 
 namespace recon {
@@ -59,6 +60,7 @@ BlockPool& PoolOf(Size size) {
 }  // namespace
 
 void* TakePooled(size_t bytes) {
+  RECON_CHECK_GE(bytes, 1);
   if (bytes > kPooledBytesMax) return ::operator new(bytes);
   const Size size(bytes);
   void* const block = PoolOf(size).Take(kPooledBytesKept / size.bytes());
@@ -68,6 +70,7 @@ void* TakePooled(size_t bytes) {
 }
 
 void GivePooled(void* block, size_t bytes) noexcept {
+  RECON_CHECK(block != nullptr && bytes > 0);
   if (bytes > kPooledBytesMax) return ::operator delete(block);
   const Size size(bytes);
   ASAN_POISON_MEMORY_REGION(block, size.bytes());

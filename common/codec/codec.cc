@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/codec/half_codec.h"
 #include "common/codec/sparse_codec.h"
 #include "common/tensor/page.h"
@@ -80,9 +81,11 @@ absl::StatusOr<CodecId> ParseCodecId(absl::string_view name) { return ParseAmong
 absl::StatusOr<CodecId> ParseValueCodec(absl::string_view name) { return ParseAmong(name, true); }
 
 CodecId ValueCodec(CodecId sparse) {
+  RECON_CHECK(IsSparse(sparse));
   return static_cast<CodecId>(static_cast<uint8_t>(sparse) - static_cast<uint8_t>(CodecId::kSparseFp32));
 }
 CodecId SparseCodec(CodecId value_codec) {
+  RECON_CHECK(IsValueCodec(value_codec));
   return static_cast<CodecId>(static_cast<uint8_t>(value_codec) + static_cast<uint8_t>(CodecId::kSparseFp32));
 }
 static_assert(static_cast<int>(CodecId::kSparseBf16) - static_cast<int>(CodecId::kSparseFp32) ==

@@ -9,6 +9,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/base/check.h"
 #include "common/base/hash.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
@@ -104,6 +105,7 @@ absl::Status CheckPart(FrameKind kind, const PartHeader& part, uint32_t index) {
 }  // namespace
 
 ByteChain EncodeFrame(Frame frame) {
+  RECON_CHECK_EQ(frame.parts.size(), frame.payloads.size());
   FrameHeader& header = frame.header;
   header.magic = kFrameMagic;
   header.version = kFrameVersion;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/codec/selection.h"
 #include "common/tensor/page.h"
@@ -189,11 +190,15 @@ void SparseWriter::AddValues(const float* values, size_t count) {
 }
 
 void SparseWriter::AddWholePage(uint32_t page_size, const float* values) {
+  RECON_CHECK_LE(page_size, kPageParams);
   headers_.push_back({page_size, 0});
   AddValues(values, page_size);
 }
 
 void SparseWriter::AddPage(uint32_t page_size, absl::Span<const uint16_t> indices, const float* values) {
+  RECON_CHECK_LE(page_size, kPageParams);
+  RECON_CHECK_LE(indices.size(), page_size);
+  RECON_CHECK(indices.empty() || indices.back() < page_size);
   if (indices.size() == page_size) return AddWholePage(page_size, values);
   const auto entries = static_cast<uint32_t>(indices.size());
   const uint32_t delta_bytes = DeltaBytes(indices);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 
+#include "common/base/check.h"
 #include "common/codec/half_codec.h"
 #include "common/codec/random.h"
 #include "common/codec/select_kernels.h"
@@ -71,6 +72,7 @@ void Sparsifier::Accumulate(const SparsifyOptions& options, const float* gradien
 
 // Cuts the candidates to the k largest; of equal magnitudes the lower index stays.
 void Sparsifier::PickLargest(const float* sums, size_t count, size_t k, uint32_t* guess) {
+  RECON_CHECK(k >= 1 && k <= count);
   uint32_t magnitude_min = *guess;
   double step = 0.9;
   while (candidate_count_ < k) {  // The guess was too high.
@@ -107,11 +109,15 @@ void Sparsifier::PickLargest(const float* sums, size_t count, size_t k, uint32_t
     candidates_[kept] = index;
     kept += (static_cast<uint64_t>(magnitudes_[i]) << 16 | (65'535 - index)) >= smallest ? 1 : 0;
   }
+  RECON_CHECK_EQ(kept, k, "no two values of a page have the same key");
   candidate_count_ = kept;
 }
 
 double Sparsifier::AddPage(const SparsifyOptions& options, const float* gradient, size_t count,
                            uint32_t page_seed, const PageMemory& memory, SparseWriter* out) {
+  RECON_CHECK(count >= 1 && count <= kPageParams);
+  RECON_CHECK(!options.feedback || memory.residual != nullptr || memory.residual_bf16 != nullptr);
+  RECON_CHECK(!options.feedback || options.momentum <= 0 || memory.velocity != nullptr);
   const size_t k = ShareOf(options.ratio, static_cast<uint32_t>(count));
   uint32_t no_guess = 0;
   uint32_t* guess = memory.guess != nullptr ? memory.guess : &no_guess;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/codec/half_codec.h"
 
 namespace recon {
@@ -80,6 +81,7 @@ absl::Status CheckReduction(ReduceOp op, DType dtype, Wire wire) {
 }
 
 void NarrowTo(Wire wire, const float* values, size_t count, uint8_t* out) {
+  RECON_CHECK(wire != Wire::kSame);
   // Halfway between the largest value and the next one, which there is not: from there on it is infinite.
   constexpr float kFp16Infinite = 65520.0F;
   constexpr float kBf16Infinite = 3.39617752923046e38F;
@@ -91,6 +93,7 @@ void NarrowTo(Wire wire, const float* values, size_t count, uint8_t* out) {
 }
 
 void WidenFrom(Wire wire, const uint8_t* bytes, size_t count, float* out) {
+  RECON_CHECK(wire != Wire::kSame);
   if (wire == Wire::kFloat16) return DecodeFp16(bytes, count, out);
   DecodeBf16(bytes, count, out);
 }

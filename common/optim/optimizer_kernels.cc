@@ -7,6 +7,7 @@
 #define HWY_TARGET_INCLUDE "common/optim/optimizer_kernels.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 //
+#include "common/base/check.h"
 #include "common/codec/codec.h"
 #include "common/codec/half_codec-inl.h"
 #include "hwy/cache_control.h"
@@ -278,6 +279,16 @@ HWY_EXPORT(AddWeightedEncoded);
 HWY_EXPORT(CorrectByGap);
 HWY_EXPORT(CompensateDelay);
 
+namespace {
+
+void CheckPlanes(const UpdateCoefficients& c, size_t count, const float* state1, const float* state2) {
+  const int planes = count == 0 ? 0 : StatePlanes(c.kind);
+  RECON_CHECK(planes < 1 || state1 != nullptr, "the optimizer has no first plane of state");
+  RECON_CHECK(planes < 2 || state2 != nullptr, "the optimizer has no second plane of state");
+}
+
+}  // namespace
+
 void ApplyUpdate(const UpdateCoefficients& c, const float* gradient, size_t count, float* params,
                  float* state1, float* state2) {
   ApplyEncodedUpdate(c, CodecId::kFp32, reinterpret_cast<const uint8_t*>(gradient), count, params, state1,
@@ -286,11 +297,13 @@ void ApplyUpdate(const UpdateCoefficients& c, const float* gradient, size_t coun
 
 void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_t* gradient, size_t count,
                         float* params, float* state1, float* state2) {
+  CheckPlanes(c, count, state1, state2);
   HWY_DYNAMIC_DISPATCH(ApplyEncodedUpdate)(c, codec, gradient, count, params, state1, state2);
 }
 
 void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_t* gradient, size_t count,
                         float* params, float* state1, float* state2, CodecId reply_codec, uint8_t* reply) {
+  CheckPlanes(c, count, state1, state2);
   if (!HWY_DYNAMIC_DISPATCH(UpdateAndEncode)(c, codec, gradient, count, params, state1, state2, reply_codec,
                                              reply)) {
     Encode(reply_codec, params, count, reply);  // It knows what to do with them.

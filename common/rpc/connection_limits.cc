@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/base/check.h"
+
 namespace recon {
 namespace {
 
@@ -46,6 +48,7 @@ std::vector<size_t> WhichToCut(const std::vector<ConnectionView>& connections,
             [&](size_t a, size_t b) { return connections[a].bytes > connections[b].bytes; });
   for (const size_t i : strangers) {
     if (together <= limits.strangers_bytes_max) break;
+    RECON_CHECK_GE(together, connections[i].bytes);
     cut.push_back(i);
     together -= connections[i].bytes;
   }

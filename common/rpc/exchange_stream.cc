@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/rpc/payload.h"
 #include "common/rpc/status_codes.h"
@@ -46,6 +47,7 @@ void ExchangeStream::OnReadDone(bool ok) {
   const auto request = MakePooled<Request>();
   {
     MutexLock lock(&mu_);
+    RECON_CHECK(reading_);
     reading_ = false;
     if (!ok) {
       no_more_reads_ = true;
@@ -80,6 +82,7 @@ void ExchangeStream::Taken(Request* request) {
   if (connection_ != nullptr) connection_->NoteMember();
   grpc::ByteBuffer message = BufferOf(WrapTaken(request->call));
   MutexLock lock(&mu_);
+  RECON_CHECK_GE(bytes_held_, request->charge);
   bytes_held_ -= std::exchange(request->charge, 0);
   Send(&message);
   ReadOn();
@@ -89,7 +92,10 @@ void ExchangeStream::Reply(Request* request, const absl::StatusOr<ByteChain>& re
   if (connection_ != nullptr && reply.ok()) connection_->NoteMember();
   grpc::ByteBuffer message = BufferOf(WrapReply(request->call, reply));
   MutexLock lock(&mu_);
+  RECON_CHECK(!std::exchange(request->answered, true), "a request is answered twice");
+  RECON_CHECK_GT(requests_, 0);
   --requests_;
+  RECON_CHECK_GE(bytes_held_, request->charge);
   bytes_held_ -= std::exchange(request->charge, 0);
   Send(&message);
   ReadOn();
@@ -105,6 +111,8 @@ void ExchangeStream::Send(grpc::ByteBuffer* message) {
 
 void ExchangeStream::OnWriteDone(bool ok) {
   MutexLock lock(&mu_);
+  RECON_CHECK(!outgoing_.empty());
+  RECON_CHECK_GE(bytes_held_, outgoing_.front().Length());
   bytes_held_ -= outgoing_.front().Length();
   outgoing_.pop_front();
   if (!ok) {  // Nothing more can be written.

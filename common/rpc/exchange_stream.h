@@ -50,6 +50,7 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
     std::shared_ptr<ExchangeStream> stream;
     uint64_t call = 0;
     size_t charge = 0;  // 0 once it is taken.
+    bool answered = false;
   };
   void Taken(Request* request);
   void Reply(Request* request, const absl::StatusOr<ByteChain>& reply);

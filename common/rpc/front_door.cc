@@ -18,6 +18,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/host_port.h"
 #include "common/base/limits.h"
@@ -300,6 +301,7 @@ void FrontDoor::HandOverThoseWhoSpeak(const std::vector<int>& readable) {
 }
 
 void FrontDoor::HandOverOne(Silent silent) {
+  RECON_CHECK_GE(silent.fd.get(), 0);
   Handed handed;
   handed.inode = InodeOf(silent.fd.get());
   handed.peer = std::move(silent.peer);
@@ -340,6 +342,7 @@ void FrontDoor::Look(absl::Time now) {
     views.push_back({one.received - std::min(one.received, one.received_then), one.connection->member()});
     if (!views.back().member && views.back().bytes > kMuchBytes) look_every_ = kLookSoon;
   }
+  RECON_CHECK_EQ(views.size(), handed_.size());
   const std::vector<size_t> cut = WhichToCut(views, limits_);
   if (cut.empty()) return;
   size_t i = 0;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/pool_allocator.h"
 #include "common/base/status_macros.h"
@@ -70,13 +71,17 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
   // is held while gRPC writes.
   int reserved() const { return reserved_.load(std::memory_order_relaxed); }
   void Reserve() { reserved_.fetch_add(1, std::memory_order_relaxed); }
-  void Unreserve() { reserved_.fetch_sub(1, std::memory_order_relaxed); }
+  void Unreserve() {
+    const int before = reserved_.fetch_sub(1, std::memory_order_relaxed);
+    RECON_CHECK_GT(before, 0, "a stream is reserved for fewer calls than it has");
+  }
 
   // A call it was reserved for. False if the stream has ended.
   bool Write(uint64_t call, grpc::ByteBuffer* message) {
     MutexLock lock(&mu_);
     if (ended_) return false;
-    under_way_.insert(call);
+    const bool is_new = under_way_.insert(call).second;
+    RECON_CHECK(is_new, "a call is written to a stream twice");
     unwritten_.emplace_back();
     unwritten_.back().call = call;
     unwritten_.back().message.Swap(message);
@@ -119,6 +124,7 @@ class GrpcTransport::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuf
   void OnWriteDone(bool ok) override {
     if (!ok) return End();
     MutexLock lock(&mu_);
+    RECON_CHECK(writing_);
     writing_ = false;
     outgoing_.Clear();  // Its owners may be waiting for it.
     WriteNext();
@@ -191,6 +197,7 @@ GrpcTransport::GrpcTransport(const std::vector<std::shared_ptr<grpc::Channel>>& 
           [presence = std::weak_ptr<Presence>(presence_)](uint64_t call, const ByteChain& message) {
             if (const auto here = presence.lock()) here->transport->Send(call, message);
           })) {
+  RECON_CHECK(!channels.empty());
   for (const auto& channel : channels) {
     lines_.push_back({grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>(channel), nullptr});
   }

@@ -1,5 +1,6 @@
 #include "common/rpc/param_service.h"
 
+#include "common/base/check.h"
 #include "common/rpc/exchange_stream.h"
 #include "common/rpc/sender.h"
 
@@ -17,7 +18,8 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ParamService::Excha
   {
     MutexLock lock(&mu_);
     closed = closed_;
-    streams_.insert(stream.get());
+    const bool is_new = streams_.insert(stream.get()).second;
+    RECON_CHECK(is_new);
   }
   stream->Start();
   if (closed) stream->Close(absl::UnavailableError("the server is draining"));
@@ -35,7 +37,8 @@ void ParamService::Close() {
 void ParamService::Forget(ExchangeStream* stream) {
   if (connected_ != nullptr) connected_->Closed(stream->sender());
   MutexLock lock(&mu_);
-  streams_.erase(stream);
+  const size_t erased = streams_.erase(stream);
+  RECON_CHECK_EQ(erased, 1, "a stream ends twice");
 }
 
 }  // namespace recon

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/trace/span_pieces.h"
 
@@ -75,6 +76,7 @@ void TraceReporter::Run(int64_t deadline_ns) {
   ReadClocks(kReadings);
   Deliver(recording.get(), /*last=*/true);
   MutexLock lock(&mu_);
+  RECON_CHECK(!over_);
   over_ = true;
 }
 

@@ -13,6 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/copied_bytes.h"
 #include "common/base/mutex.h"
 #include "common/base/pool_allocator.h"
@@ -84,8 +85,10 @@ class ShmLink {
     link->kept_bytes.fetch_add(entry.bytes);
     auto let_go = [link, slot = entry.slot, bytes = entry.bytes](const void*) mutable {
       const std::shared_ptr<ShmLink> held = std::move(link);  // Not as long as weak pointers.
-      held->kept.fetch_sub(1);
-      held->kept_bytes.fetch_sub(bytes);
+      const uint32_t kept_before = held->kept.fetch_sub(1);
+      const size_t bytes_before = held->kept_bytes.fetch_sub(bytes);
+      RECON_CHECK_GT(kept_before, 0);
+      RECON_CHECK_GE(bytes_before, bytes);
       held->GiveBack(slot);
     };
     message->Append(bytes, entry.bytes,
@@ -114,6 +117,7 @@ class ShmLink {
         broken = absl::DataLossError(
             absl::StrCat("shared memory: slot ", entry.slot, " was given back, but not lent"));
       } else {
+        RECON_CHECK_GT(entries_there, 0, "a slot is with the other end, and no entry is");
         --entries_there;
         --uses[entry.slot].there;
         FreeIfUnused(entry.slot);
@@ -152,6 +156,7 @@ class ShmLink {
   }
 
   static uint32_t TakeSlot(std::vector<uint32_t>* from) {
+    RECON_CHECK(!from->empty());
     const uint32_t slot = from->back();
     from->pop_back();
     return slot;
@@ -195,6 +200,7 @@ class ShmLink {
       ++uses[entry.slot].there;
     }
     entries_there += entries->size();
+    RECON_CHECK_LE(entries_there, kShmEntriesMax);
     return true;
   }
 
@@ -202,6 +208,8 @@ class ShmLink {
   void SendFrom(const Entries& entries, const ByteChain& message) {
     auto piece = message.pieces().begin();
     for (const ShmRing::Entry& entry : entries) {
+      RECON_CHECK(piece != message.pieces().end(), "a message has fewer bytes than its entries");
+      RECON_CHECK_LE(size_t{entry.offset} + entry.bytes, kShmSlotBytes);
       uint8_t* to = region->slot(out, entry.slot) + entry.offset;
       if (to == piece->data) {
         ++piece;
@@ -287,12 +295,14 @@ std::shared_ptr<uint8_t[]> ShmSender::Reserve(size_t bytes) const {
     if (!link_->Reclaim().ok()) WakeUp(link_->wake_me);  // As HasRoom() does it.
     if (!link_->broken.ok() || link_->free_to_reserve.empty()) return nullptr;
     slot = ShmLink::TakeSlot(&link_->free_to_reserve);
+    RECON_CHECK(link_->uses[slot].here == 0 && link_->uses[slot].there == 0, "a free slot is in use");
     link_->uses[slot].here = 1;
   }
   link_->region->Pin(link_->out, slot);
   auto let_go = [link = link_, slot](uint8_t*) mutable {
     const std::shared_ptr<ShmLink> held = std::move(link);  // Not as long as weak pointers.
     MutexLock lock(&held->send_mu);
+    RECON_CHECK_EQ(held->uses[slot].here, 1);
     held->uses[slot].here = 0;
     held->FreeIfUnused(slot);
   };

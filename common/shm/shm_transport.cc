@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
@@ -136,6 +137,7 @@ std::shared_ptr<uint8_t[]> ShmTransport::RequestMemory(size_t bytes) {
   if (to.slot == nullptr) return nullptr;
   std::shared_ptr<uint8_t[]> memory(to.slot, to.slot.get() + to.used);
   to.used += bytes;
+  RECON_CHECK_LE(to.used, kShmSlotBytes);
   return memory;
 }
 
@@ -152,6 +154,7 @@ void ShmTransport::OnClosed(Connection* connection, const absl::Status& why) {
   const std::shared_ptr<OutgoingRequests> requests = connection->requests;
   {
     MutexLock lock(&mu_);  // No call is added to it afterwards.
+    RECON_CHECK(connection_.get() == connection, "a connection ends that is not the one there is");
     ended_.push_back(std::move(connection_));
   }
   requests->End();

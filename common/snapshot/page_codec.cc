@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/base/check.h"
 #include "common/base/hash.h"
 #include "common/snapshot/plane_kernels.h"
 #include "common/tensor/page.h"
@@ -123,6 +124,7 @@ absl::string_view PageCodec::EncodePlane(absl::string_view plane, int level, Pla
 }
 
 void PageCodec::Encode(const PageId& id, absl::Span<const float> values, int level, std::string* out) {
+  RECON_CHECK(!values.empty() && values.size() <= kPageParams);
   const size_t raw_bytes = values.size() * sizeof(float);
   const size_t begin = out->size();
   const size_t payload_begin = begin + kHeaderBytes;

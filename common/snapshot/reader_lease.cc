@@ -6,6 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
@@ -94,6 +95,7 @@ absl::Status ReaderLease::Renew() {
   const std::string name = LeaseName(generation_, RandomNonZero());
   RECON_RETURN_IF_ERROR(store_->PutIfAbsent(name, absl::StrCat(absl::ToUnixMillis(WallNow() + duration_))));
   const std::string before = std::exchange(name_, name);
+  RECON_CHECK(before != name, "a lease has the name of the one before");
   return before.empty() ? absl::OkStatus() : store_->Delete(before);
 }
 

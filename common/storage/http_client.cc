@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/base/backoff.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
@@ -42,6 +43,7 @@ size_t OnBody(char* data, size_t one, size_t size, void* user) {
   HttpResponse& response = receiver->response;
   const bool direct = !receiver->out.empty() && receiver->Status() / 100 == 2;
   const uint64_t room = direct ? receiver->out.size() : limits::kHttpBodyBytesMax;
+  RECON_CHECK_LE(response.body_bytes, room);
   if (size > room - response.body_bytes) {
     receiver->too_long = true;
     return 0;
@@ -106,6 +108,7 @@ class HttpClient::Handle {
     }
   }
   ~Handle() {
+    RECON_CHECK(curl_ != nullptr);
     curl_easy_reset(curl_);  // Keeps its connections, and nothing that points here.
     MutexLock lock(&client_->mu_);
     client_->idle_.push_back(curl_);

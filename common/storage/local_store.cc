@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/fault_point.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
@@ -36,6 +37,7 @@ class LocalWriter : public ObjectStore::Writer {
   }
 
   absl::Status Append(absl::string_view bytes) override {
+    RECON_CHECK(file_ != nullptr && !closed_);
     RECON_FAULT_POINT("store.append");
     RECON_RETURN_IF_ERROR(file_->Append({bytes}));
     unwritten_ += bytes.size();
@@ -46,6 +48,7 @@ class LocalWriter : public ObjectStore::Writer {
   }
 
   absl::Status Close() override {
+    RECON_CHECK(!closed_, "a file is closed twice");
     RECON_FAULT_POINT("store.before_sync");
     RECON_RETURN_IF_ERROR(file_->Sync());
     RECON_FAULT_POINT("store.before_rename");

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/hash.h"
 #include "common/base/lane_pool.h"
 #include "common/base/log.h"
@@ -73,6 +74,7 @@ class S3Store::PartWriter : public ObjectStore::Writer {
   }
 
   absl::Status Append(absl::string_view bytes) override {
+    RECON_CHECK(!closed_);
     bytes_ += bytes.size();
     while (!bytes.empty()) {
       // Some servers want all parts of one size.
@@ -144,7 +146,9 @@ class S3Store::PartWriter : public ObjectStore::Writer {
     request.body = part;
     const absl::StatusOr<HttpResponse> sent = store_->Call(request, name_);
     MutexLock lock(&mu_);
+    RECON_CHECK_GT(in_flight_, 0);
     --in_flight_;
+    RECON_CHECK_LT(number, etags_.size(), "a part was sent that has no place");
     if (sent.ok()) {
       etags_[number] = sent->header("etag");
     } else {
@@ -156,6 +160,8 @@ class S3Store::PartWriter : public ObjectStore::Writer {
     std::string body;
     {
       MutexLock lock(&mu_);
+      RECON_CHECK_EQ(in_flight_, 0, "an upload is completed while a part is under way");
+      RECON_CHECK_EQ(etags_.size(), parts_);
       body = S3CompleteUpload(etags_);
     }
     HttpRequest request;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "common/base/check.h"
 #include "common/base/mutex.h"
 #include "common/base/pool_allocator.h"
 
@@ -55,6 +56,7 @@ class PagePool {
     ++use_.pages;
     const bool fresh = free_.empty();
     std::vector<float*>& from = fresh ? fresh_ : free_;
+    RECON_CHECK_LE(use_.pages, use_.limit);
     float* values = from.back();
     from.pop_back();
     return {values, fresh};
@@ -62,6 +64,7 @@ class PagePool {
 
   void Give(float* values) {
     MutexLock lock(&mu_);
+    RECON_CHECK_GT(use_.pages, 0, "a page is given back that nobody has");
     free_.push_back(values);
     --use_.pages;
   }
@@ -130,7 +133,10 @@ PageRef::Block* PageRef::NewBlock() {
 }
 
 void PageRef::Drop(Block* block) {
-  if (block == nullptr || block->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  if (block == nullptr) return;
+  const uint32_t references = block->references.fetch_sub(1, std::memory_order_acq_rel);
+  RECON_CHECK_GE(references, 1, "a page is dropped more often than it was referred to");
+  if (references != 1) return;
   PagePool::Get().Give(block->values);
   block->~Block();
   PoolAllocator<Block>().deallocate(block, 1);
@@ -166,6 +172,7 @@ PageRef::PageRef(const PageRef& other) : block_(other.block_) {
 PageRef::~PageRef() { Drop(block_); }
 
 float* PageRef::Writable(bool* cloned) {
+  RECON_CHECK(block_ != nullptr);
   *cloned = false;
   // Acquire: the last reader's loads happen before our stores.
   if (block_->references.load(std::memory_order_acquire) == 1) return block_->values;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
 
@@ -130,6 +131,10 @@ absl::StatusOr<ParamLayout> ParamLayout::Create(const ModelSpec& model) {
     }
     AppendShards(group, begin, layout.params_, &layout.shards_);
   }
+  // Everybody finds a shard's values by this: the last shard ends where the parameters do.
+  RECON_CHECK(!layout.shards_.empty());
+  RECON_CHECK_EQ(layout.shards_.back().offset + layout.shards_.back().size, layout.params_);
+  RECON_CHECK_EQ(layout.groups_.size(), layout.averaged_.size());
   return layout;
 }
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <new>
 
+#include "common/base/check.h"
 #include "common/base/limits.h"
 
 namespace recon::trace {
@@ -33,11 +34,16 @@ class Ring {
     if (pthread_getname_np(pthread_self(), name_.data(), name_.size()) != 0) name_[0] = '\0';
     return true;
   }
-  void Leave() { state_.store(State::kLeft, std::memory_order_release); }
+  void Leave() {
+    const State before = state_.exchange(State::kLeft, std::memory_order_acq_rel);
+    RECON_CHECK_EQ(before, State::kTaken, "a thread leaves a ring that is not its own");
+  }
 
   void Push(const Event& event) {
     const uint64_t written = written_.load(std::memory_order_relaxed);
-    if (written - read_.load(std::memory_order_acquire) == kSpans) {
+    const uint64_t held = written - read_.load(std::memory_order_acquire);
+    RECON_CHECK_LE(held, kSpans);
+    if (held == kSpans) {
       lost_.fetch_add(1, std::memory_order_relaxed);
       return;
     }
@@ -52,6 +58,7 @@ class Ring {
     if (state == State::kFree) return 0;
     const uint64_t written = written_.load(std::memory_order_acquire);
     uint64_t read = read_.load(std::memory_order_relaxed);
+    RECON_CHECK_LE(read, written);
     if (read < written) {  // Only then is it known who has it.
       const Recording::Thread thread = {id_, name_.data()};
       for (; read < written; ++read) take(thread, events_[read % kSpans]);
@@ -139,7 +146,7 @@ std::unique_ptr<Recording> Recording::Begin(int64_t until_ns) {
 
 Recording::~Recording() {
   Stop();
-  taken.store(false);
+  RECON_CHECK(taken.exchange(false), "there were two recordings at once");
 }
 
 void Recording::Stop() { internal::recording.store(false); }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 
 namespace recon::trace {
 namespace {
@@ -59,6 +60,8 @@ void SpanPieces::Add(const Recording::Thread& thread, const Event& event) {
 }
 
 TraceDelivery SpanPieces::Take() {
+  RECON_CHECK(SameLength(piece_.spans()));
+  RECON_CHECK_EQ(names_.size(), piece_.spans().names_size());
   names_.clear();
   threads_.clear();
   last_begin_ns_ = 0;

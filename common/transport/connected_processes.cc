@@ -1,5 +1,7 @@
 #include "common/transport/connected_processes.h"
 
+#include "common/base/check.h"
+
 namespace recon {
 
 void ConnectedProcesses::Opened(Incarnation process) {
@@ -12,7 +14,9 @@ void ConnectedProcesses::Closed(Incarnation process) {
   if (process == Incarnation()) return;
   MutexLock lock(&mu_);
   const auto found = connections_.find(process);
-  if (found != connections_.end() && --found->second == 0) connections_.erase(found);
+  RECON_CHECK(found != connections_.end(), "a connection is closed that was not opened");
+  RECON_CHECK_GT(found->second, 0);
+  if (--found->second == 0) connections_.erase(found);
 }
 
 bool ConnectedProcesses::Has(Incarnation process) const {

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "common/base/check.h"
 #include "common/base/pool_allocator.h"
 #include "common/transport/envelope.h"
 
@@ -16,7 +17,8 @@ bool OutgoingRequests::Add(uint64_t call, ByteChain message) {
   {
     MutexLock lock(&mu_);
     if (ended_) return false;
-    requests_[call] = {place, std::move(message)};
+    const bool is_new = requests_.try_emplace(call, Request{place, std::move(message)}).second;
+    RECON_CHECK(is_new, "a request is added twice");
   }
   window_->Enter(place, charge, Pooled([self = shared_from_this(), call] { self->Admit(call); }));
   bool left;
@@ -35,6 +37,7 @@ void OutgoingRequests::Admit(uint64_t call) {
     const auto found = requests_.find(call);
     if (found == requests_.end()) return;
     message = std::exchange(found->second.unsent, ByteChain());
+    RECON_CHECK_GT(message.size(), 0, "a request is admitted twice");
   }
   send_(call, message);
 }

@@ -3,11 +3,15 @@
 #include <iterator>
 #include <utility>
 
+#include "common/base/check.h"
+
 namespace recon {
 
 uint64_t PendingCalls::Add(uint64_t connection, Transport::Done done) {
+  RECON_CHECK(done != nullptr);
   MutexLock lock(&mu_);
-  calls_[next_] = {connection, std::move(done)};
+  const bool is_new = calls_.try_emplace(next_, Pending{connection, std::move(done)}).second;
+  RECON_CHECK(is_new, "two calls have one number");
   return next_++;
 }
 

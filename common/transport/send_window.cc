@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/check.h"
 #include "common/base/limits.h"
 
 namespace recon {
 
 size_t FrameBytesFor(size_t servers) {
+  RECON_CHECK_GE(servers, 1);
   if (servers == 1) return limits::kFrameTargetBytes;
   return std::max(limits::kFrameTargetBytesOfAll / servers, limits::kFrameTargetBytesMin);
 }
@@ -50,6 +52,8 @@ uint64_t SendWindow::NewPlace() {
 void SendWindow::Enter(uint64_t place, size_t charge, absl::AnyInvocable<void()> admitted) {
   {
     MutexLock lock(&mu_);
+    RECON_CHECK_LT(place, next_place_);
+    RECON_CHECK(under_way_.count(place) == 0, "a place is entered twice");
     waiting_.push_back({place, charge, std::move(admitted)});
   }
   AdmitNext();
@@ -61,8 +65,10 @@ void SendWindow::Leave(uint64_t place) {
     MutexLock lock(&mu_);
     const auto found = under_way_.find(place);
     if (found != under_way_.end()) {
+      RECON_CHECK_GE(bytes_, found->second);
       bytes_ -= found->second;
       under_way_.erase(found);
+      RECON_CHECK(!under_way_.empty() || bytes_ == 0, "nothing is under way, and has bytes");
     } else {
       const auto is_place = [place](const Waiting& waiting) { return waiting.place == place; };
       const auto at = std::find_if(waiting_.begin(), waiting_.end(), is_place);
@@ -87,7 +93,8 @@ void SendWindow::AdmitNext() {
           !waiting_.empty() && (under_way_.empty() || bytes_ + waiting_.front().charge <= BytesMax());
       if (!admitting_) return;
       Waiting& next = waiting_.front();
-      under_way_[next.place] = next.charge;
+      const bool is_new = under_way_.insert({next.place, next.charge}).second;
+      RECON_CHECK(is_new, "a request is admitted twice");
       bytes_ += next.charge;
       admitted = std::move(next.admitted);
       waiting_.pop_front();

@@ -11,6 +11,7 @@
 #include "catch2/catch.hpp"
 #include "common/base/ids.h"
 #include "common/base/lane.h"
+#include "common/base/pool_allocator.h"
 #include "spdlog/spdlog.h"
 #include "tests/support/death.h"
 
@@ -94,6 +95,10 @@ TEST_CASE("a task that waits for its own lane ends the process", "[check][lane]"
     lane.RunAndWait([&] { lane.RunAndWait([] {}); });
   });
   CHECK_THAT(line, Contains("!IsCurrent(): a task of a lane waits for its own lane (common/base/lane.cc:"));
+}
+
+TEST_CASE("memory of no bytes is no pooled block", "[check][base]") {
+  CHECK_THAT(LineOf([] { (void)TakePooled(0); }), Contains("bytes >= 1, values 0 and 1"));
 }
 
 }  // namespace recon

@@ -1,8 +1,11 @@
 #include "common/transport/worker_secret.h"
 
+#include <signal.h>
+
 #include "absl/status/status.h"
 #include "catch2/catch.hpp"
 #include "common/transport/connected_processes.h"
+#include "tests/support/death.h"
 
 namespace recon {
 
@@ -31,7 +34,8 @@ TEST_CASE("a process is connected until its last connection has ended", "[secret
   CHECK(connected.Has(one));
   connected.Closed(one);
   CHECK(!connected.Has(one));
-  connected.Closed(one);
+  // What was not opened is not closed.
+  CHECK(DeathOf([&] { connected.Closed(one); }).signal == SIGABRT);
   connected.Opened(one);
   CHECK(connected.Has(one));
 }
