@@ -141,7 +141,9 @@ void ChunkBook::FinishIfAllHere(Epoch* epoch, const ChunkKey& key, Decided* deci
 
 void ChunkBook::Fail(Epoch* epoch, const CallKey& call, const absl::Status& why, uint32_t lost,
                      Decided* decided) {
-  if (epoch->failed.size() >= limits::kCollectiveFailedCallsMax && epoch->lost.count(kEverybody) == 0) {
+  const bool too_many =
+      epoch->failed.size() >= limits::kCollectiveFailedCallsMax && epoch->lost.count(kEverybody) == 0;
+  if (too_many) {
     epoch->lost[kEverybody] =
         absl::StrCat(epoch->failed.size(), " calls of this epoch have failed: the set has to begin anew");
   }
@@ -158,6 +160,7 @@ void ChunkBook::Fail(Epoch* epoch, const CallKey& call, const absl::Status& why,
     }
     it = epoch->chunks.erase(it);
   }
+  if (too_many) FailHopeless(epoch, decided);  // The epoch is over for the other calls, too.
 }
 
 absl::Status ChunkBook::FailCall(uint64_t stream, const CallHeader& call, const absl::Status& why,

@@ -1,5 +1,6 @@
 #include "absl/strings/str_cat.h"
 #include "catch2/catch.hpp"
+#include "common/base/limits.h"
 #include "server/collective/call_desk.h"
 
 namespace recon {
@@ -169,6 +170,33 @@ TEST_CASE("different calls that meet fail for all, with both sides, and the next
   CHECK(decided.failed.empty());
   REQUIRE(decided.ready.size() == 1);
   CHECK(decided.ready[0].streams == std::vector<uint64_t>{1, 2});
+}
+
+TEST_CASE("an epoch in which too many calls have failed is over for those that wait, too", "[collective]") {
+  ChunkBook book;
+  ChunkBook::Decided decided;
+  REQUIRE(book.Enter(2, Chunk(1, 0, "").header).ok());
+  constexpr uint64_t kWaits = 1'000'000;
+  REQUIRE(book.Add(1, Chunk(0, kWaits, "barrier"), kStart, &decided).ok());
+  CallHeader call = Chunk(1, 0, "").header;
+  for (; call.sequence < limits::kCollectiveFailedCallsMax; ++call.sequence) {
+    REQUIRE(book.FailCall(2, call, absl::InternalError("it failed here"), &decided).ok());
+  }
+  CHECK(decided.failed.empty());
+  CHECK(book.bytes() == 4);
+  REQUIRE(book.FailCall(2, call, absl::InternalError("it failed here"), &decided).ok());
+  REQUIRE(decided.failed.size() == 1);
+  CHECK(decided.failed[0].stream == 1);
+  CHECK(decided.failed[0].frame.header.sequence == kWaits);
+  CHECK_THAT(decided.failed[0].frame.text, Contains("the set has to begin anew"));
+  CHECK(book.bytes() == 0);
+  // Both go on in the next epoch, and nothing of this one is left.
+  for (uint32_t place = 0; place < 2; ++place) {
+    CallFrame next = Chunk(place, 0, "c");
+    next.header.epoch = 2;
+    REQUIRE(book.Add(1 + place, next, kStart, &decided).ok());
+  }
+  CHECK(decided.ready.size() == 1);
 }
 
 TEST_CASE("who waits for whom is known, since when", "[collective]") {
