@@ -1,6 +1,7 @@
 #include "server/collective/call_desk.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
 #include "server/collective/combine.h"
@@ -138,6 +139,7 @@ SetsReply CallDesk::Sets(absl::Time now) const {
 }
 
 std::vector<ChunkBook::Outcome> AnswersOf(const ChunkBook::Ready& ready) {
+  RECON_CHECK_EQ(ready.streams.size(), ready.contributions.size());
   const ByteChain result = CombineChunk(ready.chunk, ready.contributions);
   std::vector<ChunkBook::Outcome> outcomes;
   for (uint32_t place = 0; place < ready.streams.size(); ++place) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
 
@@ -69,7 +70,8 @@ void ChunkBook::ForgetOlder(uint64_t stream, const CallHeader& frame) {
     }
     if (found != epochs_.end()) {
       found->second.streams.erase(stream);
-      if (found->second.streams.empty()) epochs_.erase(found);  // It is over: no chunk waits.
+      RECON_CHECK(found->second.chunks.empty(), "a chunk waits in an epoch that is over");
+      if (found->second.streams.empty()) epochs_.erase(found);
     }
     it = spoken.erase(it);
   }
@@ -126,11 +128,15 @@ absl::Status ChunkBook::Add(uint64_t stream, CallFrame frame, absl::Time now, De
 
 void ChunkBook::FinishIfAllHere(Epoch* epoch, const ChunkKey& key, Decided* decided) {
   const auto found = epoch->chunks.find(key);
+  RECON_CHECK(found != epoch->chunks.end());
   Pending& pending = found->second;
+  RECON_CHECK_LE(pending.frames.size(), PartsOf(pending.header, epoch->members));
   if (pending.frames.size() < PartsOf(pending.header, epoch->members)) return;
   Ready ready{pending.header, std::vector<ByteChain>(epoch->members),
               std::vector<uint64_t>(epoch->members, 0)};
   for (auto& [place, sent] : pending.frames) {
+    RECON_CHECK_GE(bytes_, sent.second.size());
+    RECON_CHECK_LT(place, epoch->members);
     bytes_ -= sent.second.size();
     ready.streams[place] = sent.first;
     ready.contributions[place] = std::move(sent.second);
@@ -156,6 +162,7 @@ void ChunkBook::Fail(Epoch* epoch, const CallKey& call, const absl::Status& why,
       CallHeader chunk = pending.header;
       chunk.place = place;
       decided->failed.push_back({sent.first, FailedOutcome(chunk, why, lost)});
+      RECON_CHECK_GE(bytes_, sent.second.size());
       bytes_ -= sent.second.size();
     }
     it = epoch->chunks.erase(it);
@@ -200,7 +207,10 @@ void ChunkBook::End(uint64_t stream, const std::string& why, Decided* decided) {
     // Nobody is there who could wait, and what it has sent counts for nobody.
     if (epoch.streams.empty()) {
       for (const auto& [chunk, pending] : epoch.chunks) {
-        for (const auto& [from, sent] : pending.frames) bytes_ -= sent.second.size();
+        for (const auto& [from, sent] : pending.frames) {
+          RECON_CHECK_GE(bytes_, sent.second.size());
+          bytes_ -= sent.second.size();
+        }
       }
       epochs_.erase(found);
       continue;
@@ -209,6 +219,7 @@ void ChunkBook::End(uint64_t stream, const std::string& why, Decided* decided) {
     FailHopeless(&epoch, decided);
   }
   spoken_.erase(spoken);
+  RECON_CHECK(!epochs_.empty() || bytes_ == 0, "no epoch is left, and frames wait");
 }
 
 std::vector<ChunkBook::Waiting> ChunkBook::waiting() const {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/types/span.h"
+#include "common/base/check.h"
 
 namespace recon {
 namespace {
@@ -177,8 +178,10 @@ ByteChain Reduce(const CallHeader& chunk, const std::vector<ByteChain>& contribu
 
 ByteChain CombineChunk(const CallHeader& chunk, const std::vector<ByteChain>& contributions) {
   if (chunk.bytes == 0) return {};
+  RECON_CHECK(!contributions.empty());
   switch (chunk.combine) {
     case Combine::kCopy:
+      RECON_CHECK_LT(chunk.source, contributions.size());
       return contributions[chunk.source];
     case Combine::kReduce:
       return Reduce(chunk, contributions);

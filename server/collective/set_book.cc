@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
 #include "common/collective/call_frame.h"
@@ -80,14 +81,16 @@ void SetBook::Replace(const std::string& name, Set* set, uint32_t rank, Changes*
   for (size_t i = 0; i < set->waiting.size(); ++i) {
     if (set->waiting[i].rank != rank) continue;
     changes->sent_away.emplace_back(set->waiting[i].stream, absl::AbortedError(why));
-    set_of_.erase(set->waiting[i].stream);
+    const size_t erased = set_of_.erase(set->waiting[i].stream);
+    RECON_CHECK_EQ(erased, 1);
     set->waiting.erase(set->waiting.begin() + static_cast<ptrdiff_t>(i));
     return;
   }
   for (size_t place = 0; place < set->members.size(); ++place) {
     if (set->members[place].rank != rank || set->members[place].stream == 0) continue;
     changes->sent_away.emplace_back(set->members[place].stream, absl::AbortedError(why));
-    set_of_.erase(set->members[place].stream);
+    const size_t erased = set_of_.erase(set->members[place].stream);
+    RECON_CHECK_EQ(erased, 1);
     return Lose(set, place, why, changes);
   }
 }
@@ -102,6 +105,7 @@ void SetBook::Leave(uint64_t stream, const std::string& why, Changes* changes) {
   if (found == set_of_.end()) return;
   const std::string name = found->second;
   set_of_.erase(found);
+  RECON_CHECK(sets_.count(name) == 1, "a stream is in a set that is not there");
   Set& set = sets_[name];
   const auto is_it = [stream](const Member& member) { return member.stream == stream; };
   set.waiting.erase(std::remove_if(set.waiting.begin(), set.waiting.end(), is_it), set.waiting.end());
@@ -113,6 +117,8 @@ void SetBook::Leave(uint64_t stream, const std::string& why, Changes* changes) {
 }
 
 void SetBook::Lose(Set* set, size_t place, const std::string& why, Changes* changes) {
+  RECON_CHECK_LT(place, set->members.size());
+  RECON_CHECK(set->members[place].stream != 0, "who is lost already is lost");
   Departure went;
   went.set_rank(set->members[place].rank);
   went.set_name(set->members[place].name);
@@ -196,6 +202,7 @@ void SetBook::Tell(const Set& set, const std::vector<SetMember>& came, Changes* 
 void SetBook::Heard(uint64_t stream, absl::Time now) {
   const auto found = set_of_.find(stream);
   if (found == set_of_.end()) return;
+  RECON_CHECK(sets_.count(found->second) == 1);
   Set& set = sets_[found->second];
   for (std::vector<Member>* list : {&set.members, &set.waiting}) {
     for (Member& member : *list) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/cpu_usage.h"
 #include "common/base/status_macros.h"
@@ -34,6 +35,7 @@ void StepBack() {
 }  // namespace
 
 absl::Status RunEncoders(int threads, bool background, const std::function<absl::Status()>& work) {
+  RECON_CHECK_GE(threads, 1);
   std::vector<absl::Status> statuses(static_cast<size_t>(threads));
   std::vector<std::thread> running;
   for (int i = 0; i < threads; ++i) {

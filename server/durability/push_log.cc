@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/base/check.h"
 #include "common/base/fault_point.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
@@ -56,7 +57,9 @@ PushLog::~PushLog() {
 }
 
 void PushLog::Append(LogRecordKind kind, ByteChain payload, Done done) {
+  RECON_CHECK(done != nullptr);
   MutexLock lock(&mu_);
+  RECON_CHECK(!stopping_, "a record is appended to a log that ends");
   queue_.push_back({false, "", kind, std::move(payload), std::move(done)});
 }
 
@@ -86,6 +89,7 @@ absl::Status PushLog::status() const {
 }
 
 void PushLog::TakeBatch() {
+  RECON_CHECK(batch_.empty(), "a batch is taken before the one before is done");
   MutexLock lock(&mu_);
   mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !queue_.empty(); });
   uint64_t bytes = 0;
@@ -143,6 +147,7 @@ uint64_t PushLog::extent_bytes() const {
 
 absl::Status PushLog::Allocate(uint64_t bytes) {
   RECON_RETURN_IF_ERROR(segment_.file->Allocate(bytes));
+  RECON_CHECK_GE(bytes, segment_.allocated, "a segment's file only grows");
   disk_bytes_.fetch_add(bytes - segment_.allocated);
   segment_.allocated = bytes;
   return absl::OkStatus();
@@ -173,6 +178,7 @@ absl::Status PushLog::Write() {
   pieces_.clear();
   uint64_t bytes = 0, records = 0;
   for (const Entry& entry : batch_) {
+    RECON_CHECK(entry.new_head.empty() || &entry == &batch_.front(), "a segment begins within a batch");
     if (entry.barrier) continue;
     const size_t head = heads_.size();
     AppendRecordHead(entry.kind, next_sequence_ + records++, next_sequence_ - 1, entry.payload, &hash_,
@@ -186,6 +192,7 @@ absl::Status PushLog::Write() {
     bytes += PaddedBytes(unpadded);
   }
   if (records == 0) return absl::OkStatus();
+  RECON_CHECK_EQ(heads_.size(), records * kRecordHeadBytes);
   const trace::Span span(trace::kWritingLog);
   // A batch stays in one segment: it is as large as a batch at least.
   if (segment_.bytes + bytes > options_.segment_bytes && segment_.bytes > segment_head_.size()) {
@@ -195,6 +202,7 @@ absl::Status PushLog::Write() {
   RECON_FAULT_POINT("log.before_write");
   RECON_RETURN_IF_ERROR(segment_.file->Append(pieces_));
   segment_.bytes += bytes;
+  RECON_CHECK_LE(segment_.bytes, segment_.allocated, "records are written where no room was reserved");
   RECON_FAULT_POINT("log.before_sync");
   if (options_.sync) RECON_RETURN_IF_ERROR(segment_.file->Sync());
   RECON_FAULT_POINT("log.before_acknowledging");

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/fault_point.h"
 #include "common/base/hash.h"
@@ -65,6 +66,8 @@ class PackTable {
   }
   void Finish(uint32_t pack, uint64_t bytes) {
     MutexLock lock(&mu_);
+    RECON_CHECK_LT(pack, manifest_->packs_size());
+    RECON_CHECK_EQ(manifest_->packs(static_cast<int>(pack)).bytes(), 0, "a pack is finished twice");
     manifest_->mutable_packs(static_cast<int>(pack))->set_bytes(bytes);
   }
 
@@ -120,6 +123,7 @@ uint64_t NonFiniteIn(const PageWork& page) {
 
 // Entries for every page there is, without places.
 std::vector<PageWork> ListPages(const ParamLayout& layout, std::vector<ShardCut> shards, Manifest* manifest) {
+  RECON_CHECK_EQ(shards.size(), layout.shard_count());
   std::vector<PageWork> work;
   LedgerTable ledgers(manifest);
   for (uint32_t i = 0; i < shards.size(); ++i) {
@@ -138,6 +142,7 @@ std::vector<PageWork> ListPages(const ParamLayout& layout, std::vector<ShardCut>
       chunk->set_role(role);
       chunk->set_raw_bytes(uint64_t{placement.size} * sizeof(float));
       const auto pages = static_cast<int>(placement.pages());
+      RECON_CHECK_EQ(shards[i].pages[role].size(), pages);
       chunk->mutable_pack()->Resize(pages, 0);
       chunk->mutable_offset()->Resize(pages, 0);
       chunk->mutable_stored_bytes()->Resize(pages, 0);

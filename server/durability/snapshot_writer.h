@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/check.h"
 #include "common/base/ids.h"
 #include "common/snapshot/carried_tensors.h"
 #include "common/storage/object_store.h"
@@ -56,7 +57,10 @@ class SnapshotWriter {
 
   // Thread-safe. While there are more calls with 1 than with -1, a snapshot in the background takes all the
   // time it needs: others wait behind it.
-  void Hurry(int change) { hurry_.fetch_add(change); }
+  void Hurry(int change) {
+    const int before = hurry_.fetch_add(change);
+    RECON_CHECK_GE(before + change, 0, "who does not wait any more has not waited");
+  }
 
   // A snapshot of this store that has just been read in full and found good: the next one may refer to its
   // pages, and it is kept until two newer ones are there.

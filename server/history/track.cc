@@ -4,11 +4,15 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 
 namespace recon {
 
 Track::Track(absl::Span<const char* const> names, const Shape& shape)
-    : names_(names), shape_(shape), levels_(shape.levels) {}
+    : names_(names), shape_(shape), levels_(shape.levels) {
+  RECON_CHECK_GE(shape.level_points, 2);
+  RECON_CHECK_GE(shape.levels, 1);
+}
 
 Track::Value Track::Merged(const Value& a, const Value& b, uint32_t a_samples, uint32_t b_samples) {
   if (std::isnan(a.mean)) return b;
@@ -27,6 +31,7 @@ void Track::Append(const Point& point, Level* level) const {
 }
 
 void Track::Merge(const Level& level, size_t from, Level* to) const {
+  RECON_CHECK_LT(from + 1, level.points.size());
   const Point& a = level.points[from];
   const Point& b = level.points[from + 1];
   const uint64_t samples = uint64_t{a.samples} + b.samples;
@@ -62,6 +67,7 @@ void Track::Thin() {
 }
 
 void Track::Add(int64_t unix_ms, absl::Span<const float> values) {
+  RECON_CHECK_EQ(values.size(), names_.size());
   last_ms_ = std::max(last_ms_, unix_ms);
   Append({last_ms_, last_ms_, 1}, &levels_[0]);
   for (const float value : values) levels_[0].values.push_back({value, value, value});
@@ -73,6 +79,7 @@ HistoryTrack Track::Encode(const std::string& name, int64_t since_ms) const {
   track.set_name(name);
   for (const char* series : names_) track.add_series()->set_name(series);
   for (size_t k = levels_.size(); k-- > 0;) {
+    RECON_CHECK_EQ(levels_[k].values.size(), levels_[k].points.size() * names_.size());
     for (size_t p = 0; p < levels_[k].points.size(); ++p) {
       const Point& point = levels_[k].points[p];
       if (point.end_ms <= since_ms) continue;

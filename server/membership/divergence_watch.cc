@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 
 namespace recon {
 namespace {
@@ -15,6 +16,7 @@ constexpr double kOfNormal = 1.4826;
 constexpr double kOfMedianMin = 0.1;
 
 double Median(std::vector<double> values) {
+  RECON_CHECK(!values.empty());
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;

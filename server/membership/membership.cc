@@ -1,6 +1,7 @@
 #include "server/membership/membership.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
 
@@ -23,6 +24,7 @@ absl::Status Membership::Admit(WorkerId worker, const Member& member, absl::Time
   mine.progress = progress;
   mine.gone = false;
   mine.last_heard = now;
+  RECON_CHECK_LE(members_.size(), limits::kMembersMax);
   return absl::OkStatus();
 }
 

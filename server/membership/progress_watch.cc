@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "common/base/check.h"
+
 namespace recon {
 namespace {
 
@@ -16,6 +18,7 @@ constexpr double kLonger = 4;
 constexpr double kDistances = 6;
 
 double Median(std::vector<double> values) {
+  RECON_CHECK(!values.empty());
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/rpc/sender.h"
 #include "common/rpc/status_codes.h"
@@ -61,6 +62,7 @@ class ServerStream final : public grpc::ServerBidiReactor<ServerReport, ServerCo
 
   void OnWriteDone(bool ok) override {
     MutexLock lock(&mu_);
+    RECON_CHECK(!outgoing_.empty());
     outgoing_.pop_front();
     if (!ok) {
       outgoing_.clear();
@@ -104,7 +106,8 @@ grpc::ServerBidiReactor<ServerReport, ServerCommand>* ClusterService::Serve(
   const auto stream = std::make_shared<ServerStream>(this, access_->ConnectionOf(PeerOf(*context)));
   {
     MutexLock lock(&mu_);
-    streams_.insert(stream.get());
+    const bool is_new = streams_.insert(stream.get()).second;
+    RECON_CHECK(is_new);
   }
   if (allowed.ok()) {
     access_->Note(*context, "Serve", "", absl::OkStatus());
@@ -123,7 +126,8 @@ void ClusterService::Close() {
 
 void ClusterService::Forget(ServerStream* stream) {
   MutexLock lock(&mu_);
-  streams_.erase(stream);
+  const size_t erased = streams_.erase(stream);
+  RECON_CHECK_EQ(erased, 1, "a stream ends twice");
 }
 
 }  // namespace recon

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
@@ -57,6 +58,7 @@ class CollectiveService::Stream final : public grpc::ServerBidiReactor<grpc::Byt
   }
   void OnWriteDone(bool ok) override {
     MutexLock lock(&mu_);
+    RECON_CHECK(!outgoing_.empty());
     outgoing_.pop_front();
     if (!ok) {
       outgoing_.clear();
@@ -185,7 +187,8 @@ void CollectiveService::Ended(uint64_t stream, const std::string& why) {
 
 void CollectiveService::Forget(uint64_t stream) {
   MutexLock lock(&mu_);
-  streams_.erase(stream);
+  const size_t erased = streams_.erase(stream);
+  RECON_CHECK_EQ(erased, 1, "a stream ends twice");
 }
 
 void CollectiveService::EvictSilent() {

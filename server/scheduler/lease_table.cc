@@ -1,10 +1,14 @@
 #include "server/scheduler/lease_table.h"
 
+#include "common/base/check.h"
+
 namespace recon {
 
 LeaseId LeaseTable::Grant(const Task& task, WorkerId holder, absl::Time now, std::optional<uint64_t> pushes) {
+  RECON_CHECK_GE(task.splits, 1);
   const LeaseId id(++next_);
-  leases_[id] = {task, holder, now + duration_, pushes};
+  const bool is_new = leases_.insert({id, {task, holder, now + duration_, pushes}}).second;
+  RECON_CHECK(is_new, "two leases have one number");
   return id;
 }
 
@@ -26,12 +30,14 @@ bool LeaseTable::TakeFirst(LeaseId lease, WorkerId holder, const Task& first) {
   if (!Holds(lease, holder)) return false;
   Task& task = leases_[lease].task;
   if (task.split != first.split) return false;
+  RECON_CHECK_GT(task.splits, 0, "a lease of nothing");
   if (--task.splits == 0) {
     leases_.erase(lease);
     return true;
   }
   task.split = SplitId(task.split.value() + 1);
   task.begin = first.end;
+  RECON_CHECK_LT(task.begin, task.end);
   return true;
 }
 
@@ -62,7 +68,11 @@ std::set<WorkerId> LeaseTable::Holders() const {
 
 std::vector<Task> LeaseTable::TakeAllOf(WorkerId holder) {
   std::vector<Task> tasks;
-  for (const LeaseId id : HeldBy(holder)) tasks.push_back(*Take(id, holder));
+  for (const LeaseId id : HeldBy(holder)) {
+    const std::optional<Task> task = Take(id, holder);
+    RECON_CHECK(task.has_value());
+    tasks.push_back(*task);
+  }
   return tasks;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/data_epoch.h"
 #include "common/base/limits.h"
 
@@ -48,9 +49,14 @@ SplitQueue::SplitQueue(const Config& config) : config_(config) {
 }
 
 void SplitQueue::Set(Round* round, uint32_t split, State state) {
+  RECON_CHECK_LT(split, round->states.size());
   uint8_t& now = round->states[split];
+  RECON_CHECK(now != kDone, "a split that is done changes");
+  RECON_CHECK(now != state, "a split is taken, or returned, twice");
+  RECON_CHECK(now != kFree || round->free > 0);
   round->free += (state == kFree ? 1 : 0) - (now == kFree ? 1 : 0);
   round->done += state == kDone ? 1 : 0;  // It stays done.
+  RECON_CHECK_LE(round->free + round->done, round->states.size());
   now = state;
 }
 
@@ -76,6 +82,7 @@ Task SplitQueue::MakeTask(LeaseKind kind, uint32_t data_epoch, uint32_t split, u
   task.splits = splits;
   task.begin = split * per_split;
   task.end = std::min(task.begin + splits * per_split, train ? config_.train_samples : config_.test_samples);
+  RECON_CHECK_LT(task.begin, task.end);
   return task;
 }
 
@@ -107,6 +114,7 @@ SplitQueue::Round* SplitQueue::RoundOf(const Task& task) {
 
 void SplitQueue::Return(const Task& task) {
   Round* round = RoundOf(task);
+  RECON_CHECK(round != nullptr, "a task of no pass is returned");
   const uint32_t first = task.split.value();
   for (uint32_t split = first; split < first + task.splits; ++split) {
     if (round->states[split] != kTaken) continue;
@@ -118,7 +126,9 @@ void SplitQueue::Return(const Task& task) {
 
 std::optional<Task> SplitQueue::TakeRest(const Task& task) {
   Round* round = RoundOf(task);
+  RECON_CHECK(round != nullptr);
   const uint32_t end = task.split.value() + task.splits;
+  RECON_CHECK_LE(end, round->states.size());
   uint32_t first = task.split.value();
   while (first < end && round->states[first] == kDone) ++first;
   if (first == end) return std::nullopt;
@@ -131,6 +141,8 @@ std::optional<Task> SplitQueue::TakeRest(const Task& task) {
 
 bool SplitQueue::Complete(const Task& task, const EvalResult& eval) {
   Round* round = RoundOf(task);
+  RECON_CHECK(round != nullptr, "a task of no pass is completed");
+  RECON_CHECK_LE(uint64_t{task.split.value()} + task.splits, round->states.size());
   const auto first = round->states.begin() + task.split.value();
   if (std::count(first, first + task.splits, kDone) > 0) return false;
   for (uint32_t i = 0; i < task.splits; ++i) Set(round, task.split.value() + i, kDone);
@@ -142,8 +154,11 @@ bool SplitQueue::Complete(const Task& task, const EvalResult& eval) {
     return true;
   }
   samples_completed_ += task.end - task.begin;
+  RECON_CHECK_LE(samples_completed_, config_.train_samples * config_.data_epochs);
   if (round->complete() && config_.test_samples > 0) {
-    evals_[task.data_epoch + 1] = Round(Splits(config_.test_samples, config_.eval_split_samples));
+    const bool is_new =
+        evals_.emplace(task.data_epoch + 1, Splits(config_.test_samples, config_.eval_split_samples)).second;
+    RECON_CHECK(is_new, "a pass is complete for the second time");
   }
   return true;
 }

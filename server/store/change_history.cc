@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/base/check.h"
 #include "common/codec/sparse_codec.h"
 #include "common/tensor/page.h"
 
@@ -31,6 +32,7 @@ void ChangeHistory::NoteAll(uint64_t version) {
 }
 
 void ChangeHistory::NoteWholePage(uint64_t version, uint32_t number) {
+  RECON_CHECK_LT(number, pages_.size());
   Page& page = pages_[number];
   page.horizon = version;
   page.changes.clear();
@@ -38,12 +40,18 @@ void ChangeHistory::NoteWholePage(uint64_t version, uint32_t number) {
 }
 
 void ChangeHistory::NotePage(uint64_t version, uint32_t number, absl::Span<const uint16_t> indices) {
+  RECON_CHECK_LT(number, pages_.size());
   Page& page = pages_[number];
+  RECON_CHECK_GT(version, page.changes.empty() ? page.horizon : page.changes.back().version,
+                 "versions ascend");
   page.changes.push_back({version, {indices.begin(), indices.end()}});
   page.remembered += indices.size() + kChangeCost;
   while (page.remembered > page.remembered_max) {
+    RECON_CHECK(!page.changes.empty(), "changes are remembered that are not there");
     page.horizon = page.changes.front().version;
-    page.remembered -= page.changes.front().indices.size() + kChangeCost;
+    const size_t cost = page.changes.front().indices.size() + kChangeCost;
+    RECON_CHECK_GE(page.remembered, cost);
+    page.remembered -= cost;
     page.changes.pop_front();
   }
 }

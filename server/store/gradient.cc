@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "common/base/check.h"
 #include "common/codec/codec.h"
 #include "common/codec/int8_codec.h"
 #include "common/codec/select_kernels.h"
@@ -19,6 +20,8 @@ static_assert(kPageParams % kTileParams == 0, "a tile has one int8 scale");
 class TileDecoder {
  public:
   explicit TileDecoder(const EncodedGradient& gradient) : codec_(gradient.codec), reader_(gradient.payload) {
+    RECON_CHECK(!IsSparse(codec_), "a sparse gradient has no tiles");
+    RECON_CHECK_EQ(gradient.payload.size(), EncodedBytes(codec_, gradient.count));
     if (codec_ != CodecId::kInt8) return;
     scales_.resize(PagesOf(gradient.count));
     for (float& scale : scales_) std::memcpy(&scale, reader_.Read(sizeof(float), scratch_), sizeof(float));
@@ -117,6 +120,7 @@ bool CollectPage(SumScratch* scratch, SparsePage* page) {
 
 void ForEachRun(const EncodedGradient& gradient,
                 absl::FunctionRef<void(size_t offset, const uint8_t* values, size_t count)> sink) {
+  RECON_CHECK(IsValueCodec(gradient.codec));
   const size_t width = EncodedBytes(gradient.codec, 1);
   uint8_t scratch[sizeof(float)];
   ByteReader reader(gradient.payload);
@@ -142,7 +146,10 @@ void ForEachSumTile(const std::vector<Contribution>& contributions, TileSink sin
   alignas(64) float sum[kTileParams];
   std::vector<TileDecoder> decoders;
   decoders.reserve(contributions.size());
-  for (const Contribution& contribution : contributions) decoders.emplace_back(contribution.gradient);
+  for (const Contribution& contribution : contributions) {
+    RECON_CHECK_EQ(contribution.gradient.count, contributions.front().gradient.count);
+    decoders.emplace_back(contribution.gradient);
+  }
   const size_t total = contributions.empty() ? 0 : contributions.front().gradient.count;
   for (size_t at = 0; at < total; at += kTileParams) {
     const size_t count = std::min<size_t>(kTileParams, total - at);
@@ -156,12 +163,14 @@ void ForEachSumTile(const std::vector<Contribution>& contributions, TileSink sin
 
 void ForEachSumPage(const std::vector<Contribution>& contributions,
                     absl::FunctionRef<void(const SparsePage&)> sink) {
+  RECON_CHECK(!contributions.empty());
   thread_local SumScratch scratch;
   const uint32_t total = contributions.front().gradient.count;
   scratch.sum.assign(total, 0.0f);
   scratch.named.assign((total + 63) / 64, 0);
   bool all = false;
   for (const Contribution& contribution : contributions) {
+    RECON_CHECK_EQ(contribution.gradient.count, total);
     if (IsSparse(contribution.gradient.codec)) {
       AddSparse(contribution, &scratch);
     } else {

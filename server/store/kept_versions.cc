@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/base/check.h"
+
 namespace recon {
 
 void KeptVersions::Reset(uint32_t capacity) {
@@ -12,6 +14,8 @@ void KeptVersions::Reset(uint32_t capacity) {
 
 void KeptVersions::Keep(uint64_t version, const Pages& pages) {
   if (capacity_ == 0) return;
+  RECON_CHECK(versions_.empty() || versions_.back().version < version, "versions ascend");
+  RECON_CHECK_LE(versions_.size(), capacity_);
   if (versions_.size() == capacity_) versions_.pop_front();
   versions_.push_back({version, pages});
 }

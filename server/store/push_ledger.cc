@@ -1,5 +1,7 @@
 #include "server/store/push_ledger.h"
 
+#include "common/base/check.h"
+
 namespace recon {
 
 namespace {
@@ -31,6 +33,8 @@ bool PushLedger::Take(WorkerId worker, Incarnation incarnation, uint64_t step) {
     return true;
   }
   if (step < record.last_step) {
+    // Taken() says of a step that is further back that it was taken.
+    RECON_CHECK_LT(record.last_step - step, kWindow);
     record.window |= uint64_t{1} << (record.last_step - step);
     return true;
   }

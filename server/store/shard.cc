@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "common/base/check.h"
 #include "common/base/pool_allocator.h"
 #include "common/codec/codec.h"
 #include "common/codec/page_hash.h"
@@ -31,6 +32,7 @@ constexpr double kStepMin = 1e-37;
 Shard::Shard(ShardId id, const ShardPlacement& placement, int state_planes, const OptimizerConfig& config,
              const GroupPolicy& policy)
     : id_(id), placement_(placement), config_(config), policy_(policy), history_(placement.size) {
+  RECON_CHECK(state_planes >= 0 && 1 + static_cast<size_t>(state_planes) <= kMaxRoles);
   pages_.resize(1 + static_cast<size_t>(state_planes));
   for (Pages& role : pages_) {
     for (uint32_t page = 0; page < placement.pages(); ++page) role.push_back(PageRef::Zeroed());
@@ -168,6 +170,7 @@ void Shard::UpdatePage(const UpdateCoefficients& c, const Comparison& comparison
 }
 
 void Shard::SetInitialValues(const EncodedGradient& values) {
+  RECON_CHECK_EQ(values.count, size());
   ForEachTile(values, [this](size_t offset, absl::Span<const float> tile) {
     std::memcpy(WritableTile(0, offset), tile.data(), tile.size() * sizeof(float));
   });
@@ -177,6 +180,7 @@ void Shard::SetInitialValues(const EncodedGradient& values) {
 }
 
 Shard::Outcome Shard::Apply(const PushId& id, const EncodedGradient& gradient, double scale) {
+  RECON_CHECK_EQ(gradient.count, size());
   if (ledger_.Forgotten(id.worker, id.incarnation, id.step)) return Outcome::kLate;
   if (!ledger_.Take(id.worker, id.incarnation, id.step)) return Outcome::kDuplicate;
   const UpdateCoefficients c =
@@ -196,6 +200,8 @@ Shard::Outcome Shard::Apply(const PushId& id, const EncodedGradient& gradient, d
 Shard::Outcome Shard::ApplyAndEncode(const PushId& id, const EncodedGradient& gradient, double scale,
                                      CodecId codec, absl::FunctionRef<ByteChain()> memory,
                                      ByteChain* encoded) {
+  RECON_CHECK_EQ(gradient.count, size());
+  RECON_CHECK(encoded->size() == 0);
   if (ledger_.Forgotten(id.worker, id.incarnation, id.step)) return Outcome::kLate;
   if (!ledger_.Take(id.worker, id.incarnation, id.step)) {
     *encoded = Encoded(codec);
@@ -204,6 +210,7 @@ Shard::Outcome Shard::ApplyAndEncode(const PushId& id, const EncodedGradient& gr
   const UpdateCoefficients c =
       CoefficientsFor(config_, policy_, version_, scale * Discount(id), id.learning_rate);
   const ByteChain bytes = memory();
+  RECON_CHECK_EQ(bytes.size(), EncodedBytes(codec, size()), "a reply's memory");
   Reply reply{codec, ByteWriter(bytes)};
   UpdateDense(c, ComparisonFor(id, gradient, c), gradient, &reply);
   kept_.Keep(++version_, pages_[0]);
@@ -219,7 +226,9 @@ void Shard::LeaveOut(const PushId& id) {
 
 uint64_t Shard::WithoutLeftOut(uint64_t version) const {
   const auto first_not_in_it = std::lower_bound(left_out_.begin(), left_out_.end(), version);
-  return version - static_cast<uint64_t>(first_not_in_it - left_out_.begin());
+  const auto left_out = static_cast<uint64_t>(first_not_in_it - left_out_.begin());
+  RECON_CHECK_LE(left_out, version);
+  return version - left_out;
 }
 
 void Shard::Lend(CodecId codec, const ByteChain& encoded) {
@@ -236,6 +245,7 @@ Shard::Outcome Shard::Contribute(const PushId& id, Contribution contribution) {
   for (const Contribution& other : contributions) {
     if (other.worker == id.worker && other.incarnation == id.incarnation) return Outcome::kPending;
   }
+  RECON_CHECK_EQ(contribution.gradient.count, size());
   contribution.worker = id.worker;
   contribution.incarnation = id.incarnation;
   contributions.push_back(std::move(contribution));
@@ -248,6 +258,8 @@ void Shard::CloseStep(uint64_t step, const std::set<Contributor>& contributors) 
   const auto found = contributions_.find(step);
   if (found != contributions_.end()) counted = std::move(found->second);
   contributions_.erase(contributions_.begin(), contributions_.upper_bound(step));
+  RECON_CHECK(contributions_.empty() || contributions_.begin()->first >= first_open_step_,
+              "a contribution to a closed step is left");
   counted.erase(std::remove_if(counted.begin(), counted.end(),
                                [&](const Contribution& c) {
                                  return contributors.count({c.worker, c.incarnation}) == 0;
@@ -276,6 +288,7 @@ void Shard::CloseStep(uint64_t step, const std::set<Contributor>& contributors) 
 }
 
 void Shard::Lent::Lend(const ByteChain& bytes) {
+  RECON_CHECK(!bytes.pieces().empty());
   owner_ = bytes.pieces().front().owner;
   pieces_.clear();
   for (const ByteChain::Piece& piece : bytes.pieces()) pieces_.emplace_back(piece.data, piece.size);
@@ -350,6 +363,7 @@ Shard::Update Shard::EncodedSince(CodecId codec, uint64_t base) {
 }
 
 Shard::Update Shard::EncodedUnlike(CodecId codec, CodecId hashed, const ByteChain& hashes) {
+  RECON_CHECK_EQ(hashes.size(), placement_.pages() * kPageHashBytes);
   ByteReader reader(hashes);
   uint8_t scratch[kPageHashBytes];
   std::set<uint32_t> unlike;
@@ -385,6 +399,8 @@ void Shard::SetRules(const ApplyRules& rules, const GroupPolicy& policy) {
 ShardCut Shard::Cut() const { return {version_, first_open_step_, pages_, ledger_.Entries()}; }
 
 void Shard::Restore(ShardCut cut) {
+  RECON_CHECK_EQ(cut.pages.size(), pages_.size(), "planes of a cut");
+  for (const Pages& role : cut.pages) RECON_CHECK_EQ(role.size(), placement_.pages(), "pages of a cut");
   version_ = cut.version;
   pages_ = std::move(cut.pages);
   ledger_.Restore(cut.ledger);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/base/check.h"
+
 namespace recon {
 
 void StalenessGate::RaiseTo(uint64_t next_step, Progress* progress) {
@@ -12,6 +14,7 @@ void StalenessGate::RaiseTo(uint64_t next_step, Progress* progress) {
     ahead.erase(ahead.begin());
     ++progress->next_step;
   }
+  RECON_CHECK(ahead.empty() || *ahead.begin() > progress->next_step);
 }
 
 void StalenessGate::Know(WorkerId worker, uint64_t next_step) {
@@ -99,7 +102,8 @@ bool StalenessGate::Open(uint64_t step) const {
 }
 
 void StalenessGate::Wait(Ticket ticket, uint64_t step, absl::Time deadline) {
-  waiting_[ticket] = {step, deadline};
+  const bool is_new = waiting_.insert({ticket, {step, deadline}}).second;
+  RECON_CHECK(is_new, "two replies wait with one ticket");
 }
 
 std::vector<StalenessGate::Ticket> StalenessGate::TakeReleased() {

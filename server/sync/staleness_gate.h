@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "common/base/check.h"
 #include "common/base/ids.h"
 #include "common/base/pool_allocator.h"
 
@@ -28,7 +29,9 @@ class StalenessGate {
   using Ticket = uint64_t;
 
   // `frontier`: first step that is not closed, from a snapshot; 0 for a new job.
-  StalenessGate(int bound, uint64_t frontier) : bound_(bound), frontier_(frontier) {}
+  StalenessGate(int bound, uint64_t frontier) : bound_(bound), frontier_(frontier) {
+    RECON_CHECK_GE(bound, kUnlimited);
+  }
 
   int bound() const { return bound_; }
   // First step that some active worker has not pushed; the highest such step ever, if none is active. With

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/limits.h"
@@ -26,6 +27,7 @@ TraceGap GapOf(const TraceMember& member, std::string why) {
 }  // namespace
 
 absl::Status TraceCollector::Begin(const std::string& client, Sink sink) {
+  RECON_CHECK(sink != nullptr);
   MutexLock lock(&mu_);
   if (trace_ != 0) {
     const double left = static_cast<double>(std::max<int64_t>(0, end_ns_ - MonotonicNanos())) * 1e-9;
@@ -49,6 +51,7 @@ void TraceCollector::Announce(const std::vector<TraceMember>& members, int64_t b
   update.mutable_begun()->set_end_ns(end_ns);
   update.mutable_begun()->mutable_members()->Add(members.begin(), members.end());
   MutexLock lock(&mu_);
+  RECON_CHECK(trace_ != 0, "a trace is announced that has not begun");
   asked_ = members;
   end_ns_ = end_ns;
   sink_(update);
@@ -140,6 +143,7 @@ std::vector<TraceGap> TraceCollector::Gaps(int64_t now_ns) const {
 void TraceCollector::End(int64_t now_ns) {
   TraceUpdate update;
   MutexLock lock(&mu_);
+  RECON_CHECK(trace_ != 0, "a trace ends that has not begun");
   update.mutable_outcome()->set_end_ns(std::min(now_ns, end_ns_));
   for (TraceGap& gap : Gaps(now_ns)) *update.mutable_outcome()->add_gaps() = std::move(gap);
   sink_(update);

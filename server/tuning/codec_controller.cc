@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/base/check.h"
 
 namespace recon {
 namespace {
@@ -37,6 +38,7 @@ CodecController::Rung MakeRung(CodecKind kind, double ratio, CodecId pull) {
 }
 
 double Median(std::vector<double> values) {
+  RECON_CHECK(!values.empty());
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
 }
@@ -66,6 +68,7 @@ void CodecController::Restart() {
 
 bool CodecController::MoveTo(size_t rung, std::string reason) {
   reason_ = std::move(reason);
+  RECON_CHECK_LT(rung, ladder_.size());
   const bool changed = rung != rung_;
   if (changed) windows_visited_ = 0;
   rung_ = rung;
@@ -112,6 +115,7 @@ size_t CodecController::Best() const {
 // follow from their width; a sparse rung has at most five times those of the next one.
 double CodecController::PredictedSeconds(size_t rung) const {
   const double factor = ladder_[rung].push.sparse() ? 5 : ladder_[rung + 1].push.sparse() ? 10 : 2;
+  RECON_CHECK(!measured_[rung + 1].windows.empty(), "what was not measured tells nothing");
   const Window& next = measured_[rung + 1].windows.back();
   return std::max(next.push_bytes, next.pull_bytes) * factor / link_bytes_per_second_;
 }
@@ -129,7 +133,8 @@ size_t CodecController::Explore(std::string* why) {
   const double lowest = LowestCost();
   for (size_t rung = 0; rung < LossiestAllowed(); ++rung) {
     Measured& below = measured_[rung];
-    if (!below.windows.empty() || below.hopeless || Cost(rung + 1) > kClose * lowest) continue;
+    if (!below.windows.empty() || below.hopeless || measured_[rung + 1].windows.empty()) continue;
+    if (Cost(rung + 1) > kClose * lowest) continue;
     if (PredictedSeconds(rung) < 3 * lowest) {
       *why = "tries less compression";
       return rung;

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/base/check.h"
 
 namespace recon {
 namespace {
@@ -50,6 +51,7 @@ PolicyController::PolicyController(const Limits& limits) {
 }
 
 bool PolicyController::MoveTo(size_t rung, std::string reason) {
+  RECON_CHECK_LT(rung, ladder_.size());
   reason_ = absl::StrCat(reason, ": ", Name(ladder_[rung]));
   rung_ = rung;
   windows_wanted_ = 0;

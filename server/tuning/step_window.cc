@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 
 namespace recon {
 
@@ -48,7 +49,10 @@ bool StepWindow::SameWorkers() const {
 std::map<WorkerId, StepWork> StepWindow::Done() const {
   std::map<WorkerId, StepWork> done;
   for (const auto& [worker, work] : works_) {
-    const StepWork& before = begin_.at(worker);
+    const auto begun = begin_.find(worker);
+    RECON_CHECK(begun != begin_.end(), "the window began without a worker that it measures");
+    const StepWork& before = begun->second;
+    RECON_CHECK_GE(work.steps(), before.steps());
     const double seconds = work.step_seconds() - before.step_seconds();
     if (work.steps() == before.steps() || seconds <= 0) continue;
     StepWork& sums = done[worker] = work;

@@ -1,8 +1,11 @@
 #include "server/sync/staleness_gate.h"
 
+#include <signal.h>
+
 #include <random>
 
 #include "catch2/catch.hpp"
+#include "tests/support/death.h"
 
 namespace recon {
 namespace {
@@ -112,6 +115,11 @@ TEST_CASE("a waiting reply expires once", "[sync]") {
   CHECK(gate.TakeExpired(kLater - absl::Seconds(1)).empty());
   CHECK(gate.TakeExpired(kLater) == std::vector<StalenessGate::Ticket>{1});
   CHECK(gate.waiting() == 0);
+  gate.Wait(1, 0, kLater);
+  // One that waits already is a mistake of whoever numbers them.
+  const Death death = DeathOf([&] { gate.Wait(1, 1, kLater); });
+  CHECK(death.signal == SIGABRT);
+  CHECK_THAT(death.stderr_text, Catch::Matchers::Contains("two replies wait with one ticket"));
 }
 
 TEST_CASE("under any order of events nobody passes the bound and nobody waits for ever", "[sync]") {
@@ -136,6 +144,7 @@ TEST_CASE("under any order of events nobody passes the bound and nobody waits fo
       const uint32_t what = random() % 20;
       if (what == 0) {  // Its process dies.
         gate.Forget(WorkerId(worker));
+        gate.Cancel(worker);
         computing.erase(worker);
         waiting.erase(worker);
       } else if (what == 1 && waiting.count(worker) == 0) {  // It has no work for a while.
