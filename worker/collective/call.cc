@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
 
@@ -254,6 +255,8 @@ bool CanShrink(const CallSpec& spec) {
 }
 
 absl::StatusOr<CallPlan> PlanCall(const CallSpec& spec, const SetEpoch& epoch, size_t servers) {
+  RECON_CHECK_GE(servers, 1);
+  RECON_CHECK_LT(epoch.place(), epoch.members_size());
   CallPlan plan;
   RECON_RETURN_IF_ERROR(Planner(spec, epoch, servers).Plan(&plan));
   return plan;

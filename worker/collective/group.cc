@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
@@ -57,6 +58,7 @@ uint32_t PendingCollective::members() {
 }
 void PendingCollective::Finish(const absl::Status& status, uint32_t members) {
   MutexLock lock(&mu_);
+  RECON_CHECK(!done_, "a call is done twice");
   done_ = true;
   status_ = status;
   members_ = members;
@@ -115,6 +117,7 @@ class Group::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grp
     if (!ok) return End();
     {
       MutexLock lock(&mu_);
+      RECON_CHECK(!outgoing_.empty());
       outgoing_.pop_front();
       if (ended_) return;
       if (!outgoing_.empty()) return StartWrite(&outgoing_.front());
@@ -215,6 +218,7 @@ std::vector<MemberCore::Finished> Group::Flush() {
   for (const MemberCore::Out& out : core_.TakeOutgoing()) {
     OpenStream(out.server);
     if (!broken_.ok()) break;
+    RECON_CHECK(streams_[out.server] != nullptr);
     streams_[out.server]->Write(out.frame);
   }
   return core_.TakeFinished();
@@ -250,11 +254,13 @@ void Group::OnStreamEnded(const std::string& address, const absl::Status& why) {
     Break(absl::Status(why.code(), absl::StrCat("set '", options_.set, "': the connection to ", address,
                                                 " ended: ", why.message())));
     // Only now nothing refers to callers' memory.
+    RECON_CHECK_GT(open_streams_, 0, "a stream ends twice");
     if (--open_streams_ == 0) core_.OnBroken(broken_);
     finished = core_.TakeFinished();
   }
   for (const MemberCore::Finished& call : finished) call.done(call.status, call.members);
   MutexLock lock(&mu_);
+  RECON_CHECK_GT(live_streams_, 0);
   --live_streams_;  // The last one lets the destructor go on.
 }
 

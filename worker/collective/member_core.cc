@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
 
@@ -98,8 +99,11 @@ void MemberCore::Begin(uint64_t id, Call* call) {
   call->all_sent = call->put_off = false;
   call->failed = absl::OkStatus();
   call->lost = kNobody;
+  RECON_CHECK_EQ(call->under_way, 0, "a call begins anew while chunks of it are under way");
+  RECON_CHECK(!call->plan.segments.empty());
   channel.unsent.push_back(id);
-  channel.by_sequence[call->sequence] = id;
+  const bool is_new = channel.by_sequence.insert({call->sequence, id}).second;
+  RECON_CHECK(is_new, "two calls of a channel have one number");
 }
 
 const SetEpoch* MemberCore::Acknowledge() {
@@ -111,7 +115,9 @@ void MemberCore::Pump() {
   if (!epoch_ || next_) return;
   for (auto& [number, channel] : channels_) {
     while (!channel.unsent.empty()) {
-      Call& call = calls_[channel.unsent.front()];
+      const auto found = calls_.find(channel.unsent.front());
+      RECON_CHECK(found != calls_.end(), "a call is to be sent that has ended");
+      Call& call = found->second;
       if (channel.bytes_under_way >= Window()) break;
       SendNext(&channel, &call);
       if (call.all_sent) channel.unsent.pop_front();
@@ -120,7 +126,9 @@ void MemberCore::Pump() {
 }
 
 void MemberCore::SendNext(Channel* channel, Call* call) {
+  RECON_CHECK_LT(call->segment, call->plan.segments.size());
   const Segment& segment = call->plan.segments[call->segment];
+  RECON_CHECK_LT(call->piece, segment.chunks);
   const uint64_t first = call->piece * segment.chunk_values;
   const uint64_t values = std::min(segment.chunk_values, segment.values - first);
   CallFrame frame{segment.header, call->plan.text, PayloadOf(segment, first, values)};
@@ -235,6 +243,7 @@ void MemberCore::OnOutcome(size_t server, const CallFrame& frame) {
   const auto by_sequence = channel->second.by_sequence.find(header.sequence);
   if (by_sequence == channel->second.by_sequence.end()) return;
   const uint64_t id = by_sequence->second;
+  RECON_CHECK(calls_.count(id) == 1, "a channel knows a call that has ended");
   Call& call = calls_[id];
   if (call.under_way == 0) return;
   --call.under_way;
@@ -309,7 +318,9 @@ void MemberCore::FailCall(uint64_t id, Call* call, const absl::Status& why, uint
 }
 
 void MemberCore::EndIfDone(uint64_t id) {
-  Call& call = calls_[id];
+  const auto found = calls_.find(id);
+  RECON_CHECK(found != calls_.end());
+  Call& call = found->second;
   if (call.under_way > 0 || (call.failed.ok() && !call.all_sent)) return;
   // It is begun again when the head has said who is left.
   call.put_off = !call.failed.ok() && call.lost != kNobody && options_.shrink && CanShrink(call.spec);
@@ -318,6 +329,7 @@ void MemberCore::EndIfDone(uint64_t id) {
 
 void MemberCore::End(uint64_t id, const absl::Status& status) {
   const auto found = calls_.find(id);
+  RECON_CHECK(found != calls_.end(), "a call ends twice");
   Call& call = found->second;
   const auto channel = channels_.find(call.plan.channel);
   if (channel != channels_.end()) {

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/backoff.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
@@ -84,10 +85,14 @@ CommPipeline::~CommPipeline() {
     stopping_ = true;
   }
   for (std::thread& thread : threads_) thread.join();
+  MutexLock lock(&mu_);
+  RECON_CHECK_EQ(under_way_, 0, "a push has not come to its end, and nobody works on it");
 }
 
 void CommPipeline::SetEncoder(std::unique_ptr<GradientEncoder> encoder) {
+  RECON_CHECK(encoder != nullptr);
   MutexLock lock(&mu_);
+  RECON_CHECK_EQ(under_way_, 0, "the encoder is replaced while a push is under way");
   encoder_ = std::move(encoder);
 }
 
@@ -104,12 +109,18 @@ absl::StatusOr<std::unique_ptr<GradientBuffer>> CommPipeline::TakeBuffer() {
 }
 
 void CommPipeline::ReturnBuffer(std::unique_ptr<GradientBuffer> buffer) {
+  RECON_CHECK(buffer != nullptr);
   MutexLock lock(&mu_);
   buffers_.push_back(std::move(buffer));
 }
 
 void CommPipeline::Submit(Push push) {
+  RECON_CHECK(push.done != nullptr && push.gradient != nullptr);
+  RECON_CHECK_EQ(push.base_versions.size(), layout_->shard_count());
+  RECON_CHECK(push.shard_samples.empty() || push.shard_samples.size() == layout_->shard_count());
+  RECON_CHECK(push.plan.due.empty() || push.plan.due.size() == layout_->shard_count());
   MutexLock lock(&mu_);
+  RECON_CHECK(encoder_ != nullptr && !stopping_);
   ++under_way_;
   queue_.push_back(std::move(push));
 }
@@ -192,6 +203,7 @@ absl::StatusOr<EncodedPush> CommPipeline::EncodeAsItComes(GradientEncoder* encod
     }
     RECON_ASSIGN_OR_RETURN(EncodedPush some, std::move(encoded));
     push.encode_time += Now() - start;
+    RECON_CHECK_EQ(some.shards.size(), layout_->shard_count());
     whole.stats.saturated += some.stats.saturated;
     whole.stats.non_finite += some.stats.non_finite;
     whole.norm = std::hypot(whole.norm, some.norm);
@@ -221,6 +233,7 @@ void CommPipeline::Run() {
     session_->Acknowledge(out.push.step);
     out.push.done(applied.ok() && *applied);
     MutexLock lock(&mu_);
+    RECON_CHECK_GT(under_way_, 0);
     --under_way_;
   }
 }

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "common/base/check.h"
 #include "common/tensor/shard_assignment.h"
 #include "common/transport/send_window.h"
 
@@ -12,6 +13,8 @@ namespace recon {
 std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& header,
                              const WorkerIdentity& identity, const std::vector<EncodedShard>& shards,
                              const std::vector<uint32_t>& server_of_shard) {
+  RECON_CHECK_EQ(shards.size(), layout.shard_count());
+  RECON_CHECK_EQ(server_of_shard.size(), layout.shard_count());
   struct Filling {
     Frame frame;
     uint64_t bytes = 0;
@@ -77,6 +80,7 @@ absl::Duration FrameDeadline(uint64_t bytes, absl::Duration wait) {
 }
 
 std::vector<EncodedShard> PlainShards(const ParamLayout& layout, std::vector<float> values) {
+  RECON_CHECK_EQ(values.size(), layout.params());
   const auto shared = std::make_shared<const std::vector<float>>(std::move(values));
   std::vector<EncodedShard> shards(layout.shard_count());
   for (uint32_t i = 0; i < layout.shard_count(); ++i) {

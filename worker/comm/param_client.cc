@@ -6,6 +6,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "common/base/pool_allocator.h"
@@ -83,6 +84,7 @@ ParamClient::Exchange::~Exchange() {
 }
 
 void ParamClient::Exchange::Send(std::vector<Frame> frames) {
+  RECON_CHECK(!awaited_, "frames are sent in an exchange that was waited for");
   size_t number = 0;
   {
     MutexLock lock(&window_->mu);
@@ -99,6 +101,8 @@ void ParamClient::Exchange::Send(std::vector<Frame> frames) {
       if (traced_ns != 0) trace::RecordPassive(trace::kUnderWay, traced_ns, about);
       absl::StatusOr<Frame> reply = DecodeReply(bytes);
       MutexLock lock(&window->mu);
+      RECON_CHECK_LT(window->answered, window->replies.size(), "a frame is answered twice");
+      RECON_CHECK_LT(number, window->replies.size());
       if (*take && reply.ok()) {
         Frame header;
         header.header = reply->header;
@@ -109,6 +113,7 @@ void ParamClient::Exchange::Send(std::vector<Frame> frames) {
       ++window->answered;
     });
     ++number;
+    RECON_CHECK(!frame.parts.empty());
     Transport* transport = client_->TransportFor(transports_, frame.parts.front().shard).get();
     if (transport == nullptr) {
       done(absl::UnavailableError("the shard's server is not connected"));
@@ -122,7 +127,7 @@ void ParamClient::Exchange::Send(std::vector<Frame> frames) {
 std::vector<absl::StatusOr<Frame>> ParamClient::Exchange::Await(absl::Duration deadline,
                                                                 absl::Duration silence) {
   const absl::Time end = Now() + deadline;
-  awaited_ = true;
+  RECON_CHECK(!std::exchange(awaited_, true), "an exchange is waited for twice");
   {
     MutexLock lock(&window_->mu);
     window_->last_answer = Now();

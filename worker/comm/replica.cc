@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/codec/page_hash.h"
 #include "common/codec/sparse_codec.h"
@@ -33,6 +34,8 @@ void Replica::BeginEpoch(uint64_t cluster_epoch) {
 
 void Replica::TakeShard(uint32_t shard, uint64_t version, uint64_t cluster_epoch,
                         const std::vector<PageRef>& pages) {
+  RECON_CHECK_LT(shard, layout_->shard_count());
+  RECON_CHECK_EQ(pages.size(), layout_->shards()[shard].pages());
   const ShardPlacement& placement = layout_->shards()[shard];
   MutexLock lock(&mu_);
   BeginEpoch(cluster_epoch);
@@ -143,9 +146,11 @@ absl::Status Replica::TakeCorrections(const Frame& reply) {
 }
 
 std::optional<Replica::Values> Replica::EncodeShard(uint32_t shard) const {
+  RECON_CHECK_LT(shard, layout_->shard_count());
   const ShardPlacement& placement = layout_->shards()[shard];
   MutexLock lock(&mu_);
   if (versions_[shard] == kNoVersion) return std::nullopt;
+  RECON_CHECK_EQ(values_.size(), layout_->params(), "a shard has a version, and no values");
   Values values{codecs_[shard], versions_[shard], {}};
   const uint64_t size = EncodedBytes(values.codec, placement.size);
   const std::shared_ptr<uint8_t[]> bytes(new uint8_t[size]);
@@ -155,8 +160,10 @@ std::optional<Replica::Values> Replica::EncodeShard(uint32_t shard) const {
 }
 
 Replica::Values Replica::HashShard(uint32_t shard) const {
+  RECON_CHECK_LT(shard, layout_->shard_count());
   const ShardPlacement& placement = layout_->shards()[shard];
   MutexLock lock(&mu_);
+  RECON_CHECK_EQ(values_.size(), layout_->params(), "nothing has been taken");
   std::string hashes;
   for (uint32_t page = 0; page < placement.pages(); ++page) {
     hashes += PageHash(codecs_[shard], values_.data() + placement.offset + size_t{page} * kPageParams,

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/host_port.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
@@ -85,6 +86,8 @@ absl::Status ServerConnections::ConnectTo(const std::vector<ServerAddress>& serv
     transports_.resize(servers.size());
     servers_.resize(servers.size());
   }
+  RECON_CHECK_EQ(transports_.size(), servers.size());
+  RECON_CHECK(client_.has_value());
   for (size_t i = 0; i < servers.size(); ++i) {
     const bool same = transports_[i] != nullptr && servers[i].address() == servers_[i].address() &&
                       servers[i].shared_memory() == servers_[i].shared_memory() &&

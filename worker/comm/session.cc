@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/limits.h"
@@ -71,6 +72,7 @@ absl::Status Session::fatal() const {
 }
 
 void Session::Fail(const absl::Status& status) {
+  RECON_CHECK(!status.ok(), "a session fails without an error");
   MutexLock lock(&mu_);
   fatal_.Update(status);
 }

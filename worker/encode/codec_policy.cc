@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/cpu_usage.h"
 #include "common/base/log.h"
 #include "common/codec/codec.h"
@@ -87,6 +88,7 @@ EncodePlan CodecPolicy::PlanFor(double data_epochs, bool flush_all, std::vector<
   MutexLock lock(&mu_);
   EncodePlan plan;
   plan.due = std::move(due_shards);
+  RECON_CHECK(plan.due.empty() || plan.due.size() == layout_->shard_count());
   bool keeps_back = false;
   for (uint32_t group = 0; group < choices_.size(); ++group) {
     CodecSpec spec = SpecFor(group);
@@ -140,6 +142,7 @@ void CodecPolicy::NotePush(const Exchange& exchange, const EncodedPush& push) {
   work_.set_exchange_seconds(work_.exchange_seconds() + absl::ToDoubleSeconds(exchange.exchange));
   work_.set_push_bytes(work_.push_bytes() + exchange.push_bytes);
   work_.set_pull_bytes(work_.pull_bytes() + exchange.pull_bytes);
+  RECON_CHECK_GT(exchange.share, 0.0, "a push without a shard");
   // What is kept back is that of all shards.
   const double norm = push.norm / std::sqrt(exchange.share);
   work_.set_residual_ratio(norm > 0 ? push.residual_norm / norm : 0);

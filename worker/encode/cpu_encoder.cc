@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "common/base/check.h"
 #include "common/codec/half_codec.h"
 #include "common/codec/int8_codec.h"
 #include "common/codec/random.h"
@@ -80,6 +81,10 @@ void CpuEncoder::Clip(std::vector<float>* gradient, EncodedPush* push) const {
 }
 
 absl::StatusOr<EncodedPush> CpuEncoder::Encode(GradientBuffer* gradient, const EncodePlan& plan) {
+  RECON_CHECK_EQ(gradient->host.size(), layout_->params());
+  RECON_CHECK_EQ(plan.groups.size(), layout_->groups().size());
+  RECON_CHECK(plan.due.empty() || plan.due.size() == layout_->shard_count());
+  RECON_CHECK(plan.flush.empty() || plan.flush.size() == layout_->shard_count());
   EncodedPush push;
   Clip(&gradient->host, &push);
   push.shards.reserve(layout_->shard_count());
@@ -93,6 +98,7 @@ absl::StatusOr<EncodedPush> CpuEncoder::Encode(GradientBuffer* gradient, const E
     }
     page += shard.pages();
   }
+  RECON_CHECK_EQ(page, guesses_.size(), "every page has a guess of its own");
   push.norm = std::sqrt(push.norm);
   // A pass over memory of its own: now and then is enough.
   const bool all_flushed =

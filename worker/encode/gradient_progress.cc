@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/base/check.h"
+
 namespace recon {
 
 GradientProgress::GradientProgress(const ParamLayout* layout) : layout_(layout) {
@@ -44,6 +46,7 @@ void GradientProgress::Abandon() {
 }
 
 void GradientProgress::ZeroRest(absl::Span<float> gradient) const {
+  RECON_CHECK_EQ(gradient.size(), layout_->params());
   std::vector<std::pair<uint64_t, uint64_t>> filled;
   {
     MutexLock lock(&mu_);

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 
+#include "common/base/check.h"
 #include "common/optim/optimizer_kernels.h"
 
 namespace recon {
 
 void GradientSum::Add(absl::Span<const float> gradient, uint64_t samples,
                       const std::vector<uint64_t>& versions, uint64_t epoch) {
+  RECON_CHECK_EQ(gradient.size(), layout_->params());
+  RECON_CHECK_EQ(versions.size(), samples_.size());
   sum_.resize(layout_->params());
   AddWeighted(gradient.data(), static_cast<float>(samples), sum_.size(), sum_.data());
   for (size_t i = 0; i < samples_.size(); ++i) {
@@ -20,6 +23,8 @@ void GradientSum::Add(absl::Span<const float> gradient, uint64_t samples,
 }
 
 GradientSum::Taken GradientSum::Take(const std::vector<bool>& due, uint64_t epoch, absl::Span<float> mean) {
+  RECON_CHECK_EQ(mean.size(), layout_->params());
+  RECON_CHECK(due.empty() || due.size() == samples_.size());
   sum_.resize(layout_->params());
   Taken taken;
   taken.samples.resize(samples_.size());

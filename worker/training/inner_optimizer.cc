@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "common/base/check.h"
 #include "common/codec/select_kernels.h"
 #include "common/optim/optimizer_kernels.h"
 
@@ -33,6 +34,8 @@ InnerOptimizer::InnerOptimizer(ApplyRules rules, const ParamLayout* layout)
 
 void InnerOptimizer::Begin(absl::Span<const float> parameters, const std::vector<uint64_t>& versions,
                            uint64_t epoch) {
+  RECON_CHECK_EQ(parameters.size(), layout_->params());
+  RECON_CHECK_EQ(versions.size(), layout_->shard_count());
   parameters_.assign(parameters.begin(), parameters.end());
   taken_ = parameters_;
   samples_.assign(layout_->shard_count(), 0);
@@ -60,6 +63,8 @@ void InnerOptimizer::Follow(absl::Span<const float> parameters, const std::vecto
 
 void InnerOptimizer::Step(uint64_t update, absl::Span<const float> gradient, uint64_t samples,
                           absl::Span<const double> learning_rates) {
+  RECON_CHECK_EQ(gradient.size(), layout_->params());
+  RECON_CHECK(learning_rates.empty() || learning_rates.size() == layout_->groups().size());
   for (uint64_t& of_shard : samples_) of_shard += samples;
   OptimizerConfig now = rules_.optimizer;
   now.learning_rate *= std::exchange(now.schedule, LearningRateSchedule()).Factor(update);
@@ -83,6 +88,7 @@ void InnerOptimizer::Step(uint64_t update, absl::Span<const float> gradient, uin
 }
 
 void InnerOptimizer::MoveTo(absl::Span<const float> parameters, uint64_t samples) {
+  RECON_CHECK_EQ(parameters.size(), layout_->params());
   for (uint64_t& of_shard : samples_) of_shard += samples;
   parameters_.assign(parameters.begin(), parameters.end());
   ++steps_;
@@ -94,6 +100,8 @@ bool InnerOptimizer::holds() const {
 }
 
 std::vector<uint32_t> InnerOptimizer::TakeMovement(const std::vector<bool>& due, absl::Span<float> moved) {
+  RECON_CHECK_EQ(moved.size(), layout_->params());
+  RECON_CHECK(due.empty() || due.size() == layout_->shard_count());
   std::vector<uint32_t> samples(layout_->shard_count());
   for (uint32_t i = 0; i < layout_->shard_count(); ++i) {
     const ShardPlacement& shard = layout_->shards()[i];

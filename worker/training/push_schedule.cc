@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/base/check.h"
+
 namespace recon {
 
 absl::StatusOr<PushSchedule> PushSchedule::Create(const JobConfig& job, const ParamLayout& layout) {
@@ -40,6 +42,7 @@ absl::StatusOr<PushSchedule> PushSchedule::Create(const JobConfig& job, const Pa
 }
 
 std::vector<bool> PushSchedule::Due(uint64_t step) const {
+  RECON_CHECK_EQ(periods_.size(), phases_.size());
   std::vector<bool> due(periods_.size());
   for (size_t i = 0; i < due.size(); ++i) due[i] = step % periods_[i] == phases_[i];
   return due;

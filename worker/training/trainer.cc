@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/base/backoff.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/data_epoch.h"
 #include "common/base/limits.h"
@@ -207,6 +208,7 @@ absl::Status Trainer::CloseSplit(const SplitPtr& split) {
   // All of its batches were dropped.
   if (round_ && round_->steps == 0) round_.reset();
   if (round_) RECON_RETURN_IF_ERROR(EndRound(/*flush=*/stop_.load()));
+  RECON_CHECK(!split->submitted, "a split is closed twice");
   split->submitted = true;
   if (stop_.load()) split->dropped = true;
   return CompleteFinishedSplits();
@@ -226,6 +228,7 @@ absl::StatusOr<std::optional<Trainer::Place>> Trainer::BeginBatch(uint64_t order
   if (!replica_->complete()) RECON_RETURN_IF_ERROR(PullReplica());
   RECON_RETURN_IF_ERROR(AdoptJob());
   if (dropped(split)) return std::nullopt;
+  RECON_CHECK(!batch_, "a batch begins before the one before has ended");
   OpenBatch batch;
   batch.order_key = order_key;
   batch.arrived = Now();
@@ -251,6 +254,7 @@ absl::StatusOr<std::optional<Trainer::Place>> Trainer::BeginBatch(uint64_t order
 }
 
 void Trainer::AlsoOf(const SplitPtr& split) {
+  RECON_CHECK(batch_ && !batch_->splits->empty());
   if (batch_->splits->back() == split) return;
   batch_->splits->push_back(split);
   if (!pushing()) return;
@@ -447,6 +451,7 @@ uint32_t Trainer::RoundSteps() const {
 }
 
 absl::Status Trainer::EndRound(bool flush) {
+  RECON_CHECK(round_ && round_->steps > 0, "a round ends that has no steps");
   Round round = *std::exchange(round_, std::nullopt);
   if (inner_ != nullptr && schedule_.partial()) {
     // A fragment's push may be on its way there while the one before is on its way back.
@@ -514,7 +519,8 @@ void Trainer::Submit(CommPipeline::Push push, Splits splits, uint64_t steps) {
     }
     for (const SplitPtr& split : *splits) {
       if (!applied) split->dropped = true;
-      --split->pushes_open;
+      const int before = split->pushes_open.fetch_sub(1);
+      RECON_CHECK_GT(before, 0, "a push of a split ends twice");
     }
   };
   pipeline_.Submit(std::move(push));
