@@ -63,7 +63,7 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   std::shared_ptr<ExchangeStream> self_;
   grpc::ByteBuffer incoming_;
 
-  Mutex mu_;
+  Mutex mu_ ABSL_ACQUIRED_AFTER(service_->mu_);
   PooledDeque<grpc::ByteBuffer> outgoing_ ABSL_GUARDED_BY(mu_);  // The first is being written.
   size_t bytes_held_ ABSL_GUARDED_BY(mu_) = 0;                   // Read and not taken, or not written.
   int requests_ ABSL_GUARDED_BY(mu_) = 0;                        // Not answered.

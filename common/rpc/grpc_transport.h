@@ -68,7 +68,8 @@ class GrpcTransport final : public Transport {
   uint64_t connections_ ABSL_GUARDED_BY(mu_) = 0;
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
 
-  Mutex presence_mu_;  // Taken when a stream is destroyed, whatever other lock is held.
+  // Taken when a stream is destroyed, whatever other lock is held.
+  Mutex presence_mu_ ABSL_ACQUIRED_AFTER(mu_);
   bool present_ ABSL_GUARDED_BY(presence_mu_) = true;
 };
 

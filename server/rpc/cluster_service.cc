@@ -94,7 +94,7 @@ class ServerStream final : public grpc::ServerBidiReactor<ServerReport, ServerCo
   bool has_reported_ = false;                     // Of its reactions.
   ServerReport report_;
 
-  Mutex mu_;
+  Mutex mu_ ABSL_ACQUIRED_AFTER(service_->mu_);
   std::deque<ServerCommand> outgoing_ ABSL_GUARDED_BY(mu_);  // The first is being written.
   std::optional<absl::Status> closing_ ABSL_GUARDED_BY(mu_);
   bool finished_ ABSL_GUARDED_BY(mu_) = false;

@@ -90,7 +90,7 @@ class CollectiveService::Stream final : public grpc::ServerBidiReactor<grpc::Byt
   const std::shared_ptr<Connection> connection_;
   grpc::ByteBuffer incoming_;
 
-  Mutex mu_;
+  Mutex mu_ ABSL_ACQUIRED_AFTER(service_->mu_);
   std::deque<grpc::ByteBuffer> outgoing_ ABSL_GUARDED_BY(mu_);  // The first is being written.
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<absl::Status> closing_ ABSL_GUARDED_BY(mu_);

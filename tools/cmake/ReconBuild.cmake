@@ -44,9 +44,9 @@ set(recon_warning_flags -Wall -Wextra -Wshadow -Wno-missing-field-initializers)
 if(RECON_WARNINGS_AS_ERRORS)
   list(APPEND recon_warning_flags -Werror)
 endif()
-# What a mutex guards is touched under it: clang knows the annotations.
+# What a mutex guards is touched under it, and mutexes are taken in their order (ABSL_ACQUIRED_BEFORE: beta in clang 14).
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-  list(APPEND recon_warning_flags -Wthread-safety)
+  list(APPEND recon_warning_flags -Wthread-safety -Wthread-safety-beta)
 endif()
 # GCC sees uninitialized values in its own library where sanitizers change the code.
 if(RECON_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")

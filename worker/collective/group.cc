@@ -151,7 +151,7 @@ class Group::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grp
   grpc::ClientContext context_;
   grpc::ByteBuffer incoming_;
 
-  Mutex mu_;
+  Mutex mu_ ABSL_ACQUIRED_AFTER(group_->mu_);
   std::deque<grpc::ByteBuffer> outgoing_ ABSL_GUARDED_BY(mu_);  // The first is being written.
   bool finishing_ ABSL_GUARDED_BY(mu_) = false;
   bool ended_ ABSL_GUARDED_BY(mu_) = false;

@@ -138,7 +138,8 @@ class CommPipeline {
   prometheus::Histogram& encode_seconds_;
   const std::function<void(Frame)> keep_reply_;
 
-  Mutex encoding_;  // Held by the one thread that encodes: pushes are encoded in order.
+  // Held by the one thread that encodes: pushes are encoded in order.
+  Mutex encoding_ ABSL_ACQUIRED_BEFORE(mu_);
 
   Mutex mu_;
   std::unique_ptr<GradientEncoder> encoder_ ABSL_GUARDED_BY(mu_);  // Stays while a push is under way.

@@ -199,7 +199,7 @@ class Session {
   std::atomic<uint32_t> push_batches_{0};
   std::atomic<uint32_t> workers_{1};
   std::atomic<uint32_t> worker_{0};
-  Mutex registering_;  // Held by the one thread that registers.
+  Mutex registering_ ABSL_ACQUIRED_BEFORE(mu_);  // Held by the one thread that registers.
 
   mutable Mutex mu_;
   WorkerIdentity identity_ ABSL_GUARDED_BY(mu_);
