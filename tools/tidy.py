@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
 """Checks what a compiler does not: include directions between layers, dead files, switched-off tests,
-formatting. Prints one line a finding; exits 1 if there is any."""
+formatting, lengths of files and functions, sizes of classes, clocks and sleeps. Prints one line a finding;
+exits 1 if there is any. `tidy.py --lower` lowers the numbers of TOO_LARGE to what the code has now."""
 
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+
+sys.dont_write_bytecode = True
+import cpp_outline  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCE = {".h", ".cc", ".cu", ".cuh"}
@@ -73,6 +77,67 @@ PURE = ["server/collective", "server/store", "server/sync", "server/scheduler", 
 IMPURE_INCLUDES = ["<thread>", "<mutex>", "<atomic>", "<fstream>", "<unistd.h>", "common/base/mutex.h", "absl/time/clock.h",
                    "common/base/clock.h", "grpc", "rocksdb"]
 GRPC_ONLY = ["common/rpc", "server/rpc", "worker/collective", "worker/comm", "tests", "tools"]
+# The largest that may be. Files and functions: lines, outside tests. Classes: those in headers below server/.
+LARGEST = {"file lines": 500, "function lines": 70, "public methods": 25, "members": 30, "clock": 0}
+# Only common/base reads clocks and sleeps: code that decides is given the time, and who waits, waits for a condition.
+CLOCK = re.compile(r"\babsl::(?:Now|SleepFor)\b|\bstd::this_thread::sleep_(?:for|until)\b")
+# What is larger today. Its numbers may only become smaller: a larger one is a finding, and so is one that is larger
+# than what the code has.
+TOO_LARGE = {
+    ("clock", "common/shm/shm_listener.cc"): 1,
+    ("clock", "common/storage/patience.cc"): 1,
+    ("clock", "server/durability/encoder_threads.cc"): 1,
+    ("clock", "server/process/shard_server.cc"): 1,
+    ("clock", "tests/common/base/mutex_test.cc"): 2,
+    ("clock", "tests/integration/chaos_test.cc"): 6,
+    ("clock", "tests/integration/chaos_worker.cc"): 7,
+    ("clock", "tests/integration/crash_loop_test.cc"): 2,
+    ("clock", "tests/integration/in_process_job_test.cc"): 2,
+    ("clock", "tests/integration/rollback_process_test.cc"): 1,
+    ("clock", "tests/server/durability/reader_lease_test.cc"): 1,
+    ("clock", "tests/server/recovery/crash_recovery_test.cc"): 1,
+    ("clock", "tests/support/health_probe.h"): 1,
+    ("clock", "tests/support/process.cc"): 3,
+    ("clock", "tests/worker/collective/member_core_test.cc"): 1,
+    ("clock", "tools/bench/data_plane.cc"): 3,
+    ("clock", "tools/bench/data_plane_peers.cc"): 2,
+    ("clock", "tools/bench/durability.cc"): 4,
+    ("clock", "tools/bench/step_load.cc"): 1,
+    ("clock", "tools/bench/straggler.cc"): 3,
+    ("clock", "tools/bench/trace_cost.cc"): 2,
+    ("clock", "tools/reconctl/drain.cc"): 1,
+    ("clock", "tools/reconctl/rollback.cc"): 1,
+    ("clock", "tools/reconctl/server_verbs.cc"): 1,
+    ("clock", "worker/process/train_loop.cc"): 2,
+    ("clock", "worker/process/worker.cc"): 1,
+    ("clock", "worker/training/trainer.cc"): 1,
+    ("file lines", "common/ucx/ucx_engine.cc"): 512,
+    ("file lines", "server/cluster/cluster.cc"): 527,
+    ("file lines", "server/data_plane/param_server.cc"): 514,
+    ("file lines", "server/process/recon_server.cc"): 1022,
+    ("file lines", "server/process/server_flags.cc"): 666,
+    ("file lines", "server/process/shard_server.cc"): 588,
+    ("file lines", "tools/bench/simulation.cc"): 583,
+    ("file lines", "worker/cuda/page_encoder.h"): 661,
+    ("file lines", "worker/training/trainer.cc"): 647,
+    ("function lines", "server/control/coordinator_members.cc Coordinator::Register"): 148,
+    ("function lines", "server/control/coordinator_status.cc Coordinator::Status"): 100,
+    ("function lines", "server/control/policy.cc ResolvePolicy"): 78,
+    ("function lines", "server/process/recon_server.cc ReconServer::Parts::Open"): 227,
+    ("function lines", "server/process/server_flags.cc Convert"): 89,
+    ("function lines", "server/process/server_flags.cc DefineFlags"): 301,
+    ("function lines", "server/process/shard_server.cc ShardServer::Parts::Recover"): 105,
+    ("function lines", "tools/bench/main.cc main"): 155,
+    ("function lines", "tools/reconctl/main.cc main"): 288,
+    ("function lines", "worker/process/worker_flags.cc Convert"): 81,
+    ("function lines", "worker/process/worker_flags.cc DefineFlags"): 153,
+    ("members", "server/control/coordinator.h Coordinator"): 59,
+    ("members", "server/data_plane/param_server.h ParamServer"): 56,
+    ("members", "server/process/server_flags.h ServerFlags"): 44,
+    ("public methods", "server/cluster/cluster.h Cluster"): 33,
+    ("public methods", "server/data_plane/param_server.h ParamServer"): 62,
+    ("public methods", "server/durability/control_db.h ControlDb"): 28,
+}
 OFF = re.compile(r"\[\.\]|\[!hide\]|\[!mayfail\]|DISABLED_|#if 0\b")
 
 
@@ -137,6 +202,60 @@ def check_switched_off(path, text, report):
             report(f"{path}:{text.count(chr(10), 0, match.start()) + 1}: a test without a tag")
 
 
+def measure(path, text):
+    """Yields (rule, what it is about, number, line) for each thing in a file that has a largest size."""
+    name = path.as_posix()
+    if path.parts[0] != "tests":
+        yield "file lines", name, text.count("\n"), 1
+    functions, classes = cpp_outline.outline(text)
+    for function in functions if path.parts[0] != "tests" else []:
+        yield "function lines", f"{name} {function.name}", function.lines, function.line
+    for one in classes if path.parts[0] == "server" and path.suffix == ".h" else []:
+        yield "public methods", f"{name} {one.name}", one.public_methods, one.line
+        yield "members", f"{name} {one.name}", one.members, one.line
+    if not name.startswith("common/base/"):
+        yield "clock", name, len(CLOCK.findall(cpp_outline.code_of(text))), 1
+
+
+def too_large(texts):
+    """{(rule, what): (number, line)} of what is larger than it may be; of functions of one name, the largest."""
+    found = {}
+    for path, text in texts.items():
+        for rule, what, number, line in measure(path, text) if path.suffix in SOURCE else []:
+            if number > max(LARGEST[rule], found.get((rule, what), (0, 0))[0]):
+                found[rule, what] = (number, line)
+    return found
+
+
+def check_sizes(texts, table, report):
+    found = too_large(texts)
+    for (rule, what), (number, line) in found.items():
+        file, _, name = what.partition(" ")
+        known = table.get((rule, what))
+        said = f"{file}:{line}: {name + ' has ' if name else ''}{number} {rule}"
+        if rule == "clock":
+            said = f"{file}: {number} calls of absl::Now, SleepFor or sleep_for outside common/base"
+        if known is None:
+            report(f"{said}, at most {LARGEST[rule]} are allowed")
+        elif number > known:
+            report(f"{said}, and had {known}: TOO_LARGE may only shrink")
+        elif number < known:
+            report(f"{said}, TOO_LARGE says {known}: lower it (tools/tidy.py --lower)")
+    for rule, what in table:
+        if (rule, what) not in found:
+            report(f"{what.split(' ')[0]}: TOO_LARGE has ({rule}, {what}), which is not too large: lower it "
+                   "(tools/tidy.py --lower takes it out)")
+
+
+def lower(texts):
+    """Writes the numbers of TOO_LARGE that have become smaller, and takes out what is no longer too large."""
+    found = too_large(texts)
+    rows = [f'    ("{rule}", "{what}"): {min(number, found[rule, what][0])},\n'
+            for (rule, what), number in sorted(TOO_LARGE.items()) if (rule, what) in found]
+    own = pathlib.Path(__file__)
+    own.write_text(re.sub(r"(?<=^TOO_LARGE = \{\n).*?(?=^\})", lambda _: "".join(rows), own.read_text(), flags=re.M | re.S))
+
+
 def check_format(paths, report):
     formatter = shutil.which("clang-format")
     if formatter is None:
@@ -158,7 +277,11 @@ def main():
         if path.suffix in SOURCE:
             check_includes(path, text, findings.append)
             check_switched_off(path, text, findings.append)
+    if "--lower" in sys.argv[1:]:
+        lower(texts)
+        return 0
     check_dead(paths, texts, findings.append)
+    check_sizes(texts, TOO_LARGE, findings.append)
     check_format(paths, findings.append)
     for finding in sorted(set(findings)):
         print(finding)
