@@ -126,9 +126,7 @@ TOO_LARGE = {
     ("members", "server/control/coordinator.h Coordinator"): 55,
     ("members", "server/process/server_flags.h ServerFlags"): 44,
     ("public methods", "server/cluster/cluster.h Cluster"): 33,
-    ("public methods", "server/data_plane/param_server.h ParamServer"): 62,
     ("public methods", "server/durability/control_db.h ControlDb"): 28,
-    ("public methods", "server/sync/step_book.h StepBook"): 33,
 }
 OFF = re.compile(r"\[\.\]|\[!hide\]|\[!mayfail\]|DISABLED_|#if 0\b")
 

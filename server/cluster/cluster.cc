@@ -56,8 +56,8 @@ void Cluster::OnReport(const std::shared_ptr<ServerLink>& link, const ServerRepo
     return;  // A spare, or one whose place is another's by now.
   } else if (report.has_delivered()) {
     const PushDelivered& push = report.delivered();
-    params_->NoteDelivered(WorkerId(push.worker()), Incarnation(push.incarnation()), push.step(),
-                           {push.shards().begin(), push.shards().end()}, push.push_parts());
+    params_->peers()->NoteDelivered(WorkerId(push.worker()), Incarnation(push.incarnation()), push.step(),
+                                    {push.shards().begin(), push.shards().end()}, push.push_parts());
   } else if (report.has_ready()) {
     lane_->Post([this, link, ready = report.ready()] { OnReady(link, ready); });
   } else if (report.has_initial_values()) {
@@ -151,7 +151,7 @@ void Cluster::Take(uint32_t place, const std::shared_ptr<ServerLink>& link, cons
     if (model_) Assign(place);
   }
   if (before != nullptr) before->Close(absl::UnavailableError("it has come again on another connection"));
-  if (!Resumes(place, hello)) params_->ForgetDeliveriesTo(place);
+  if (!Resumes(place, hello)) params_->peers()->ForgetDeliveriesTo(place);
   LogInfo("server {} has place {} of {}", hello.address(), place, servers());
 }
 

@@ -67,7 +67,7 @@ absl::Status ControlJournal::SaveCompletion(const Completion& completion) {
     if (!recent_.emplace(split, std::nullopt).second) return absl::AlreadyExistsError(Describe(completion));
   }
   Completion placed = completion;
-  placed.set_after_sequence(params_->push_sequence());
+  placed.set_after_sequence(params_->position().push_sequence);
   if (const absl::Status saved = db_->SaveCompletion(placed); !saved.ok()) {
     MutexLock lock(&mu_);
     recent_.erase(split);

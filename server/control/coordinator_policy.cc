@@ -53,7 +53,7 @@ void Coordinator::ApplyQuorum() {
   const PolicySettings& settings = job_.policy();
   std::optional<absl::Duration> grace;
   if (settings.has_grace_ms()) grace = absl::Milliseconds(settings.grace_ms());
-  ports_.params->SetQuorum(settings.quorum(), grace);
+  ports_.steps->SetQuorum(settings.quorum(), grace);
 }
 
 absl::Status Coordinator::FixStepSamples() {

@@ -23,7 +23,7 @@ LanePorts::LanePorts(ParamServer* params, ControlJournal* journal, SnapshotServi
 CoordinatorPorts LanePorts::ports() {
   CoordinatorPorts ports;
   ports.params = &params_port_;
-  ports.steps = &params_port_;
+  ports.steps = data_plane_->members();
   ports.snapshots = &snapshots_port_;
   ports.others = cluster_port_.get();
   ports.journal = control_journal_;

@@ -16,6 +16,7 @@
 #include "proto/cluster.pb.h"
 #include "proto/control.pb.h"
 #include "server/data_plane/param_stats.h"
+#include "server/data_plane/step_members.h"
 
 // All that the coordinator sees of the server around it. A server gives it adapters of its own classes
 // (lane_coordinator.h); tests and the simulation give it fakes.
@@ -52,27 +53,10 @@ class DataPlaneControl {
   virtual void SetClusterEpoch(uint64_t epoch) = 0;
   virtual ApplyRules rules() const = 0;
   virtual absl::Status ChangeRules(const ApplyRules& rules, uint64_t first_step) = 0;
-  virtual void SetQuorum(uint32_t workers, std::optional<absl::Duration> grace) = 0;
   virtual LogUse log_use() const = 0;
   virtual ParamStats GetStats() const = 0;
   // Answers replies that have waited too long.
   virtual void Tick(absl::Time now) = 0;
-};
-
-// Who takes part in steps on this server. The methods mean what ParamServer's of the same names mean.
-class StepMembers {
- public:
-  virtual ~StepMembers() = default;
-  virtual void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) = 0;
-  virtual void Expel(WorkerId worker) = 0;
-  virtual uint64_t Activate(WorkerId worker, uint64_t next_step, bool resumes) = 0;
-  virtual void Deactivate(WorkerId worker) = 0;
-  virtual void Park(WorkerId worker) = 0;
-  virtual bool active(WorkerId worker) const = 0;
-  virtual void NoteAcknowledged(WorkerId worker, uint64_t next_step) = 0;
-  virtual uint64_t PushesOf(WorkerId worker) const = 0;
-  virtual uint64_t frontier() const = 0;
-  virtual void SkipTo(uint64_t frontier) = 0;
 };
 
 // Snapshots of the whole job.

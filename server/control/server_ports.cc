@@ -24,25 +24,9 @@ absl::Status ParamServerPort::ChangeRules(const ApplyRules& rules, uint64_t firs
   return params_->ChangeRules(rules, first_step);
 }
 
-void ParamServerPort::SetQuorum(uint32_t workers, std::optional<absl::Duration> grace) {
-  params_->SetQuorum(workers, grace);
-}
-
 LogUse ParamServerPort::log_use() const {
-  return {params_->log_disk_bytes(), params_->log_budget_bytes(), params_->log_full(),
-          params_->awaits_snapshot()};
-}
-
-void ParamServerPort::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) {
-  params_->Admit(worker, incarnation, next_step);
-}
-
-uint64_t ParamServerPort::Activate(WorkerId worker, uint64_t next_step, bool resumes) {
-  return params_->Activate(worker, next_step, resumes);
-}
-
-void ParamServerPort::NoteAcknowledged(WorkerId worker, uint64_t next_step) {
-  params_->NoteAcknowledged(worker, next_step);
+  return {params_->log()->disk_bytes(), params_->log()->budget_bytes(), params_->log()->full(),
+          params_->has_values() && params_->log()->awaits_snapshot()};
 }
 
 void SnapshotServicePort::Take(const std::string& reason, Done done) {
@@ -53,7 +37,7 @@ void SnapshotServicePort::TakeLast(Done done) {
   // The log is trimmed on the snapshots' own thread: the lane does not wait for it.
   snapshots_->Take("final", [params = params_, then = OnLane(lane_, std::move(done))](
                                 const absl::StatusOr<SnapshotReply>& reply) mutable {
-    if (reply.ok()) params->TrimLogToNewest();
+    if (reply.ok()) params->log()->TrimToNewest();
     then(reply);
   });
 }

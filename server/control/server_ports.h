@@ -17,7 +17,7 @@
 // to the control lane. All pointers outlive the ports.
 namespace recon {
 
-class ParamServerPort final : public DataPlaneControl, public StepMembers {
+class ParamServerPort final : public DataPlaneControl {
  public:
   ParamServerPort(ParamServer* params, Lane* lane) : params_(params), lane_(lane) {}
 
@@ -28,21 +28,9 @@ class ParamServerPort final : public DataPlaneControl, public StepMembers {
   void SetClusterEpoch(uint64_t epoch) override { params_->SetClusterEpoch(epoch); }
   ApplyRules rules() const override { return params_->rules(); }
   absl::Status ChangeRules(const ApplyRules& rules, uint64_t first_step) override;
-  void SetQuorum(uint32_t workers, std::optional<absl::Duration> grace) override;
   LogUse log_use() const override;
   ParamStats GetStats() const override { return params_->GetStats(); }
   void Tick(absl::Time now) override { params_->Tick(now); }
-
-  void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) override;
-  void Expel(WorkerId worker) override { params_->Expel(worker); }
-  uint64_t Activate(WorkerId worker, uint64_t next_step, bool resumes) override;
-  void Deactivate(WorkerId worker) override { params_->Deactivate(worker); }
-  void Park(WorkerId worker) override { params_->Park(worker); }
-  bool active(WorkerId worker) const override { return params_->active(worker); }
-  void NoteAcknowledged(WorkerId worker, uint64_t next_step) override;
-  uint64_t PushesOf(WorkerId worker) const override { return params_->PushesOf(worker); }
-  uint64_t frontier() const override { return params_->frontier(); }
-  void SkipTo(uint64_t frontier) override { params_->SkipTo(frontier); }
 
  private:
   ParamServer* const params_;

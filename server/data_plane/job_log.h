@@ -48,6 +48,8 @@ class JobLog {
   void AwaitSnapshot() { has_snapshot_ = false; }
   // Training may have begun: initial values come too late.
   bool has_snapshot() const { return has_snapshot_; }
+  // Pushes wait for one.
+  bool awaits_snapshot() const { return on() && !has_snapshot_; }
   // A snapshot should come early, so that records can go: the log has grown by a quarter of its budget since
   // the last one, or is full.
   bool wants_snapshot() const;

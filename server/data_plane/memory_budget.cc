@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/base/retry_hint.h"
 
@@ -40,9 +41,12 @@ uint64_t MemoryBudget::Hold(WorkerId worker, uint64_t bytes) {
 }
 
 void MemoryBudget::Release(WorkerId worker, uint64_t number, uint64_t bytes) {
+  RECON_CHECK_GE(held_, bytes);
   held_ -= bytes;
   const auto account = workers_.find(worker);
-  if (account != workers_.end() && account->second.number == number) account->second.held -= bytes;
+  if (account == workers_.end() || account->second.number != number) return;
+  RECON_CHECK_GE(account->second.held, bytes);
+  account->second.held -= bytes;
 }
 
 absl::Status MemoryBudget::CheckFrame(WorkerId worker, uint64_t bytes, bool synchronous) const {

@@ -9,13 +9,14 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/base/byte_chain.h"
+#include "common/base/check.h"
 #include "common/base/ids.h"
 #include "common/base/pool_allocator.h"
 #include "common/codec/frame.h"
 #include "common/optim/apply_rules.h"
 #include "common/transport/transport.h"
 #include "server/data_plane/reply_buffer.h"
-#include "server/sync/staleness_gate.h"
+#include "server/sync/reply_queue.h"
 #include "server/sync/step_closing.h"
 
 namespace recon {
@@ -33,6 +34,15 @@ struct Operation {
   explicit Operation(RequestContext context = {})
       : sender(context.sender), reply_buffer(std::move(context)) {}
 
+  // Where it is on its way: forward only. What needs no log, waits for nobody, or is refused leaves some out.
+  enum class Stage { kArrived, kLogging, kOnLanes, kDelivered, kWaiting, kAnswering, kDone };
+  void Enter(Stage next) {
+    RECON_CHECK_LT(static_cast<int>(stage), static_cast<int>(next), "an operation goes back");
+    RECON_CHECK(next != Stage::kWaiting || stage == Stage::kDelivered);
+    stage = next;
+  }
+
+  Stage stage = Stage::kArrived;
   FrameKind kind = FrameKind::kPull;
   WorkerId worker;
   Incarnation incarnation;   // As the frame says.
@@ -63,7 +73,7 @@ struct Operation {
   ReplyBuffer reply_buffer;
 
   // Of WaitingReplies, while its reply waits.
-  StalenessGate::Ticket ticket = 0;
+  ReplyQueue::Ticket ticket = 0;
   absl::Time waiting_since;
   int closings_left = 0;
 };

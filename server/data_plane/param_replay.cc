@@ -1,9 +1,11 @@
 // Of ParamServer: how the records of the log bring a restored state up to date.
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
 #include "server/data_plane/frame_checks.h"
@@ -79,10 +81,10 @@ absl::Status ParamServer::ReplayFrame(uint64_t sequence, const ByteChain& payloa
   sequence_ = std::max(sequence_, sequence);
   const auto open = [this, &header](uint32_t shard) {
     mu_.AssertHeld();
-    return header.step >= book_.closed().first_open(shard);
+    return header.step >= closed_.first_open(shard);
   };
   if (rules_->bound == 0 && std::any_of(op->shards.begin(), op->shards.end(), open)) {
-    book_.closed().NoteFirstPush(header.step, sequence);
+    closed_.NoteFirstPush(header.step, sequence);
   }
   mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return memory_.held() < kReplayBytesInFlight; });
   ++operations_;
@@ -93,6 +95,7 @@ absl::Status ParamServer::ReplayFrame(uint64_t sequence, const ByteChain& payloa
 
 void ParamServer::Replayed(const OperationPtr& op) {
   MutexLock lock(&mu_);
+  RECON_CHECK_GT(operations_, 0);
   --operations_;
   memory_.Release(op->worker, op->account, op->bytes);
 }
@@ -105,7 +108,7 @@ absl::Status ParamServer::ReplayClosing(uint64_t sequence, const StepClosing& cl
   }
   if (sequence <= sequence_) return absl::OkStatus();
   sequence_ = sequence;
-  book_.closed().NoteReplayed(closing);
+  closed_.NoteReplayed(closing);
   TellClosing(closing);
   shards_.Close(closing);
   return absl::OkStatus();
@@ -129,11 +132,11 @@ void ParamServer::BeginHistory(uint64_t sequence, uint64_t first_step) {
   left_out_.clear();
   MutexLock lock(&mu_);
   sequence_ = std::max(sequence_, sequence);
-  book_.closed().ForgetFirstPushes();
+  closed_.ForgetFirstPushes();
   // Asynchronous workers have steps of their own.
   if (rules_->bound < 0) return shards_.BeginHistory(0);
   first_step = book_.BeginAnew(rules_->bound, first_step);
-  book_.closed().CloseBefore(first_step);
+  closed_.CloseBefore(first_step);
   shards_.BeginHistory(first_step);
 }
 
@@ -144,7 +147,11 @@ void ParamServer::EndReplay() {
   // may be on its way from the head.
   if (rules_->bound != 0) shards_.DropContributions();
   mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return operations_ == 0; });
-  book_.EndReplay();
+  if (rules_->bound != 0) return;
+  // The head decides for all shards.
+  std::vector<uint32_t> known(shards_.map().size());
+  std::iota(known.begin(), known.end(), 0);
+  book_.SkipTo(closed_.FrontierOf(head() ? known : shards_.map().owned()));
 }
 
 }  // namespace recon

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
@@ -54,7 +55,7 @@ ParamServer::ParamServer(const Options& options, Metrics* metrics)
       rules_(std::make_shared<const ApplyRules>(options.rules)),
       cluster_epoch_(options.rules.cluster_epoch),
       book_(options.rules.bound,
-            options.server == 0 ? StepBook::Authority::kDecides : StepBook::Authority::kFollows),
+            options.server == 0 ? StepBook::Authority::kDecides : StepBook::Authority::kFollows, &closed_),
       replies_(&book_),
       memory_(options.bytes_in_flight_max, options.memory_bytes),
       shards_(options.servers, options.apply_threads, options_.state->planes()) {}
@@ -162,7 +163,7 @@ absl::Status ParamServer::CheckSender(const Operation& op) const {
         absl::StrCat("a frame of worker ", op.worker.value(), ", incarnation ", op.incarnation.value(),
                      ": the connection that it came over has not shown that process' secret"));
   }
-  if (op.kind != FrameKind::kInit && !has_values_) {
+  if (op.kind != FrameKind::kInit && !values_.complete()) {
     return absl::UnavailableError("the server has no parameters yet");
   }
   RECON_RETURN_IF_ERROR(memory_.CheckFrame(op.worker, op.bytes, rules_->bound == 0));
@@ -173,8 +174,8 @@ absl::Status ParamServer::CheckSender(const Operation& op) const {
 absl::Status ParamServer::CheckPush(const Operation& op) const {
   if (op.kind == FrameKind::kInit) {
     // Again, if it has not heard that they came; never once training may have begun.
-    if (op.worker == initializer_ && !log_.has_snapshot()) return absl::OkStatus();
-    if (!head() && !has_values_)
+    if (values_.AskedOf(op.worker) && !log_.has_snapshot()) return absl::OkStatus();
+    if (!head() && !values_.complete())
       return absl::UnavailableError("initial values were not asked for, or not yet");
     return absl::FailedPreconditionError("initial values were not asked from this worker");
   }
@@ -186,6 +187,7 @@ absl::Status ParamServer::CheckPush(const Operation& op) const {
 void ParamServer::Sequence(const OperationPtr& op) {
   op->rules = rules_;
   if (!CarriesGradient(op->kind)) return Deliver(op);
+  op->Enter(Operation::Stage::kLogging);
   const int64_t traced_ns = trace::On() && log_.on() ? MonotonicNanos() : 0;
   InOrder(
       LogRecordKind::kFrame, std::exchange(op->raw, ByteChain()),
@@ -201,6 +203,7 @@ void ParamServer::Sequence(const OperationPtr& op) {
 }
 
 void ParamServer::Deliver(const OperationPtr& op) {
+  op->Enter(Operation::Stage::kOnLanes);
   if (op->kind == FrameKind::kPull) {
     return shards_.EncodeReply(op, NextStep::To<&ParamServer::FinishOk>(this));
   }
@@ -214,6 +217,7 @@ void ParamServer::Deliver(const OperationPtr& op) {
 }
 
 void ParamServer::Delivered(const OperationPtr& op) {
+  op->Enter(Operation::Stage::kDelivered);
   if (op->kind == FrameKind::kInit) return InitialValuesCame(op);
   if (op->rules->bound >= 0 && !op->in_step) op->taken();
   Operations released;
@@ -274,11 +278,7 @@ void ParamServer::InitialValuesCame(const OperationPtr& op) {
   std::function<void()> initialized;
   {
     MutexLock lock(&mu_);
-    for (const uint32_t shard : op->shards) shards_to_init_.erase(shard);
-    if (shards_to_init_.empty() && !has_values_ && op->worker == initializer_) {
-      has_values_ = true;
-      initialized = std::move(on_initialized_);
-    }
+    initialized = values_.Came(op->worker, op->shards);
   }
   if (initialized) initialized();
   Finish(op, absl::OkStatus());
@@ -319,6 +319,7 @@ void ParamServer::AnswerReleased(Operations ops) {
 }
 
 void ParamServer::Answer(const OperationPtr& op) {
+  op->Enter(Operation::Stage::kAnswering);
   const auto encoded = [](const ByteChain& payload) { return payload.size() > 0; };
   if (op->kind != FrameKind::kPushPull ||
       std::all_of(op->reply_payloads.begin(), op->reply_payloads.end(), encoded)) {
@@ -342,6 +343,7 @@ void ParamServer::FinishAll(const Operations& ops, const absl::Status& status) {
 void ParamServer::FinishOk(const OperationPtr& op) { Finish(op, absl::OkStatus()); }
 
 void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
+  op->Enter(Operation::Stage::kDone);
   absl::StatusOr<ByteChain> reply = ByteChain();
   if (status.ok()) {
     Frame frame;
@@ -363,14 +365,13 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
   }
   op->done(std::move(reply));
   MutexLock lock(&mu_);
+  RECON_CHECK_GT(operations_, 0);
   --operations_;
   memory_.Release(op->worker, op->account, op->bytes);
-  if (status.ok() && CarriesGradient(op->kind) && recover_ms_ == 0) {
-    recover_ms_ = absl::ToDoubleMilliseconds(ProcessUptime() - options_.began);
-    first_push_ms_ = recover_ms_ - std::max(0.0, first_worker_ms_ - ready_ms_);
+  if (status.ok() && CarriesGradient(op->kind) && start_.NotePush(SinceBegan())) {
     LogInfo(
         "first push acknowledged {:.0f} ms after the server's start, {:.0f} ms without waiting for a worker",
-        recover_ms_, first_push_ms_);
+        start_.push_ms(), start_.push_without_waiting_ms());
   }
 }
 
@@ -429,8 +430,8 @@ ParamServer::Stats ParamServer::GetStats() const {
   stats.duplicates = duplicates_;
   stats.sequence = sequence_;
   stats.frontier_step = book_.gate().frontier();
-  stats.recover_ms = recover_ms_;
-  stats.first_push_ms = first_push_ms_;
+  stats.recover_ms = start_.push_ms();
+  stats.first_push_ms = start_.push_ms() == 0 ? 0 : start_.push_without_waiting_ms();
   for (const auto& [id, worker] : workers_) {
     WorkerStats& out = stats.workers[id];
     out.pushes = worker.pushes;

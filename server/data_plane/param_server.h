@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "absl/types/span.h"
 #include "common/base/alarm.h"
 #include "common/base/byte_chain.h"
+#include "common/base/check.h"
 #include "common/base/ids.h"
 #include "common/base/mutex.h"
 #include "common/metrics/metrics.h"
@@ -22,28 +22,22 @@
 #include "common/snapshot/snapshot_reader.h"
 #include "common/tensor/param_layout.h"
 #include "common/transport/transport.h"
+#include "server/data_plane/awaited_values.h"
 #include "server/data_plane/job_log.h"
 #include "server/data_plane/memory_budget.h"
 #include "server/data_plane/operation.h"
+#include "server/data_plane/param_replay.h"
 #include "server/data_plane/param_stats.h"
+#include "server/data_plane/peer_steps.h"
 #include "server/data_plane/shard_set.h"
+#include "server/data_plane/start_times.h"
+#include "server/data_plane/step_members.h"
 #include "server/data_plane/waiting_replies.h"
 #include "server/data_plane/worker_tally.h"
-#include "server/durability/push_log.h"
+#include "server/sync/closed_steps.h"
 #include "server/sync/step_book.h"
 
 namespace recon {
-
-// What the head's ParamServer tells the job's other servers; see common/DESIGN.md, "Many servers". Called
-// under its lock, in the order in which it has to take effect everywhere: must not block, nor call it back.
-class Followers {
- public:
-  virtual ~Followers() = default;
-  // A step is closed with these contributors, in the head's log, for these shards of that server.
-  virtual void OnClosing(uint32_t server, const StepClosing& closing) = 0;
-  // As StalenessGate::Follow() takes it.
-  virtual void OnFrontier(uint64_t frontier, bool anyone_active) = 0;
-};
 
 // The data plane without gRPC: checks frames, orders them, delivers them to the lanes, and answers when
 // the staleness bound lets the worker go on.
@@ -55,7 +49,7 @@ class Followers {
 // once, under one lock; so does a cut. That makes a cut consistent without stopping anyone. With a push log
 // they go through it first, in its order: what is not in the log is not applied, and not acknowledged.
 // Shutdown: BeginDrain(), then WaitUntilIdle(), then destroy.
-class ParamServer {
+class ParamServer final : private StepMembers, private PeerSteps, private ParamReplay {
  public:
   struct Options {
     ApplyRules rules;
@@ -68,7 +62,7 @@ class ParamServer {
     // workers.
     uint64_t bytes_in_flight_max = UINT64_MAX;
     // Parameters, optimizer state and versions that gradients are compared with may take so many bytes, and
-    // those frames half of memory_left().
+    // those frames half of what they leave.
     uint64_t memory_bytes = UINT64_MAX;
 
     // What the process had run for when this server began: 0, unless it began anew.
@@ -91,10 +85,19 @@ class ParamServer {
 
   using WorkerStats = WorkerPushStats;
   using Stats = ParamStats;
+  // Where the server is in its log.
+  struct LogPosition {
+    uint64_t sequence = 0;
+    // Of the last frame or closing: what comes after it says nothing of parameters.
+    uint64_t push_sequence = 0;
+    // About the time that replaying all updates until now would take: reading them, and applying them on all
+    // lanes that have shards.
+    double replay_seconds = 0;
+  };
 
   // `metrics` must outlive the server.
   ParamServer(const Options& options, Metrics* metrics);
-  ~ParamServer();
+  ~ParamServer() override;
 
   // Lays out the model; once. ResourceExhausted if this server's shards need more memory than there is. The
   // values are undefined until Restore() or Init frames bring them.
@@ -108,71 +111,24 @@ class ParamServer {
   absl::Status LoadInitialValues(
       const std::function<absl::StatusOr<std::vector<PageRef>>(uint32_t shard)>& pages_of);
 
-  // Brings a restored state up to date, record by record, in the order of the log; one thread. Blocks while
-  // too much is under way. `rules` of the records that follow; EndReplay() returns when all are applied.
-  // DataLoss for a record that is none of this model's, FailedPrecondition for another optimizer's.
-  void BeginReplay(const ApplyRules& rules);
-  absl::Status ReplayFrame(uint64_t sequence, const ByteChain& payload);
-  absl::Status ReplayClosing(uint64_t sequence, const StepClosing& closing);
-  void ReplayFreeze(uint64_t sequence);
-  void ReplayControl(uint64_t sequence);
-  void EndReplay();
-  // Records to come of these pushes change nothing, as if they had never been sent; until BeginHistory().
-  void LeaveOut(LoggedPushes pushes);
-  // A rollback: records go on after `sequence`, the last of the history before, and synchronous steps from
-  // `first_step`, which nobody has begun; what was kept of earlier ones is dropped. After EndReplay().
-  void BeginHistory(uint64_t sequence, uint64_t first_step);
-
-  // From now on pushes go through `log`, whose next record follows sequence(). Before frames come.
-  void SetLog(std::unique_ptr<PushLog> log) { log_.Set(std::move(log)); }
-  // Not OK once the log has failed: nothing more is acknowledged, and the process should be started anew.
-  absl::Status log_status() const { return log_.status(); }
+  // The push log, where the job has one. Log().Set() comes after a replay and before frames.
+  JobLog* log() { return &log_; }
   // Puts records of the control state (ControlRecord) into the log, in this order, and returns when they are
   // written. `written` is called with the sequence of each on the log's thread, before any later cut; without
   // a log, with the sequence that there is. Blocks on the disk.
   absl::Status RecordControl(const std::vector<std::string>& records,
                              const std::function<void(uint64_t sequence)>& written);
-  // A snapshot is published that needs the log's records from `log_from` on. Blocks on the disk.
-  void NoteSnapshot(uint64_t log_from) { log_.NoteSnapshot(log_from); }
-  // Whether a snapshot should come early, so that records of the log can go: it has grown by a quarter of its
-  // budget since the last one, or is full.
-  bool log_wants_snapshot() const { return log_.wants_snapshot(); }
-  // The log is full: pushes are told to wait until a snapshot has made room.
-  bool log_full() const { return log_.full(); }
-  uint64_t log_disk_bytes() const { return log_.disk_bytes(); }
-  uint64_t log_budget_bytes() const { return log_.budget_bytes(); }
-  // Removes what only a snapshot before the newest would need. Blocks on the disk.
-  void TrimLogToNewest() { log_.TrimToNewest(); }
-  // With a log no push is taken before there is a snapshot that it goes on from: one has to come, whatever
-  // was noted.
-  void AwaitSnapshot() { log_.AwaitSnapshot(); }
-  // It has values, and takes no push for that reason.
-  bool awaits_snapshot() const;
-
   // Handles one frame: a pull, a push, or initial values. `taken` may run before `done` if a push is
   // delivered to the lanes and its reply has to wait for other workers: at once if some have not begun its
   // step, else when it has waited for limits::kInStepPatience.
   void Handle(const ByteChain& bytes, absl::Time now, Taken taken, Done done, RequestContext context = {});
 
-  // Membership, as the coordinator decides it. A worker must be admitted before its frames are taken.
-  // `next_step` is the first step it has no acknowledgement for.
-  void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step);
+  // Who takes part in steps; what the other servers say of steps; the log's records, after a restart.
+  StepMembers* members() { return this; }
+  PeerSteps* peers() { return this; }
+  ParamReplay* replay() { return this; }
   // Workers can come from now on: until then they are not what a first push waits for.
   void NoteReady();
-  void Expel(WorkerId worker);
-  // Whether others wait for it. Activate() returns the first step it may push: not one that others have
-  // closed in part, unless it `resumes` a push that it has begun.
-  uint64_t Activate(WorkerId worker, uint64_t next_step, bool resumes = false);
-  void Deactivate(WorkerId worker);
-  bool active(WorkerId worker) const;
-  // No step waits for it, or has a part of its pushes: those are answered with Aborted until it is activated.
-  // Of synchronous jobs (bound 0), and of a worker that has begun no push; else nothing happens.
-  void Park(WorkerId worker);
-  // From now on a synchronous step is closed without those whose push is awaited when `workers` have pushed
-  // it and `grace` has passed (StepQuorum): they are parked. 0: all are waited for. The head.
-  void SetQuorum(uint32_t workers, std::optional<absl::Duration> grace);
-  // The worker has an acknowledgement of every step before `next_step`.
-  void NoteAcknowledged(WorkerId worker, uint64_t next_step);
 
   // Frames of an earlier epoch are refused from now on: their workers register again.
   void SetClusterEpoch(uint64_t epoch);
@@ -185,21 +141,8 @@ class ParamServer {
   // is under way takes too long.
   // `first_step`: nobody begins one before it.
   absl::Status ChangeRules(const ApplyRules& rules, uint64_t first_step = 0);
-  // Those that frames are sequenced by now.
+  // Those that frames are sequenced by now, in the epoch there is.
   ApplyRules rules() const;
-
-  // The head: parts of a push, which has `push_parts` on all servers together, are delivered to these shards
-  // of another server.
-  void NoteDelivered(WorkerId worker, Incarnation incarnation, uint64_t step,
-                     const std::vector<uint32_t>& shards, uint32_t push_parts);
-  // A server has begun anew: it has none of what it was sent of steps that are not closed.
-  void ForgetDeliveriesTo(uint32_t server);
-  // Another server has come so far: no step before `frontier` is asked of anyone.
-  void SkipTo(uint64_t frontier);
-  // The others: what the head says, in its order. Whoever waits for a step that is closed without him is told
-  // so.
-  void FollowClosing(const StepClosing& closing);
-  void FollowFrontier(uint64_t frontier, bool anyone_active);
 
   // Only `worker` may send Init frames from now on. `ready` runs once, when all values are there.
   void AwaitInitialValues(WorkerId worker, std::function<void()> ready);
@@ -219,32 +162,51 @@ class ParamServer {
   bool WaitUntilIdle(absl::Duration timeout);
 
   Stats GetStats() const;
-  // What the state, and replies that workers have not taken yet, leave of the memory.
-  uint64_t memory_left() const;
-  uint64_t sequence() const;
-  // Of the last frame or closing: what comes after it says nothing of parameters.
-  uint64_t push_sequence() const;
-  uint64_t cluster_epoch() const;
-  // About the time that replaying all updates until now would take: reading them, and applying them on all
-  // lanes that have shards.
-  double replay_seconds() const;
-  // First synchronous step that is not closed in the log.
-  uint64_t frontier() const;
-  // Whether it is one of the processes that were admitted.
-  bool Knows(Incarnation process) const;
-  // That have come whole of this worker since it was admitted; 0 if it is not.
-  uint64_t PushesOf(WorkerId worker) const;
+  LogPosition position() const;
   // Null before DefineModel().
   std::shared_ptr<const ParamLayout> layout() const;
-  uint32_t server() const { return options_.server; }
-  uint32_t servers() const { return options_.servers; }
-  int state_planes() const { return state().planes(); }
-  const StateOwner& state() const { return *options_.state; }
+  // As given; `state` is never empty.
+  const Options& options() const { return options_; }
 
  private:
+  // StepMembers.
+  void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) override;
+  void Expel(WorkerId worker) override;
+  uint64_t Activate(WorkerId worker, uint64_t next_step, bool resumes) override;
+  void Deactivate(WorkerId worker) override;
+  bool active(WorkerId worker) const override;
+  void Park(WorkerId worker) override;
+  void SetQuorum(uint32_t workers, std::optional<absl::Duration> grace) override;
+  void NoteAcknowledged(WorkerId worker, uint64_t next_step) override;
+  void SkipTo(uint64_t frontier) override;
+  uint64_t frontier() const override;
+  uint64_t PushesOf(WorkerId worker) const override;
+  bool Knows(Incarnation process) const override;
+
+  // PeerSteps.
+  void NoteDelivered(WorkerId worker, Incarnation incarnation, uint64_t step,
+                     const std::vector<uint32_t>& shards, uint32_t push_parts) override;
+  void ForgetDeliveriesTo(uint32_t server) override;
+  void FollowClosing(const StepClosing& closing) override;
+  void FollowFrontier(uint64_t frontier, bool anyone_active) override;
+
+  // ParamReplay.
+  void BeginReplay(const ApplyRules& rules) override;
+  absl::Status ReplayFrame(uint64_t sequence, const ByteChain& payload) override;
+  absl::Status ReplayClosing(uint64_t sequence, const StepClosing& closing) override;
+  void ReplayFreeze(uint64_t sequence) override;
+  void ReplayControl(uint64_t sequence) override;
+  void EndReplay() override;
+  void LeaveOut(LoggedPushes pushes) override;
+  void BeginHistory(uint64_t sequence, uint64_t first_step) override;
+
   struct Instruments;
 
   bool head() const { return options_.server == 0; }
+  // What is kept for each parameter.
+  const StateOwner& state() const { return *options_.state; }
+  int state_planes() const { return state().planes(); }
+  absl::Duration SinceBegan() const;
 
   // The way of a push, in this order. (A pull and initial values leave it early.)
   void Check(const OperationPtr& op);
@@ -294,6 +256,7 @@ class ParamServer {
   std::string SaidOptimizer() const;
   absl::Status CheckNewRules(const ApplyRules& rules) const;
   absl::Status SwitchRules(const ApplyRules& rules, uint64_t first_step);
+  double ReplaySeconds() const;
   // Of a cut here, but for the shards.
   StateCut DescribeCut() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Replayed(const OperationPtr& op);
@@ -307,7 +270,10 @@ class ParamServer {
   bool changing_rules_ ABSL_GUARDED_BY(mu_) = false;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t cluster_epoch_ ABSL_GUARDED_BY(mu_);
+  ClosedSteps closed_ ABSL_GUARDED_BY(mu_);
   StepBook book_ ABSL_GUARDED_BY(mu_);
+  // The frontier, and whether anyone takes part, as the followers were told.
+  std::pair<uint64_t, bool> told_frontier_ ABSL_GUARDED_BY(mu_) = {0, false};
   WaitingReplies replies_ ABSL_GUARDED_BY(mu_);
   MemoryBudget memory_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<Alarm> grace_alarm_ ABSL_GUARDED_BY(mu_);  // Null until there is a quorum.
@@ -319,17 +285,8 @@ class ParamServer {
   uint64_t pushes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t duplicates_ ABSL_GUARDED_BY(mu_) = 0;
 
-  // Initial values: who sends them, what has not come, and who hears that all have.
-  bool has_values_ ABSL_GUARDED_BY(mu_) = false;
-  WorkerId initializer_ ABSL_GUARDED_BY(mu_);
-  std::set<uint32_t> shards_to_init_ ABSL_GUARDED_BY(mu_);
-  std::function<void()> on_initialized_ ABSL_GUARDED_BY(mu_);
-
-  // Milliseconds since the server began; 0 until then.
-  double recover_ms_ ABSL_GUARDED_BY(mu_) = 0;
-  double first_push_ms_ ABSL_GUARDED_BY(mu_) = 0;
-  double ready_ms_ ABSL_GUARDED_BY(mu_) = 0;         // Workers could come.
-  double first_worker_ms_ ABSL_GUARDED_BY(mu_) = 0;  // The first did.
+  AwaitedValues values_ ABSL_GUARDED_BY(mu_);
+  StartTimes start_ ABSL_GUARDED_BY(mu_);
 
   // The replaying thread's until EndReplay().
   ApplyRulesPtr replay_rules_;
@@ -348,6 +305,7 @@ void ParamServer::InOrder(LogRecordKind kind, ByteChain record, Step step, Faile
     if (!written.ok()) return failed(written);
     MutexLock lock(&mu_);
     step();
+    RECON_CHECK_EQ(sequence_, log_.get()->called_back(), "the server counts records as its log does");
   };
   log_.get()->Append(kind, std::move(record), Pooled(std::move(logged)));
 }

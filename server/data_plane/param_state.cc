@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
@@ -42,7 +43,7 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
   const uint64_t bytes = StateBytes(map.owned_pages(), *rules_);
   RECON_RETURN_IF_ERROR(memory_.CheckState(model.name(), bytes, rules_->correction.versions));
   RECON_RETURN_IF_ERROR(shards_.Define(std::move(map), *rules_, PlanesOf(*rules_)));
-  book_.SetShards(shards_.map().size(), shards_.map().owned());
+  closed_.SetShards(shards_.map().size());
   memory_.SetState(bytes);
   return absl::OkStatus();
 }
@@ -66,8 +67,9 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
     first_open[i] =
         std::max(manifest.frontier_step(), manifest.shards(static_cast<int>(i)).first_open_step());
   }
-  book_.Restore(rules_->bound, manifest.frontier_step(), std::move(first_open));
-  has_values_ = true;
+  closed_.Restore(std::move(first_open));
+  book_.SkipTo(manifest.frontier_step());
+  values_.SetComplete();
   return absl::OkStatus();
 }
 
@@ -75,43 +77,32 @@ absl::Status ParamServer::LoadInitialValues(
     const std::function<absl::StatusOr<std::vector<PageRef>>(uint32_t shard)>& pages_of) {
   RECON_RETURN_IF_ERROR(shards_.LoadInitialValues(pages_of));
   MutexLock lock(&mu_);
-  has_values_ = true;
+  values_.SetComplete();
   return absl::OkStatus();
 }
 
 void ParamServer::AwaitInitialValues(WorkerId worker, std::function<void()> ready) {
   {
     MutexLock lock(&mu_);
-    const std::vector<uint32_t>& owned = shards_.map().owned();
-    initializer_ = worker;
-    has_values_ = owned.empty();  // Those that are here may be another worker's: all are asked for anew.
-    shards_to_init_ = std::set<uint32_t>(owned.begin(), owned.end());
-    if (!has_values_) {
-      on_initialized_ = std::move(ready);
-      return;
-    }
+    if (values_.Ask(worker, shards_.map().owned(), ready)) return;
   }
   ready();
 }
 
 bool ParamServer::has_values() const {
   MutexLock lock(&mu_);
-  return has_values_;
-}
-
-bool ParamServer::awaits_snapshot() const {
-  MutexLock lock(&mu_);
-  return log_.on() && has_values_ && !log_.has_snapshot();
+  return values_.complete();
 }
 
 StateCut ParamServer::DescribeCut() {
   StateCut cut;
   cut.sequence = sequence_;
-  cut.frontier_step = book_.FrontierInLog();
+  cut.frontier_step = closed_.FrontierInLog(book_.gate().frontier());
   // Without a log nothing can be asked of it.
-  const uint64_t log_from = book_.closed().FirstRecordFrom(cut.frontier_step, sequence_ + 1);
+  const uint64_t log_from = closed_.FirstRecordFrom(cut.frontier_step, sequence_ + 1);
   cut.log_from = log_.on() ? log_from : sequence_ + 1;
-  cut.replay_seconds = replay_seconds();
+  cut.replay_seconds = ReplaySeconds();
+  cut.memory_left = memory_.left();
   cut.pages_of_versions = shards_.map().owned_pages() * rules_->correction.versions;
   return cut;
 }
@@ -134,6 +125,7 @@ void ParamServer::Cut(absl::AnyInvocable<void(StateCut)> done, std::function<voi
                        if (written.ok()) {
                          MutexLock applied(&mu_);
                          ++sequence_;
+                         RECON_CHECK_EQ(sequence_, log_.get()->called_back());
                        }
                        cut();
                      });
@@ -147,7 +139,7 @@ absl::Status ParamServer::RecordControl(const std::vector<std::string>& records,
   if (left == 0) return status;
   for (const std::string& record : records) {
     if (!log_.on()) {
-      written(sequence());
+      written(position().sequence);
       continue;
     }
     log_.get()->Append(LogRecordKind::kControl, ByteChain::FromString(record), [&](const absl::Status& done) {
@@ -156,6 +148,7 @@ absl::Status ParamServer::RecordControl(const std::vector<std::string>& records,
         {
           MutexLock lock(&mu_);
           number = ++sequence_;
+          RECON_CHECK_EQ(number, log_.get()->called_back());
         }
         written(number);
       } else {
@@ -226,7 +219,7 @@ absl::Status ParamServer::SwitchRules(const ApplyRules& rules, uint64_t first_st
   // begun again.
   if (frontier > 0) {
     StepClosing closing{frontier - 1, shards_.map().owned(), {}};
-    book_.closed().Note(closing);
+    closed_.Note(closing);
     Close(std::move(closing));
   }
   return absl::OkStatus();
@@ -248,37 +241,26 @@ absl::Status ParamServer::ChangeRules(const ApplyRules& rules, uint64_t first_st
 
 ApplyRules ParamServer::rules() const {
   MutexLock lock(&mu_);
-  return *rules_;
+  ApplyRules rules = *rules_;
+  rules.cluster_epoch = cluster_epoch_;
+  return rules;
 }
 
-uint64_t ParamServer::memory_left() const {
+ParamServer::LogPosition ParamServer::position() const {
   MutexLock lock(&mu_);
-  return memory_.left();
-}
-
-uint64_t ParamServer::sequence() const {
-  MutexLock lock(&mu_);
-  return sequence_;
-}
-
-uint64_t ParamServer::push_sequence() const {
-  MutexLock lock(&mu_);
-  return push_sequence_;
-}
-
-uint64_t ParamServer::cluster_epoch() const {
-  MutexLock lock(&mu_);
-  return cluster_epoch_;
+  return {sequence_, push_sequence_, ReplaySeconds()};
 }
 
 uint64_t ParamServer::frontier() const {
   MutexLock lock(&mu_);
-  return book_.FrontierInLog();
+  return closed_.FrontierInLog(book_.gate().frontier());
 }
 
-double ParamServer::replay_seconds() const {
+double ParamServer::ReplaySeconds() const {
   return shards_.apply_seconds() + static_cast<double>(log_.bytes_written()) / limits::kLogReadBytesPerSecond;
 }
+
+absl::Duration ParamServer::SinceBegan() const { return ProcessUptime() - options_.began; }
 
 std::shared_ptr<const ParamLayout> ParamServer::layout() const {
   MutexLock lock(&mu_);

@@ -32,7 +32,7 @@ void ParamServer::Close(StepClosing closing) {
 
 void ParamServer::DeliverClosing(const StepClosing& closing) {
   push_sequence_ = ++sequence_;
-  book_.closed().NoteInLog(closing.step, book_.gate().frontier());
+  closed_.NoteInLog(closing.step, book_.gate().frontier());
   TellClosing(closing);
   shards_.Close(closing);
 }
@@ -53,13 +53,16 @@ void ParamServer::TellClosing(const StepClosing& closing) {
 
 void ParamServer::TellFrontier() {
   if (options_.followers == nullptr) return;
-  const auto frontier = book_.TakeMovedFrontier();
-  if (!frontier) return;
-  if (!log_.on() || !book_.synchronous()) {
-    return options_.followers->OnFrontier(frontier->first, frontier->second);
+  const StalenessGate& gate = book_.gate();
+  if (gate.bound() == StalenessGate::kUnlimited) return;
+  const std::pair<uint64_t, bool> frontier = {gate.frontier(), gate.any_active()};
+  if (frontier == told_frontier_) return;
+  told_frontier_ = frontier;
+  if (!log_.on() || !gate.synchronous()) {
+    return options_.followers->OnFrontier(frontier.first, frontier.second);
   }
   // Behind the closings that moved it.
-  log_.get()->Barrier([this, frontier = *frontier](const absl::Status& written) {
+  log_.get()->Barrier([this, frontier](const absl::Status& written) {
     if (!written.ok()) return;
     MutexLock lock(&mu_);
     options_.followers->OnFrontier(frontier.first, frontier.second);
@@ -114,14 +117,13 @@ void ParamServer::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_
     memory_.Admit(worker, /*anew=*/admitted.incarnation != incarnation);
     admitted.incarnation = incarnation;
     book_.Admit(worker, incarnation, next_step);
-    if (first_worker_ms_ == 0)
-      first_worker_ms_ = absl::ToDoubleMilliseconds(ProcessUptime() - options_.began);
+    start_.NoteWorker(SinceBegan());
   });
 }
 
 void ParamServer::NoteReady() {
   MutexLock lock(&mu_);
-  if (ready_ms_ == 0) ready_ms_ = absl::ToDoubleMilliseconds(ProcessUptime() - options_.began);
+  start_.NoteReady(SinceBegan());
 }
 
 void ParamServer::Expel(WorkerId worker) {
@@ -239,7 +241,11 @@ void ParamServer::FollowClosing(const StepClosing& closing) {
   Operations dropped;
   {
     MutexLock lock(&mu_);
-    StepClosing ours = book_.Follow(closing);
+    StepClosing here{closing.step, {}, closing.contributors};
+    for (const uint32_t shard : closing.shards) {
+      if (shards_.map().has(shard)) here.shards.push_back(shard);
+    }
+    StepClosing ours = closed_.NoteNew(here);
     if (ours.shards.empty()) return;
     Close(std::move(ours));
     released = TakeReleased();
@@ -254,9 +260,9 @@ void ParamServer::FollowFrontier(uint64_t frontier, bool anyone_active) {
   Operations dropped;
   {
     MutexLock lock(&mu_);
-    book_.gate().Follow(frontier, anyone_active);
+    book_.Follow(frontier, anyone_active);
     // What was counted went out with its closings.
-    if (book_.synchronous()) {
+    if (book_.gate().synchronous()) {
       dropped = replies_.Take([frontier](const Operation& op) { return op.frame.header.step < frontier; });
       replies_.ForgetBefore(frontier);
     }

@@ -7,6 +7,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/cpu_usage.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
@@ -95,7 +96,9 @@ void ShardSet::OnLanes(const OperationPtr& op, PartStep step, bool applies, Next
           if (lane_of(op->frame.parts[i]) == lane) (this->*step)(op.get(), i);
         }
       }
-      if (op->lanes_left.fetch_sub(1, std::memory_order_acq_rel) == 1) next(op);
+      const int left = op->lanes_left.fetch_sub(1, std::memory_order_acq_rel);
+      RECON_CHECK_GT(left, 0);
+      if (left == 1) next(op);
     };
     lanes_.Post(static_cast<uint32_t>(lane), Pooled(std::move(share)));
   }
@@ -109,6 +112,7 @@ void ShardSet::EncodeReply(const OperationPtr& op, NextStep next) {
 
 void ShardSet::ApplyPart(Operation* op, size_t index) {
   const PartHeader& part = op->frame.parts[index];
+  RECON_CHECK(lanes_.IsCurrent(LaneKey(part.shard)));
   EncodedGradient gradient{static_cast<CodecId>(part.codec), part.count,
                            std::move(op->frame.payloads[index])};
   if (op->kind == FrameKind::kInit) {
@@ -166,6 +170,7 @@ void ShardSet::ApplyGradient(Operation* op, size_t index, EncodedGradient gradie
 
 void ShardSet::EncodePart(Operation* op, size_t index) {
   const PartHeader& part = op->frame.parts[index];
+  RECON_CHECK(lanes_.IsCurrent(LaneKey(part.shard)));
   Shard& shard = *shards_[part.shard];
   const auto codec = static_cast<CodecId>(op->frame.header.reply_codec);
   Shard::Update update{codec, ByteChain()};

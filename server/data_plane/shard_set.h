@@ -24,8 +24,10 @@ struct StateCut {
   uint64_t frontier_step = 0;
   // First record of the log that is needed beside it.
   uint64_t log_from = 1;
-  // ParamServer::replay_seconds() then.
+  // As ParamServer::LogPosition has it.
   double replay_seconds = 0;
+  // Bytes of the memory that the state, and replies that workers have not taken yet, leave.
+  uint64_t memory_left = 0;
   std::vector<ShardCut> shards;
   // Pages that pushes may come to keep besides, of versions that gradients are compared with.
   uint64_t pages_of_versions = 0;

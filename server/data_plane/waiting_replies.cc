@@ -2,21 +2,23 @@
 
 #include <set>
 
+#include "common/base/check.h"
 #include "common/base/limits.h"
 
 namespace recon {
 
 void WaitingReplies::Add(const OperationPtr& op, absl::Time now, absl::Time deadline) {
   const uint64_t step = op->frame.header.step;
+  op->Enter(Operation::Stage::kWaiting);
   op->ticket = next_ticket_++;
   op->waiting_since = now;
   waiting_[op->ticket] = op;
   // The gate releases no reply of a synchronous job: closings do.
-  book_->gate().Wait(op->ticket, book_->synchronous() ? UINT64_MAX : step, deadline);
-  if (!book_->synchronous()) return;
+  queue_.Wait(op->ticket, book_.gate().synchronous() ? UINT64_MAX : step, deadline);
+  if (!book_.gate().synchronous()) return;
   op->closings_left = 0;
   for (const uint32_t shard : op->shards) {
-    if (book_->Closed(step, shard)) continue;
+    if (book_.Closed(step, shard)) continue;
     by_closing_[{step, shard}].push_back(op);
     ++op->closings_left;
   }
@@ -29,7 +31,7 @@ Operations WaitingReplies::Take(const std::function<bool(const Operation&)>& wan
       ++it;
       continue;
     }
-    book_->gate().Cancel(it->first);
+    queue_.Cancel(it->first);
     taken.push_back(std::move(it->second));
     it = waiting_.erase(it);
   }
@@ -52,8 +54,9 @@ void WaitingReplies::NoteClosing(const StepClosing& closing) {
     for (OperationPtr& op : awaiting->second) {
       if (waiting_.count(op->ticket) == 0) continue;  // It was answered for another reason.
       const bool counts = counted.count({op->worker, op->incarnation}) > 0;
+      RECON_CHECK_GT(op->closings_left, 0);
       if (counts && --op->closings_left > 0) continue;
-      book_->gate().Cancel(op->ticket);
+      queue_.Cancel(op->ticket);
       waiting_.erase(op->ticket);
       (counts ? released_ : dropped_).push_back(std::move(op));
     }
@@ -65,21 +68,25 @@ void WaitingReplies::ForgetBefore(uint64_t frontier) {
   by_closing_.erase(by_closing_.begin(), by_closing_.lower_bound({frontier, 0}));
 }
 
+void WaitingReplies::MoveTo(Operations* taken, const std::vector<ReplyQueue::Ticket>& tickets) {
+  for (const ReplyQueue::Ticket ticket : tickets) {
+    const auto found = waiting_.find(ticket);
+    RECON_CHECK(found != waiting_.end(), "a ticket without its operation");
+    taken->push_back(std::move(found->second));
+    waiting_.erase(found);
+  }
+}
+
 Operations WaitingReplies::TakeReleased() {
   Operations released = std::exchange(released_, {});
-  for (const StalenessGate::Ticket ticket : book_->gate().TakeReleased()) {
-    released.push_back(std::move(waiting_[ticket]));
-    waiting_.erase(ticket);
-  }
+  MoveTo(&released, queue_.TakeReleased(book_.gate()));
+  RECON_CHECK_EQ(queue_.size(), waiting_.size());
   return released;
 }
 
 Operations WaitingReplies::TakeExpired(absl::Time now) {
   Operations expired;
-  for (const StalenessGate::Ticket ticket : book_->gate().TakeExpired(now)) {
-    expired.push_back(std::move(waiting_[ticket]));
-    waiting_.erase(ticket);
-  }
+  MoveTo(&expired, queue_.TakeExpired(now));
   return expired;
 }
 

@@ -4,10 +4,11 @@
 #include <functional>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "server/data_plane/operation.h"
-#include "server/sync/staleness_gate.h"
+#include "server/sync/reply_queue.h"
 #include "server/sync/step_book.h"
 
 namespace recon {
@@ -20,7 +21,7 @@ namespace recon {
 class WaitingReplies {
  public:
   // `book` must outlive it.
-  explicit WaitingReplies(StepBook* book) : book_(book) {}
+  explicit WaitingReplies(const StepBook* book) : book_(*book) {}
 
   size_t size() const { return waiting_.size(); }
   // Until `deadline` at the latest.
@@ -45,9 +46,12 @@ class WaitingReplies {
   void SayTaken(absl::Time now);
 
  private:
-  StepBook* const book_;
-  std::map<StalenessGate::Ticket, OperationPtr> waiting_;
-  StalenessGate::Ticket next_ticket_ = 0;
+  void MoveTo(Operations* taken, const std::vector<ReplyQueue::Ticket>& tickets);
+
+  const StepBook& book_;
+  ReplyQueue queue_;
+  std::map<ReplyQueue::Ticket, OperationPtr> waiting_;
+  ReplyQueue::Ticket next_ticket_ = 0;
   // By the step and shard for whose closing they wait; some may not wait any more.
   std::map<std::pair<uint64_t, uint32_t>, Operations> by_closing_;
   Operations released_;

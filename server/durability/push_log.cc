@@ -36,7 +36,8 @@ PushLog::PushLog(const Options& options, FileSystem* files, const ApplyRules& ru
     : options_(options),
       files_(files),
       segment_head_(EncodeSegmentHead(rules)),
-      next_sequence_(next_sequence) {}
+      next_sequence_(next_sequence),
+      called_back_(next_sequence - 1) {}
 
 absl::StatusOr<std::unique_ptr<PushLog>> PushLog::Open(const Options& options, FileSystem* files,
                                                        const ApplyRules& rules, uint64_t next_sequence) {
@@ -115,7 +116,11 @@ void PushLog::Run() {
         status_ = status;
       }
     }
-    for (Entry& entry : batch_) entry.done(status);
+    for (Entry& entry : batch_) {
+      if (status.ok() && !entry.barrier) ++called_back_;
+      entry.done(status);
+    }
+    RECON_CHECK(!status.ok() || called_back_ + 1 == next_sequence_, "a record is not called back");
     batch_.clear();
   }
 }

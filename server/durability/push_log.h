@@ -54,6 +54,8 @@ class PushLog {
   // Removes segments that only have records before `first_needed`.
   absl::Status Trim(uint64_t first_needed);
 
+  // In a callback: the sequence of its record; in a barrier's, of the last record before it.
+  uint64_t called_back() const { return called_back_; }
   // Why it has failed; OK while it has not.
   absl::Status status() const;
   // Of records, since Open().
@@ -101,6 +103,7 @@ class PushLog {
   std::string segment_head_;
   Segment segment_;
   uint64_t next_sequence_;
+  uint64_t called_back_;
   // Of the batch that is being written; their memory is used again.
   std::vector<Entry> batch_;
   std::string heads_;

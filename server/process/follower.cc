@@ -181,19 +181,19 @@ absl::Status Follower::Execute(const ServerCommand& command) {
       LogInfo("cluster epoch {}", command.begin().cluster_epoch());
       break;
     case ServerCommand::kAdmit:
-      params->Admit(WorkerId(command.admit().worker()), Incarnation(command.admit().incarnation()),
-                    command.admit().next_step());
+      params->members()->Admit(WorkerId(command.admit().worker()), Incarnation(command.admit().incarnation()),
+                               command.admit().next_step());
       break;
     case ServerCommand::kExpel:
-      params->Expel(WorkerId(command.expel().worker()));
+      params->members()->Expel(WorkerId(command.expel().worker()));
       break;
     case ServerCommand::kClose: {
       RECON_ASSIGN_OR_RETURN(const StepClosing closing, DecodeClosing(command.close()));
-      params->FollowClosing(closing);
+      params->peers()->FollowClosing(closing);
       break;
     }
     case ServerCommand::kFrontier:
-      params->FollowFrontier(command.frontier().step(), command.frontier().anyone_active());
+      params->peers()->FollowFrontier(command.frontier().step(), command.frontier().anyone_active());
       break;
     case ServerCommand::kAwaitInitialValues:
       params->AwaitInitialValues(WorkerId(command.await_initial_values().worker()),
@@ -254,13 +254,13 @@ absl::Status Follower::TakePlace(const Assignment& assignment) {
   } else {
     RECON_RETURN_IF_ERROR(CheckSameAssignment(assignment));
   }
-  const ParamServer& params = *process_.params();
+  ParamServer& params = *process_.params();
   ServerReport report;
   ServerReady* ready = report.mutable_ready();
-  ready->set_frontier_step(params.frontier());
+  ready->set_frontier_step(params.members()->frontier());
   ready->set_has_values(params.has_values());
-  ready->set_needs_snapshot(params.awaits_snapshot());
-  ready->set_cluster_epoch(params.cluster_epoch());
+  ready->set_needs_snapshot(params.has_values() && params.log()->awaits_snapshot());
+  ready->set_cluster_epoch(params.rules().cluster_epoch);
   Report(report);
   return absl::OkStatus();
 }
@@ -343,8 +343,8 @@ absl::Status Follower::Recover(const Assignment& assignment, const std::string& 
   ControlState none;
   RECON_ASSIGN_OR_RETURN(const Recovered recovered, recon::Recover(options, &process_, &none));
   if (!recovered.snapshot) return BeginWithoutSnapshot(assignment, directory);
-  if (recovered.replayed && !NeedsSnapshotFirst(*recovered.replayed, synced, params->sequence())) {
-    params->NoteSnapshot(FirstRecordFor(ForServer(*recovered.snapshot, assignment.server())));
+  if (recovered.replayed && !NeedsSnapshotFirst(*recovered.replayed, synced, params->position().sequence)) {
+    params->log()->NoteSnapshot(FirstRecordFor(ForServer(*recovered.snapshot, assignment.server())));
   }
   return absl::OkStatus();
 }
@@ -400,16 +400,16 @@ void Follower::ReportDelivery(WorkerId worker, Incarnation incarnation, uint64_t
 ServerReport Follower::Progress() const {
   ServerReport report;
   ServerProgress* progress = report.mutable_progress();
-  const ParamServer* const params = process_.accepting();
+  ParamServer* const params = process_.accepting();
   if (params == nullptr) return report;
   const ParamServer::Stats stats = params->GetStats();
   progress->set_pushes(stats.pushes);
   progress->set_duplicate_pushes(stats.duplicates);
   progress->set_sequence(stats.sequence);
-  progress->set_frontier_step(params->frontier());
-  progress->set_replay_seconds(params->replay_seconds() - parts_->replay_seconds_before());
+  progress->set_frontier_step(params->members()->frontier());
+  progress->set_replay_seconds(params->position().replay_seconds - parts_->replay_seconds_before());
   progress->set_recover_ms(stats.recover_ms);
-  progress->set_log_wants_snapshot(params->log_wants_snapshot());
+  progress->set_log_wants_snapshot(params->log()->wants_snapshot());
   return report;
 }
 
@@ -439,7 +439,7 @@ absl::Status Follower::Run() {
       }
     }
     if (ParamServer* const params = process_.accepting(); params != nullptr) {
-      RECON_RETURN_IF_ERROR(params->log_status());
+      RECON_RETURN_IF_ERROR(params->log()->status());
       params->Tick(Now());
     }
     Report(Progress());

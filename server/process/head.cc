@@ -198,7 +198,7 @@ absl::Status Head::MakeSnapshots() {
   options.interval = flags.snapshot_interval;
   if (flags.durability != ServerFlags::Durability::kSnapshot) options.replay_target = flags.replay_target;
   options.memory = flags.snapshot_memory_percent / 100.0;
-  options.optimizer = StateName(process_.params()->state());
+  options.optimizer = StateName(*process_.params()->options().state);
   options.job_id = process_.params()->rules().job_id;
   options.control = [this](uint64_t sequence) -> absl::StatusOr<ControlState> {
     if (recovery_->rolled_back()) return *recovery_->rolled_back();
@@ -350,7 +350,7 @@ absl::StatusOr<Head::Ended> Head::Run() {
   const ServerFlags& flags = process_.flags();
   while (!ShutdownSignal::Wait(kTick) && !drain_requested_->load()) {
     // What it has acknowledged is safe; the rest is for the next start to decide.
-    RECON_RETURN_IF_ERROR(process_.params()->log_status());
+    RECON_RETURN_IF_ERROR(process_.params()->log()->status());
     RECON_RETURN_IF_ERROR(snapshots_->taken_over());
     if (begin_anew_.load()) return Ended::kForOtherSettings;
     if (rollbacks_->certain()) return Ended::kToRecoverAnew;

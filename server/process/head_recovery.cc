@@ -145,7 +145,7 @@ absl::StatusOr<std::optional<Manifest>> HeadRecovery::GoBack(RollbackRecord reco
   RECON_ASSIGN_OR_RETURN(auto carried, ReadCarried(process_.store(), back->base));
   parts_.snapshots->SetCarried(std::move(carried));
   parts_.snapshots->NoteRestored(back->base);
-  restored_sequence_ = process_.params()->sequence();
+  restored_sequence_ = process_.params()->position().sequence;
   control_ = std::move(back->control);
   RECON_FAULT_POINT("rollback.before_snapshot");
   rolled_back_ = control_;
@@ -201,7 +201,7 @@ absl::Status HeadRecovery::CheckNotBeyond(const Manifest& past) const {
 // machine's power. (With --durability snapshot there is none.)
 absl::Status HeadRecovery::DropUnfoundedCompletions() {
   RECON_ASSIGN_OR_RETURN(std::vector<Completion> completions, process_.db()->LoadCompletions());
-  const uint64_t sequence = process_.params()->sequence();
+  const uint64_t sequence = process_.params()->position().sequence;
   const auto founded = [&](const Completion& completion) {
     return completion.after_sequence() <= sequence ||
            control_.completions.count(ControlState::KeyOf(completion)) > 0;
@@ -230,7 +230,7 @@ absl::Status HeadRecovery::DropUnfoundedCompletions() {
 absl::Status HeadRecovery::SnapshotBeforeWork(const std::string& reason) {
   if (parts_.cluster == nullptr) return TakeSnapshot(reason, parts_.snapshots);
   parts_.coordinator->RequireSnapshot();
-  process_.params()->AwaitSnapshot();
+  process_.params()->log()->AwaitSnapshot();
   return absl::OkStatus();
 }
 
@@ -257,7 +257,7 @@ absl::Status HeadRecovery::LeaveLog() {
 absl::Status HeadRecovery::OpenLog(const ApplyRules& rules) {
   const ServerFlags& flags = process_.flags();
   if (flags.durability == ServerFlags::Durability::kSnapshot) return LeaveLog();
-  if (replayed_ && NeedsSnapshotFirst(*replayed_, synced(), process_.params()->sequence())) {
+  if (replayed_ && NeedsSnapshotFirst(*replayed_, synced(), process_.params()->position().sequence)) {
     RECON_RETURN_IF_ERROR(SnapshotBeforeWork("recovered"));
   }
   RECON_ASSIGN_OR_RETURN(const PushLog::Options options,

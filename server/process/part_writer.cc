@@ -33,7 +33,7 @@ void PartWriter::NotePublished(uint64_t attempt) {
     if (!last_part_ || last_part_->attempt() != attempt) return;
     replay_seconds_before_ = last_part_replay_seconds_;
     writer_->NotePublished(last_part_->part());
-    params_->NoteSnapshot(last_part_->server().log_from());
+    params_->log()->NoteSnapshot(last_part_->server().log_from());
   });
 }
 
@@ -46,9 +46,9 @@ void PartWriter::Write(const CutCommand& command, StateCut cut) {
   const double replay_seconds = cut.replay_seconds;
   part.mutable_server()->set_sequence(cut.sequence);
   part.mutable_server()->set_log_from(cut.log_from);
-  const SnapshotMemory bound(memory_, params_->memory_left(), cut);
+  const SnapshotMemory bound(memory_, cut);
   absl::StatusOr<Manifest> written = writer_->WritePart(
-      *params_->layout(), std::move(cut.shards), Generation(generation), params_->server(),
+      *params_->layout(), std::move(cut.shards), Generation(generation), params_->options().server,
       command.background() ? SnapshotWriter::Pace::kBackground : SnapshotWriter::Pace::kNow);
   if (written.ok()) {
     *part.mutable_part() = *std::move(written);

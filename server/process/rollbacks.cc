@@ -38,10 +38,10 @@ absl::StatusOr<RollbackReply> Rollbacks::Plan(const RollbackRequest& request, bo
   basis.log_directory = process_.log_directory();
   basis.job_id = params.rules().job_id;
   basis.history = params.rules().history;
-  basis.last_sequence = params.sequence();
+  basis.last_sequence = params.position().sequence;
   RECON_ASSIGN_OR_RETURN(basis.control, process_.db()->Load());
   RECON_ASSIGN_OR_RETURN(RollbackReply reply, PlanRollback(request, basis));
-  reply.set_cluster_epoch(params.cluster_epoch());
+  reply.set_cluster_epoch(params.rules().cluster_epoch);
   RollbackRecord* plan = reply.mutable_plan();
   plan->set_history(params.rules().history + 1);
   plan->set_unix_ms(absl::ToUnixMillis(WallNow()));

@@ -55,9 +55,9 @@ absl::StatusOr<PushLog::Options> ServerProcess::MakeLogOptions(bool sync, uint64
 }
 
 absl::Status ServerProcess::StartLog(const PushLog::Options& options, const ApplyRules& rules) {
-  RECON_ASSIGN_OR_RETURN(auto log,
-                         PushLog::Open(options, FileSystem::Local(), rules, params_->sequence() + 1));
-  params_->SetLog(std::move(log));
+  RECON_ASSIGN_OR_RETURN(
+      auto log, PushLog::Open(options, FileSystem::Local(), rules, params_->position().sequence + 1));
+  params_->log()->Set(std::move(log));
   return absl::OkStatus();
 }
 
@@ -72,8 +72,8 @@ absl::Status ServerProcess::StartListeners(uint64_t id, ConnectedProcesses* conn
   RECON_RETURN_IF_ERROR(frames_.Start(flags_, tls_, id, handler, connected));
   param_service_ =
       std::make_unique<ParamService>(handler, connected, &connections_, [this](Incarnation sender) {
-        const ParamServer* const params = accepting();
-        return params != nullptr && params->Knows(sender);
+        ParamServer* const params = accepting();
+        return params != nullptr && params->members()->Knows(sender);
       });
   return absl::OkStatus();
 }

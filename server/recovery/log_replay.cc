@@ -14,7 +14,7 @@ absl::Status Replayer::OnRules(const ApplyRules& rules) {
                                                       ": they do not belong together"));
   }
   rules_history_ = rules.history;
-  if (rules_history_ == history_) params_->BeginReplay(rules);
+  if (rules_history_ == history_) params_->replay()->BeginReplay(rules);
   return absl::OkStatus();
 }
 
@@ -30,21 +30,21 @@ absl::Status Replayer::OnRecord(LogRecordKind kind, uint64_t sequence, const Byt
     LogInfo("replaying the push log: at record {}, {}", sequence, HumanBytes(bytes_));
     next_progress_ = Now() + kProgressInterval;
   }
-  if (kind == LogRecordKind::kFrame) return params_->ReplayFrame(sequence, payload);
+  if (kind == LogRecordKind::kFrame) return params_->replay()->ReplayFrame(sequence, payload);
   absl::Status decoded;
   if (kind == LogRecordKind::kFreeze) {
     if (payload.ToString() == FreezeRecord().ToString()) {
-      params_->ReplayFreeze(sequence);
+      params_->replay()->ReplayFreeze(sequence);
       return absl::OkStatus();
     }
     decoded = absl::DataLossError("a freeze record is one byte, 0");
   } else if (kind == LogRecordKind::kClosing) {
     const absl::StatusOr<StepClosing> closing = DecodeClosing(payload.ToString());
-    if (closing.ok()) return params_->ReplayClosing(sequence, *closing);
+    if (closing.ok()) return params_->replay()->ReplayClosing(sequence, *closing);
     decoded = closing.status();
   } else {
     decoded = AddControlRecord(payload.ToString(), control_);
-    if (decoded.ok()) params_->ReplayControl(sequence);
+    if (decoded.ok()) params_->replay()->ReplayControl(sequence);
   }
   if (decoded.ok()) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("record ", sequence, ": ", decoded.message()));
@@ -58,7 +58,7 @@ absl::StatusOr<LogEnd> ReplayLog(FileSystem* files, const std::string& directory
                                  ParamServer* params, ControlState* control) {
   Replayer replayer(manifest, UINT64_MAX, params, control);
   absl::StatusOr<LogEnd> end = ReadLog(files, directory, FirstRecordFor(manifest), &replayer);
-  params->EndReplay();
+  params->replay()->EndReplay();
   if (!end.ok())
     return absl::Status(end.status().code(), absl::StrCat(directory, ": ", end.status().message()));
   RECON_RETURN_IF_ERROR(SetAside(files, directory, *end));

@@ -347,25 +347,25 @@ absl::StatusOr<RolledBack> RollBack(const RollbackRecord& record, const Snapshot
   RECON_ASSIGN_OR_RETURN(ControlState then, DecodeControl(base.control(), base.model()));
   const uint64_t last = std::min(record.sequence(), result.end);
   if (last > base.sequence()) {
-    params->LeaveOut(PushesOf(record));
+    params->replay()->LeaveOut(PushesOf(record));
     Replayer replayer(base, last, params, &then);
     const absl::StatusOr<LogEnd> end = ReadLog(files, log_directory, FirstRecordFor(base), &replayer);
-    params->EndReplay();
+    params->replay()->EndReplay();
     if (!end.ok() && !absl::IsCancelled(end.status())) {
       return absl::Status(end.status().code(), absl::StrCat(log_directory, ": ", end.status().message()));
     }
-    if (params->sequence() < last) {
-      return absl::DataLossError(
-          absl::StrCat(log_directory, ": goes to record ", params->sequence(), ", needed is ", last));
+    if (params->position().sequence < last) {
+      return absl::DataLossError(absl::StrCat(log_directory, ": goes to record ", params->position().sequence,
+                                              ", needed is ", last));
     }
   }
-  params->BeginHistory(result.end, first_step);
+  params->replay()->BeginHistory(result.end, first_step);
   if (record.done()) {
     Manifest begun = base;  // As if the damaged snapshot had been read.
     begun.set_history(record.history());
     Replayer replayer(begun, kToTheEnd, params, &then);
     const absl::StatusOr<LogEnd> end = ReadLog(files, log_directory, record.end() + 1, &replayer);
-    params->EndReplay();
+    params->replay()->EndReplay();
     RECON_RETURN_IF_ERROR(end.status());
     RECON_RETURN_IF_ERROR(SetAside(files, log_directory, *end));
   }

@@ -21,14 +21,13 @@ uint64_t ServerMemory() {
   return limit - std::min(kOwnBytes, limit / 2);
 }
 
-SnapshotMemory::SnapshotMemory(double share, uint64_t memory_left, const StateCut& cut)
-    : before_(GetPageUse()) {
+SnapshotMemory::SnapshotMemory(double share, const StateCut& cut) : before_(GetPageUse()) {
   uint64_t pages = 0;
   for (const ShardCut& shard : cut.shards) {
     for (const std::vector<PageRef>& role : shard.pages) pages += role.size();
   }
   const auto wanted = static_cast<uint64_t>(share * static_cast<double>(pages));
-  const uint64_t kept = std::min(wanted, std::max(memory_left / 2 / kPageBytes, kKeptPagesMin));
+  const uint64_t kept = std::min(wanted, std::max(cut.memory_left / 2 / kPageBytes, kKeptPagesMin));
   if (kept >= pages) return;
   // Pages that are all zeros take no memory yet; the state has a right to it all the same.
   LimitPages(std::max(before_.pages, pages) + cut.pages_of_versions + kept);

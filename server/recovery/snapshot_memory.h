@@ -12,9 +12,9 @@ uint64_t ServerMemory();
 // needs no lane and no page, so that whoever waits for one gets it.
 class SnapshotMemory {
  public:
-  // So much of the cut's pages may be kept twice, 1: all; but in no more than half of `memory_left`: the
-  // other half is ParamServer's, for frames.
-  SnapshotMemory(double share, uint64_t memory_left, const StateCut& cut);
+  // So much of the cut's pages may be kept twice, 1: all; but in no more than half of what is left:
+  // the other half is ParamServer's, for frames.
+  SnapshotMemory(double share, const StateCut& cut);
   ~SnapshotMemory();
   SnapshotMemory(const SnapshotMemory&) = delete;
   SnapshotMemory& operator=(const SnapshotMemory&) = delete;

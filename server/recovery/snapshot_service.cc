@@ -103,10 +103,10 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   ready.WaitForNotification();
   SnapshotWriter::Description description;
   description.optimizer = options_.optimizer;
-  description.state_planes = params_->state_planes();
+  description.state_planes = params_->options().state->planes();
   description.sequence = cut.sequence;
   description.log_from = cut.log_from;
-  description.cluster_epoch = params_->cluster_epoch();
+  description.cluster_epoch = params_->rules().cluster_epoch;
   description.job_id = options_.job_id;
   description.history = params_->rules().history;
   description.frontier_step = cut.frontier_step;
@@ -138,7 +138,8 @@ std::optional<SnapshotReply> SnapshotService::NothingNew(const std::string& reas
   // Those that a restart takes have a new cluster epoch, too.
   if (reason != "drain" && reason != "requested") return std::nullopt;
   MutexLock lock(&mu_);
-  if (cluster_ != nullptr || !last_sequence_ || *last_sequence_ != params_->sequence()) return std::nullopt;
+  if (cluster_ != nullptr || !last_sequence_ || *last_sequence_ != params_->position().sequence)
+    return std::nullopt;
   LogInfo("snapshot {} has all that there is: none is taken ({})", status_.generation(), reason);
   SnapshotReply reply;
   reply.set_generation(status_.generation());
@@ -158,14 +159,14 @@ absl::Status SnapshotService::CheckStillOurs(Generation newest) {
     return passed_over ? absl::OkStatus() : manifest.status();
   }
   const bool other_job = manifest->job_id() != 0 && manifest->job_id() != options_.job_id;
-  if (!other_job && manifest->cluster_epoch() <= params_->cluster_epoch()) return absl::OkStatus();
+  if (!other_job && manifest->cluster_epoch() <= params_->rules().cluster_epoch) return absl::OkStatus();
   const std::string whose =
       absl::StrCat("snapshot ", newest.value(), " of ", store_->Describe(), " is of job ",
                    absl::Hex(manifest->job_id()), ", cluster epoch ", manifest->cluster_epoch());
   MutexLock lock(&mu_);
   taken_over_ = absl::FailedPreconditionError(absl::StrCat(
       other_job ? "another job has the store now: " : "another server has taken the job over: ", whose,
-      "; ours is ", absl::Hex(options_.job_id), ", epoch ", params_->cluster_epoch()));
+      "; ours is ", absl::Hex(options_.job_id), ", epoch ", params_->rules().cluster_epoch));
   return taken_over_;
 }
 
@@ -179,11 +180,11 @@ absl::StatusOr<Manifest> SnapshotService::WriteParts(const ParamLayout& layout, 
   }
   std::vector<Manifest> parts;
   {
-    const SnapshotMemory bound(options_.memory, params_->memory_left(), cut);
+    const SnapshotMemory bound(options_.memory, cut);
     RECON_ASSIGN_OR_RETURN(parts.emplace_back(), writer_.WritePart(layout, std::move(cut.shards), generation,
-                                                                   params_->server(), pace));
+                                                                   params_->options().server, pace));
   }
-  RECON_RETURN_IF_ERROR(CheckPacks(parts.back(), params_->server()));
+  RECON_RETURN_IF_ERROR(CheckPacks(parts.back(), params_->options().server));
   std::vector<ServerPart> servers;
   if (cluster_ != nullptr) {
     ServerPart& head = servers.emplace_back();
@@ -260,7 +261,7 @@ void SnapshotService::NoteRestored(const Manifest& manifest) {
 }
 
 void SnapshotService::NoteNewest(const Manifest& manifest) {
-  params_->NoteSnapshot(FirstRecordFor(manifest));
+  params_->log()->NoteSnapshot(FirstRecordFor(manifest));
   generation_.Set(static_cast<double>(manifest.generation()));
   MutexLock lock(&mu_);
   status_.set_generation(manifest.generation());
@@ -283,12 +284,13 @@ void SnapshotService::Tick(absl::Time now) {
   {
     MutexLock lock(&mu_);
     if (periodic_running_ || now < next_try_ || (cluster_ != nullptr && !cluster_->live())) return;
-    if (params_->sequence() == last_sequence_ && params_->log_full()) params_->TrimLogToNewest();
-    if (params_->sequence() == last_sequence_ || !params_->has_values()) return;
+    if (params_->position().sequence == last_sequence_ && params_->log()->full())
+      params_->log()->TrimToNewest();
+    if (params_->position().sequence == last_sequence_ || !params_->has_values()) return;
     due = now - last_periodic_ >= options_.interval;
-    const double replay_seconds = std::max(params_->replay_seconds() - replay_seconds_at_last_,
+    const double replay_seconds = std::max(params_->position().replay_seconds - replay_seconds_at_last_,
                                            cluster_ == nullptr ? 0 : cluster_->replay_seconds());
-    log_is_long = params_->log_wants_snapshot() || (cluster_ != nullptr && cluster_->log_wants_snapshot());
+    log_is_long = params_->log()->wants_snapshot() || (cluster_ != nullptr && cluster_->log_wants_snapshot());
     if (!due && !log_is_long && replay_seconds < absl::ToDoubleSeconds(options_.replay_target)) return;
     periodic_running_ = true;
     last_periodic_ = now;
@@ -304,7 +306,7 @@ void SnapshotService::Tick(absl::Time now) {
   Take(due           ? "periodic"
        : log_is_long ? "log"
                      : "replay",
-       done, params_->log_full() ? SnapshotWriter::Pace::kNow : SnapshotWriter::Pace::kBackground);
+       done, params_->log()->full() ? SnapshotWriter::Pace::kNow : SnapshotWriter::Pace::kBackground);
 }
 
 void SnapshotService::Flush() {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/base/check.h"
+
 namespace recon {
 
 uint64_t ClosedSteps::first_open_of_any() const {
@@ -10,6 +12,7 @@ uint64_t ClosedSteps::first_open_of_any() const {
 
 void ClosedSteps::NoteReplayed(const StepClosing& closing) {
   for (const uint32_t shard : closing.shards) {
+    RECON_CHECK_LT(shard, first_open_.size());
     first_open_[shard] = std::max(first_open_[shard], closing.step + 1);
   }
 }
@@ -19,8 +22,20 @@ void ClosedSteps::Note(const StepClosing& closing) {
   closings_not_in_log_.insert(closing.step);
 }
 
+StepClosing ClosedSteps::NoteNew(const StepClosing& closing) {
+  StepClosing fresh = closing;
+  fresh.shards.clear();
+  for (const uint32_t shard : closing.shards) {
+    if (closing.step >= first_open_[shard]) fresh.shards.push_back(shard);
+  }
+  if (!fresh.shards.empty()) Note(fresh);
+  return fresh;
+}
+
 void ClosedSteps::NoteInLog(uint64_t step, uint64_t frontier) {
-  closings_not_in_log_.erase(closings_not_in_log_.find(step));
+  const auto noted = closings_not_in_log_.find(step);
+  RECON_CHECK(noted != closings_not_in_log_.end(), "a closing is in the log that nobody has noted");
+  closings_not_in_log_.erase(noted);
   ForgetFirstPushesBefore(FrontierInLog(frontier));
 }
 

@@ -28,6 +28,9 @@ class ClosedSteps {
 
   // The step is closed for these shards; its record is on its way into the log.
   void Note(const StepClosing& closing);
+  // Another server has closed the step for these shards: returns what is new of it, noted. What is in the log
+  // may be said again.
+  StepClosing NoteNew(const StepClosing& closing);
   // The record of such a closing is in the log. `frontier`: first step that some shard waits for.
   void NoteInLog(uint64_t step, uint64_t frontier);
   // A record of the log that is applied again.

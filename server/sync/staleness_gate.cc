@@ -101,37 +101,6 @@ bool StalenessGate::Open(uint64_t step) const {
   return frontier_ + static_cast<uint64_t>(bound_) > step;
 }
 
-void StalenessGate::Wait(Ticket ticket, uint64_t step, absl::Time deadline) {
-  const bool is_new = waiting_.insert({ticket, {step, deadline}}).second;
-  RECON_CHECK(is_new, "two replies wait with one ticket");
-}
-
-std::vector<StalenessGate::Ticket> StalenessGate::TakeReleased() {
-  std::vector<Ticket> released;
-  for (auto it = waiting_.begin(); it != waiting_.end();) {
-    if (!Open(it->second.step)) {
-      ++it;
-      continue;
-    }
-    released.push_back(it->first);
-    it = waiting_.erase(it);
-  }
-  return released;
-}
-
-std::vector<StalenessGate::Ticket> StalenessGate::TakeExpired(absl::Time now) {
-  std::vector<Ticket> expired;
-  for (auto it = waiting_.begin(); it != waiting_.end();) {
-    if (it->second.deadline > now) {
-      ++it;
-      continue;
-    }
-    expired.push_back(it->first);
-    it = waiting_.erase(it);
-  }
-  return expired;
-}
-
 void StalenessGate::MoveFrontierAlone(const Progress& progress) {
   if (bound_ == 0 && !any_active() && !followed_active_) {
     frontier_ = std::max(frontier_, progress.next_step);

@@ -8,7 +8,6 @@
 #include <set>
 #include <vector>
 
-#include "absl/time/time.h"
 #include "common/base/check.h"
 #include "common/base/ids.h"
 #include "common/base/pool_allocator.h"
@@ -19,14 +18,13 @@ namespace recon {
 // worker has pushed all steps before t + 1 - bound. Bound 0 is bulk-synchronous (BSP), s is stale-
 // synchronous (SSP; Ho et al., NIPS 2013), unlimited is asynchronous (ASP).
 //
-// Only replies wait; nothing here delays an update. With bound 0 the gate also says which steps are
-// closed: every active worker has pushed them.
+// Only replies wait (ReplyQueue); nothing here delays an update. With bound 0 the gate also says which steps
+// are closed: every active worker has pushed them.
 //
-// Threads: none of its own; the caller serializes. No clock: `now` and deadlines are arguments.
+// Pure; not thread-safe.
 class StalenessGate {
  public:
   static constexpr int kUnlimited = -1;
-  using Ticket = uint64_t;
 
   // `frontier`: first step that is not closed, from a snapshot; 0 for a new job.
   StalenessGate(int bound, uint64_t frontier) : bound_(bound), frontier_(frontier) {
@@ -34,6 +32,7 @@ class StalenessGate {
   }
 
   int bound() const { return bound_; }
+  bool synchronous() const { return bound_ == 0; }
   // First step that some active worker has not pushed; the highest such step ever, if none is active. With
   // bound 0 and nobody active, a push moves it, too: every push that is acknowledged is in a closed step.
   uint64_t frontier() const { return frontier_; }
@@ -62,8 +61,8 @@ class StalenessGate {
   // No step before `frontier` is asked of anyone.
   void SkipTo(uint64_t frontier) { frontier_ = std::max(frontier_, frontier); }
 
-  // Another gate decides (the head's, of a job with many servers): this one only keeps replies until that has
-  // come so far. What is known of workers here moves nothing any more.
+  // Another gate decides (the head's, of a job with many servers): replies wait here until that has come so
+  // far. What is known of workers here moves nothing any more.
   void Follow(uint64_t frontier, bool anyone_active);
   bool any_active() const;
   // How many take part. Not of a gate that follows another.
@@ -72,19 +71,7 @@ class StalenessGate {
   // Whether a reply to a push of `step` may go out now.
   bool Open(uint64_t step) const;
 
-  // Queues a reply; it comes back from TakeReleased() or TakeExpired() once.
-  void Wait(Ticket ticket, uint64_t step, absl::Time deadline);
-  void Cancel(Ticket ticket) { waiting_.erase(ticket); }
-  std::vector<Ticket> TakeReleased();
-  std::vector<Ticket> TakeExpired(absl::Time now);
-  size_t waiting() const { return waiting_.size(); }
-
  private:
-  struct Waiting {
-    uint64_t step;
-    absl::Time deadline;
-  };
-
   struct Progress {
     bool active = false;
     uint64_t next_step = 0;
@@ -100,7 +87,6 @@ class StalenessGate {
   int bound_;
   uint64_t frontier_;
   std::map<WorkerId, Progress> workers_;
-  std::map<Ticket, Waiting> waiting_;
   std::optional<bool> followed_active_;  // As Follow() was told.
 };
 

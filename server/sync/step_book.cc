@@ -18,11 +18,6 @@ absl::Status NotInStep(uint64_t step) {
 
 }  // namespace
 
-void StepBook::SetShards(uint32_t shards, std::vector<uint32_t> here) {
-  closed_.SetShards(shards);
-  here_ = std::move(here);
-}
-
 void StepBook::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) {
   Worker& admitted = workers_[worker];
   if (admitted.incarnation != incarnation) {
@@ -45,7 +40,7 @@ void StepBook::Expel(WorkerId worker) {
 
 uint64_t StepBook::Activate(WorkerId worker, uint64_t next_step, bool resumes) {
   // Steps that are closed for some shards are not begun by anyone.
-  const uint64_t begun = resumes || !synchronous() ? 0 : closed_.first_open_of_any();
+  const uint64_t begun = resumes || !gate_.synchronous() ? 0 : closed_.first_open_of_any();
   const uint64_t step = gate_.Join(worker, next_step, begun);
   // A copy of what it has pushed before it was parked may still be on its way.
   if (const auto found = workers_.find(worker);
@@ -64,7 +59,7 @@ void StepBook::Deactivate(WorkerId worker) {
 bool StepBook::Park(WorkerId worker) {
   const auto found = workers_.find(worker);
   // A push that has begun counts as a whole.
-  if (!synchronous() || found == workers_.end() || !found->second.delivered.empty()) return false;
+  if (!gate_.synchronous() || found == workers_.end() || !found->second.delivered.empty()) return false;
   found->second.parked = true;
   ForgetContributions(worker);
   gate_.Leave(worker);
@@ -91,7 +86,7 @@ absl::Status StepBook::CheckStep(WorkerId worker, uint64_t step, absl::Span<cons
   const auto found = workers_.find(worker);
   const bool waits = found == workers_.end() || (!found->second.parked && step >= found->second.first_step);
   // A step that is open has nothing of it that would count: what comes is no repetition.
-  if (synchronous() && !waits &&
+  if (gate_.synchronous() && !waits &&
       std::none_of(shards.begin(), shards.end(), [&](uint32_t shard) { return Closed(step, shard); })) {
     return NotInStep(step);
   }
@@ -119,7 +114,7 @@ bool StepBook::NoteBegun(WorkerId worker, Incarnation incarnation, uint64_t step
 
 absl::Status StepBook::CheckCounts(WorkerId worker, uint64_t step, absl::Span<const uint32_t> shards,
                                    absl::Span<const PushOutcome> outcomes) const {
-  if (!synchronous()) {
+  if (!gate_.synchronous()) {
     if (std::count(outcomes.begin(), outcomes.end(), PushOutcome::kLate) == 0) return absl::OkStatus();
     return absl::AbortedError(
         absl::StrCat("step ", step, " is so far behind the worker's others that nobody knows of it"));
@@ -151,7 +146,7 @@ bool StepBook::NoteParts(WorkerId worker, Incarnation incarnation, uint64_t step
   Worker& sender = workers_[worker];
   const bool bounded = gate_.bound() != StalenessGate::kUnlimited;
   const size_t expected = decides() && bounded ? all : here;
-  if (decides() && synchronous()) {
+  if (decides() && gate_.synchronous()) {
     for (const uint32_t shard : shards) {
       if (!Closed(step, shard)) contributed_[step][shard].insert({worker, incarnation});
     }
@@ -172,7 +167,7 @@ bool StepBook::NoteParts(WorkerId worker, Incarnation incarnation, uint64_t step
   sender.next_pushed = std::max(sender.next_pushed, step + 1);
   sender.late_in_a_row = 0;
   const auto open = contributed_.find(step);
-  if (synchronous() && expected < closed_.shards() && open != contributed_.end()) {
+  if (gate_.synchronous() && expected < closed_.shards() && open != contributed_.end()) {
     // The shards that it does not push wait for it no longer.
     for (const auto& [shard, contributors] : open->second) touched_[step].push_back(shard);
   }
@@ -189,13 +184,13 @@ bool StepBook::MayReport(WorkerId worker, Incarnation incarnation, uint64_t step
 }
 
 bool StepBook::MayAnswer(uint64_t step, absl::Span<const uint32_t> shards) const {
-  if (!synchronous()) return gate_.Open(step);
+  if (!gate_.synchronous()) return gate_.Open(step);
   return std::all_of(shards.begin(), shards.end(), [&](uint32_t shard) { return Closed(step, shard); });
 }
 
 std::vector<StepClosing> StepBook::TakeClosings() {
   std::vector<StepClosing> closings;
-  if (!decides() || !synchronous()) return closings;
+  if (!decides() || !gate_.synchronous()) return closings;
   if (looked_at_ != gate_.frontier()) {
     looked_at_ = gate_.frontier();
     touched_.clear();
@@ -243,15 +238,8 @@ void StepBook::TakeComplete(uint64_t step, const std::vector<uint32_t>& shards,
   }
 }
 
-std::optional<std::pair<uint64_t, bool>> StepBook::TakeMovedFrontier() {
-  if (gate_.bound() == StalenessGate::kUnlimited) return std::nullopt;
-  const std::pair<uint64_t, bool> frontier = {gate_.frontier(), gate_.any_active()};
-  if (frontier == told_frontier_) return std::nullopt;
-  return told_frontier_ = frontier;
-}
-
 absl::Time StepBook::WatchQuorum(absl::Time now) {
-  if (!quorum_.on() || !synchronous()) return absl::InfiniteFuture();
+  if (!quorum_.on() || !gate_.synchronous()) return absl::InfiniteFuture();
   const uint64_t step = gate_.frontier();
   size_t pushed = 0;
   for (const auto& [worker, progress] : workers_) {
@@ -296,18 +284,6 @@ void StepBook::ForgetContributions(WorkerId worker) {
   }
 }
 
-StepClosing StepBook::Follow(const StepClosing& closing) {
-  StepClosing ours = closing;
-  ours.shards.clear();
-  // What it has in its log is said again after an interruption.
-  for (const uint32_t shard : closing.shards) {
-    const bool here = std::binary_search(here_.begin(), here_.end(), shard);
-    if (here && closing.step >= closed_.first_open(shard)) ours.shards.push_back(shard);
-  }
-  if (!ours.shards.empty()) closed_.Note(ours);
-  return ours;
-}
-
 void StepBook::ForgetPartsOf(absl::Span<const uint32_t> shards) {
   for (const uint32_t shard : shards) {
     for (auto& [step, contributions] : contributed_) contributions.erase(shard);
@@ -315,19 +291,6 @@ void StepBook::ForgetPartsOf(absl::Span<const uint32_t> shards) {
       for (auto& [step, delivered] : progress.delivered) delivered.erase(shard);
     }
   }
-}
-
-void StepBook::Restore(int bound, uint64_t frontier, std::vector<uint64_t> first_open) {
-  gate_ = StalenessGate(bound, frontier);
-  closed_.Restore(std::move(first_open));
-}
-
-void StepBook::EndReplay() {
-  if (!synchronous()) return;
-  if (!decides()) return gate_.SkipTo(closed_.FrontierOf(here_));
-  std::vector<uint32_t> all(closed_.shards());
-  for (uint32_t shard = 0; shard < all.size(); ++shard) all[shard] = shard;
-  gate_.SkipTo(closed_.FrontierOf(all));
 }
 
 uint64_t StepBook::FirstStepNobodyHasBegun() const {

@@ -6,7 +6,6 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
@@ -35,24 +34,19 @@ class StepBook {
  public:
   enum class Authority { kDecides, kFollows };
 
-  // `bound`: as StalenessGate's.
-  StepBook(int bound, Authority authority) : authority_(authority), gate_(bound, 0) {}
+  // `bound`: as StalenessGate's. `closed`: of the model's shards; what is closed here is noted there. It
+  // outlives the book.
+  StepBook(int bound, Authority authority, ClosedSteps* closed)
+      : authority_(authority), gate_(bound, 0), closed_(*closed) {}
 
-  // The model has so many shards, of which these are here.
-  void SetShards(uint32_t shards, std::vector<uint32_t> here);
   void SetQuorum(const StepQuorum& quorum) { quorum_ = quorum; }
 
-  // When steps are closed for all, and who takes part. Replies wait in it.
+  // When steps are closed for all, and who takes part.
   const StalenessGate& gate() const { return gate_; }
-  StalenessGate& gate() { return gate_; }
-  const ClosedSteps& closed() const { return closed_; }
-  ClosedSteps& closed() { return closed_; }
-  bool synchronous() const { return gate_.bound() == 0; }
   // The step is closed for this shard, or will never be.
   bool Closed(uint64_t step, uint32_t shard) const {
     return step < closed_.first_open(shard) || step < gate_.frontier();
   }
-  uint64_t FrontierInLog() const { return closed_.FrontierInLog(gate_.frontier()); }
 
   // A worker whose pushes are taken from now on; see ParamServer's methods of these names.
   void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step);
@@ -63,6 +57,8 @@ class StepBook {
   bool Park(WorkerId worker);
   void NoteAcknowledged(WorkerId worker, uint64_t next_step);
   void SkipTo(uint64_t frontier);
+  // As StalenessGate's.
+  void Follow(uint64_t frontier, bool anyone_active) { gate_.Follow(frontier, anyone_active); }
   uint64_t late_steps(WorkerId worker) const;
 
   // A push of these shards may come: Aborted if the step does not wait for its worker, InvalidArgument if it
@@ -87,23 +83,14 @@ class StepBook {
   // Synchronous steps that are complete now, for the shards for which they are; each is noted as closed.
   // After any of the calls above.
   std::vector<StepClosing> TakeClosings();
-  // What whoever follows has to be told, if it is another than before: the frontier, and whether anyone takes
-  // part.
-  std::optional<std::pair<uint64_t, bool>> TakeMovedFrontier();
   // When the open step is to be closed without those who are awaited; InfiniteFuture: not.
   absl::Time WatchQuorum(absl::Time now);
   // A quorum's grace is over: those who are awaited are parked. They are returned.
   std::vector<WorkerId> ParkLate();
 
-  // Who decides has closed the step: returns what is new of it here, noted.
-  StepClosing Follow(const StepClosing& closing);
   // These shards have nothing any more of steps that are not closed: their server has begun anew.
   void ForgetPartsOf(absl::Span<const uint32_t> shards);
 
-  // As a snapshot says: first open steps of all shards, and the first of all.
-  void Restore(int bound, uint64_t frontier, std::vector<uint64_t> first_open);
-  // All closings of the log are noted.
-  void EndReplay();
   // Steps go on under another bound from the first that nobody has begun, or `first_step` if that is later,
   // which is returned. Parts of steps that are not closed are forgotten: their workers send them again.
   uint64_t BeginAnew(int bound, uint64_t first_step);
@@ -138,15 +125,13 @@ class StepBook {
   const Authority authority_;
   StalenessGate gate_;
   StepQuorum quorum_;
-  ClosedSteps closed_;
-  std::vector<uint32_t> here_;
+  ClosedSteps& closed_;
   std::map<WorkerId, Worker> workers_;
   // Who decides: who has contributed so far, by step and shard, to shards of the whole model.
   std::map<uint64_t, std::map<uint32_t, std::set<Contributor>>> contributed_;
   // What may be complete now; all of it if the frontier is not `looked_at_`, that of TakeClosings() before.
   std::map<uint64_t, std::vector<uint32_t>> touched_;
   std::optional<uint64_t> looked_at_;
-  std::pair<uint64_t, bool> told_frontier_ = {0, false};
 };
 
 }  // namespace recon

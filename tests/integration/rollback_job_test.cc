@@ -122,7 +122,7 @@ std::string ReferenceRoot(const InProcessJob& job, uint64_t generation, uint64_t
   Replayer replayer(manifest, last, &params, &control);
   LogWithout log(&replayer, without);
   const auto end = ReadLog(FileSystem::Local(), job.flags.data + "/log", FirstRecordFor(manifest), &log);
-  params.EndReplay();
+  params.replay()->EndReplay();
   INFO(end.status());
   REQUIRE((end.ok() || absl::IsCancelled(end.status())));
   CHECK((log.left_out() > 0) == !without.empty());

@@ -363,13 +363,14 @@ absl::Status FillLog(const std::string& directory, const std::string& work) {
   log_options.directory = work + "/log";
   ApplyRules rules = AdamServer().rules;
   rules.cluster_epoch = 1;
-  RECON_ASSIGN_OR_RETURN(auto log,
-                         PushLog::Open(log_options, FileSystem::Local(), rules, params.sequence() + 1));
-  params.SetLog(std::move(log));
-  params.NoteSnapshot(FirstRecordFor(manifest));
+  RECON_ASSIGN_OR_RETURN(
+      auto log, PushLog::Open(log_options, FileSystem::Local(), rules, params.position().sequence + 1));
+  params.log()->Set(std::move(log));
+  params.log()->NoteSnapshot(FirstRecordFor(manifest));
   const double target = absl::ToDoubleSeconds(kReplayTarget);
   PushLoad load(&params, 1);
-  while (params.replay_seconds() < target && load.status().ok()) absl::SleepFor(absl::Milliseconds(20));
+  while (params.position().replay_seconds < target && load.status().ok())
+    absl::SleepFor(absl::Milliseconds(20));
   return load.status();
 }
 

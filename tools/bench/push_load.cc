@@ -13,8 +13,8 @@ namespace recon {
 
 PushLoad::PushLoad(ParamServer* params, uint32_t worker)
     : params_(params), worker_(worker), incarnation_(RandomNonZero()) {
-  params_->Admit(WorkerId(worker), Incarnation(incarnation_), 0);
-  params_->Activate(WorkerId(worker), 0);
+  params_->members()->Admit(WorkerId(worker), Incarnation(incarnation_), 0);
+  params_->members()->Activate(WorkerId(worker), 0, false);
   thread_ = std::thread([this] { Run(); });
 }
 

@@ -127,6 +127,11 @@ uint64_t SimulatedDataPlane::PushesOf(WorkerId worker) const {
   return session == sessions_.end() ? 0 : session->second.pushes;
 }
 
+bool SimulatedDataPlane::Knows(Incarnation process) const {
+  return std::any_of(sessions_.begin(), sessions_.end(),
+                     [process](const auto& session) { return session.second.process == process.value(); });
+}
+
 void SimulatedDataPlane::SkipTo(uint64_t frontier) {
   gate_.SkipTo(frontier);
   GateMoved();
@@ -139,7 +144,7 @@ std::vector<SimulatedDataPlane::Waiting> SimulatedDataPlane::ForgetOpenSteps(Wor
       ++it;
       continue;
     }
-    gate_.Cancel(it->first);
+    queue_.Cancel(it->first);
     forgotten.push_back(std::move(it->second));
     it = waiting_.erase(it);
   }
@@ -151,7 +156,7 @@ std::vector<SimulatedDataPlane::Waiting> SimulatedDataPlane::ForgetOpenSteps(Wor
 }
 
 void SimulatedDataPlane::GateMoved() {
-  for (const StalenessGate::Ticket ticket : gate_.TakeReleased()) {
+  for (const ReplyQueue::Ticket ticket : queue_.TakeReleased(gate_)) {
     const Waiting waiting = std::move(waiting_.at(ticket));
     waiting_.erase(ticket);
     CheckBound(waiting.step);
@@ -196,9 +201,9 @@ void SimulatedDataPlane::Push(const WorkerIdentity& sender, uint64_t step, Done 
     CheckBound(step);
     return done(Answer::kOk);
   }
-  const StalenessGate::Ticket ticket = next_ticket_++;
+  const ReplyQueue::Ticket ticket = next_ticket_++;
   waiting_[ticket] = {worker, step, std::move(done)};
-  gate_.Wait(ticket, step, absl::InfiniteFuture());
+  queue_.Wait(ticket, step, absl::InfiniteFuture());
   GateMoved();
 }
 

@@ -13,6 +13,7 @@
 #include "common/metrics/metrics.h"
 #include "server/control/coordinator.h"
 #include "server/control/ports.h"
+#include "server/sync/reply_queue.h"
 #include "server/sync/staleness_gate.h"
 #include "tools/bench/simulated_grants.h"
 #include "tools/bench/simulated_time.h"
@@ -71,6 +72,7 @@ class SimulatedDataPlane final : public DataPlaneControl, public StepMembers {
   bool active(WorkerId worker) const override { return gate_.active(worker); }
   void NoteAcknowledged(WorkerId worker, uint64_t next_step) override;
   uint64_t PushesOf(WorkerId worker) const override;
+  bool Knows(Incarnation process) const override;
   uint64_t frontier() const override { return gate_.frontier(); }
   void SkipTo(uint64_t frontier) override;
 
@@ -105,9 +107,10 @@ class SimulatedDataPlane final : public DataPlaneControl, public StepMembers {
   WorkerId initializer_;
   std::function<void()> ready_;
   StalenessGate gate_;
+  ReplyQueue queue_;
   std::map<WorkerId, Session> sessions_;
-  std::map<StalenessGate::Ticket, Waiting> waiting_;
-  StalenessGate::Ticket next_ticket_ = 0;
+  std::map<ReplyQueue::Ticket, Waiting> waiting_;
+  ReplyQueue::Ticket next_ticket_ = 0;
   uint64_t pushes_ = 0;
 };
 

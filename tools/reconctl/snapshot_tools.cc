@@ -219,11 +219,11 @@ absl::Status RestoreSnapshot(const RestoreTarget& target) {
   RECON_ASSIGN_OR_RETURN(ControlState control, DecodeControl(manifest.control(), manifest.model()));
   Replayer visitor(manifest, target.sequence, &params, &control);
   const auto end = ReadLog(FileSystem::Local(), target.log, FirstRecordFor(manifest), &visitor);
-  params.EndReplay();
+  params.replay()->EndReplay();
   if (!end.ok() && !absl::IsCancelled(end.status())) return end.status();
-  if (params.sequence() != target.sequence) {
-    return absl::NotFoundError(absl::StrCat("the log goes to sequence ", params.sequence(), ", asked for is ",
-                                            target.sequence,
+  if (params.position().sequence != target.sequence) {
+    return absl::NotFoundError(absl::StrCat("the log goes to sequence ", params.position().sequence,
+                                            ", asked for is ", target.sequence,
                                             end.ok() && !end->trailing.empty() ? "; " + end->trailing : ""));
   }
   RECON_ASSIGN_OR_RETURN(const auto output, OpenEmpty(target.output));

@@ -24,7 +24,7 @@ struct Fixture {
   explicit Fixture(bool with_log) {
     harness.Define(SampleModel(20), std::vector<float>(20 * 20 + 30, 0.0f));
     harness.Join(1);
-    harness.server().NoteSnapshot(1);
+    harness.server().log()->NoteSnapshot(1);
     if (with_log) OpenLog();
     journal.emplace(db.get(), &harness.server());
   }
@@ -32,7 +32,8 @@ struct Fixture {
     PushLog::Options options;
     options.directory = "/log";
     const ApplyRules rules = ParamServerHarness::MakeOptions(-1, OptimizerKind::kSgd, 1, 2).rules;
-    harness.server().SetLog(*PushLog::Open(options, &files, rules, harness.server().sequence() + 1));
+    harness.server().log()->Set(
+        *PushLog::Open(options, &files, rules, harness.server().position().sequence + 1));
   }
   void Push() {
     const auto pending = harness.Push(1, step++, 1);
@@ -91,24 +92,24 @@ TEST_CASE("the log alone tells workers' numbers and completed splits, and gets w
   ControlState recovered;
   recovered.completions[ControlState::KeyOf(Split(0))] = Split(0);
   REQUIRE(f.journal->Start(recovered).ok());
-  const uint64_t before = f.harness.server().sequence();
+  const uint64_t before = f.harness.server().position().sequence;
   CHECK(f.journal->WorkerIdFor("late")->value() == 2);
   CHECK(f.journal->WorkerIdFor("late")->value() == 2);
   f.Push();
   REQUIRE(f.journal->SaveCompletion(Split(2)).ok());
-  CHECK(f.harness.server().sequence() == before + 3);
+  CHECK(f.harness.server().position().sequence == before + 3);
   PolicyRecord policy;
   for (const char* sync : {"bsp", "ssp:2"}) {
     policy.mutable_set()->set_sync(sync);
     REQUIRE(f.journal->SavePolicy(policy).ok());
   }
-  CHECK(f.journal->StateAt(f.harness.server().sequence())->policy.set().sync() == "ssp:2");
+  CHECK(f.journal->StateAt(f.harness.server().position().sequence)->policy.set().sync() == "ssp:2");
 
   ParamServerHarness again{-1};
   again.Define(SampleModel(20), std::vector<float>(20 * 20 + 30, 0.0f));
   ControlState state;
   Manifest manifest;
-  manifest.set_log_from(f.harness.server().sequence() - 6);
+  manifest.set_log_from(f.harness.server().position().sequence - 6);
   const auto end = ReplayLog(&f.files, "/log", manifest, &again.server(), &state);
   INFO(end.status());
   REQUIRE(end.ok());

@@ -87,6 +87,10 @@ class FakeDataPlane final : public DataPlaneControl, public StepMembers {
     const auto found = pushes_.find(worker);
     return found == pushes_.end() ? 0 : found->second;
   }
+  bool Knows(Incarnation process) const override {
+    return std::any_of(admitted.begin(), admitted.end(),
+                       [process](const auto& worker) { return worker.second == process; });
+  }
   uint64_t frontier() const override { return the_frontier; }
   void SkipTo(uint64_t frontier) override { the_frontier = std::max(the_frontier, frontier); }
 

@@ -118,9 +118,9 @@ TEST_CASE("a push allocates nothing, on its way to the server and back", "[alloc
     INFO("with a push log");
     PushLog::Options options;
     options.directory = directory.path() + "/log";
-    harness.server().SetLog(
-        *PushLog::Open(options, FileSystem::Local(), ApplyRules(), harness.server().sequence() + 1));
-    harness.server().NoteSnapshot(1);
+    harness.server().log()->Set(
+        *PushLog::Open(options, FileSystem::Local(), ApplyRules(), harness.server().position().sequence + 1));
+    harness.server().log()->NoteSnapshot(1);
   }
 
   SECTION("through shared memory: both ends") {

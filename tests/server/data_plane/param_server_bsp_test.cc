@@ -32,15 +32,15 @@ TEST_CASE("BSP goes on without a worker that is expelled: shards it had reached 
   const auto one = f.Push(1, 0, 3);
   f.Settle();
   CHECK_FALSE(Done(one));
-  f.server().Expel(WorkerId(2));
+  f.server().members()->Expel(WorkerId(2));
   CHECK(Await(one).ok());
   const std::vector<float> values = f.Values(1);
   CHECK(values.front() == -(3 + 100) / 2.0f);
   CHECK(values.back() == -3);
   // Back again, it is told that its push came too late, and takes part from the next step.
-  f.server().Admit(WorkerId(2), f.IncarnationOf(2), 0);
+  f.server().members()->Admit(WorkerId(2), f.IncarnationOf(2), 0);
   CHECK(absl::IsAborted(Await(f.Push(2, 0, 100))));
-  CHECK(f.server().Activate(WorkerId(2), 0) == 1);
+  CHECK(f.server().members()->Activate(WorkerId(2), 0, false) == 1);
   const auto next = f.Push(1, 1, 1);
   CHECK(Await(f.Push(2, 1, 1)).ok());
   CHECK(Await(next).ok());
@@ -111,7 +111,7 @@ TEST_CASE("BSP: a worker that is expelled while its reply waits is told so, and 
   SmallJob f(0);
   const auto waiting = f.Push(2, 0, 100);
   f.Settle();
-  f.server().Expel(WorkerId(2));
+  f.server().members()->Expel(WorkerId(2));
   CHECK(absl::IsFailedPrecondition(Await(waiting)));
   CHECK(Await(f.Push(1, 0, 3)).ok());
   CHECK(f.Values(1)[0] == -3);
@@ -130,9 +130,9 @@ TEST_CASE("BSP: a dead process' push is not mixed with its replacement's", "[par
   SmallJob f(0);
   f.Push(2, 0, 100);
   f.Settle();
-  f.server().Expel(WorkerId(2));
-  f.server().Admit(WorkerId(2), Incarnation(5555), 0);
-  f.server().Activate(WorkerId(2), 0);
+  f.server().members()->Expel(WorkerId(2));
+  f.server().members()->Admit(WorkerId(2), Incarnation(5555), 0);
+  f.server().members()->Activate(WorkerId(2), 0, false);
   const auto one = f.Push(1, 0, 2);
   const auto replacement = f.Send(f.MakeFrame(FrameKind::kPushPull, WorkerId(2), Incarnation(5555), 0,
                                               std::vector<float>(kSampleParams, 4)));

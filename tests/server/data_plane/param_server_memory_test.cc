@@ -73,7 +73,8 @@ TEST_CASE("frames may hold half of the memory that the state leaves; then worker
     if (i > held) CHECK(RetryAfter(Await(pushes[i - 1])) == limits::kOverloadRetry);
   }
   // They count once there are no more workers than that.
-  for (uint32_t i = static_cast<uint32_t>(held) + 1; i <= kWorkers; ++i) harness.server().Expel(WorkerId(i));
+  for (uint32_t i = static_cast<uint32_t>(held) + 1; i <= kWorkers; ++i)
+    harness.server().members()->Expel(WorkerId(i));
   for (uint32_t i = 1; i <= held; ++i) CHECK(Await(pushes[i - 1]).ok());
 }
 

@@ -84,10 +84,10 @@ TEST_CASE("SSP lets a worker be so many steps ahead", "[param_server]") {
 
 TEST_CASE("what a worker pushed while it took no part is not waited for again", "[param_server]") {
   SmallJob f(1);
-  f.server().Deactivate(WorkerId(2));
+  f.server().members()->Deactivate(WorkerId(2));
   CHECK(Await(f.Push(2, 0, 1)).ok());
   CHECK(Await(f.Push(1, 0, 1)).ok());
-  CHECK(f.server().Activate(WorkerId(2), 0) == 1);
+  CHECK(f.server().members()->Activate(WorkerId(2), 0, false) == 1);
   CHECK(Await(f.Push(2, 1, 1)).ok());
 }
 
@@ -313,12 +313,12 @@ TEST_CASE("a frame of another version in the log is no damage: the start is refu
   std::string bytes = EncodeFrame(job.PushFrame(1, 0, 1.0f)).ToString();
   const uint16_t before = kFrameVersion - 1;
   std::memcpy(bytes.data() + offsetof(FrameHeader, version), &before, sizeof(before));
-  job.server().BeginReplay(job.server().rules());
-  const absl::Status status = job.server().ReplayFrame(7, ByteChain::FromString(bytes));
+  job.server().replay()->BeginReplay(job.server().rules());
+  const absl::Status status = job.server().replay()->ReplayFrame(7, ByteChain::FromString(bytes));
   CHECK(absl::IsFailedPrecondition(status));
   CHECK(absl::StrContains(status.message(), "record 7 of the push log has a frame of version 1"));
   CHECK(absl::StrContains(status.message(), "drain the job with the program that wrote it"));
-  job.server().EndReplay();
+  job.server().replay()->EndReplay();
 }
 
 }  // namespace recon

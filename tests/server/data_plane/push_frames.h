@@ -40,16 +40,16 @@ class ParamServerHarness {
 
   void Define(const ModelSpec& model, const std::vector<float>& values) {
     if (!server_.DefineModel(model).ok()) throw std::runtime_error("DefineModel");
-    server_.Admit(WorkerId(999), Incarnation(1), 0);
+    server_.members()->Admit(WorkerId(999), Incarnation(1), 0);
     server_.AwaitInitialValues(WorkerId(999), [] {});
     Frame frame = MakeFrame(FrameKind::kInit, WorkerId(999), Incarnation(1), 0, values);
     if (!Call(frame).ok()) throw std::runtime_error("Init");
-    server_.Expel(WorkerId(999));
+    server_.members()->Expel(WorkerId(999));
   }
 
   void Join(uint32_t worker, uint64_t next_step = 0) {
-    server_.Admit(WorkerId(worker), IncarnationOf(worker), next_step);
-    server_.Activate(WorkerId(worker), next_step);
+    server_.members()->Admit(WorkerId(worker), IncarnationOf(worker), next_step);
+    server_.members()->Activate(WorkerId(worker), next_step, false);
   }
   static Incarnation IncarnationOf(uint32_t worker) { return Incarnation(1000 + worker); }
 

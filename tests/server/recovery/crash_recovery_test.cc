@@ -78,7 +78,7 @@ class Life {
       REQUIRE(end.ok());
       CHECK(end->records_lost == 0);
       replayed_ = end->records;
-      if (NeedsSnapshotFirst(*end, sync, server().sequence())) Snapshot();
+      if (NeedsSnapshotFirst(*end, sync, server().position().sequence)) Snapshot();
     } else {
       harness_->Define(SampleModel(kSide), std::vector<float>(kSide * kSide + 30, 0.0f));
       Snapshot();
@@ -87,7 +87,7 @@ class Life {
     log_options.directory = "/log";
     log_options.sync = sync;
     log_options.segment_bytes = kSegmentBytes;
-    server().SetLog(*PushLog::Open(log_options, files, options.rules, server().sequence() + 1));
+    server().log()->Set(*PushLog::Open(log_options, files, options.rules, server().position().sequence + 1));
   }
 
   ParamServer& server() { return harness_->server(); }
@@ -464,7 +464,7 @@ TEST_CASE("a log that fails: pushes are refused, what was acknowledged is there 
         files.FailCall(call, FaultyFileSystem::Fault::kFull, /*for_good=*/true);
         life.Push(&oracle, 10, false);
         life.WaitForReplies();
-        if (oracle.acknowledged().size() < 10 * kWorkers) CHECK_FALSE(life.server().log_status().ok());
+        if (oracle.acknowledged().size() < 10 * kWorkers) CHECK_FALSE(life.server().log()->status().ok());
       }
       files.FailNothing();
       Life life(&files, bound, true, 2);

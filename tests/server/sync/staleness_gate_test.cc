@@ -5,6 +5,7 @@
 #include <random>
 
 #include "catch2/catch.hpp"
+#include "server/sync/reply_queue.h"
 #include "tests/support/death.h"
 
 namespace recon {
@@ -18,16 +19,17 @@ const WorkerId kTwo(2);
 
 TEST_CASE("bound 0 releases a step when all have pushed it", "[sync]") {
   StalenessGate gate(0, 0);
+  ReplyQueue queue;
   gate.Join(kOne, 0);
   gate.Join(kTwo, 0);
   gate.Advance(kOne, 0);
   CHECK_FALSE(gate.Open(0));
-  gate.Wait(1, 0, kLater);
-  CHECK(gate.TakeReleased().empty());
+  queue.Wait(1, 0, kLater);
+  CHECK(queue.TakeReleased(gate).empty());
   gate.Advance(kTwo, 0);
   CHECK(gate.frontier() == 1);
-  CHECK(gate.TakeReleased() == std::vector<StalenessGate::Ticket>{1});
-  CHECK(gate.TakeReleased().empty());
+  CHECK(queue.TakeReleased(gate) == std::vector<ReplyQueue::Ticket>{1});
+  CHECK(queue.TakeReleased(gate).empty());
 }
 
 TEST_CASE("bound s lets the fastest be s steps ahead, and no more", "[sync]") {
@@ -51,12 +53,13 @@ TEST_CASE("unlimited never waits", "[sync]") {
 
 TEST_CASE("nobody waits for a worker that left", "[sync]") {
   StalenessGate gate(0, 0);
+  ReplyQueue queue;
   gate.Join(kOne, 0);
   gate.Join(kTwo, 0);
   gate.Advance(kOne, 0);
-  gate.Wait(1, 0, kLater);
+  queue.Wait(1, 0, kLater);
   gate.Leave(kTwo);
-  CHECK(gate.TakeReleased() == std::vector<StalenessGate::Ticket>{1});
+  CHECK(queue.TakeReleased(gate) == std::vector<ReplyQueue::Ticket>{1});
   gate.Forget(kTwo);
   gate.Advance(kTwo, 7);  // A ghost's push moves nothing.
   CHECK(gate.frontier() == 1);
@@ -110,14 +113,15 @@ TEST_CASE("asynchronous workers keep steps of their own", "[sync]") {
 
 TEST_CASE("a waiting reply expires once", "[sync]") {
   StalenessGate gate(0, 0);
+  ReplyQueue queue;
   gate.Join(kOne, 0);
-  gate.Wait(1, 0, kLater);
-  CHECK(gate.TakeExpired(kLater - absl::Seconds(1)).empty());
-  CHECK(gate.TakeExpired(kLater) == std::vector<StalenessGate::Ticket>{1});
-  CHECK(gate.waiting() == 0);
-  gate.Wait(1, 0, kLater);
+  queue.Wait(1, 0, kLater);
+  CHECK(queue.TakeExpired(kLater - absl::Seconds(1)).empty());
+  CHECK(queue.TakeExpired(kLater) == std::vector<ReplyQueue::Ticket>{1});
+  CHECK(queue.size() == 0);
+  queue.Wait(1, 0, kLater);
   // One that waits already is a mistake of whoever numbers them.
-  const Death death = DeathOf([&] { gate.Wait(1, 1, kLater); });
+  const Death death = DeathOf([&] { queue.Wait(1, 1, kLater); });
   CHECK(death.signal == SIGABRT);
   CHECK_THAT(death.stderr_text, Catch::Matchers::Contains("two replies wait with one ticket"));
 }
@@ -128,11 +132,12 @@ TEST_CASE("under any order of events nobody passes the bound and nobody waits fo
     std::mt19937 random(seed);
     const int bound = static_cast<int>(random() % 4);
     StalenessGate gate(bound, 0);
+    ReplyQueue queue;
     // Each worker: the step it is computing or waiting for; absent = not in the job.
     std::map<uint32_t, uint64_t> computing;
     std::map<uint32_t, uint64_t> waiting;
     const auto release = [&] {
-      for (const StalenessGate::Ticket ticket : gate.TakeReleased()) {
+      for (const ReplyQueue::Ticket ticket : queue.TakeReleased(gate)) {
         const auto worker = static_cast<uint32_t>(ticket);
         if (waiting.count(worker) == 0) continue;
         computing[worker] = waiting[worker] + 1;
@@ -144,7 +149,7 @@ TEST_CASE("under any order of events nobody passes the bound and nobody waits fo
       const uint32_t what = random() % 20;
       if (what == 0) {  // Its process dies.
         gate.Forget(WorkerId(worker));
-        gate.Cancel(worker);
+        queue.Cancel(worker);
         computing.erase(worker);
         waiting.erase(worker);
       } else if (what == 1 && waiting.count(worker) == 0) {  // It has no work for a while.
@@ -161,7 +166,7 @@ TEST_CASE("under any order of events nobody passes the bound and nobody waits fo
         computing.erase(worker);
         gate.Advance(WorkerId(worker), step);
         waiting[worker] = step;
-        gate.Wait(worker, step, absl::InfiniteFuture());
+        queue.Wait(worker, step, absl::InfiniteFuture());
       }
       release();
       // Progress: as long as there are workers, one of them computes.

@@ -18,17 +18,20 @@ using Closings = std::vector<StepClosing>;
 Incarnation Of(WorkerId worker) { return Incarnation(100 + worker.value()); }
 
 // A book of `shards` shards, all of them here, and workers that take part from step 0.
-StepBook Book(int bound, uint32_t shards, const std::vector<WorkerId>& workers) {
-  StepBook book(bound, StepBook::Authority::kDecides);
-  Shards here(shards);
-  for (uint32_t i = 0; i < shards; ++i) here[i] = i;
-  book.SetShards(shards, here);
-  for (const WorkerId worker : workers) {
-    book.Admit(worker, Of(worker), 0);
-    book.Activate(worker, 0, /*resumes=*/false);
+struct Job {
+  Job(int bound, uint32_t shards, const std::vector<WorkerId>& workers,
+      StepBook::Authority authority = StepBook::Authority::kDecides)
+      : book(bound, authority, &closed) {
+    closed.SetShards(shards);
+    for (const WorkerId worker : workers) {
+      book.Admit(worker, Of(worker), 0);
+      book.Activate(worker, 0, /*resumes=*/false);
+    }
   }
-  return book;
-}
+
+  ClosedSteps closed;
+  StepBook book;
+};
 
 // One server has all shards.
 bool Note(StepBook* book, WorkerId worker, uint64_t step, const Shards& shards, size_t all) {
@@ -51,7 +54,8 @@ std::string Said(const Closings& closings) {
 }  // namespace
 
 TEST_CASE("a step is closed shard by shard, when everybody's part has come", "[sync]") {
-  StepBook book = Book(0, 3, {kOne, kTwo});
+  Job job(0, 3, {kOne, kTwo});
+  StepBook& book = job.book;
   CHECK_FALSE(Note(&book, kOne, 0, {0, 1}, 3));
   CHECK(book.TakeClosings().empty());
   CHECK_FALSE(Note(&book, kTwo, 0, {1, 2}, 3));
@@ -71,16 +75,18 @@ TEST_CASE("a step is closed shard by shard, when everybody's part has come", "[s
 
 TEST_CASE("shards that nobody pushes wait for nobody, and those with other contributors are closed apart",
           "[sync]") {
-  StepBook book = Book(0, 4, {kOne, kTwo});
+  Job job(0, 4, {kOne, kTwo});
+  StepBook& book = job.book;
   CHECK(Note(&book, kOne, 0, {0, 1}, 2));
   CHECK(Note(&book, kTwo, 0, {1, 2}, 2));
   CHECK(Said(book.TakeClosings()) == "step 0 shards 0 of 1; step 0 shards 1 of 1 2; step 0 shards 2 of 2; ");
-  CHECK(book.closed().first_open(3) == 0);
+  CHECK(job.closed.first_open(3) == 0);
   CHECK(book.Closed(0, 3));  // All have pushed the step: nothing comes for it.
 }
 
 TEST_CASE("steps are closed in their order, whichever comes first", "[sync]") {
-  StepBook book = Book(0, 1, {kOne, kTwo});
+  Job job(0, 1, {kOne, kTwo});
+  StepBook& book = job.book;
   CHECK(Note(&book, kOne, 1, {0}, 1));
   CHECK(Note(&book, kTwo, 1, {0}, 1));
   CHECK(book.TakeClosings().empty());
@@ -90,7 +96,8 @@ TEST_CASE("steps are closed in their order, whichever comes first", "[sync]") {
 }
 
 TEST_CASE("what a worker that goes has pushed to open steps counts in none", "[sync]") {
-  StepBook book = Book(0, 2, {kOne, kTwo, kThree});
+  Job job(0, 2, {kOne, kTwo, kThree});
+  StepBook& book = job.book;
   Note(&book, kOne, 0, {0, 1}, 2);
   Note(&book, kThree, 0, {0}, 2);
   book.Expel(kThree);
@@ -99,7 +106,8 @@ TEST_CASE("what a worker that goes has pushed to open steps counts in none", "[s
 }
 
 TEST_CASE("a process that takes a name over has delivered nothing", "[sync]") {
-  StepBook book = Book(0, 2, {kOne});
+  Job job(0, 2, {kOne});
+  StepBook& book = job.book;
   CHECK_FALSE(Note(&book, kOne, 0, {0}, 2));
   book.Admit(kOne, Incarnation(7), 0);
   CHECK_FALSE(book.NoteParts(kOne, Incarnation(7), 0, Shards{1}, 2, 2));
@@ -107,7 +115,8 @@ TEST_CASE("a process that takes a name over has delivered nothing", "[sync]") {
 }
 
 TEST_CASE("a parked worker's pushes are told so until it takes part again", "[sync]") {
-  StepBook book = Book(0, 1, {kOne, kTwo});
+  Job job(0, 1, {kOne, kTwo});
+  StepBook& book = job.book;
   REQUIRE(book.Park(kTwo));
   CHECK(absl::IsAborted(book.CheckStep(kTwo, 0, Shards{0})));
   CHECK(Note(&book, kOne, 0, {0}, 1));
@@ -119,16 +128,19 @@ TEST_CASE("a parked worker's pushes are told so until it takes part again", "[sy
 }
 
 TEST_CASE("who has begun a push is not parked, nor is anybody of an asynchronous job", "[sync]") {
-  StepBook book = Book(0, 2, {kOne});
+  Job job(0, 2, {kOne});
+  StepBook& book = job.book;
   Note(&book, kOne, 0, {0}, 2);
   CHECK_FALSE(book.Park(kOne));
   CHECK_FALSE(book.Park(kTwo));
-  StepBook asynchronous = Book(-1, 2, {kOne});
+  Job other(-1, 2, {kOne});
+  StepBook& asynchronous = other.book;
   CHECK_FALSE(asynchronous.Park(kOne));
 }
 
 TEST_CASE("a push too far ahead is no worker's", "[sync]") {
-  StepBook book = Book(2, 1, {kOne});
+  Job job(2, 1, {kOne});
+  StepBook& book = job.book;
   CHECK(book.CheckStep(kOne, 1 + limits::kStepsAheadMax, Shards{0}).ok());
   const absl::Status far = book.CheckStep(kOne, 2 + limits::kStepsAheadMax, Shards{0});
   CHECK(absl::IsInvalidArgument(far));
@@ -139,7 +151,8 @@ TEST_CASE("a push too far ahead is no worker's", "[sync]") {
 }
 
 TEST_CASE("what a shard made of a part decides whether the push counts", "[sync]") {
-  StepBook book = Book(0, 2, {kOne, kTwo});
+  Job job(0, 2, {kOne, kTwo});
+  StepBook& book = job.book;
   const std::vector<PushOutcome> taken = {PushOutcome::kTaken, PushOutcome::kTaken};
   const Shards both = {0, 1};
   CHECK(book.CheckCounts(kOne, 0, both, taken).ok());
@@ -152,13 +165,15 @@ TEST_CASE("what a shard made of a part decides whether the push counts", "[sync]
   CHECK(book.CheckCounts(kOne, 0, both, {PushOutcome::kDuplicate, PushOutcome::kDuplicate}).ok());
   CHECK(
       absl::IsUnavailable(book.CheckCounts(kOne, 0, both, {PushOutcome::kPending, PushOutcome::kDuplicate})));
-  StepBook asynchronous = Book(-1, 2, {kOne});
+  Job other(-1, 2, {kOne});
+  StepBook& asynchronous = other.book;
   CHECK(asynchronous.CheckCounts(kOne, 0, both, taken).ok());
   CHECK(absl::IsAborted(asynchronous.CheckCounts(kOne, 0, both, {PushOutcome::kTaken, PushOutcome::kLate})));
 }
 
 TEST_CASE("a quorum closes a step without those who are late, all or nothing of them", "[sync]") {
-  StepBook book = Book(0, 2, {kOne, kTwo, kThree});
+  Job job(0, 2, {kOne, kTwo, kThree});
+  StepBook& book = job.book;
   book.SetQuorum(StepQuorum(2, absl::Seconds(1)));
   const absl::Time now = absl::FromUnixSeconds(100);
   CHECK(book.WatchQuorum(now) == absl::InfiniteFuture());
@@ -174,33 +189,35 @@ TEST_CASE("a quorum closes a step without those who are late, all or nothing of 
 }
 
 TEST_CASE("all workers push a step once the last has begun it", "[sync]") {
-  StepBook book = Book(0, 1, {kOne, kTwo});
+  Job job(0, 1, {kOne, kTwo});
+  StepBook& book = job.book;
   CHECK_FALSE(book.NoteBegun(kOne, Of(kOne), 0, 5));
   CHECK_FALSE(book.NoteBegun(kThree, Of(kThree), 0, 6));
   CHECK(book.NoteBegun(kTwo, Of(kTwo), 0, 7));
-  CHECK(book.closed().FirstRecordFrom(0, 8) == 5);
-  CHECK(book.closed().FirstRecordFrom(1, 8) == 8);
+  CHECK(job.closed.FirstRecordFrom(0, 8) == 5);
+  CHECK(job.closed.FirstRecordFrom(1, 8) == 8);
 }
 
 TEST_CASE("who follows closes nothing itself, and each closing once", "[sync]") {
-  StepBook book(0, StepBook::Authority::kFollows);
-  book.SetShards(4, {1, 3});
+  Job job(0, 4, {}, StepBook::Authority::kFollows);
+  StepBook& book = job.book;
   book.Admit(kOne, Of(kOne), 0);
   CHECK(book.NoteParts(kOne, Of(kOne), 0, Shards{1, 3}, 4, 2));
   CHECK(book.TakeClosings().empty());
-  const StepClosing closing{0, {0, 1}, {{kOne, Of(kOne)}}};
-  CHECK(book.Follow(closing).shards == Shards{1});
-  CHECK(book.FrontierInLog() == 0);
-  book.closed().NoteInLog(0, 0);
-  CHECK(book.Follow(closing).shards.empty());
+  const StepClosing closing{0, {1}, {{kOne, Of(kOne)}}};
+  CHECK(job.closed.NoteNew(closing).shards == Shards{1});
+  CHECK(job.closed.FrontierInLog(book.gate().frontier()) == 0);
+  job.closed.NoteInLog(0, 0);
+  CHECK(job.closed.NoteNew(closing).shards.empty());
   CHECK(book.Closed(0, 1));
   CHECK_FALSE(book.Closed(0, 3));
-  book.gate().Follow(1, true);
+  book.Follow(1, true);
   CHECK(book.Closed(0, 3));
 }
 
 TEST_CASE("whoever decides forgets what a server had that begins anew", "[sync]") {
-  StepBook book = Book(0, 2, {kOne});
+  Job job(0, 2, {kOne});
+  StepBook& book = job.book;
   CHECK_FALSE(Note(&book, kOne, 0, {0}, 2));
   book.ForgetPartsOf(Shards{0});
   CHECK_FALSE(Note(&book, kOne, 0, {1}, 2));
@@ -210,32 +227,22 @@ TEST_CASE("whoever decides forgets what a server had that begins anew", "[sync]"
 }
 
 TEST_CASE("after a replay steps go on where the log says, by the shards that a server knows of", "[sync]") {
-  for (const auto authority : {StepBook::Authority::kDecides, StepBook::Authority::kFollows}) {
-    StepBook book(0, authority);
-    book.SetShards(3, {0, 2});
-    book.Restore(0, 4, {4, 4, 4});
-    book.closed().NoteReplayed({5, {0, 2}, {}});
-    book.EndReplay();
-    CHECK(book.gate().frontier() == (authority == StepBook::Authority::kDecides ? 5 : 6));
-  }
+  ClosedSteps closed;
+  closed.SetShards(3);
+  closed.Restore({4, 4, 4});
+  closed.NoteReplayed({5, {0, 2}, {}});
+  CHECK(closed.FrontierOf(Shards{0, 1, 2}) == 5);
+  CHECK(closed.FrontierOf(Shards{0, 2}) == 6);
+  CHECK(closed.FrontierOf(Shards{}) == 0);
 }
 
 TEST_CASE("under another bound steps go on beyond all that was begun", "[sync]") {
-  StepBook book = Book(0, 2, {kOne, kTwo});
+  Job job(0, 2, {kOne, kTwo});
+  StepBook& book = job.book;
   Note(&book, kOne, 3, {0}, 2);
   CHECK(book.BeginAnew(0, 0) == 4);
   CHECK(book.TakeClosings().empty());
   CHECK(book.BeginAnew(-1, 9) == 9);
-}
-
-TEST_CASE("whoever follows hears of a frontier once", "[sync]") {
-  StepBook book = Book(0, 1, {});
-  CHECK_FALSE(book.TakeMovedFrontier().has_value());
-  book.Admit(kOne, Of(kOne), 0);
-  book.Activate(kOne, 0, false);
-  CHECK(book.TakeMovedFrontier() == std::make_pair(uint64_t{0}, true));
-  CHECK_FALSE(book.TakeMovedFrontier().has_value());
-  CHECK_FALSE(Book(-1, 1, {kOne}).TakeMovedFrontier().has_value());
 }
 
 TEST_CASE("whatever comes and goes, a shard's steps close once, in order, with who took part", "[sync]") {
@@ -244,7 +251,8 @@ TEST_CASE("whatever comes and goes, a shard's steps close once, in order, with w
     INFO("seed " << seed);
     const uint32_t shards = 1 + random() % 4;
     const std::vector<WorkerId> workers = {kOne, kTwo, kThree};
-    StepBook book = Book(0, shards, workers);
+    Job job(0, shards, workers);
+    StepBook& book = job.book;
     std::map<WorkerId, uint64_t> next;            // Step of each that takes part.
     std::map<WorkerId, std::set<uint32_t>> left;  // Shards of that step that it has not pushed.
     const auto begin = [&](WorkerId worker, uint64_t step) {
