@@ -1,5 +1,6 @@
 #include "server/process/rollbacks.h"
 
+#include <map>
 #include <string>
 #include <utility>
 
@@ -8,6 +9,7 @@
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/snapshot/snapshot_reader.h"
+#include "server/recovery/largest_pushes.h"
 #include "server/recovery/rollback.h"
 
 namespace recon {
@@ -15,6 +17,7 @@ namespace {
 
 // Whoever goes back to the same again and again gets nowhere.
 constexpr uint32_t kAutomaticMax = 2;
+constexpr size_t kLargestSaid = 3;
 
 }  // namespace
 
@@ -58,11 +61,45 @@ absl::StatusOr<RollbackReply> Rollbacks::Plan(const RollbackRequest& request, bo
   return reply;
 }
 
+void Rollbacks::SayLargestPushes(const absl::StatusOr<Generation>& good) {
+  uint64_t first = 1;
+  std::string since = "since the job began";
+  if (good.ok()) {
+    const absl::StatusOr<Manifest> manifest = SnapshotReader(process_.store()).ReadManifest(*good);
+    if (!manifest.ok()) return;
+    first = manifest->sequence() + 1;
+    since = absl::StrCat("since snapshot ", good->value());
+  }
+  if (largest_said_for_ == first) return;
+  largest_said_for_ = first;
+  const absl::StatusOr<LargestPushes> found =
+      FindLargestPushes(FileSystem::Local(), process_.log_directory(), first,
+                        process_.params()->position().sequence, kLargestSaid);
+  const absl::StatusOr<ControlState> control = process_.db()->Load();
+  if (!found.ok() || !control.ok() || found->pushes == 0) return;
+  std::map<uint32_t, std::string> names;
+  for (const auto& [name, number] : control->workers) names[number] = name;
+  std::string said;
+  for (const PushNorm& push : found->largest) {
+    absl::StrAppend(&said, said.empty() ? "" : ", ", names[push.worker.value()], ":", push.step, " (",
+                    push.norm, ")");
+  }
+  LogWarn(
+      "{} pushes are in the log {}; those with the largest gradients, by their L2 norms: {}; the median is "
+      "{:.4g}. reconctl undo WORKER:STEP takes one out",
+      found->pushes, since, said, found->median_norm);
+}
+
 absl::Status Rollbacks::OnDivergence(const DivergenceWatch::Finding& finding) {
   const ServerFlags::OnDivergence wanted = process_.flags().on_divergence;
-  if (wanted == ServerFlags::OnDivergence::kIgnore || certain()) return absl::OkStatus();
+  if (certain()) return absl::OkStatus();
   const absl::StatusOr<Generation> good = LastGoodBefore(finding.since, SnapshotReader(process_.store()),
                                                          process_.params()->rules().job_id, last_);
+  if (wanted == ServerFlags::OnDivergence::kIgnore) {
+    lane_.Post([this, good] { SayLargestPushes(good); });
+    return absl::OkStatus();
+  }
+  lane_.RunAndWait([this, good] { SayLargestPushes(good); });  // Before a rollback leaves them behind.
   const std::string where = good.ok() ? absl::StrCat("; the last good snapshot is ", good->value()) : "";
   if (wanted == ServerFlags::OnDivergence::kStop) {
     return absl::AbortedError(absl::StrCat("training has diverged: ", finding.why, where,

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "absl/status/statusor.h"
 #include "common/base/lane.h"
@@ -27,20 +28,24 @@ class Rollbacks {
   // `done` runs on the lane, with the errors of PlanRollback(); FailedPrecondition with several servers, and
   // if a rollback is under way.
   void Ask(const RollbackRequest& request, Done done);
-  // Does what --on-divergence says. Aborted if the server is to end for it. Waits for the lane.
+  // Does what --on-divergence says, and has the lane say which pushes since the last good snapshot have the
+  // largest gradients. Aborted if the server is to end for it. Waits for the lane.
   absl::Status OnDivergence(const DivergenceWatch::Finding& finding);
   // A rollback is certain to come: the server recovers anew, and does it.
   bool certain() const { return certain_.load(); }
 
  private:
   absl::StatusOr<RollbackReply> Plan(const RollbackRequest& request, bool automatic);
+  void SayLargestPushes(const absl::StatusOr<Generation>& good);
 
   // Set in the constructor.
   ServerProcess& process_;
   const RollbackRecord last_;
 
   std::atomic<bool> certain_{false};
-  std::unique_ptr<ReaderLease> kept_;  // Of the snapshot that it begins with. Lane only.
+  // Lane only.
+  std::unique_ptr<ReaderLease> kept_;         // Of the snapshot that it begins with.
+  std::optional<uint64_t> largest_said_for_;  // The sequence that was looked from last.
   Lane lane_{"rollback"};
 };
 

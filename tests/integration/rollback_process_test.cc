@@ -121,6 +121,8 @@ TEST_CASE("training that diverges ends the server, if it shall, or after two rol
     CHECK(job.server().Wait(absl::Seconds(60)) == 1);
     const std::string log = job.ServerLog();
     CHECK(absl::StrContains(log, "TRAINING DIVERGES: worker one: "));
+    // Which pushes to look at: all are this worker's.
+    CHECK(absl::StrContains(log, "those with the largest gradients, by their L2 norms: one:"));
     if (action == "stop") {
       CHECK(absl::StrContains(log, "recon-server: training has diverged: worker one: "));
       CHECK(absl::StrContains(log, "the last good snapshot is 1 (start with --on-divergence ignore"));
