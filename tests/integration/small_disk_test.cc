@@ -118,6 +118,32 @@ TEST_CASE("a server whose disk was filled by others starts again when there is r
   CHECK(CompletedOnce(*job.Completions(), kDataEpochs, 4000));
 }
 
+TEST_CASE("a joined server whose disk was filled by others goes on when there is room for little more",
+          "[small_disk]") {
+  // Less than a new segment and what goes before it; less than a segment's first extent.
+  const uint64_t left = GENERATE(10'000'000, 4'000'000);
+  CAPTURE(left);
+  ServersJob job(2, Flags({}));
+  const SmallDisk disk(job.DataOf(1), "100m");
+  if (!disk.mounted()) {
+    WARN("SKIP: a small file system cannot be mounted here (needs root)");
+    return;
+  }
+  REQUIRE(job.StartAll());
+  const auto worker = job.StartWorker("one", kLargeModel);
+  REQUIRE(job.SamplesReach(4000));
+  job.process(1).Kill();
+  const uint64_t free = *FileSystem::Local()->FreeBytes(job.DataOf(1));
+  REQUIRE(free > left);
+  WriteWholeFile(job.DataOf(1) + "/others", std::string(free - left, 'x'));
+  REQUIRE(job.Start(1));
+  CHECK(worker->Wait(absl::Seconds(240)) == 0);
+  INFO(job.ServerLog() << "\n" << job.LogOf(1));
+  CHECK(job.server().Wait(absl::Seconds(60)) == 0);
+  REQUIRE(job.StartServer());
+  CHECK(CompletedOnce(*job.Completions(), kDataEpochs, 4000));
+}
+
 TEST_CASE("a server that has joined a job, and has a small disk, gets its room by snapshots",
           "[small_disk]") {
   std::vector<std::string> flags = Flags({});
