@@ -4,13 +4,24 @@
 # HOST is a name or an address at which others reach a server (or a worker with --serve-parameters). DIR gets a CA
 # (ca.pem, ca.key) and, signed by it, server.pem, worker.pem and operator.pem, each with its .key. With a CA in DIR
 # that one is used again: so a host is added, and certificates are renewed. They are valid for DAYS days (365).
+#
+# tools/make_certs.sh --revoke FILE.pem DIR takes a certificate of DIR's CA back: DIR/crl.pem lists all that were, for
+# recon-server --tls-crl. The list is valid for DAYS days.
 set -euo pipefail
 usage() {
-  sed -n '2,6s/^# \{0,1\}//p' "$0"
+  sed -n '2,/^set/{s/^# \{0,1\}//p}' "$0"
   exit "$1"
 }
 [ "${1:-}" = --help ] || [ "${1:-}" = -h ] && usage 0
-if [ $# -lt 2 ]; then
+revoked=
+if [ "${1:-}" = --revoke ]; then
+  if [ $# -ne 3 ] || [ ! -e "$2" ] || [ ! -e "$3/ca.key" ]; then
+    echo "make_certs.sh: --revoke expects a certificate and the DIR of its CA" >&2
+    usage 2 >&2
+  fi
+  revoked=$2
+  shift 2
+elif [ $# -lt 2 ]; then
   echo "make_certs.sh: expected DIR and one HOST at least" >&2
   usage 2 >&2
 fi
@@ -36,6 +47,27 @@ done
 quietly() {
   openssl "$@" >"$work/said" 2>&1 || { cat "$work/said" >&2; exit 1; }
 }
+
+if [ -n "$revoked" ]; then
+  touch "$directory/revoked.txt"
+  cat >"$work/ca.conf" <<CONFIG
+[ca]
+default_ca = job
+[job]
+database = $directory/revoked.txt
+certificate = $directory/ca.pem
+private_key = $directory/ca.key
+default_md = sha256
+CONFIG
+  # One that was revoked before only renews the list.
+  openssl ca -config "$work/ca.conf" -revoke "$revoked" >"$work/said" 2>&1 || grep -q "Already revoked" "$work/said" ||
+    { cat "$work/said" >&2; exit 1; }
+  quietly ca -config "$work/ca.conf" -gencrl -crldays "$days" -out "$work/crl.pem"
+  mv "$work/crl.pem" "$directory"
+  echo "$directory/crl.pem: $(grep -c ^R "$directory/revoked.txt") revoked certificates, to be replaced within $days days"
+  exit 0
+fi
+
 new_key() { quietly genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out "$1"; }
 
 if [ ! -e "$directory/ca.key" ]; then

@@ -2,45 +2,23 @@
 
 #include <sys/stat.h>
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <map>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/host_port.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
+#include "common/rpc/pem_file.h"
 #include "grpcpp/security/tls_certificate_provider.h"
 #include "grpcpp/security/tls_credentials_options.h"
 
 namespace recon {
 namespace {
 
-// A file of all the CAs that a browser knows has a fourth of it.
-constexpr size_t kPemBytesMax = 1 << 20;
 // Between two looks whether the files are others.
 constexpr unsigned kReloadSeconds = 2;
-
-absl::StatusOr<std::string> ReadFile(const std::string& flag, const std::string& path) {
-  const auto wrong = [&](absl::string_view what) {
-    return absl::InvalidArgumentError(absl::StrCat(flag, " ", path, ": ", what));
-  };
-  errno = 0;
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return wrong(absl::StrCat("cannot be read: ", strerror(errno)));
-  std::string text(kPemBytesMax + 1, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(in.gcount()));
-  if (in.bad()) return wrong(absl::StrCat("cannot be read: ", strerror(errno)));
-  if (text.empty()) return wrong("is empty, or no file");
-  if (text.size() > kPemBytesMax) return wrong(absl::StrCat("has more than ", kPemBytesMax, " bytes"));
-  if (!absl::StrContains(text, "-----BEGIN ")) return wrong("is not a PEM file");
-  return text;
-}
 
 // No TLS (all empty), or the three files.
 absl::StatusOr<TlsTexts> ReadPem(const std::string& address, const TlsFlags& flags, TlsEnd end) {
@@ -57,14 +35,14 @@ absl::StatusOr<TlsTexts> ReadPem(const std::string& address, const TlsFlags& fla
   }
   if (flags.insecure) return absl::InvalidArgumentError("--insecure contradicts --tls-cert");
   TlsTexts pem;
-  RECON_ASSIGN_OR_RETURN(pem.cert, ReadFile("--tls-cert", flags.cert));
-  RECON_ASSIGN_OR_RETURN(pem.key, ReadFile("--tls-key", flags.key));
+  RECON_ASSIGN_OR_RETURN(pem.cert, ReadPemFile("--tls-cert", flags.cert));
+  RECON_ASSIGN_OR_RETURN(pem.key, ReadPemFile("--tls-key", flags.key));
   struct stat key {};
   if (stat(flags.key.c_str(), &key) == 0 && (key.st_mode & S_IROTH) != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("--tls-key ", flags.key, ": all users of this machine can read it: chmod 600"));
   }
-  RECON_ASSIGN_OR_RETURN(pem.ca, ReadFile("--tls-ca", flags.ca));
+  RECON_ASSIGN_OR_RETURN(pem.ca, ReadPemFile("--tls-ca", flags.ca));
   RECON_RETURN_IF_ERROR(CheckCertificates(flags, pem, end, Now()));
   return pem;
 }

@@ -18,6 +18,7 @@ namespace recon {
 
 struct FreeOpenssl {
   void operator()(X509* it) const { X509_free(it); }
+  void operator()(X509_CRL* it) const { X509_CRL_free(it); }
   void operator()(EVP_PKEY* it) const { EVP_PKEY_free(it); }
   void operator()(BIO* it) const { BIO_free(it); }
   void operator()(X509_STORE* it) const { X509_STORE_free(it); }

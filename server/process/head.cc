@@ -79,6 +79,9 @@ absl::Status Head::OpenAccess() {
   Access::Options options;
   options.tls = !flags.tls_cert.empty();
   options.rules = flags.allow;
+  options.crl_file = flags.tls_crl;
+  options.ca_file = flags.tls_ca;
+  options.names_by_certificate = flags.names_by_certificate;
   options.tokens_file = flags.tokens;
   options.operator_file = std::filesystem::absolute(flags.data) / "OPERATOR_TOKEN";
   options.connections = process_.connections();

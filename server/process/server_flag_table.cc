@@ -163,6 +163,11 @@ FlagGroup SecurityFlags(ServerFlags* flags) {
           {"--tls-cert", &flags->tls_cert, "PEM certificate of this server"},
           {"--tls-key", &flags->tls_key, "PEM key of the certificate"},
           {"--tls-ca", &flags->tls_ca, "PEM certificate of the CA that workers must have"},
+          {"--tls-crl", &flags->tls_crl,
+           "PEM file with the certificates that the CA has revoked: who shows one may do nothing; it is read "
+           "again when it changes"},
+          {"--names-by-certificate", &flags->names_by_certificate,
+           "a worker's --name is the CN of its certificate, or that, a dash and more"},
           {"--insecure", &flags->insecure, "plain text on an address other than loopback"},
           {"--allow",
            FlagField::To<Texts>({},

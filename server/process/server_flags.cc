@@ -118,6 +118,11 @@ absl::Status CheckTogether(ServerFlags* flags) {
   if (!flags->allow.empty() && flags->tls_cert.empty()) {
     return absl::InvalidArgumentError("--allow is for certificates: give --tls-cert, --tls-key and --tls-ca");
   }
+  if ((!flags->tls_crl.empty() || flags->names_by_certificate) && flags->tls_cert.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flags->tls_crl.empty() ? "--names-by-certificate" : "--tls-crl",
+                     " is for certificates: give --tls-cert, --tls-key and --tls-ca"));
+  }
   for (const std::string& url : {flags->snapshot_dir, flags->from_snapshot}) {
     if (!url.empty()) RECON_RETURN_IF_ERROR(ParseStoreUrl(url).status());
   }
@@ -127,9 +132,9 @@ absl::Status CheckTogether(ServerFlags* flags) {
 
 // What a server that joins a head may be told.
 constexpr const char* kFlagsWithJoin[] = {
-    "--help",         "--config",          "--listen",        "--data",     "--join",   "--advertise",
-    "--snapshot-dir", "--metrics-address", "--tls-cert",      "--tls-key",  "--tls-ca", "--insecure",
-    "--token-file",   "--apply-threads",   "--shared-memory", "--log-level"};
+    "--help",         "--config",          "--listen",        "--data",       "--join",     "--advertise",
+    "--snapshot-dir", "--metrics-address", "--tls-cert",      "--tls-key",    "--tls-ca",   "--insecure",
+    "--token-file",   "--apply-threads",   "--shared-memory", "--ucx-listen", "--log-level"};
 
 absl::Status CheckJoin(const CLI::App& app, const ServerFlags& flags) {
   if (flags.join.empty()) {

@@ -27,6 +27,8 @@ struct ServerFlags {
   std::string dashboard;    // HOST:PORT; empty: none.
   std::string tensorboard;  // Directory for event files; empty: none.
   std::string tls_cert, tls_key, tls_ca;
+  std::string tls_crl;  // File of revoked certificates; empty: none.
+  bool names_by_certificate = false;
   bool insecure = false;
   std::string token_file;       // Of a server that joins: its token.
   std::string tokens;           // File with everybody's; empty: none.

@@ -1,6 +1,5 @@
 #include "server/rpc/access.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/host_port.h"
@@ -24,8 +24,6 @@ namespace recon {
 namespace {
 
 constexpr size_t kTokensBytesMax = 1 << 20;
-// Between two looks at the file of tokens.
-constexpr absl::Duration kLook = absl::Seconds(1);
 // Lines of the audit log, for what was denied.
 constexpr int kDenialsASecond = 5;
 
@@ -36,15 +34,15 @@ std::string TokenOf(const grpc::CallbackServerContext& context) {
              : std::string(found->second.data(), std::min<size_t>(found->second.size(), 1024));
 }
 
-absl::StatusOr<CertificateNames> NamesOf(const grpc::CallbackServerContext& context) {
+absl::StatusOr<OwnedOpenssl<X509>> CertificateOf(const grpc::CallbackServerContext& context) {
   const auto pem = context.auth_context()->FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
   if (pem.empty()) return absl::NotFoundError("no certificate");
-  RECON_ASSIGN_OR_RETURN(const auto certificates, ReadCertificates({pem[0].data(), pem[0].size()}));
-  CertificateNames names;
-  names.common_name = CommonNameOf(certificates.front().get());
-  names.units = UnitsOf(certificates.front().get());
-  names.uris = UrisOf(certificates.front().get());
-  return names;
+  RECON_ASSIGN_OR_RETURN(auto certificates, ReadCertificates({pem[0].data(), pem[0].size()}));
+  return std::move(certificates.front());
+}
+
+CertificateNames NamesOf(const X509* certificate) {
+  return {CommonNameOf(certificate), UnitsOf(certificate), UrisOf(certificate)};
 }
 
 std::string Shown(const CertificateNames& names) {
@@ -61,6 +59,9 @@ absl::StatusOr<std::unique_ptr<Access>> Access::Open(const Options& options) {
   {
     MutexLock lock(&access->mu_);
     RECON_RETURN_IF_ERROR(access->LookAtTokens());
+  }
+  if (!options.crl_file.empty()) {
+    RECON_ASSIGN_OR_RETURN(access->revocations_, Revocations::Open(options.crl_file, options.ca_file));
   }
   RECON_ASSIGN_OR_RETURN(access->audit_, AuditLog::Open(options.audit_file));
   return access;
@@ -83,23 +84,21 @@ void Access::MakeOwnToken() {
 
 absl::Status Access::LookAtTokens() {
   const std::string& path = options_.tokens_file;
-  if (path.empty() || Now() < look_at_) return looked_;
-  look_at_ = Now() + kLook;
-  struct stat found {};
-  if (stat(path.c_str(), &found) != 0)
-    return absl::InvalidArgumentError(absl::StrCat("--tokens ", path, ": cannot be read"));
-  const std::string state = absl::StrCat(found.st_ino, " ", found.st_size, " ", found.st_mtim.tv_sec, " ",
-                                         found.st_mtim.tv_nsec, " ", found.st_mode);
-  if (state == read_of_) return absl::OkStatus();
+  if (path.empty()) return absl::OkStatus();
+  const absl::StatusOr<bool> changed = tokens_file_.Changed(Now());
+  if (!changed.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--tokens ", changed.status().message()));
+  }
+  if (!*changed) return looked_;
   const absl::StatusOr<std::string> text = ReadSecretFile(path, kTokensBytesMax);
   if (!text.ok()) return absl::InvalidArgumentError(absl::StrCat("--tokens ", text.status().message()));
   absl::StatusOr<TokenTable> table = TokenTable::Parse(*text);
   if (!table.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--tokens ", path, ": ", table.status().message()));
   }
-  if (!read_of_.empty()) LogInfo("--tokens {} has been read again", path);
+  if (tokens_file_.was_read()) LogInfo("--tokens {} has been read again", path);
   tokens_ = *std::move(table);
-  read_of_ = state;
+  tokens_file_.NoteRead();
   return absl::OkStatus();
 }
 
@@ -107,9 +106,12 @@ Access::Caller Access::CallerOf(const grpc::CallbackServerContext& context) {
   Caller caller;
   std::vector<std::string> shown;
   if (options_.tls) {
-    if (const auto names = NamesOf(context); names.ok()) {
-      caller.roles = RolesOfCertificate(*names, options_.rules);
-      shown.push_back(Shown(*names));
+    if (const auto certificate = CertificateOf(context); certificate.ok()) {
+      const CertificateNames names = NamesOf(certificate->get());
+      const bool revoked = revocations_ != nullptr && revocations_->Has(certificate->get());
+      if (revoked) return {RoleSet(), absl::StrCat("the revoked ", Shown(names))};
+      caller.roles = RolesOfCertificate(names, options_.rules);
+      shown.push_back(Shown(names));
     }
   } else if (options_.tokens_file.empty()) {
     caller.roles = {Role::kWorker, Role::kServer};
@@ -152,6 +154,21 @@ absl::Status Access::Check(grpc::CallbackServerContext* context, Role need, absl
     context->AddTrailingMetadata(kOwnTokenFileMetadata, options_.operator_file);
   }
   return denied;
+}
+
+absl::Status Access::CheckName(const grpc::CallbackServerContext& context, absl::string_view name) {
+  if (!options_.names_by_certificate) return absl::OkStatus();
+  const auto certificate = CertificateOf(context);
+  const std::string own = certificate.ok() ? CommonNameOf(certificate->get()) : "";
+  absl::string_view rest = name;
+  if (!own.empty() && absl::ConsumePrefix(&rest, own) && (rest.empty() || rest[0] == '-')) {
+    return absl::OkStatus();
+  }
+  NoteDenied({WallNow(), "Register", PeerOf(context), absl::StrCat("certificate CN=", own), "",
+              std::string(name), "denied: another's name"});
+  return absl::PermissionDeniedError(absl::StrCat(
+      "a worker called '", name, "' with a certificate of CN=", own,
+      ": names go by certificates here (--names-by-certificate): --name ", own, ", or ", own, "-<anything>"));
 }
 
 void Access::NoteDenied(AuditLog::Entry entry) {

@@ -9,10 +9,12 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/base/mutex.h"
+#include "common/base/watched_file.h"
 #include "common/rpc/connections.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/access/audit_log.h"
 #include "server/access/roles.h"
+#include "server/rpc/revocations.h"
 
 namespace recon {
 
@@ -27,20 +29,27 @@ class Access {
   struct Options {
     bool tls = false;
     std::vector<RoleRule> rules;  // Of certificates; see RolesOfCertificate().
-    std::string tokens_file;      // Empty: none. It is read again when it changes.
-    std::string operator_file;    // Gets the head's own token.
+    std::string crl_file;         // Of revoked certificates of `ca_file`; empty: none.
+    std::string ca_file;
+    // A worker is called by its certificate's common name.
+    bool names_by_certificate = false;
+    std::string tokens_file;    // Empty: none. It is read again when it changes.
+    std::string operator_file;  // Gets the head's own token.
     std::string audit_file;
     // Told whose other ends have been understood, and which are members; null: none. It outlives this.
     Connections* connections = nullptr;
   };
-  // InvalidArgument for a file of tokens that cannot be read or is wrong; FailedPrecondition for an audit
-  // file that is a link or no regular file.
+  // InvalidArgument for a file of tokens or of revoked certificates that cannot be read or is wrong;
+  // FailedPrecondition for an audit file that is a link or no regular file.
   static absl::StatusOr<std::unique_ptr<Access>> Open(const Options& options);
 
   // OK if the caller has the role. Else PermissionDenied, which names the role and the way to it; it is in
   // the audit log then. Where the head's own token would do, and the caller is a process of this machine, it
   // is told where that is.
   absl::Status Check(grpc::CallbackServerContext* context, Role need, absl::string_view call);
+  // Whether a worker of that name may come: if names go by certificates, it is the common name of the
+  // caller's, or that, a dash and more. PermissionDenied, which says the name.
+  absl::Status CheckName(const grpc::CallbackServerContext& context, absl::string_view name);
   // What a peer (PeerOf) calls over; null if that is not known.
   std::shared_ptr<Connection> ConnectionOf(const std::string& peer) const;
   // The caller has shown to be a worker of the job.
@@ -54,7 +63,7 @@ class Access {
     RoleSet roles;
     std::string shown;  // As the audit log has it.
   };
-  explicit Access(Options options) : options_(std::move(options)) {}
+  explicit Access(Options options) : options_(std::move(options)), tokens_file_(options_.tokens_file) {}
   void MakeOwnToken();
   // A line of the audit log; of a flood only some, and how many there were.
   void NoteDenied(AuditLog::Entry entry);
@@ -65,12 +74,12 @@ class Access {
   const Options options_;
   std::string own_token_;
   std::unique_ptr<AuditLog> audit_;
+  std::unique_ptr<Revocations> revocations_;  // Null: none.
 
   Mutex mu_;
   TokenTable tokens_ ABSL_GUARDED_BY(mu_);
-  std::string read_of_ ABSL_GUARDED_BY(mu_);  // What tells one state of the file from another.
+  WatchedFile tokens_file_ ABSL_GUARDED_BY(mu_);
   absl::Status looked_ ABSL_GUARDED_BY(mu_);  // What came of the last look.
-  absl::Time look_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   // Denials of this second, and how many lines of them were left out.
   absl::Time denials_since_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   int denials_ ABSL_GUARDED_BY(mu_) = 0;

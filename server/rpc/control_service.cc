@@ -72,6 +72,9 @@ ControlService::Reactor* ControlService::OfObserver(Context* context, const char
 
 ControlService::Reactor* ControlService::Register(Context* context, const RegisterRequest* request,
                                                   RegisterReply* reply) {
+  if (const absl::Status named = access_->CheckName(*context, request->name()); !named.ok()) {
+    return Refuse(context, named);
+  }
   return OfWorker(context, "Register", request->incarnation(), reply,
                   [this, context, request]() -> absl::StatusOr<RegisterReply> {
                     absl::StatusOr<RegisterReply> result =

@@ -234,6 +234,83 @@ TEST_CASE("over TLS a certificate's units are roles, or what --allow makes of it
              {"by token", authority.Issue("e", "/OU=observer/CN=x"), OwnToken(job), {Role::kOperator}});
 }
 
+TEST_CASE("a revoked certificate may do nothing, also one that is revoked while the head runs", "[access]") {
+  const Certificates authority("the job's");
+  const TlsFlags host = authority.Client();
+  const TlsFlags stolen = authority.Issue("stolen", "/OU=operator/OU=worker/CN=stolen");
+  const TlsFlags later = authority.Issue("later", "/OU=observer/CN=later");
+  const TlsFlags good = authority.Issue("good", "/OU=observer/CN=good");
+  InProcessJob job(-1);
+  job.flags.tls_cert = host.cert;
+  job.flags.tls_key = host.key;
+  job.flags.tls_ca = host.ca;
+  job.flags.tls_crl = authority.Revoke(stolen.cert);
+  job.StartServer();
+  CheckCalls(job.flags.listen, {"stolen", stolen, "", {}});
+  // A token does not help.
+  CheckCalls(job.flags.listen, {"stolen, with a token", stolen, OwnToken(job), {}});
+  CheckCalls(job.flags.listen, {"later", later, "", {Role::kObserver}});
+  CheckCalls(job.flags.listen, {"good", good, "", {Role::kObserver}});
+
+  authority.Revoke(later.cert);
+  ControlClient revoked(*ConnectTo(job.flags.listen, later));
+  REQUIRE(Eventually([&] { return absl::IsPermissionDenied(revoked.Status().status()); }));
+  CHECK(absl::StrContains(revoked.Status().status().message(), "the revoked certificate CN=later"));
+  CheckCalls(job.flags.listen, {"good", good, "", {Role::kObserver}});
+
+  // A list that is broken changes nothing.
+  WriteWholeFile(authority.crl(), "-----BEGIN nothing");
+  CHECK_FALSE(Eventually([&] { return revoked.Status().ok(); }, absl::Seconds(3)));
+  CheckCalls(job.flags.listen, {"stolen", stolen, "", {}});
+}
+
+TEST_CASE("a list of revoked certificates that is none, or another CA's, is refused at the start",
+          "[access]") {
+  const Certificates ours("the job's"), theirs("another's");
+  const TlsFlags host = ours.Client();
+  InProcessJob job(-1);
+  job.flags.tls_cert = host.cert;
+  job.flags.tls_key = host.key;
+  job.flags.tls_ca = host.ca;
+  const auto refused = [&](const std::string& file) {
+    job.flags.tls_crl = file;
+    return std::string(ReconServer::Start(job.flags).status().message());
+  };
+  CHECK_THAT(refused(theirs.Revoke(theirs.cert())),
+             Catch::Matchers::Contains("the list of another's is not signed by a CA of --tls-ca"));
+  CHECK_THAT(refused(ours.cert()), Catch::Matchers::Contains("has no list of revoked certificates"));
+  CHECK_THAT(refused(ours.directory() / "none.pem"), Catch::Matchers::Contains("--tls-crl"));
+}
+
+TEST_CASE("where names go by certificates a worker has its own, and no other's", "[access]") {
+  const Certificates authority("the job's");
+  const TlsFlags host = authority.Client();
+  InProcessJob job(-1);
+  job.flags.tls_cert = host.cert;
+  job.flags.tls_key = host.key;
+  job.flags.tls_ca = host.ca;
+  job.flags.names_by_certificate = true;
+  job.StartServer();
+  const TlsFlags lab = authority.Issue("lab", "/OU=worker/CN=lab");
+  ControlClient client(*ConnectTo(job.flags.listen, lab));
+  const auto register_as = [&](const std::string& name) {
+    RegisterRequest request;
+    request.set_name(name);
+    return client.Register(request).status();
+  };
+  for (const std::string name : {"other", "labs", "", "la", "other-lab"}) {
+    CAPTURE(name);
+    const absl::Status status = register_as(name);
+    CHECK(absl::IsPermissionDenied(status));
+    CHECK_THAT(std::string(status.message()), Catch::Matchers::Contains("--name lab, or lab-<anything>"));
+  }
+  for (const std::string name : {"lab", "lab-1"}) {
+    CAPTURE(name);  // Refused for what else is missing in the request.
+    CHECK_THAT(std::string(register_as(name).message()),
+               !Catch::Matchers::Contains("names go by certificates"));
+  }
+}
+
 TEST_CASE("how long certificates are valid still is a series", "[access]") {
   const Certificates authority("the job's");  // Its certificates are of two days.
   const auto families = CertificateSeries(authority.cert(), authority.ca()).Collect();

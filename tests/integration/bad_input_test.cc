@@ -83,6 +83,8 @@ TEST_CASE("wrong flags end each program with code 2 and the flag's name", "[bad_
   server({"--listen", "nowhere"}, "--listen nowhere");
   server({"--listen", "0.0.0.0:0"}, "is not loopback");
   server({"--tls-cert", "x.pem"}, "--tls-cert, --tls-key and --tls-ca go together");
+  server({"--tls-crl", "x.pem"}, "--tls-crl is for certificates");
+  server({"--names-by-certificate"}, "--names-by-certificate is for certificates");
   server({"--config", directory / "absent.toml"}, "absent.toml");
   WriteWholeFile(directory / "bad.toml", "batch = \"many\"\n");
   server({"--config", directory / "bad.toml"}, "bad.toml:1: --batch many: expected a number from 1");

@@ -7,6 +7,7 @@
 #include "catch2/catch.hpp"
 #include "common/base/clock.h"
 #include "common/rpc/grpc_log.h"
+#include "common/rpc/revocation_list.h"
 #include "common/rpc/tls_probe.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
@@ -360,6 +361,16 @@ TEST_CASE("make_certs.sh makes what a job needs", "[tls]") {
   CHECK(ControlClient(*ConnectTo(job.address(), of("operator"))).Status()->phase() == PHASE_FINISHED);
   CHECK(ErrorOf(of("worker"), TlsEnd::kServer).empty());
   CHECK(absl::StrContains(ErrorOf(of("operator"), TlsEnd::kServer), "extended key usage"));
+  // One is taken back: the list names it, and is the CA's.
+  REQUIRE(RunProgram({InSources("tools/make_certs.sh"), "--revoke", certs + "/worker.pem", certs}, &output) ==
+          0);
+  const auto list =
+      RevocationList::Parse(ReadWholeFile(certs + "/crl.pem"), ReadWholeFile(certs + "/ca.pem"));
+  REQUIRE(list.ok());
+  CHECK(list->Has(ReadCertificates(ReadWholeFile(certs + "/worker.pem"))->front().get()));
+  CHECK_FALSE(list->Has(ReadCertificates(ReadWholeFile(certs + "/operator.pem"))->front().get()));
+  CHECK(list->next_update() > WallNow() + absl::Hours(24 * 300));
+  CHECK(RunProgram({InSources("tools/make_certs.sh"), "--revoke", certs}, &output) == 2);
   CHECK(RunProgram({InSources("tools/make_certs.sh"), certs}, &output) == 2);
   output.clear();
   CHECK(RunProgram({InSources("tools/make_certs.sh"), certs, "not a host"}, &output) == 2);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,18 @@ class Certificates {
              directory_ / "extensions"});
     return {base + ".pem", base + ".key", ca(), false};
   }
+  // Takes a certificate of this CA back, and writes the list of all that were, valid for so many days.
+  std::string Revoke(const std::string& certificate, int days = 2) const {
+    const std::string config = directory_ / "ca.conf";
+    const std::string database = directory_ / "index.txt";
+    if (!std::filesystem::exists(database)) WriteWholeFile(database, "");
+    WriteWholeFile(config, "[ca]\ndefault_ca = job\n[job]\ndatabase = " + database + "\ncertificate = " +
+                               ca() + "\nprivate_key = " + directory_ / "ca.key" + "\ndefault_md = sha256\n");
+    Openssl({"ca", "-config", config, "-revoke", certificate});
+    Openssl({"ca", "-config", config, "-gencrl", "-crldays", std::to_string(days), "-out", crl()});
+    return crl();
+  }
+  std::string crl() const { return directory_ / "crl.pem"; }
   std::string cert() const { return directory_ / "host.pem"; }
   std::string key() const { return directory_ / "host.key"; }
   std::string ca() const { return directory_ / "ca.pem"; }

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
+#include "common/base/watched_file.h"
+#include "common/rpc/revocation_list.h"
+
+namespace recon {
+
+// The certificates that a file says are revoked (--tls-crl). It is read again when it changes; a new one that
+// is wrong changes nothing, and the log says what is wrong with it.
+//
+// Threads: thread-safe.
+class Revocations {
+ public:
+  // InvalidArgument, which names the flag and the file, for one that cannot be read or is wrong.
+  static absl::StatusOr<std::unique_ptr<Revocations>> Open(const std::string& file,
+                                                           const std::string& ca_file);
+
+  bool Has(const X509* certificate);
+
+ private:
+  Revocations(const std::string& file, std::string ca_file) : ca_file_(std::move(ca_file)), file_(file) {}
+  absl::Status Look() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const std::string ca_file_;
+  Mutex mu_;
+  WatchedFile file_ ABSL_GUARDED_BY(mu_);
+  RevocationList list_ ABSL_GUARDED_BY(mu_);
+  absl::Status looked_ ABSL_GUARDED_BY(mu_);  // What came of the last look.
+};
+
+}  // namespace recon
