@@ -22,7 +22,7 @@ tools/setup.sh --tests
 # What clang-tidy says of the lines that have changed since main. A file takes it 5 to 25 s of CPU time; files that it
 # does not come to within RECON_LINT_SECONDS are looked at with the next change.
 lint_changes() {
-  local base lint
+  local base lint status=0
   if ! base=$(git merge-base HEAD origin/main 2>/dev/null); then
     echo "lint: there is no origin/main to compare with"
     return 0
@@ -30,9 +30,14 @@ lint_changes() {
   lint=$(mktemp)
   timeout "${RECON_LINT_SECONDS:-120}" clang-tidy-diff-14.py -p1 -path build/check -j "$(nproc)" -quiet \
     < <(git diff -U0 --diff-filter=d "$base" -- 'common/*.cc' 'server/*.cc' 'worker/*.cc' ':!worker/python' ':!common/ucx' \
-          ':!worker/cuda') >"$lint" 2>&1 || [ $? -ne 124 ] || echo "lint: not all files within the time"
-  if grep -E "(error|warning): " "$lint"; then
-    echo "lint: clang-tidy failed, see .clang-tidy" >&2
+          ':!worker/cuda') >"$lint" 2>&1 || status=$?
+  if [ "$status" -eq 124 ]; then
+    echo "lint: not all files within the time"
+    status=0
+  fi
+  if grep -E "(error|warning): " "$lint" || [ "$status" -ne 0 ]; then
+    [ -s "$lint" ] && tail -n 5 "$lint" >&2
+    echo "lint: clang-tidy failed ($status), see .clang-tidy" >&2
     return 1
   fi
   rm -f "$lint"

@@ -29,8 +29,11 @@ absl::Status CheckChunk(const CallHeader& header, size_t payload) {
       header.wire > Wire::kBfloat16 || header.pair > 1) {
     return wrong("an unknown operation or type");
   }
-  if (header.combine == Combine::kCopy && header.source == kEverybody)
-    return wrong("a copy of everybody's bytes");
+  if ((header.combine == Combine::kCopy) != (header.source != kEverybody)) {
+    return wrong(header.combine == Combine::kCopy ? "a copy of everybody's bytes"
+                                                  : "one member's bytes, to be combined");
+  }
+  if (header.combine != Combine::kCopy && header.pair != 0) return wrong("a pair's bytes, to be combined");
   if (header.bytes > limits::kCollectiveChunkBytesMax) {
     return wrong(header.bytes, " bytes, at most ", limits::kCollectiveChunkBytesMax);
   }

@@ -43,8 +43,7 @@ size_t OnBody(char* data, size_t one, size_t size, void* user) {
   HttpResponse& response = receiver->response;
   const bool direct = !receiver->out.empty() && receiver->Status() / 100 == 2;
   const uint64_t room = direct ? receiver->out.size() : limits::kHttpBodyBytesMax;
-  RECON_CHECK_LE(response.body_bytes, room);
-  if (size > room - response.body_bytes) {
+  if (response.body_bytes > room || size > room - response.body_bytes) {
     receiver->too_long = true;
     return 0;
   }

@@ -23,8 +23,11 @@ class JobLog {
  public:
   // From now on records go through `log`.
   void Set(std::unique_ptr<PushLog> log) { log_ = std::move(log); }
-  // Waits for what was appended, and for callbacks.
-  void Close() { log_.reset(); }
+  // Waits for what was appended, and for callbacks, which may still ask the log something.
+  void Close() {
+    if (on()) log_->Stop();
+    log_.reset();
+  }
   // Null without a log.
   PushLog* get() const { return log_.get(); }
   bool on() const { return log_ != nullptr; }

@@ -44,6 +44,8 @@ absl::StatusOr<OperationPtr> DecodeRecord(const ByteChain& payload) {
   op->outcomes.resize(op->frame.parts.size(), PushOutcome::kTaken);
   for (size_t i = 0; i < op->frame.parts.size(); ++i) {
     const PartHeader& part = op->frame.parts[i];
+    if (part.payload_bytes == 0)
+      return absl::DataLossError(absl::StrCat("shard ", part.shard, " without a payload"));
     RECON_RETURN_IF_ERROR(CheckPayload(static_cast<CodecId>(part.codec), part.count, op->frame.payloads[i]));
     op->shards.push_back(part.shard);
   }

@@ -243,7 +243,7 @@ void ParamServer::FollowClosing(const StepClosing& closing) {
     MutexLock lock(&mu_);
     StepClosing here{closing.step, {}, closing.contributors};
     for (const uint32_t shard : closing.shards) {
-      if (shards_.map().has(shard)) here.shards.push_back(shard);
+      if (shard < shards_.map().size() && shards_.map().has(shard)) here.shards.push_back(shard);
     }
     StepClosing ours = closed_.NoteNew(here);
     if (ours.shards.empty()) return;

@@ -49,7 +49,9 @@ absl::StatusOr<std::unique_ptr<PushLog>> PushLog::Open(const Options& options, F
   return log;
 }
 
-PushLog::~PushLog() {
+PushLog::~PushLog() { Stop(); }
+
+void PushLog::Stop() {
   {
     MutexLock lock(&mu_);
     stopping_ = true;

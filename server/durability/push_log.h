@@ -44,6 +44,9 @@ class PushLog {
                                                        const ApplyRules& rules, uint64_t next_sequence);
   ~PushLog();
 
+  // Writes what was appended, calls it back, and ends. Nothing may be appended any more. The destructor does
+  // it, too; whoever is called back and asks the log something stops it first.
+  void Stop();
   // Appends a record; its sequence is the next one.
   void Append(LogRecordKind kind, ByteChain payload, Done done);
   // Runs `done` when everything before is written.

@@ -214,6 +214,8 @@ absl::Status Follower::Execute(const ServerCommand& command) {
                       DescribeMember(TRACE_ROLE_SERVER, OwnAddress(), place_.server()));
       break;
     case ServerCommand::kHurry:
+      if (command.hurry() < 0)
+        return absl::InvalidArgumentError("a command of the head: it hurries by less than 0");
       parts_->Hurry(command.hurry());
       break;
     case ServerCommand::kDrain:

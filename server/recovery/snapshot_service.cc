@@ -281,11 +281,15 @@ void SnapshotService::NoteNewest(const Manifest& manifest) {
 void SnapshotService::Tick(absl::Time now) {
   bool due = false;
   bool log_is_long = false;
+  bool only_trim = false;
   {
     MutexLock lock(&mu_);
     if (periodic_running_ || now < next_try_ || (cluster_ != nullptr && !cluster_->live())) return;
-    if (params_->position().sequence == last_sequence_ && params_->log()->full())
-      params_->log()->TrimToNewest();
+    only_trim = params_->position().sequence == last_sequence_ && params_->log()->full();
+  }
+  if (only_trim) params_->log()->TrimToNewest();  // Blocks on the disk.
+  {
+    MutexLock lock(&mu_);
     if (params_->position().sequence == last_sequence_ || !params_->has_values()) return;
     due = now - last_periodic_ >= options_.interval;
     const double replay_seconds = std::max(params_->position().replay_seconds - replay_seconds_at_last_,

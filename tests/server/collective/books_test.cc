@@ -260,6 +260,22 @@ TEST_CASE("a frame comes back as it was, and one that cannot be is refused", "[c
   CHECK(refused([](CallFrame* f) { f->header.dtype = static_cast<DType>(99); }));
   CHECK(refused([](CallFrame* f) { f->header.wire = Wire::kFloat16; }));
   CHECK(refused([](CallFrame* f) { f->header.combine = Combine::kCopy; }));  // Of everybody.
+  // A sum, or a concatenation, of one member's bytes, or of a pair's: nothing to be combined with would come.
+  for (const Combine combine : {Combine::kReduce, Combine::kConcat}) {
+    CHECK(refused([&](CallFrame* f) {
+      f->header.combine = combine;
+      f->header.source = 1;
+    }));
+    CHECK(refused([&](CallFrame* f) {
+      f->header.combine = combine;
+      f->header.pair = 1;
+    }));
+    CHECK(refused([&](CallFrame* f) {
+      f->header.combine = combine;
+      f->header.source = f->header.receiver = 1;
+      f->header.pair = 1;
+    }));
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "catch2/catch.hpp"
 #include "tests/server/data_plane/small_job.h"
+#include "tests/support/temp_dir.h"
 
 namespace recon {
 
@@ -45,6 +46,24 @@ TEST_CASE("BSP goes on without a worker that is expelled: shards it had reached 
   CHECK(Await(f.Push(2, 1, 1)).ok());
   CHECK(Await(next).ok());
   CHECK(f.Values(1).back() == -4);
+}
+
+TEST_CASE("a server may end while a closing that nobody waits for is on its way to the disk",
+          "[param_server]") {
+  for (int i = 0; i < 20; ++i) {
+    const TempDir directory;
+    SmallJob f(0);
+    PushLog::Options options;
+    options.directory = directory.path();
+    options.sync = true;
+    f.server().log()->Set(
+        *PushLog::Open(options, FileSystem::Local(), f.server().rules(), f.server().position().sequence + 1));
+    f.server().log()->NoteSnapshot(1);
+    const auto one = f.Push(1, 0, 3);
+    f.server().BeginDrain();
+    CHECK(absl::IsUnavailable(Await(one)));
+    f.server().members()->Expel(WorkerId(2));  // The step has all its pushes now.
+  }
 }
 
 TEST_CASE("BSP: the reply of a frame comes when all have sent its shards, not all of theirs",

@@ -128,7 +128,8 @@ TEST_CASE("a follower answers when the head has closed the step, or has come bey
   settle();
   CHECK(reported == std::vector<uint64_t>{0});
   CHECK_FALSE(first->done.HasBeenNotified());
-  // Shard 0 is not here: the closing has nothing for this server.
+  // Shard 0 is not here, and there is no shard 7: the closings have nothing for this server.
+  follower.server().peers()->FollowClosing({0, {7, UINT32_MAX}, {{WorkerId(1), follower.IncarnationOf(1)}}});
   follower.server().peers()->FollowClosing({0, {0}, {{WorkerId(1), follower.IncarnationOf(1)}}});
   settle();
   CHECK_FALSE(first->done.HasBeenNotified());
