@@ -145,6 +145,14 @@ class WholeJob(Launched):
         self.assertRegex(run.until(r"data in (\S+)")[1], r"^recon-jobs/train-")
         self.assertTrue((self.folder / run.until(r"data in (\S+)")[1] / "snapshots").is_dir())
 
+    def test_another_machine_adds_workers(self):
+        run = self.job(1, 12, "--listen", "127.0.0.2:0", step_ms=4)
+        address = run.until(r"server (127\.0\.0\.2:\d+)")[1]
+        run.until(r"^\[run\] epoch ")
+        other = self.run_it("--workers", 1, "--server", address, "train.py", 4)
+        other.until(r"^\[w0\] .*first push acknowledged")
+        self.assertEqual((run.ended()[0], other.ended()[0]), (0, 0), run.text() + other.text())
+
     def test_a_killed_worker_and_a_killed_server_are_started_again(self):
         run = self.job(2, 12)
         run.until(r"^\[run\] epoch ")
@@ -253,6 +261,8 @@ class Failures(Launched):
         self.check_refused("--workers 0: there has to be one", "--workers", 0, "train.py")
         self.check_refused("for a server that is started here, not for h:1", "--workers", 1, "--server", "h:1",
                            "--data", "d", "train.py")
+        self.check_refused("--listen and --server-args are for a server that is started here, not for h:1", "--workers", 1,
+                           "--server", "h:1", "--listen", "127.0.0.1:0", "train.py")
         self.check_refused("there is no recon-server in RECON_BIN", "--workers", 1, "train.py",
                            environment={"RECON_BIN": "/nowhere", "PATH": "/nowhere"})
 

@@ -44,7 +44,8 @@ class Launcher:
         self.server: Server | None = None
         self.address: str = options.server
         if not self.address:
-            self.server = Server(options.server_program, options.data, options.server_flags, dict(os.environ))
+            self.server = Server(options.server_program, options.data, options.server_flags, dict(os.environ),
+                                 options.listen)
         self.status: Status | None = None
         self.started = time.monotonic()
         self.server_due: float | None = None
@@ -308,6 +309,9 @@ def parser() -> argparse.ArgumentParser:
                      help="the job's server; one is started here where neither this nor RECON_SERVER names one")
     run.add_argument("--data", type=pathlib.Path, metavar="DIR",
                      help="the started server's data; a job that is in it goes on (default: recon-jobs/SCRIPT-TIME)")
+    run.add_argument("--listen", default="", metavar="HOST:PORT",
+                     help="where the started server listens, for workers on other machines (default: a free port of "
+                          "127.0.0.1)")
     run.add_argument("--server-args", action="append", default=[], metavar="'FLAGS'",
                      help="flags for the started server, such as '--sync bsp'; may be given several times")
     run.add_argument("--restarts", type=int, default=RESTARTS, metavar="R",
@@ -345,8 +349,9 @@ def options_of(words: list[str]) -> argparse.Namespace:
     options.program = Program(options.script, options.module, options.arguments, options.preload)
     options.server_flags = [flag for text in options.server_args for flag in shlex.split(text)]
     if options.server:
-        if options.data or options.server_flags:
-            parse.error(f"--data and --server-args are for a server that is started here, not for {options.server}")
+        if options.data or options.server_flags or options.listen:
+            parse.error("--data, --listen and --server-args are for a server that is started here, "
+                        f"not for {options.server}")
         return options
     options.server_program = find_program("recon-server")
     if options.server_program is None:

@@ -22,8 +22,10 @@ TAIL_LINES = 5000
 class Server:
     """A recon-server that the launcher starts, always on the same data directory and, once it has one, port."""
 
-    def __init__(self, program: str, data: pathlib.Path, flags: list[str], environment: dict[str, str]):
+    def __init__(self, program: str, data: pathlib.Path, flags: list[str], environment: dict[str, str],
+                 listen: str = ""):
         self.program = program
+        self.listen = listen or "127.0.0.1:0"
         self.data = data
         self.flags = flags
         self.environment = environment
@@ -36,7 +38,7 @@ class Server:
         if not self.address:
             (self.data / "ADDRESS").unlink(missing_ok=True)
         self.child = processes.start("server", [
-            self.program, "--data", str(self.data), "--listen", self.address or "127.0.0.1:0", "--exit-when-done",
+            self.program, "--data", str(self.data), "--listen", self.address or self.listen, "--exit-when-done",
             *self.flags], self.environment, tail_lines=TAIL_LINES)
 
     def listens(self) -> bool:
