@@ -103,7 +103,7 @@ class Cluster final : public Followers {
   void Hurry(int change);
   // The longest of all servers.
   double replay_seconds() const;
-  // Whether one of the others wants a snapshot, as ParamServer::log_wants_snapshot() says.
+  // Whether one of the others wants a snapshot, as JobLog::wants_snapshot() says.
   bool log_wants_snapshot() const;
 
   // Servers take no pushes any more; false if some have not finished those under way by then.

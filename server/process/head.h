@@ -55,7 +55,7 @@ class Head {
     kPolicyWasLost,    // the push log has another policy,
     kRollbackGivenUp,  // the rollback cannot be done.
   };
-  // Locks the data directory, recovers, raises the cluster epoch and opens the port, in this order.
+  // Locks the data directory, raises the cluster epoch, recovers and opens the port, in this order.
   absl::StatusOr<Opened> Open();
 
   enum class Ended {

@@ -48,7 +48,7 @@ class StepBook {
     return step < closed_.first_open(shard) || step < gate_.frontier();
   }
 
-  // A worker whose pushes are taken from now on; see ParamServer's methods of these names.
+  // A worker whose pushes are taken from now on; see StepMembers' methods of these names.
   void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step);
   void Expel(WorkerId worker);
   uint64_t Activate(WorkerId worker, uint64_t next_step, bool resumes);
