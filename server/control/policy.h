@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "common/optim/apply_rules.h"
 #include "common/tensor/param_layout.h"
-#include "proto/control.pb.h"
+#include "proto/config.pb.h"
 #include "proto/job.pb.h"
 #include "server/tuning/policy_controller.h"
 

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/base/ids.h"
-#include "proto/control.pb.h"
+#include "proto/progress.pb.h"
 
 namespace recon {
 

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "proto/control.pb.h"
+#include "proto/progress.pb.h"
 
 namespace recon {
 

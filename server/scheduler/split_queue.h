@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/base/ids.h"
-#include "proto/control.pb.h"
+#include "proto/job.pb.h"
 
 namespace recon {
 

@@ -5,7 +5,8 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/base/ids.h"
-#include "proto/control.pb.h"
+#include "proto/config.pb.h"
+#include "proto/progress.pb.h"
 #include "server/tuning/codec_controller.h"
 #include "server/tuning/step_window.h"
 

@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/base/ids.h"
-#include "proto/control.pb.h"
+#include "proto/progress.pb.h"
 #include "server/tuning/policy_controller.h"
 #include "server/tuning/step_window.h"
 

@@ -6,7 +6,7 @@
 
 #include "absl/time/time.h"
 #include "common/base/ids.h"
-#include "proto/control.pb.h"
+#include "proto/progress.pb.h"
 
 namespace recon {
 
