@@ -10,12 +10,8 @@
 #include "common/snapshot/control_state.h"
 #include "proto/cluster.pb.h"
 #include "proto/job.pb.h"
-
-namespace rocksdb {
-class DB;
-class Env;
-class WriteBatch;
-}  // namespace rocksdb
+#include "server/durability/control_rows.h"
+#include "server/durability/rollback_rows.h"
 
 namespace recon {
 
@@ -33,7 +29,6 @@ class ControlDb {
  public:
   // Reads all of it: DataLoss if something in it is damaged.
   static absl::StatusOr<std::unique_ptr<ControlDb>> Open(const std::string& directory);
-  ~ControlDb();
 
   // Whether it was empty when it was opened.
   bool created() const { return created_; }
@@ -75,28 +70,18 @@ class ControlDb {
   absl::StatusOr<std::string> LoadSettings() const;
   absl::Status SaveSettings(const std::string& text);
 
-  // The rollback that the next recovery is to do, and the last one that was done; empty if there is none.
-  absl::StatusOr<RollbackRecord> LoadNextRollback() const;
-  absl::StatusOr<RollbackRecord> LoadLastRollback() const;
-  absl::Status SaveNextRollback(const RollbackRecord& record);
-  // It will not be done.
-  absl::Status DropNextRollback();
-  // It is done: of the completions those of `state` are left. All of it or nothing.
-  absl::Status FinishRollback(const RollbackRecord& record, const ControlState& state);
+  // The rollback that is to be done, and the last one.
+  RollbackRows& rollbacks() { return rollbacks_; }
 
   absl::StatusOr<ControlState> Load() const;
   // Adds what is missing. DataLoss if `state` and the database contradict each other.
   absl::Status Merge(const ControlState& state);
 
  private:
-  ControlDb(std::unique_ptr<rocksdb::Env> env, std::unique_ptr<rocksdb::DB> db);
-  absl::Status Put(const std::string& key, const std::string& value);
-  absl::Status Write(rocksdb::WriteBatch* batch, const std::string& what);
-  absl::StatusOr<std::optional<std::string>> Get(const std::string& key) const;
-  absl::StatusOr<RollbackRecord> LoadRollback(const char* key) const;
+  explicit ControlDb(std::unique_ptr<ControlRows> rows);
 
-  std::unique_ptr<rocksdb::Env> env_;  // Outlives the database.
-  std::unique_ptr<rocksdb::DB> db_;
+  const std::unique_ptr<ControlRows> rows_;
+  RollbackRows rollbacks_;
   bool created_ = false;
 };
 

@@ -29,8 +29,8 @@ uint64_t RollbackRecords::History(const Manifest& newest) const {
 absl::StatusOr<RollbackRecords> LoadRollbacks(const Manifest& newest, const ServerProcess& process) {
   ControlDb* const db = process.db();
   RollbackRecords records;
-  RECON_ASSIGN_OR_RETURN(records.next, db->LoadNextRollback());
-  RECON_ASSIGN_OR_RETURN(records.last, db->LoadLastRollback());
+  RECON_ASSIGN_OR_RETURN(records.next, db->rollbacks().LoadNext());
+  RECON_ASSIGN_OR_RETURN(records.last, db->rollbacks().LoadLast());
   RollbackRecord& next = records.next;
   const uint32_t servers = process.flags().servers;
   if (next.history() != 0 && servers > 1) {
@@ -45,7 +45,7 @@ absl::StatusOr<RollbackRecords> LoadRollbacks(const Manifest& newest, const Serv
     next.set_end(newest.sequence());
     next.set_published(newest.generation());
     RECON_ASSIGN_OR_RETURN(const ControlState state, DecodeControl(newest.control(), newest.model()));
-    RECON_RETURN_IF_ERROR(db->FinishRollback(next, state));
+    RECON_RETURN_IF_ERROR(db->rollbacks().Finish(next, state));
     records.last = std::exchange(next, RollbackRecord());
   }
   return records;
@@ -135,7 +135,7 @@ absl::StatusOr<std::optional<Manifest>> HeadRecovery::GoBack(RollbackRecord reco
   if (!back.ok() && !record.done() && !CannotBeRead(back.status())) {
     LogError("THE ROLLBACK {} IS GIVEN UP: {}; the job goes on from where it was", record.reason(),
              back.status().message());
-    RECON_RETURN_IF_ERROR(db->DropNextRollback());
+    RECON_RETURN_IF_ERROR(db->rollbacks().DropNext());
     // To go on from where it diverged leads here again.
     if (record.automatic()) return back.status();
     rollback_given_up_ = true;
@@ -155,7 +155,7 @@ absl::StatusOr<std::optional<Manifest>> HeadRecovery::GoBack(RollbackRecord reco
   record.set_done(true);
   record.set_end(back->end);
   record.set_published(parts_.snapshots->status().generation());
-  RECON_RETURN_IF_ERROR(db->FinishRollback(record, control_));
+  RECON_RETURN_IF_ERROR(db->rollbacks().Finish(record, control_));
   LogWarn("rolled back {}: snapshot {} has that state, after sequence {} of the log", record.reason(),
           record.published(), record.end());
   rollbacks_.last = std::exchange(record, RollbackRecord());

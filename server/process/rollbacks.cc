@@ -54,7 +54,7 @@ absl::StatusOr<RollbackReply> Rollbacks::Plan(const RollbackRequest& request, bo
   // Until the restart, should a snapshot come before it.
   RECON_ASSIGN_OR_RETURN(kept_,
                          ReaderLease::TakeIfWritable(process_.store(), Generation(plan->generation())));
-  RECON_RETURN_IF_ERROR(process_.db()->SaveNextRollback(*plan));
+  RECON_RETURN_IF_ERROR(process_.db()->rollbacks().SaveNext(*plan));
   LogWarn("rollback {} is asked for: from snapshot {} (sequence {}); the state was at sequence {}",
           plan->reason(), plan->generation(), reply.snapshot_sequence(), reply.last_sequence());
   certain_.store(true);

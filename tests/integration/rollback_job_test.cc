@@ -552,7 +552,7 @@ TEST_CASE("a rollback whose snapshot turns out to be damaged is given up, and th
     record.set_history(1);
     record.set_generation(good);
     record.set_reason("to a damaged snapshot");
-    REQUIRE(db->SaveNextRollback(record).ok());
+    REQUIRE(db->rollbacks().SaveNext(record).ok());
   }
   std::string bytes = ReadWholeFile(pack);
   bytes[bytes.size() / 2] ^= 1;
