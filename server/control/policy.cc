@@ -278,9 +278,7 @@ absl::StatusOr<Policy> ResolveAuto(const PolicySettings& settings, const PolicyB
   return ResolvePolicy(Chosen(settings, controller.choice()), base);
 }
 
-}  // namespace
-
-absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const PolicyBase& base) {
+absl::Status CheckTextSizes(const PolicySettings& settings) {
   for (const std::string* text :
        {&settings.sync(), &settings.outer_optimizer(), &settings.staleness_correction()}) {
     if (text->size() > limits::kNameBytesMax) {
@@ -288,6 +286,82 @@ absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const Polic
                                                      " bytes, allowed are ", limits::kNameBytesMax));
     }
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CorrectionRules> CorrectionOf(const PolicySettings& settings, const Sync& sync) {
+  if (settings.staleness_correction().empty()) return CorrectionRules();
+  RECON_ASSIGN_OR_RETURN(const CorrectionRules correction, ParseCorrection(settings.staleness_correction()));
+  if (correction.kind != StalenessCorrection::kNone && sync.bound == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--staleness-correction ", settings.staleness_correction(),
+                                                   ": with --sync ", settings.sync(),
+                                                   " no gradient is stale"));
+  }
+  return correction;
+}
+
+// 0: workers push gradients.
+absl::StatusOr<uint32_t> LocalStepsOf(const PolicySettings& settings, const Sync& sync) {
+  if (settings.local_steps() > limits::kLocalStepsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--local-steps ", settings.local_steps(), ", allowed are ", limits::kLocalStepsMax));
+  }
+  if (sync.local_steps > 0 && settings.local_steps() > 0) {
+    return absl::InvalidArgumentError("--local-steps: --sync has said it already");
+  }
+  return std::max(sync.local_steps, settings.local_steps());
+}
+
+// Workers push gradients: the rest of the policy.
+absl::Status ResolveGradients(const PolicySettings& settings, const PolicyBase& base, Policy* policy) {
+  if (HasOuter(settings)) {
+    return absl::InvalidArgumentError(
+        "--outer-optimizer and its companions are for --sync local:H or diloco:H, or --local-steps");
+  }
+  if (settings.fragments() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--fragments ", settings.fragments(), " is for local steps (--sync local:H)"));
+  }
+  if (settings.local_steps_by_speed()) {
+    return absl::InvalidArgumentError("--local-steps-by-speed is for local steps (--sync local:H)");
+  }
+  policy->job.set_clip_norm(base.optimizer.clip_norm);
+  *policy->job.mutable_sync_periods() = settings.sync_periods();
+  return CheckStep(settings, *policy, base);
+}
+
+// Workers take `steps` local steps between two pushes: the rest of the policy.
+absl::Status ResolveLocal(const PolicySettings& settings, const Sync& sync, uint32_t steps,
+                          const PolicyBase& base, Policy* policy) {
+  if (!settings.sync_periods().empty()) {
+    return absl::InvalidArgumentError("--sync-period is for gradients, not for local steps");
+  }
+  const uint32_t fragments = std::max(1u, settings.fragments());
+  if (steps % fragments != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--fragments ", fragments, ": ", steps, " local steps are no multiple of it"));
+  }
+  if (policy->rules.correction.kind != StalenessCorrection::kNone) {
+    return absl::InvalidArgumentError("--staleness-correction is for gradients, not for local steps");
+  }
+  policy->job.mutable_local()->set_steps(steps);
+  policy->job.mutable_local()->set_fragments(fragments);
+  // Clipping is of gradients, not of what is pushed: it is among these.
+  ApplyRules inner;
+  inner.optimizer = base.optimizer;
+  inner.groups = base.groups;
+  *policy->job.mutable_local()->mutable_rules() = EncodeRules(inner);
+  policy->rules.local = true;
+  RECON_RETURN_IF_ERROR(CheckStep(settings, *policy, base));
+  policy->rules.groups.clear();
+  RECON_ASSIGN_OR_RETURN(policy->rules.optimizer, OuterOptimizer(settings, sync, base.workers_min));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const PolicyBase& base) {
+  RECON_RETURN_IF_ERROR(CheckTextSizes(settings));
   if (IsAuto(settings)) return ResolveAuto(settings, base);
   if (settings.has_auto_bound_max() || settings.auto_local_steps_max() > 0) {
     return absl::InvalidArgumentError("--auto-bound-max and --auto-local-steps-max are for --sync auto");
@@ -297,65 +371,13 @@ absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const Polic
   policy.rules.bound = sync.bound;
   policy.rules.optimizer = base.optimizer;
   policy.rules.groups = base.groups;
-  if (!settings.staleness_correction().empty()) {
-    RECON_ASSIGN_OR_RETURN(policy.rules.correction, ParseCorrection(settings.staleness_correction()));
-  }
-  const bool corrects = policy.rules.correction.kind != StalenessCorrection::kNone;
-  if (corrects && sync.bound == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("--staleness-correction ", settings.staleness_correction(),
-                                                   ": with --sync ", settings.sync(),
-                                                   " no gradient is stale"));
-  }
   policy.job.set_bound(sync.bound);
   *policy.job.mutable_policy() = settings;
+  RECON_ASSIGN_OR_RETURN(policy.rules.correction, CorrectionOf(settings, sync));
   RECON_RETURN_IF_ERROR(CheckPeriodValues(settings));
-  if (settings.local_steps() > limits::kLocalStepsMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--local-steps ", settings.local_steps(), ", allowed are ", limits::kLocalStepsMax));
-  }
-  if (sync.local_steps > 0 && settings.local_steps() > 0) {
-    return absl::InvalidArgumentError("--local-steps: --sync has said it already");
-  }
-  const uint32_t steps = std::max(sync.local_steps, settings.local_steps());
-  if (steps == 0) {
-    if (HasOuter(settings)) {
-      return absl::InvalidArgumentError(
-          "--outer-optimizer and its companions are for --sync local:H or diloco:H, or --local-steps");
-    }
-    if (settings.fragments() > 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--fragments ", settings.fragments(), " is for local steps (--sync local:H)"));
-    }
-    if (settings.local_steps_by_speed()) {
-      return absl::InvalidArgumentError("--local-steps-by-speed is for local steps (--sync local:H)");
-    }
-    policy.job.set_clip_norm(base.optimizer.clip_norm);
-    *policy.job.mutable_sync_periods() = settings.sync_periods();
-    RECON_RETURN_IF_ERROR(CheckStep(settings, policy, base));
-    return policy;
-  }
-  if (!settings.sync_periods().empty()) {
-    return absl::InvalidArgumentError("--sync-period is for gradients, not for local steps");
-  }
-  const uint32_t fragments = std::max(1u, settings.fragments());
-  if (steps % fragments != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--fragments ", fragments, ": ", steps, " local steps are no multiple of it"));
-  }
-  if (corrects) {
-    return absl::InvalidArgumentError("--staleness-correction is for gradients, not for local steps");
-  }
-  policy.job.mutable_local()->set_steps(steps);
-  policy.job.mutable_local()->set_fragments(fragments);
-  // Clipping is of gradients, not of what is pushed: it is among these.
-  ApplyRules inner;
-  inner.optimizer = base.optimizer;
-  inner.groups = base.groups;
-  *policy.job.mutable_local()->mutable_rules() = EncodeRules(inner);
-  policy.rules.local = true;
-  RECON_RETURN_IF_ERROR(CheckStep(settings, policy, base));
-  policy.rules.groups.clear();
-  RECON_ASSIGN_OR_RETURN(policy.rules.optimizer, OuterOptimizer(settings, sync, base.workers_min));
+  RECON_ASSIGN_OR_RETURN(const uint32_t steps, LocalStepsOf(settings, sync));
+  RECON_RETURN_IF_ERROR(steps == 0 ? ResolveGradients(settings, base, &policy)
+                                   : ResolveLocal(settings, sync, steps, base, &policy));
   return policy;
 }
 
