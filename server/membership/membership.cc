@@ -1,5 +1,7 @@
 #include "server/membership/membership.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/limits.h"
@@ -105,6 +107,11 @@ int Membership::alive() const {
   int alive = 0;
   for (const auto& [worker, member] : members_) alive += member.gone ? 0 : 1;
   return alive;
+}
+
+bool Membership::AnyComputes() const {
+  return std::any_of(members_.begin(), members_.end(),
+                     [](const auto& entry) { return !entry.second.gone && entry.second.computes; });
 }
 
 }  // namespace recon

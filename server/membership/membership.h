@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -32,8 +33,9 @@ class Membership {
     std::string codec;
     std::string serves_parameters;  // As it registered.
     bool simulated = false;
-    bool computes = false;  // Its process has computed a batch of this job.
-    std::string peer;       // From where it registered, as people read it; empty if unknown.
+    uint64_t next_step = 0;  // As it registered: the first step that it has no acknowledgement for.
+    bool computes = false;   // Its process has computed a batch of this job.
+    std::string peer;        // From where it registered, as people read it; empty if unknown.
   };
 
   explicit Membership(const Timeouts& timeouts) : timeouts_(timeouts) {}
@@ -60,6 +62,8 @@ class Membership {
   Member* Find(WorkerId worker);
   const Member* Find(WorkerId worker) const;
   int alive() const;
+  // Whether any of those alive has computed a batch.
+  bool AnyComputes() const;
   bool suspect(const Member& member, absl::Time now) const {
     return !member.gone && now - member.last_heard > timeouts_.suspect_after;
   }
