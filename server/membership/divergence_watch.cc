@@ -62,7 +62,15 @@ void DivergenceWatch::Note(const std::string& why, absl::Time now) {
   finding_ = Finding{why, now};
 }
 
+void DivergenceWatch::ReportSnapshot(uint64_t generation, uint64_t non_finite_values, absl::Time taken) {
+  if (non_finite_values == 0 || generation == non_finite_generation_) return;
+  non_finite_generation_ = generation;
+  Note(absl::StrCat("snapshot ", generation, " has ", non_finite_values, " values that are not finite"),
+       taken);
+}
+
 std::optional<DivergenceWatch::Finding> DivergenceWatch::Take() {
+  if (finding_) taken_ = finding_->why;
   return std::exchange(finding_, std::nullopt);
 }
 

@@ -34,9 +34,12 @@ class DivergenceWatch {
   // A sign that is no question of degree.
   void Note(const std::string& why, absl::Time now);
 
-  // What was found since it was asked last, and what was found last.
+  // A snapshot that was taken at `taken` has so many values that are not finite. It counts once.
+  void ReportSnapshot(uint64_t generation, uint64_t non_finite_values, absl::Time taken);
+
+  // What was found since it was asked last; and the last that Take() has returned, empty if there was none.
   std::optional<Finding> Take();
-  const std::string& last() const { return last_; }
+  const std::string& taken() const { return taken_; }
 
  private:
   double Limit() const;
@@ -46,7 +49,9 @@ class DivergenceWatch {
   int far_in_a_row_ = 0;
   absl::Time far_since_;
   std::optional<Finding> finding_;
-  std::string last_;
+  std::string last_;  // Found, taken or not.
+  std::string taken_;
+  uint64_t non_finite_generation_ = 0;  // The last snapshot that counted.
 };
 
 }  // namespace recon

@@ -54,7 +54,7 @@ TEST_CASE("losses that stay far off are a divergence since the first of them, wh
   REQUIRE(found);
   CHECK(found->since == At(101));
   CHECK(absl::StrContains(found->why, "the last is 20, usual are 0.53"));
-  CHECK(watch.last() == found->why);
+  CHECK(watch.taken() == found->why);
   // Who goes on regardless is not told again of what is usual now.
   for (int i = 0; i < 300; ++i) reports.Add(20 + 0.01 * (i % 7));
   CHECK_FALSE(watch.Take());
@@ -78,6 +78,26 @@ TEST_CASE("what is not finite is a divergence at once", "[divergence]") {
   CHECK(found->why == "worker 3 reports a loss of inf");
   watch.Note("snapshot 4 has 2 values that are not finite", At(6));
   CHECK(watch.Take()->since == At(6));
+}
+
+TEST_CASE("a snapshot with values that are not finite is a divergence, once", "[divergence]") {
+  DivergenceWatch watch;
+  watch.ReportSnapshot(4, 0, At(5));
+  CHECK_FALSE(watch.Take());
+  CHECK(watch.taken().empty());
+  watch.ReportSnapshot(5, 2, At(6));
+  CHECK(watch.taken().empty());  // Nobody has heard of it yet.
+  const auto found = watch.Take();
+  REQUIRE(found);
+  CHECK(found->why == "snapshot 5 has 2 values that are not finite");
+  CHECK(found->since == At(6));
+  CHECK(watch.taken() == found->why);
+  watch.Note("the loss is inf", At(7));
+  REQUIRE(watch.Take());
+  watch.ReportSnapshot(5, 2, At(8));
+  CHECK_FALSE(watch.Take());
+  watch.ReportSnapshot(6, 2, At(9));
+  CHECK(watch.Take());
 }
 
 }  // namespace recon
