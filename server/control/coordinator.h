@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <optional>
@@ -13,18 +14,22 @@
 #include "common/snapshot/control_state.h"
 #include "common/transport/connected_processes.h"
 #include "proto/control.pb.h"
+#include "server/control/auto_policy.h"
+#include "server/control/coordinator_metrics.h"
+#include "server/control/durable_job_record.h"
+#include "server/control/evaluation_history.h"
+#include "server/control/job_lifecycle.h"
+#include "server/control/job_parameters.h"
 #include "server/control/policy.h"
 #include "server/control/ports.h"
+#include "server/control/push_sizes.h"
+#include "server/control/standstill.h"
 #include "server/durability/retention.h"
 #include "server/membership/divergence_watch.h"
-#include "server/membership/idle_watch.h"
 #include "server/membership/membership.h"
 #include "server/membership/progress_watch.h"
-#include "server/membership/stall_watch.h"
-#include "server/scheduler/lease_table.h"
-#include "server/scheduler/split_queue.h"
+#include "server/scheduler/lease_scheduler.h"
 #include "server/tuning/codec_tuner.h"
-#include "server/tuning/policy_tuner.h"
 #include "server/tuning/step_shares.h"
 
 namespace recon {
@@ -32,6 +37,15 @@ namespace recon {
 // The control plane without gRPC, threads and clock: who is a member, who works on what, when a job starts
 // and ends. It sees the rest of the server through its ports (ports.h) alone; LaneCoordinator is the one that
 // a server has.
+//
+// It owns the order in which things happen; what is decided, its parts decide, each for itself:
+//
+//   Membership, ProgressWatch         who is alive, and who stands still
+//   LeaseScheduler                    who works on what
+//   DurableJobRecord, JobParameters   what the job is, and how it comes to its parameters
+//   JobLifecycle                      whether it waits, runs or ends
+//   AutoPolicy, CodecTuner, PushSizes what is tuned while it runs
+//   EvaluationHistory, DivergenceWatch, StepShares, StandstillWatch   how it goes
 //
 // Threads: none of its own; the caller serializes. A method blocks as long as its ports do (a journal's on
 // the disk). Time is an argument.
@@ -71,16 +85,16 @@ class Coordinator {
 
   // When all servers are there, a snapshot has to come before anything else: this one's log goes on from it.
   // Before servers come.
-  void RequireSnapshot() { must_snapshot_ = true; }
+  void RequireSnapshot() { parameters_.RequireSnapshot(); }
 
   // A new job begins with these parameters, of the model that its first worker has; before Recover(). They
   // must outlive the coordinator.
-  void BeginFrom(ValuesSource* initial) { initial_ = initial; }
+  void BeginFrom(ValuesSource* initial) { parameters_.BeginFrom(initial); }
 
   // What RegisterReply says of them; before workers come.
   void OfferFrames(const std::string& shared_memory, const std::string& ucx_address) {
-    shared_memory_ = shared_memory;
-    ucx_address_ = ucx_address;
+    frames_.set_shared_memory(shared_memory);
+    frames_.set_ucx_address(ucx_address);
   }
 
   // The last one; without a history, there was none. For Status(); before workers come.
@@ -114,143 +128,128 @@ class Coordinator {
   void OnServersChanged(absl::Time now);
 
   // No more leases.
-  void BeginDrain() { draining_ = true; }
+  void BeginDrain() { lifecycle_.BeginDrain(); }
   // Not OK once the job cannot go on: its initial parameters could not be read.
-  absl::Status failure() const { return failure_; }
+  absl::Status failure() const { return parameters_.failure(); }
   // What is wrong with training, if something has been noticed since it was asked last. In the log already.
   std::optional<DivergenceWatch::Finding> TakeDivergence();
   // For how long nobody has trained: no push came, no split was completed.
-  absl::Duration Idle(absl::Time now) const { return idle_.Idle(now); }
-  bool finished() const { return finished_; }
+  absl::Duration Idle(absl::Time now) const { return standstill_.Idle(now); }
+  bool finished() const { return lifecycle_.finished(); }
   int workers_alive() const { return membership_.alive(); }
   // All work is done and its last snapshot published, and the workers have been told (or `grace` passed).
-  bool DoneAndQuiet(absl::Time now, absl::Duration grace) const;
+  bool DoneAndQuiet(absl::Time now, absl::Duration grace) const {
+    return lifecycle_.DoneAndQuiet(now, grace, membership_.alive());
+  }
 
  private:
-  JobPhase phase() const;
+  JobPhase phase() const { return lifecycle_.phase(parameters_.HasValues()); }
+
+  // Members (coordinator_members.cc).
   absl::StatusOr<WorkerId> CheckIdentity(const WorkerIdentity& identity, absl::Time now);
-  // The job goes on by these settings; by what auto begins with, if they are that.
-  absl::Status GoOnWith(const PolicySettings& settings, absl::Time now);
-  // And by what auto has chosen, until it is in force.
-  void TunePolicy(absl::Time now);
-  // A new cluster epoch, by these rules; no step before `first_step` is begun in it.
-  absl::Status GoOnBy(ApplyRules rules, uint64_t first_step, absl::Time now);
-  absl::Status AdoptModel(const RegisterRequest& request);
-  // Whether the name is free for this process. Another one that is alive and connected keeps it:
-  // AlreadyExists if nobody asked for this name, else Aborted, and the worker asks again.
-  absl::Status CheckName(const RegisterRequest& request, WorkerId worker, const std::string& peer,
-                         absl::Time now);
-  // On every server.
-  bool HasValues() const;
-  void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step);
-  // Where `worker` may find parameters besides here.
-  std::vector<std::string> PeersFor(WorkerId worker, absl::Time now) const;
-  void Expel(WorkerId worker);
-  // In the log, if the push log is small beside the model.
-  void WarnOfSmallLog() const;
-  absl::Status CheckDataset(const RegisterRequest& request) const;
-  absl::Status StartQueue(const JobRecord& record);
+  // What the job is: the first worker says it, all others have to agree. Durable before it returns.
+  absl::Status AgreeOnJob(const RegisterRequest& request);
+  absl::Status BeginJob(const RegisterRequest& request);
+  // Steps go on from where the worker is, if it is far beyond the job's.
+  absl::Status CatchUpWith(const RegisterRequest& request, absl::Time now);
+  // Makes it a member, in the place of whichever process had its number.
+  absl::Status Enter(const RegisterRequest& request, WorkerId worker, const std::string& peer,
+                     absl::Time now);
+  // Another process goes on under the worker's number.
+  void Replace(WorkerId worker, const Membership::Member& before);
+  RegisterReply TellOfJob(WorkerId worker, absl::Time now) const;
   void AdoptLeases(const RegisterRequest& request, WorkerId worker, absl::Time now, RegisterReply* reply);
-  bool AskForInitialValues(WorkerId worker);
-  void LoadInitialValues();
-  void OnInitialValues();
-  void TakeInitialSnapshot();
-  void StartIfReady();
+  // The first step that a worker with these leases may push.
+  uint64_t StartStepOf(WorkerId worker, uint64_t next_step, const RegisterReply& reply);
+  void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step);
+  void Expel(WorkerId worker);
+  void Depart(WorkerId worker, const std::string& how);
+  // What was measured of its process is of no use any more.
+  void ForgetSteps(WorkerId worker);
   // Counts what a worker that did not leave in good order took with it.
   void NoteResidualLost(const std::string& name, const WorkerProgress& progress);
-  void ReturnTasks(const std::vector<Task>& tasks);
-  void Depart(WorkerId worker, const std::string& how);
-  // Takes back the leases of workers that are alive and stand still, and lets nobody wait for them.
-  void WatchProgress(absl::Time now);
-  void NoteEvaluation(uint32_t data_epochs, int64_t unix_ms);
-  void KeepIfBest();
   // A worker cannot compute from the parameters there are.
   void NoteDiverged(WorkerId worker, const std::string& why, absl::Time wall);
+
+  // Start and end (coordinator.cc).
+  absl::Status StartQueue(const JobRecord& record);
+  void StartIfReady();
   void FinishIfDone(absl::Time now);
-  Lease ToLease(const Task& task, LeaseId id) const;
-  // Of this worker's rounds; 0 without them.
-  uint32_t LocalStepsOf(WorkerId worker) const;
-  // Batches of its pushes, where the server decides that; else 0.
-  uint32_t PushBatchesOf(WorkerId worker) const;
-  // Samples of a synchronous step of gradients, whoever is there; 0: of one batch of each worker.
-  uint64_t StepSamples() const;
-  // Of a job whose step keeps as many as its first one had; once that begins.
-  absl::Status FixStepSamples();
+
+  // Work (coordinator_leases.cc).
+  std::optional<Lease> GrantTo(WorkerId worker, absl::Time now);
+  // Takes back the leases of workers that are alive and stand still, and lets nobody wait for them.
+  void WatchProgress(absl::Time now);
+  // The evaluation after so many passes, if it is whole now. True if it is.
+  bool NoteEvaluation(uint32_t data_epochs, int64_t unix_ms);
+  // Whoever keeps the best snapshot needs one of the parameters of the last evaluation, if that is the best.
+  void KeepIfBest();
   // The worker's process has computed nothing yet, and others have: they need not wait for its first push,
   // which can be sent again in the step that is open then.
   bool MayJoinLater(WorkerId worker) const;
   // Puts the worker among those that take part in steps, or lets it wait until it has something to push.
   // Returns the first step it may push.
   uint64_t TakePart(WorkerId worker, uint64_t next_step, bool resumes);
-  void ApplyQuorum();
-  void NoteFastest();
-  // What workers' steps are made of, from time to time.
-  void NoteShares(absl::Time now);
-  // Says now and then, in the log, that the job stands still.
-  void WatchStall(uint64_t pushes, absl::Time now);
-  // What a job that stands still waits for, as a sentence.
-  std::string WhatIsMissing(absl::Time now) const;
-  void NoteCompleted(const Completion& completion);
-  std::string WhoHoldsUp() const;
+  uint32_t PushBatchesOf(WorkerId worker) const {
+    return push_sizes_.BatchesOf(worker, membership_, job_, record_.step_samples());
+  }
 
-  std::string shared_memory_, ucx_address_;
+  // Policy (coordinator_policy.cc).
+  // The job goes on by these settings; by what auto begins with, if they are that.
+  absl::Status GoOnWith(const PolicySettings& settings, absl::Time now);
+  // And by what auto has chosen, if that is to be in force.
+  void TunePolicy(absl::Time now);
+  // A new cluster epoch, by these rules; no step before `first_step` is begun in it.
+  absl::Status GoOnBy(ApplyRules rules, uint64_t first_step, absl::Time now);
+  void ApplyQuorum();
+  // Of a job whose step keeps as many as its first one had; once that begins.
+  absl::Status FixStepSamples();
+
+  // Status (coordinator_status.cc).
+  // What workers' steps are made of, and whether the job moves, from time to time.
+  void NoteShares(absl::Time now);
+  std::string WhatIsMissing(absl::Time now) const;
+  std::string WhoHoldsUp() const;
+  void ShowTuning(StatusReply* reply) const;
+  void ShowProgress(absl::Time now, StatusReply* reply) const;
+  void ShowMembers(const ParamStats& stats, absl::Time now, StatusReply* reply) const;
+  void ShowMember(WorkerId worker, const Membership::Member& member, MemberStatus* out) const;
+
   const Options options_;
   const CoordinatorPorts ports_;
-  prometheus::Gauge& members_;
-  prometheus::Gauge& samples_completed_;
-  prometheus::Gauge& accuracy_;
-  prometheus::Gauge& standing_seconds_;
-  prometheus::Gauge& log_bytes_;
-  prometheus::Gauge& log_budget_bytes_;
-  prometheus::Counter& departures_;
-  prometheus::Counter& splits_without_push_;
-  prometheus::Counter& residuals_lost_;
-  prometheus::Gauge& auto_codec_rung_;
-  prometheus::Gauge& diverged_;
+  CoordinatorMetrics metrics_;
+  ServerAddress frames_;  // Where this server takes frames besides by gRPC.
 
+  // The job, and by which policy it is trained now.
   JobConfig job_;
   std::string optimizer_;
   uint64_t cluster_epoch_;
+  absl::Time epoch_retry_at_ = absl::InfiniteFuture();
+  DurableJobRecord record_;
+  JobParameters parameters_;
+  JobLifecycle lifecycle_;
+
+  // Workers and their work.
   Membership membership_;
-  LeaseTable leases_;
+  LeaseScheduler work_;
   ProgressWatch progress_;
   absl::Time watch_at_ = absl::InfinitePast();
-  double fastest_batch_seconds_ = 0;  // Of all workers' batches; 0 if none has computed one.
-  StepShares shares_;
-  absl::Time shares_at_ = absl::InfinitePast();
-  StallWatch stall_;
-  IdleWatch idle_;
-  DivergenceWatch divergence_;
-  std::string divergence_said_;         // What was found last.
-  uint64_t non_finite_generation_ = 0;  // The last that was found to be.
   // What is shown of workers that are gone: what the data plane knew of them.
   std::map<WorkerId, WorkerPushStats> last_stats_;
-  std::map<std::string, uint64_t> samples_of_;  // Training samples completed, by the worker's name.
+
+  // Tuning.
   CodecTuner codec_tuner_;
-  // With --sync auto: the settings, and what chooses within them.
-  PolicySettings auto_settings_;
-  std::optional<PolicyTuner> policy_tuner_;
-  absl::Time policy_due_at_ = absl::InfiniteFuture();  // Its choice is to be in force.
-  std::optional<SplitQueue> queue_;
-  std::optional<JobRecord> record_;
-  std::vector<EvalEntry> evaluations_;
-  std::optional<WorkerId> initializer_;
-  uint64_t initializer_epoch_ = 0;   // In which all servers were told of it.
-  ValuesSource* initial_ = nullptr;  // Null: the first worker has them.
-  absl::Status failure_;
+  AutoPolicy auto_policy_;
+  PushSizes push_sizes_;
+
+  // How it goes.
+  StepShares shares_;
+  absl::Time shares_at_ = absl::InfinitePast();
+  StandstillWatch standstill_;
+  DivergenceWatch divergence_;
+  EvaluationHistory evaluations_;
   RollbackRecord rollback_;
-  bool started_ = false;
-  bool must_snapshot_ = false;
-  bool draining_ = false;
-  bool finishing_ = false;
-  bool finished_ = false;
-  absl::Time no_grants_before_ = absl::InfinitePast();
-  absl::Time snapshot_retry_at_ = absl::InfiniteFuture();
-  absl::Time final_retry_at_ = absl::InfinitePast();
-  absl::Time epoch_retry_at_ = absl::InfiniteFuture();
-  absl::Time finished_at_ = absl::InfiniteFuture();
   uint64_t restored_generation_ = 0;
-  std::map<WorkerId, uint64_t> next_steps_;  // As registered, for the common start.
 };
 
 }  // namespace recon

@@ -3,8 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "common/base/copied_bytes.h"
 #include "common/base/log.h"
@@ -16,6 +14,33 @@ namespace recon {
 namespace {
 
 constexpr absl::Duration kSharesInterval = absl::Milliseconds(500);
+
+// What the data plane of this server has done since its process began.
+void ShowPushes(const ParamStats& stats, const LogUse& log, StatusReply* reply) {
+  reply->set_recover_ms(stats.recover_ms);
+  reply->set_first_push_ms(stats.first_push_ms);
+  reply->set_updates(stats.updates);
+  reply->set_pushes(stats.pushes);
+  reply->set_duplicate_pushes(stats.duplicates);
+  reply->set_frontier_step(stats.frontier_step);
+  reply->set_log_bytes(log.disk_bytes);
+  reply->set_log_budget_bytes(log.budget_bytes);
+  for (const CopyReason reason : kCopyReasons) {
+    CopiedBytesStatus* copied = reply->add_copied_bytes();
+    copied->set_why(CopyReasonName(reason));
+    copied->set_bytes(CopiedBytes(reason));
+  }
+}
+
+// And of one worker's pushes.
+void ShowPushesOf(const WorkerPushStats& stats, MemberStatus* out) {
+  out->set_next_step(stats.next_step);
+  out->set_staleness_mean(stats.staleness_mean);
+  out->set_staleness_max(stats.staleness_max);
+  for (const uint64_t count : stats.staleness_counts) out->add_staleness_counts(count);
+  out->set_pushes(stats.pushes);
+  out->set_late_steps(stats.late_steps);
+}
 
 }  // namespace
 
@@ -31,11 +56,6 @@ absl::StatusOr<CompletionsReply> Coordinator::Completions() const {
   return reply;
 }
 
-void Coordinator::NoteCompleted(const Completion& completion) {
-  if (completion.kind() == LEASE_TRAIN)
-    samples_of_[completion.worker()] += completion.end() - completion.begin();
-}
-
 void Coordinator::NoteShares(absl::Time now) {
   shares_at_ = now + kSharesInterval;
   const ParamStats stats = ports_.params->GetStats();
@@ -44,48 +64,28 @@ void Coordinator::NoteShares(absl::Time now) {
     if (member.gone || found == stats.workers.end()) continue;
     shares_.Report(worker, member.progress.step_work(), found->second.waiting_seconds, now);
   }
-  idle_.Note(stats.pushes + (queue_ ? queue_->samples_completed() : 0) + evaluations_.size(), now);
-  WatchStall(stats.pushes, now);
-}
-
-void Coordinator::WatchStall(uint64_t pushes, absl::Time now) {
-  const LogUse log = ports_.params->log_use();
-  log_bytes_.Set(static_cast<double>(log.disk_bytes));
-  log_budget_bytes_.Set(static_cast<double>(log.budget_bytes));
-  if (phase() != PHASE_RUNNING || draining_ || finishing_) {
-    stall_.Reset();
-  } else if (stall_.Note(pushes + queue_->samples_completed() + evaluations_.size(), now)) {
+  const uint64_t moved = stats.pushes + work_.samples_completed() + evaluations_.entries().size();
+  if (standstill_.Note(moved, phase() == PHASE_RUNNING && !lifecycle_.ending(), now)) {
     LogWarn("the job has not moved for {}: {}",
-            absl::FormatDuration(absl::Trunc(stall_.Standing(now), absl::Seconds(1))), WhatIsMissing(now));
+            absl::FormatDuration(absl::Trunc(standstill_.Standing(now), absl::Seconds(1))),
+            WhatIsMissing(now));
   }
-  standing_seconds_.Set(absl::ToDoubleSeconds(stall_.Standing(now)));
+  metrics_.ShowStanding(standstill_.Standing(now), ports_.params->log_use());
 }
 
 std::string Coordinator::WhatIsMissing(absl::Time now) const {
-  if (ports_.others != nullptr && !ports_.others->state().live) return ports_.others->Missing();
-  const LogUse log = ports_.params->log_use();
-  if (must_snapshot_ || log.awaits_snapshot) {
-    const std::string error = ports_.snapshots->status().last_error();
-    return absl::StrCat("it waits for a snapshot", error.empty() ? "" : ", and the last one failed: ", error);
-  }
-  if (log.full) {
-    return absl::StrCat("it waits for a snapshot that makes room in the push log, which has ", log.disk_bytes,
-                        " bytes of its ", log.budget_bytes);
-  }
-  if (membership_.alive() == 0) return "it waits for a worker: none is alive";
-  std::vector<std::string> held;
+  JobNeeds needs;
+  if (ports_.others != nullptr && !ports_.others->state().live)
+    needs.missing_servers = ports_.others->Missing();
+  needs.log = ports_.params->log_use();
+  needs.log.awaits_snapshot = needs.log.awaits_snapshot || parameters_.awaits_snapshot();
+  needs.snapshot_error = ports_.snapshots->status().last_error();
+  needs.workers_alive = membership_.alive();
   for (const auto& [worker, member] : membership_.members()) {
-    if (member.gone) continue;
-    const size_t leases = leases_.HeldBy(worker).size();
-    if (leases == 0) continue;
-    held.push_back(absl::StrCat(
-        member.name, " (", leases, " leases, heard of ",
-        absl::FormatDuration(absl::Trunc(now - member.last_heard, absl::Milliseconds(1))), " ago)"));
+    const size_t leases = member.gone ? 0 : work_.HeldBy(worker).leases;
+    if (leases > 0) needs.holders.push_back({member.name, leases, now - member.last_heard});
   }
-  if (held.empty()) {
-    return absl::StrCat("it waits for the ", membership_.alive(), " workers there are to take work");
-  }
-  return absl::StrCat("it waits for a push of ", absl::StrJoin(held, ", "));
+  return WhatJobWaitsFor(needs);
 }
 
 std::string Coordinator::WhoHoldsUp() const {
@@ -106,98 +106,93 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
   *reply.mutable_job() = job_;
   reply.set_optimizer(optimizer_);
   reply.set_uptime_seconds(absl::ToDoubleSeconds(now - options_.process_began));
-  reply.set_recover_ms(stats.recover_ms);
-  reply.set_first_push_ms(stats.first_push_ms);
-  reply.set_updates(stats.updates);
-  reply.set_pushes(stats.pushes);
-  reply.set_duplicate_pushes(stats.duplicates);
-  reply.set_frontier_step(stats.frontier_step);
   reply.set_restored_generation(restored_generation_);
   *reply.mutable_snapshot() = ports_.snapshots->status();
-  for (const CopyReason reason : kCopyReasons) {
-    CopiedBytesStatus* copied = reply.add_copied_bytes();
-    copied->set_why(CopyReasonName(reason));
-    copied->set_bytes(CopiedBytes(reason));
-  }
-  if (policy_tuner_) reply.set_policy_reason(policy_tuner_->reason());
-  if (codec_tuner_.in_use()) {
-    *reply.mutable_codec_choice() = codec_tuner_.choice();
-    reply.set_codec_reason(codec_tuner_.reason());
-    reply.set_codec_settled(codec_tuner_.settled());
-  }
-  reply.set_holds_up(WhoHoldsUp());
-  const LogUse log = ports_.params->log_use();
-  reply.set_log_bytes(log.disk_bytes);
-  reply.set_log_budget_bytes(log.budget_bytes);
-  if (const absl::Duration standing = stall_.Standing(now); standing > absl::ZeroDuration()) {
-    reply.set_standing_seconds(absl::ToDoubleSeconds(standing));
-    reply.set_waits_for(WhatIsMissing(now));
-  }
-  reply.set_divergence(divergence_said_);
+  reply.set_divergence(divergence_.taken());
   if (rollback_.history() != 0) *reply.mutable_rollback() = rollback_;
-  for (const EvalEntry& entry : evaluations_) *reply.add_evaluations() = entry;
   if (ports_.others != nullptr) {
     for (ServerStatus& server : ports_.others->Status(now)) *reply.add_servers() = std::move(server);
   }
+  ShowPushes(stats, ports_.params->log_use(), &reply);
+  ShowTuning(&reply);
+  ShowProgress(now, &reply);
+  ShowMembers(stats, now, &reply);
+  return reply;
+}
+
+void Coordinator::ShowTuning(StatusReply* reply) const {
+  reply->set_policy_reason(auto_policy_.reason());
+  if (!codec_tuner_.in_use()) return;
+  *reply->mutable_codec_choice() = codec_tuner_.choice();
+  reply->set_codec_reason(codec_tuner_.reason());
+  reply->set_codec_settled(codec_tuner_.settled());
+}
+
+void Coordinator::ShowProgress(absl::Time now, StatusReply* reply) const {
   if (const auto layout = ports_.params->layout(); layout != nullptr) {
-    reply.set_model(layout->model().name());
-    reply.set_parameters(layout->params());
-    reply.set_shards(layout->shard_count());
+    reply->set_model(layout->model().name());
+    reply->set_parameters(layout->params());
+    reply->set_shards(layout->shard_count());
   }
-  if (record_) {
-    reply.set_train_samples(record_->train_samples());
-    reply.set_samples_total(record_->train_samples() * job_.data_epochs());
-    reply.set_samples_completed(queue_->samples_completed());
-    reply.set_data_epochs_completed(static_cast<double>(queue_->samples_completed()) /
-                                    static_cast<double>(record_->train_samples()));
+  if (record_.known()) {
+    const uint64_t train_samples = record_.get().train_samples();
+    reply->set_train_samples(train_samples);
+    reply->set_samples_total(train_samples * job_.data_epochs());
+    reply->set_samples_completed(work_.samples_completed());
+    reply->set_data_epochs_completed(static_cast<double>(work_.samples_completed()) /
+                                     static_cast<double>(train_samples));
   }
+  for (const EvalEntry& entry : evaluations_.entries()) *reply->add_evaluations() = entry;
+  reply->set_holds_up(WhoHoldsUp());
+  if (const absl::Duration standing = standstill_.Standing(now); standing > absl::ZeroDuration()) {
+    reply->set_standing_seconds(absl::ToDoubleSeconds(standing));
+    reply->set_waits_for(WhatIsMissing(now));
+  }
+}
+
+void Coordinator::ShowMembers(const ParamStats& stats, absl::Time now, StatusReply* reply) const {
+  double samples_per_second = 0;
   for (const auto& [worker, member] : membership_.members()) {
-    MemberStatus* out = reply.add_members();
-    out->set_name(member.name);
-    out->set_worker(worker.value());
-    out->set_incarnation(member.incarnation.value());
-    out->set_device(member.device);
-    out->set_codec(member.codec);
-    out->set_simulated(member.simulated);
-    const std::vector<LeaseId> leases = leases_.HeldBy(worker);
-    out->set_leases(static_cast<uint32_t>(leases.size()));
-    uint32_t splits = 0;
-    for (const LeaseId lease : leases) splits += leases_.Find(lease, worker)->splits;
-    out->set_splits(splits);
-    out->set_local_steps(PushBatchesOf(worker));
-    LeaseShare lease = LeaseShareOf(member.progress.device_status());
-    if (!lease.why.empty()) {
-      out->set_lease_share(lease.share);
-      out->set_lease_share_why(std::move(lease.why));
-    }
-    if (member.gone) out->set_gone_why(member.gone_why);
+    MemberStatus* out = reply->add_members();
+    ShowMember(worker, member, out);
     out->set_heartbeat_age_ms(absl::ToDoubleMilliseconds(now - member.last_heard));
-    *out->mutable_progress() = member.progress;
-    const auto samples = samples_of_.find(member.name);
-    out->set_samples_completed(samples == samples_of_.end() ? 0 : samples->second);
-    if (const StepShares::Share* share = shares_.Find(worker); share != nullptr) {
-      out->set_waits_share(share->waits);
-    }
     bool active = false;
     const auto& known = member.gone ? last_stats_ : stats.workers;
     if (const auto found = known.find(worker); found != known.end()) {
       active = found->second.active;
-      out->set_next_step(found->second.next_step);
-      out->set_staleness_mean(found->second.staleness_mean);
-      out->set_staleness_max(found->second.staleness_max);
-      for (const uint64_t count : found->second.staleness_counts) out->add_staleness_counts(count);
-      out->set_pushes(found->second.pushes);
-      out->set_late_steps(found->second.late_steps);
+      ShowPushesOf(found->second, out);
     }
     out->set_state(member.gone                        ? MEMBER_GONE
                    : membership_.suspect(member, now) ? MEMBER_SUSPECT
                    : active                           ? MEMBER_ACTIVE
                                                       : MEMBER_IDLE);
-    if (!member.gone) {
-      reply.set_samples_per_second(reply.samples_per_second() + member.progress.samples_per_second());
-    }
+    if (!member.gone) samples_per_second += member.progress.samples_per_second();
   }
-  return reply;
+  reply->set_samples_per_second(samples_per_second);
+}
+
+void Coordinator::ShowMember(WorkerId worker, const Membership::Member& member, MemberStatus* out) const {
+  out->set_name(member.name);
+  out->set_worker(worker.value());
+  out->set_incarnation(member.incarnation.value());
+  out->set_device(member.device);
+  out->set_codec(member.codec);
+  out->set_simulated(member.simulated);
+  if (member.gone) out->set_gone_why(member.gone_why);
+  *out->mutable_progress() = member.progress;
+  const LeaseScheduler::Holding holding = work_.HeldBy(worker);
+  out->set_leases(static_cast<uint32_t>(holding.leases));
+  out->set_splits(holding.splits);
+  out->set_samples_completed(work_.samples_of(member.name));
+  out->set_local_steps(PushBatchesOf(worker));
+  LeaseShare lease = LeaseShareOf(member.progress.device_status());
+  if (!lease.why.empty()) {
+    out->set_lease_share(lease.share);
+    out->set_lease_share_why(std::move(lease.why));
+  }
+  if (const StepShares::Share* share = shares_.Find(worker); share != nullptr) {
+    out->set_waits_share(share->waits);
+  }
 }
 
 }  // namespace recon
