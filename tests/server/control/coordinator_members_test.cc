@@ -217,4 +217,120 @@ TEST_CASE("a worker that joins is told who hands parameters out: of others, thos
   CHECK(job.Register(giver)->peers_size() == 0);
 }
 
+TEST_CASE("a process that registers again is waited for as before, if it has computed", "[coordinator]") {
+  CoordinatorJob job(CoordinatorJob::SynchronousJob());
+  const Worker other = job.Begin("other", 1);
+  job.Join("again", 2);
+  HeartbeatRequest beat = other.Beat();
+  beat.mutable_progress()->set_steps(1);
+  REQUIRE(job.coordinator->Heartbeat(beat, job.at()).ok());
+  SECTION("it has") {
+    const Worker again = job.Join("again", 2);
+    HeartbeatRequest computed = again.Beat();
+    computed.mutable_progress()->set_steps(1);
+    REQUIRE(job.coordinator->Heartbeat(computed, job.at()).ok());
+    const Worker renewed = job.Join("again", 2);
+    job.data_plane.Deactivate(renewed.id());
+    renewed.Acquire();
+    CHECK(job.data_plane.active(renewed.id()));
+  }
+  SECTION("another process of that name has not") {
+    const Worker again = job.Join("again", 3);
+    again.Acquire();
+    CHECK(job.data_plane.parked.count(again.id()) == 1);
+  }
+}
+
+TEST_CASE("a worker begins at the step that is open, or at its own where nobody waits for others",
+          "[coordinator]") {
+  SECTION("synchronous") {
+    CoordinatorJob job(CoordinatorJob::SynchronousJob());
+    job.data_plane.the_frontier = 6;
+    CHECK(job.Register(CoordinatorJob::Request("w", 1))->start_step() == 6);
+  }
+  SECTION("asynchronous") {
+    CoordinatorJob job;
+    job.data_plane.the_frontier = 6;
+    RegisterRequest request = CoordinatorJob::Request("w", 1);
+    request.set_next_step(3);
+    CHECK(job.Register(request)->start_step() == 3);
+  }
+}
+
+TEST_CASE("a synchronous job follows a worker beyond its reach only, and nowhere near the last step",
+          "[coordinator]") {
+  CoordinatorJob job(CoordinatorJob::SynchronousJob());
+  job.Begin("one", 1);
+  job.data_plane.the_frontier = 5;
+  RegisterRequest far = CoordinatorJob::Request("far", 2);
+  SECTION("what it may be ahead") {
+    far.set_first_new_step(5 + limits::kStepsAheadMax);
+    CHECK(job.Register(far)->cluster_epoch() == 1);
+    CHECK(job.data_plane.frontier() == 5);
+  }
+  SECTION("one step more") {
+    far.set_first_new_step(6 + limits::kStepsAheadMax);
+    CHECK(job.Register(far)->cluster_epoch() == 2);
+    CHECK(job.data_plane.frontier() == 6 + limits::kStepsAheadMax);
+  }
+  SECTION("so far that steps would end") {
+    far.set_first_new_step(limits::kStepMax / 2);
+    CHECK(absl::IsInvalidArgument(job.Register(far).status()));
+    CHECK(job.data_plane.frontier() == 5);
+  }
+}
+
+TEST_CASE("what the first worker's script asks for is taken once, before the job begins", "[coordinator]") {
+  CoordinatorJob::Options options = CoordinatorJob::AsynchronousJob();
+  int asked = 0;
+  options.adopt_proposal = [&](const RegisterRequest&) {
+    ++asked;
+    return absl::UnavailableError("the server begins anew");
+  };
+  CoordinatorJob job(options);
+  RegisterRequest request = CoordinatorJob::Request("w", 1);
+  FlagValue* flag = request.add_proposed();
+  flag->set_name("seed");
+  flag->set_value("9");
+  SECTION("the job has not begun") {
+    CHECK(absl::IsUnavailable(job.Register(request).status()));
+    CHECK(asked == 1);
+    CHECK_FALSE(job.journal.job);
+  }
+  SECTION("it has begun") {
+    job.Join("first", 2);
+    CHECK(job.Register(request).ok());
+    CHECK(asked == 0);
+  }
+}
+
+TEST_CASE("who leaves while its encoder keeps values back is counted, unless it has finished",
+          "[coordinator]") {
+  CoordinatorJob job;
+  const Worker worker = job.Begin("w", 1);
+  prometheus::Counter& lost =
+      job.metrics.Counter("recon_server_residuals_lost_total",
+                          "Workers that went, or were given up, with gradient values kept back");
+  LeaveRequest request;
+  *request.mutable_identity() = worker.identity;
+  request.set_residual_norm(0.5);
+  SECTION("it has finished") {
+    request.set_reason("finished");
+    REQUIRE(job.coordinator->Leave(request, job.at()).ok());
+    CHECK(lost.Value() == 0);
+  }
+  SECTION("it was stopped") {
+    request.set_reason("terminated");
+    REQUIRE(job.coordinator->Leave(request, job.at()).ok());
+    CHECK(lost.Value() == 1);
+  }
+  SECTION("it is replaced") {
+    HeartbeatRequest beat = worker.Beat();
+    beat.mutable_progress()->set_residual_norm(0.5);
+    REQUIRE(job.coordinator->Heartbeat(beat, job.at()).ok());
+    job.Join("w", 2);
+    CHECK(lost.Value() == 1);
+  }
+}
+
 }  // namespace recon
