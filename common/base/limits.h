@@ -119,6 +119,8 @@ constexpr double kLinkBytesPerSecondMin = 1e6;
 constexpr uint64_t kStepsAheadMax = uint64_t{2} * kPipelineDepthMax;
 // No job gets there; keeps sums of steps from wrapping.
 constexpr uint64_t kStepMax = uint64_t{1} << 48;
+// No job is begun anew so often; the numbers of leases have so many bits for it.
+constexpr uint64_t kClusterEpochMax = (uint64_t{1} << 24) - 1;
 // Samples of a data set: numbers of samples are 32-bit in the workers' orders.
 constexpr uint64_t kSamplesMax = uint64_t{1} << 32;
 

@@ -48,13 +48,14 @@ void SnapshotServicePort::TakeInBackground(const std::string& reason) {
 }
 
 OtherServers::State ClusterPort::state() const {
+  const ServersState servers = cluster_->state();
   State state;
-  state.complete = cluster_->complete();
-  state.live = cluster_->live();
-  state.all_have_values = cluster_->all_have_values();
-  state.needs_snapshot = cluster_->needs_snapshot();
-  state.highest_epoch = cluster_->highest_epoch();
-  state.highest_frontier = cluster_->highest_frontier();
+  state.complete = servers.complete;
+  state.live = servers.live;
+  state.all_have_values = servers.all_have_values;
+  state.needs_snapshot = servers.needs_snapshot;
+  state.highest_epoch = servers.highest_epoch;
+  state.highest_frontier = servers.highest_frontier;
   return state;
 }
 

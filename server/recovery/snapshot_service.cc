@@ -68,7 +68,7 @@ void SnapshotService::Take(const std::string& reason, Done done, SnapshotWriter:
 
 void SnapshotService::Hurry(int change) {
   writer_.Hurry(change);
-  if (cluster_ != nullptr) cluster_->Hurry(change);
+  if (cluster_ != nullptr) cluster_->snapshot()->Hurry(change);
 }
 
 absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason, SnapshotWriter::Pace pace) {
@@ -87,9 +87,9 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   last_tried_ = generation;
   std::function<void()> cut_others;
   if (cluster_ != nullptr) {
-    RECON_RETURN_IF_ERROR(cluster_->BeginSnapshot(generation.value()));
+    RECON_RETURN_IF_ERROR(cluster_->snapshot()->Begin(generation.value()));
     cut_others = [this, background = pace == SnapshotWriter::Pace::kBackground] {
-      cluster_->SendCut(background);
+      cluster_->snapshot()->SendCut(background);
     };
   }
   StateCut cut;
@@ -190,7 +190,7 @@ absl::StatusOr<Manifest> SnapshotService::WriteParts(const ParamLayout& layout, 
     ServerPart& head = servers.emplace_back();
     head.set_sequence(description.sequence);
     head.set_log_from(description.log_from);
-    RECON_ASSIGN_OR_RETURN(std::vector<SnapshotPart> others, cluster_->CollectParts());
+    RECON_ASSIGN_OR_RETURN(std::vector<SnapshotPart> others, cluster_->snapshot()->Collect());
     for (SnapshotPart& other : others) {
       RECON_RETURN_IF_ERROR(CheckPacks(other.part(), other.server().id()));
       servers.push_back(other.server());
@@ -200,10 +200,10 @@ absl::StatusOr<Manifest> SnapshotService::WriteParts(const ParamLayout& layout, 
   // Writing may have taken long.
   RECON_ASSIGN_OR_RETURN(const Generation next, writer_.NextGeneration());
   RECON_RETURN_IF_ERROR(CheckStillOurs(Generation(next.value() - 1)));
-  if (cluster_ != nullptr) RECON_RETURN_IF_ERROR(cluster_->EndSnapshot());
+  if (cluster_ != nullptr) RECON_RETURN_IF_ERROR(cluster_->snapshot()->End());
   RECON_ASSIGN_OR_RETURN(Manifest manifest, writer_.Publish(layout, description, generation, std::move(parts),
                                                             std::move(servers)));
-  if (cluster_ != nullptr) cluster_->NotePublished();
+  if (cluster_ != nullptr) cluster_->snapshot()->NotePublished();
   return manifest;
 }
 
@@ -284,17 +284,19 @@ void SnapshotService::Tick(absl::Time now) {
   bool only_trim = false;
   {
     MutexLock lock(&mu_);
-    if (periodic_running_ || now < next_try_ || (cluster_ != nullptr && !cluster_->live())) return;
+    if (periodic_running_ || now < next_try_) return;
     only_trim = params_->position().sequence == last_sequence_ && params_->log()->full();
   }
+  const ServersState others = cluster_ == nullptr ? ServersState() : cluster_->state();
+  if (cluster_ != nullptr && !others.live) return;
   if (only_trim) params_->log()->TrimToNewest();  // Blocks on the disk.
   {
     MutexLock lock(&mu_);
     if (params_->position().sequence == last_sequence_ || !params_->has_values()) return;
     due = now - last_periodic_ >= options_.interval;
-    const double replay_seconds = std::max(params_->position().replay_seconds - replay_seconds_at_last_,
-                                           cluster_ == nullptr ? 0 : cluster_->replay_seconds());
-    log_is_long = params_->log()->wants_snapshot() || (cluster_ != nullptr && cluster_->log_wants_snapshot());
+    const double replay_seconds =
+        std::max(params_->position().replay_seconds - replay_seconds_at_last_, others.replay_seconds);
+    log_is_long = params_->log()->wants_snapshot() || others.log_wants_snapshot;
     if (!due && !log_is_long && replay_seconds < absl::ToDoubleSeconds(options_.replay_target)) return;
     periodic_running_ = true;
     last_periodic_ = now;

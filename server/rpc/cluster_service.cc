@@ -11,7 +11,7 @@
 
 namespace recon {
 
-// Reactions on gRPC's threads. Lifetime: gRPC and the cluster keep it.
+// Reactions on gRPC's threads. Lifetime: gRPC and those who hear its reports keep it.
 class ServerStream final : public grpc::ServerBidiReactor<ServerReport, ServerCommand>,
                            public ServerLink,
                            public std::enable_shared_from_this<ServerStream> {
@@ -54,7 +54,7 @@ class ServerStream final : public grpc::ServerBidiReactor<ServerReport, ServerCo
     if (connection_ != nullptr) connection_->NoteUnderstood();
     // Who is sent away has nothing to report after its first word.
     if (connection_ != nullptr && std::exchange(has_reported_, true)) connection_->NoteMember();
-    service_->cluster_->OnReport(shared_from_this(), report_);
+    service_->reports_->OnReport(shared_from_this(), report_);
     report_.Clear();
     MutexLock lock(&mu_);
     if (!closing_) StartRead(&report_);
@@ -76,7 +76,7 @@ class ServerStream final : public grpc::ServerBidiReactor<ServerReport, ServerCo
   void OnCancel() override { Close(absl::CancelledError("it has gone")); }
 
   void OnDone() override {
-    service_->cluster_->OnClosed(self_);
+    service_->reports_->OnClosed(self_);
     service_->Forget(this);
     self_.reset();
   }

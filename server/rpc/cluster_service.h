@@ -6,20 +6,20 @@
 #include "absl/base/thread_annotations.h"
 #include "common/base/mutex.h"
 #include "proto/cluster.grpc.pb.h"
-#include "server/cluster/cluster.h"
+#include "server/cluster/links.h"
 #include "server/rpc/access.h"
 
 namespace recon {
 
 class ServerStream;
 
-// ShardServers over gRPC's callback API: a stream a server, which is its link to the cluster.
+// ShardServers over gRPC's callback API: a stream a server, which is its ServerLink.
 //
 // Threads: thread-safe. Shutdown: Close(), then shut the RPC server down, then destroy.
 class ClusterService : public ShardServers::CallbackService {
  public:
   // Both must outlive the service.
-  ClusterService(Access* access, Cluster* cluster) : access_(access), cluster_(cluster) {}
+  ClusterService(Access* access, ServerReports* reports) : access_(access), reports_(reports) {}
 
   grpc::ServerBidiReactor<ServerReport, ServerCommand>* Serve(grpc::CallbackServerContext* context) override;
 
@@ -31,7 +31,7 @@ class ClusterService : public ShardServers::CallbackService {
   void Forget(ServerStream* stream);
 
   Access* const access_;
-  Cluster* const cluster_;
+  ServerReports* const reports_;
 
   Mutex mu_;
   std::set<ServerStream*> streams_ ABSL_GUARDED_BY(mu_);

@@ -7,25 +7,20 @@
 #include "common/rpc/caller.h"
 #include "grpcpp/channel.h"
 #include "proto/cluster.grpc.pb.h"
+#include "server/cluster/links.h"
 
 namespace recon {
 
-// A server's stream to its head.
-//
-// Threads: Send() and Cancel() on any; Receive() and then Finish() on one.
-class HeadLink {
+// A server's gRPC stream to its head.
+class GrpcHeadLink final : public HeadLink {
  public:
   // The head is shown `caller`.
-  HeadLink(const std::shared_ptr<grpc::Channel>& channel, const Caller& caller);
+  GrpcHeadLink(const std::shared_ptr<grpc::Channel>& channel, const Caller& caller);
 
-  // Reports arrive in this order, or the stream ends. Never waits.
-  void Send(ServerReport report);
-  // The next command; false when the stream has ended.
-  bool Receive(ServerCommand* command);
-  // Makes Receive() return false soon.
-  void Cancel();
-  // Why it has ended. Once, after Receive() has returned false.
-  absl::Status Finish();
+  void Send(ServerReport report) override;
+  bool Receive(ServerCommand* command) override;
+  void Cancel() override;
+  absl::Status Finish() override;
 
  private:
   grpc::ClientContext context_;

@@ -1,0 +1,303 @@
+#include "server/cluster/server_links.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+#include "server/cluster/place_table.h"
+#include "server/cluster/report_checks.h"
+
+namespace recon {
+
+ServerLinks::ServerLinks(uint32_t servers, OnLost on_lost)
+    : servers_(servers), on_lost_(std::move(on_lost)), places_(servers) {}
+
+void ServerLinks::Start(absl::Time now) {
+  MutexLock lock(&mu_);
+  for (Place& place : places_) place.last_heard = now;
+}
+
+std::shared_ptr<ServerLink> ServerLinks::Connect(uint32_t place, const std::shared_ptr<ServerLink>& link,
+                                                 const ServerHello& hello, absl::Time now) {
+  RECON_CHECK(place > 0 && place < servers_, "a place that is none is given away");
+  MutexLock lock(&mu_);
+  Place& taken = places_[place];
+  std::shared_ptr<ServerLink> before = taken.link;
+  Lose(place);
+  taken.link = link;
+  taken.hello = hello;
+  taken.last_heard = now;
+  taken.progress = ServerProgress();
+  return before;
+}
+
+void ServerLinks::Lose(uint32_t place) {
+  places_[place].state = State::kAwaited;
+  places_[place].link = nullptr;
+  on_lost_(place);
+}
+
+void ServerLinks::Assign(uint32_t place, const Assignment& assignment) {
+  MutexLock lock(&mu_);
+  if (places_[place].link != nullptr) Tell(place, assignment);
+}
+
+void ServerLinks::AssignAll(const Assignment& assignment) {
+  MutexLock lock(&mu_);
+  for (uint32_t i = 1; i < places_.size(); ++i) {
+    if (places_[i].link != nullptr) Tell(i, assignment);
+  }
+}
+
+void ServerLinks::Tell(uint32_t place, Assignment assignment) {
+  Place& assigned = places_[place];
+  assigned.state = State::kAssigned;
+  assignment.set_server(place);
+  assignment.set_resume(Resumes(assigned.hello, place, servers_));
+  ServerCommand command;
+  *command.mutable_assign() = std::move(assignment);
+  assigned.link->Send(command);
+}
+
+uint32_t ServerLinks::Find(const ServerLink* link) const {
+  for (uint32_t i = 1; i < places_.size(); ++i) {
+    if (places_[i].link.get() == link) return i;
+  }
+  return 0;
+}
+
+uint32_t ServerLinks::PlaceOf(const ServerLink* link) const {
+  MutexLock lock(&mu_);
+  return Find(link);
+}
+
+absl::StatusOr<uint32_t> ServerLinks::Note(const ServerLink* link, const ServerReport& report,
+                                           absl::Time now) {
+  MutexLock lock(&mu_);
+  const uint32_t place = Find(link);
+  if (place == 0) return place;
+  Place& from = places_[place];
+  from.last_heard = now;
+  if (report.has_progress()) {
+    RECON_RETURN_IF_ERROR(CheckProgress(report.progress(), from.progress));
+    from.progress = report.progress();
+    from.closings.erase(from.closings.begin(), from.closings.lower_bound(from.progress.frontier_step()));
+  } else if (report.has_drained()) {
+    from.drained = true;
+  }
+  return place;
+}
+
+bool ServerLinks::NoteReady(const ServerLink* link, const ServerReady& ready) {
+  MutexLock lock(&mu_);
+  const uint32_t place = Find(link);
+  if (place == 0 || places_[place].state != State::kAssigned) return false;
+  places_[place].ready = ready;
+  places_[place].state = State::kReady;
+  return true;
+}
+
+bool ServerLinks::NoteValues(const ServerLink* link, uint64_t round) {
+  MutexLock lock(&mu_);
+  const uint32_t place = Find(link);
+  if (place == 0 || round != initial_values_round_) return false;
+  places_[place].ready.set_has_values(true);
+  return true;
+}
+
+uint32_t ServerLinks::Drop(const ServerLink* link, absl::Time now) {
+  MutexLock lock(&mu_);
+  const uint32_t place = Find(link);
+  if (place == 0) return 0;
+  Lose(place);
+  places_[place].last_heard = now;
+  return place;
+}
+
+std::vector<std::shared_ptr<ServerLink>> ServerLinks::Silent(absl::Time now,
+                                                             absl::Duration longer_than) const {
+  std::vector<std::shared_ptr<ServerLink>> silent;
+  MutexLock lock(&mu_);
+  for (const Place& place : places_) {
+    if (place.link != nullptr && now - place.last_heard > longer_than) silent.push_back(place.link);
+  }
+  return silent;
+}
+
+std::vector<uint32_t> ServerLinks::Vacant(absl::Time now, absl::Duration longer_than) const {
+  std::vector<uint32_t> vacant;
+  MutexLock lock(&mu_);
+  for (uint32_t i = 1; i < places_.size(); ++i) {
+    if (places_[i].link == nullptr && now - places_[i].last_heard > longer_than) vacant.push_back(i);
+  }
+  return vacant;
+}
+
+void ServerLinks::SendToLive(const ServerCommand& command) {
+  for (const Place& place : places_) {
+    if (place.state == State::kLive) place.link->Send(command);
+  }
+}
+
+void ServerLinks::Broadcast(const ServerCommand& command) {
+  MutexLock lock(&mu_);
+  SendToLive(command);
+}
+
+void ServerLinks::SendToAll(const ServerCommand& command) {
+  MutexLock lock(&mu_);
+  for (const Place& place : places_) {
+    if (place.link != nullptr) place.link->Send(command);
+  }
+}
+
+void ServerLinks::SayMissed(Place* place) {
+  for (const auto& [step, closing] : place->closings) {
+    ServerCommand close;
+    close.set_close(closing);
+    place->link->Send(close);
+  }
+  if (frontier_) {
+    ServerCommand frontier;
+    *frontier.mutable_frontier() = *frontier_;
+    place->link->Send(frontier);
+  }
+  ServerCommand hurry;
+  hurry.set_hurry(hurry_);
+  place->link->Send(hurry);
+}
+
+void ServerLinks::BeginEpoch(uint64_t epoch) {
+  ServerCommand begin;
+  begin.mutable_begin()->set_cluster_epoch(epoch);
+  MutexLock lock(&mu_);
+  for (uint32_t i = 1; i < places_.size(); ++i) {
+    Place& place = places_[i];
+    if (place.state == State::kReady) {
+      SayMissed(&place);
+      place.state = State::kLive;
+    }
+    if (place.link != nullptr) place.link->Send(begin);
+  }
+}
+
+void ServerLinks::AwaitInitialValues(WorkerId worker) {
+  ServerCommand command;
+  command.mutable_await_initial_values()->set_worker(worker.value());
+  MutexLock lock(&mu_);
+  command.mutable_await_initial_values()->set_round(++initial_values_round_);
+  for (Place& place : places_) place.ready.set_has_values(false);
+  SendToLive(command);
+}
+
+void ServerLinks::Close(uint32_t place, uint64_t step, const std::string& closing) {
+  RECON_CHECK(place > 0 && place < servers_, "a closing for a place that is none");
+  ServerCommand command;
+  command.set_close(closing);
+  MutexLock lock(&mu_);
+  Place& told = places_[place];
+  told.closings.emplace(step, closing);
+  if (told.state == State::kLive) told.link->Send(command);
+}
+
+void ServerLinks::MoveFrontier(const Frontier& frontier) {
+  ServerCommand command;
+  *command.mutable_frontier() = frontier;
+  MutexLock lock(&mu_);
+  frontier_ = frontier;
+  SendToLive(command);
+}
+
+void ServerLinks::Hurry(int change) {
+  ServerCommand command;
+  MutexLock lock(&mu_);
+  hurry_ += change;
+  command.set_hurry(hurry_);
+  SendToLive(command);
+}
+
+void ServerLinks::NotePublished(uint64_t attempt) {
+  ServerCommand command;
+  command.set_published(attempt);
+  MutexLock lock(&mu_);
+  for (Place& place : places_) {
+    if (place.state == State::kLive) place.ready.set_needs_snapshot(false);
+  }
+  SendToLive(command);
+}
+
+bool ServerLinks::Drain(absl::Duration timeout) {
+  ServerCommand command;
+  command.mutable_drain();
+  MutexLock lock(&mu_);
+  SendToLive(command);
+  return mu_.AwaitFor(timeout, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return std::all_of(places_.begin() + 1, places_.end(),
+                       [](const Place& p) { return p.drained || p.state < State::kLive; });
+  });
+}
+
+bool ServerLinks::AllAtLeast(State state) const {
+  return std::all_of(places_.begin() + 1, places_.end(),
+                     [state](const Place& p) { return p.state >= state; });
+}
+
+ServersState ServerLinks::state() const {
+  ServersState all;
+  MutexLock lock(&mu_);
+  all.complete = AllAtLeast(State::kReady);
+  all.live = AllAtLeast(State::kLive);
+  all.all_have_values = all.complete;
+  for (auto place = places_.begin() + 1; place != places_.end(); ++place) {
+    const bool has_values = place->state >= State::kReady && place->ready.has_values();
+    all.all_have_values = all.all_have_values && has_values;
+    all.needs_snapshot = all.needs_snapshot || (has_values && place->ready.needs_snapshot());
+    all.highest_epoch = std::max(all.highest_epoch, place->ready.cluster_epoch());
+    all.highest_frontier = std::max(all.highest_frontier, place->ready.frontier_step());
+    all.replay_seconds = std::max(all.replay_seconds, place->progress.replay_seconds());
+    all.log_wants_snapshot = all.log_wants_snapshot || place->progress.log_wants_snapshot();
+  }
+  return all;
+}
+
+std::string ServerLinks::Missing() const {
+  MutexLock lock(&mu_);
+  std::vector<std::string> missing;
+  for (uint32_t i = 1; i < places_.size(); ++i) {
+    if (places_[i].state == State::kAwaited) missing.push_back(absl::StrCat("server ", i, " is not there"));
+    if (places_[i].state == State::kAssigned)
+      missing.push_back(absl::StrCat("server ", i, " restores its state"));
+    if (places_[i].state == State::kReady) missing.push_back(absl::StrCat("server ", i, " waits for others"));
+  }
+  return absl::StrJoin(missing, ", ");
+}
+
+std::vector<ServerHello> ServerLinks::Hellos() const {
+  MutexLock lock(&mu_);
+  std::vector<ServerHello> hellos;
+  for (auto place = places_.begin() + 1; place != places_.end(); ++place) hellos.push_back(place->hello);
+  return hellos;
+}
+
+std::vector<ServerStatus> ServerLinks::Status(absl::Time now) const {
+  std::vector<ServerStatus> servers;
+  MutexLock lock(&mu_);
+  for (uint32_t i = 1; i < places_.size(); ++i) {
+    const Place& place = places_[i];
+    ServerStatus& out = servers.emplace_back();
+    out.set_server(i);
+    out.set_state(place.state == State::kAwaited    ? SERVER_AWAITED
+                  : place.state == State::kAssigned ? SERVER_RECOVERING
+                                                    : SERVER_READY);
+    out.set_address(place.hello.address());
+    out.set_pushes(place.progress.pushes());
+    out.set_recover_ms(place.progress.recover_ms());
+    out.set_heard_ms(absl::ToDoubleMilliseconds(now - place.last_heard));
+  }
+  return servers;
+}
+
+}  // namespace recon

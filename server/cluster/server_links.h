@@ -1,0 +1,132 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/base/ids.h"
+#include "common/base/mutex.h"
+#include "proto/cluster.pb.h"
+#include "proto/control.pb.h"
+#include "server/cluster/links.h"
+
+namespace recon {
+
+// What the other servers of a job have come to, all together.
+struct ServersState {
+  bool complete = false;  // Every place has a server that has restored its state.
+  bool live = false;      // And all of them have begun the epoch.
+  bool all_have_values = false;
+  // One takes no pushes until there is a snapshot of what it has now.
+  bool needs_snapshot = false;
+  // The highest that any of them knows of.
+  uint64_t highest_epoch = 0;
+  uint64_t highest_frontier = 0;
+  // The longest, as ParamServer::replay_seconds() says.
+  double replay_seconds = 0;
+  // One of them wants a snapshot, as ParamServer::log_wants_snapshot() says.
+  bool log_wants_snapshot = false;
+};
+
+// The links to the servers that have a place, how far each of them is, and what each has to be told: in the
+// order in which it is said here, to all or to one.
+//
+// A server first restores its state (assigned), then waits for the others (ready), then begins an epoch with
+// them (live). Only those that are live hear what is said to all. What the others miss is said anew when they
+// begin an epoch: by whoever said it, but for closings of steps. Those are kept for each place until its
+// server has them in its log.
+//
+// Threads: thread-safe. Its lock may be taken under the ParamServer's.
+class ServerLinks {
+ public:
+  // The server of that place has gone, or another has come in its place. Called under the lock: must not call
+  // back.
+  using OnLost = std::function<void(uint32_t place)>;
+
+  // `servers`: of the job, the head among them.
+  ServerLinks(uint32_t servers, OnLost on_lost);
+
+  // From now on counts how long places are without a server.
+  void Start(absl::Time now);
+  // The server at the end of this link has the place. Returns the link that had it, to be closed.
+  std::shared_ptr<ServerLink> Connect(uint32_t place, const std::shared_ptr<ServerLink>& link,
+                                      const ServerHello& hello, absl::Time now);
+  // Tells the server of one place, or of each, what it has to restore.
+  void Assign(uint32_t place, const Assignment& assignment);
+  void AssignAll(const Assignment& assignment);
+  // 0: it has none.
+  uint32_t PlaceOf(const ServerLink* link) const;
+  // What a report says of its server; returns its place, 0 if it has none. InvalidArgument if what it says
+  // cannot follow what it has said before: nothing of it is noted.
+  absl::StatusOr<uint32_t> Note(const ServerLink* link, const ServerReport& report, absl::Time now);
+  // False, with nothing noted, if nobody has asked that server.
+  bool NoteReady(const ServerLink* link, const ServerReady& ready);
+  bool NoteValues(const ServerLink* link, uint64_t round);
+  // The link has ended. Returns the place that has no server now, 0 if it had none.
+  uint32_t Drop(const ServerLink* link, absl::Time now);
+  // Those that have said nothing for longer than that; places that have been without a server for longer.
+  std::vector<std::shared_ptr<ServerLink>> Silent(absl::Time now, absl::Duration longer_than) const;
+  std::vector<uint32_t> Vacant(absl::Time now, absl::Duration longer_than) const;
+
+  // To all that are live; to all that are connected.
+  void Broadcast(const ServerCommand& command);
+  void SendToAll(const ServerCommand& command);
+  // Says what those who are ready have missed, and begins `epoch` with all.
+  void BeginEpoch(uint64_t epoch);
+  // None of them has initial values until it has said so for this call.
+  void AwaitInitialValues(WorkerId worker);
+  // A StepClosing, as the push log has it.
+  void Close(uint32_t place, uint64_t step, const std::string& closing);
+  void MoveFrontier(const Frontier& frontier);
+  void Hurry(int change);
+  // A snapshot with their parts of that attempt is published.
+  void NotePublished(uint64_t attempt);
+  // Tells all to drain, and waits for those that are live. False if some have not done so in time.
+  bool Drain(absl::Duration timeout);
+
+  ServersState state() const;
+  // Who is missing, as a sentence.
+  std::string Missing() const;
+  // Of each place from 1 on, as its server said last.
+  std::vector<ServerHello> Hellos() const;
+  // Of each place from 1 on, but for its shards.
+  std::vector<ServerStatus> Status(absl::Time now) const;
+
+ private:
+  enum class State { kAwaited, kAssigned, kReady, kLive };
+  struct Place {
+    std::shared_ptr<ServerLink> link;
+    State state = State::kAwaited;
+    ServerHello hello;
+    ServerReady ready;
+    ServerProgress progress;  // On this link.
+    bool drained = false;
+    std::multimap<uint64_t, std::string> closings;  // By step: those that may not be in its log.
+    absl::Time last_heard = absl::InfinitePast();   // Of a link; or when it was lost.
+  };
+
+  uint32_t Find(const ServerLink* link) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Lose(uint32_t place) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Tell(uint32_t place, Assignment assignment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SendToLive(const ServerCommand& command) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SayMissed(Place* place) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool AllAtLeast(State state) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const uint32_t servers_;
+  const OnLost on_lost_;
+
+  mutable Mutex mu_;
+  std::vector<Place> places_ ABSL_GUARDED_BY(mu_);  // Element 0 is the head: unused but for its being there.
+  std::optional<Frontier> frontier_ ABSL_GUARDED_BY(mu_);
+  uint64_t initial_values_round_ ABSL_GUARDED_BY(mu_) = 0;
+  int hurry_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace recon
