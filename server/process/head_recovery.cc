@@ -79,7 +79,7 @@ absl::StatusOr<std::optional<Manifest>> HeadRecovery::Recover(const Manifest& ne
     return NoteRestored(snapshot, carried);
   };
   options.leave_log = [&](const Manifest& snapshot) { return SpreadAnew(snapshot); };
-  RECON_ASSIGN_OR_RETURN(Recovered recovered, recon::Recover(options, &process_, &control_));
+  RECON_ASSIGN_OR_RETURN(Recovered recovered, recon::Recover(options, TargetOf(&process_), &control_));
   replayed_ = recovered.replayed;
   if (!recovered.snapshot) return BeginNewJob();
   const Manifest& snapshot = *recovered.snapshot;
@@ -179,7 +179,7 @@ absl::Status HeadRecovery::SpreadAnew(const Manifest& snapshot) {
   }
   LogInfo("the state of {} servers is spread over {}", ServersOf(snapshot), servers);
   spread_anew_ = true;
-  return RemoveLog(process_.log_directory());
+  return RemoveLog(FileSystem::Local(), process_.log_directory());
 }
 
 // A snapshot of the past, with a data directory that has gone on from it: what came between would be taken
@@ -244,14 +244,14 @@ absl::Status HeadRecovery::LeaveLog() {
   if (names.empty()) return absl::OkStatus();
   RECON_ASSIGN_OR_RETURN(const uint64_t pushes, CountLoggedPushes(files, directory, restored_sequence_ + 1));
   const bool has_values = process_.params()->has_values();
-  if (parts_.cluster != nullptr && has_values && pushes == 0) return RemoveLog(directory);
+  if (parts_.cluster != nullptr && has_values && pushes == 0) return RemoveLog(files, directory);
   if (parts_.cluster != nullptr && has_values) {
     return absl::FailedPreconditionError(
         "--durability snapshot, but there are push logs: start the servers with "
         "--durability log once more, drain, and then change it");
   }
   if (has_values) RECON_RETURN_IF_ERROR(TakeSnapshot("recovered", parts_.snapshots));
-  return RemoveLog(directory);
+  return RemoveLog(files, directory);
 }
 
 absl::Status HeadRecovery::OpenLog(const ApplyRules& rules) {
@@ -275,7 +275,7 @@ absl::Status HeadRecovery::MakeRoomForLog(const PushLog::Options& options) {
   LogWarn("{} has {} bytes left, and the push log {} of its {}: a snapshot takes its place",
           options.directory, room.free_bytes, room.log_bytes, options.budget_bytes);
   RECON_RETURN_IF_ERROR(TakeSnapshot("log", parts_.snapshots));
-  return RemoveLog(options.directory);
+  return RemoveLog(FileSystem::Local(), options.directory);
 }
 
 }  // namespace recon

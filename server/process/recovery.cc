@@ -12,13 +12,13 @@
 
 namespace recon {
 
-absl::StatusOr<Recovered> Recover(const RecoveryOptions& options, ServerProcess* process,
+absl::StatusOr<Recovered> Recover(const RecoveryOptions& options, const RecoveryTarget& target,
                                   ControlState* control) {
-  const SnapshotReader reader(process->store());
+  const SnapshotReader reader(target.store);
   Recovered recovered;
   const auto load = [&](const Manifest& manifest) {
     if (options.before_load) RECON_RETURN_IF_ERROR(options.before_load(manifest));
-    return LoadInto(process->params(), reader, ForServer(manifest, options.server));
+    return LoadInto(target.params, reader, ForServer(manifest, options.server));
   };
   RECON_ASSIGN_OR_RETURN(recovered.snapshot, LoadNewest(reader, load));
   if (!recovered.snapshot) return recovered;
@@ -31,19 +31,19 @@ absl::StatusOr<Recovered> Recover(const RecoveryOptions& options, ServerProcess*
     RECON_RETURN_IF_ERROR(options.leave_log(snapshot));
     return recovered;
   }
-  RECON_ASSIGN_OR_RETURN(recovered.replayed,
-                         ReplayAndReport(process->log_directory(), ForServer(snapshot, options.server),
-                                         options.synced, process->params(), control, process->metrics()));
+  RECON_ASSIGN_OR_RETURN(
+      recovered.replayed,
+      ReplayAndReport(target.files, target.log_directory, ForServer(snapshot, options.server), options.synced,
+                      target.params, control, target.metrics));
   return recovered;
 }
 
-absl::Status CheckNoPushesInLog(const ServerProcess& process, const std::string& directory,
-                                const std::string& hint) {
-  RECON_ASSIGN_OR_RETURN(const uint64_t pushes,
-                         CountLoggedPushes(FileSystem::Local(), process.log_directory()));
+absl::Status CheckNoPushesInLog(FileSystem* files, const std::string& log_directory,
+                                const std::string& directory, const std::string& hint) {
+  RECON_ASSIGN_OR_RETURN(const uint64_t pushes, CountLoggedPushes(files, log_directory));
   if (pushes == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat(process.log_directory(), " has ", pushes,
+      absl::StrCat(log_directory, " has ", pushes,
                    " pushes that go on from a snapshot, but there is none in ", directory, ": ", hint));
 }
 

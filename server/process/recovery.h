@@ -3,14 +3,27 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 
 #include "absl/status/statusor.h"
+#include "common/metrics/metrics.h"
 #include "common/snapshot/control_state.h"
+#include "common/storage/file_system.h"
+#include "common/storage/object_store.h"
 #include "proto/manifest.pb.h"
+#include "server/data_plane/param_server.h"
 #include "server/durability/log_reader.h"
-#include "server/process/server_process.h"
 
 namespace recon {
+
+// What is recovered, and from where. The pointers must outlive the call.
+struct RecoveryTarget {
+  ParamServer* params = nullptr;
+  ObjectStore* store = nullptr;
+  FileSystem* files = nullptr;
+  std::string log_directory;
+  Metrics* metrics = nullptr;
+};
 
 // What a server recovers from: the newest snapshot that verifies, and what its push log has beyond it.
 struct RecoveryOptions {
@@ -34,15 +47,15 @@ struct Recovered {
   std::optional<LogEnd> replayed;    // None: nothing was replayed.
 };
 
-// Restores process->params(), whose store is open and whose log is not. Records of the log that are not
-// pushes are added to `control`. Blocks on disk and store. DataLoss if there are snapshots and none verifies;
-// FailedPrecondition for a log that goes on from a snapshot that is not there.
-absl::StatusOr<Recovered> Recover(const RecoveryOptions& options, ServerProcess* process,
+// Restores target.params, which has no log yet. Records of the log that are not pushes are added to
+// `control`. Blocks on disk and store. DataLoss if there are snapshots and none verifies; FailedPrecondition
+// for a log that goes on from a snapshot that is not there.
+absl::StatusOr<Recovered> Recover(const RecoveryOptions& options, const RecoveryTarget& target,
                                   ControlState* control);
 
 // FailedPrecondition if the push log has pushes. Without a snapshot there is nothing that it could go on
 // from. `directory` and `hint` are for the message: where there is no snapshot, and what to look at.
-absl::Status CheckNoPushesInLog(const ServerProcess& process, const std::string& directory,
-                                const std::string& hint);
+absl::Status CheckNoPushesInLog(FileSystem* files, const std::string& log_directory,
+                                const std::string& directory, const std::string& hint);
 
 }  // namespace recon

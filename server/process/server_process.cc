@@ -103,4 +103,9 @@ void ServerProcess::StopServing(absl::Duration timeout) {
   param_service_ = nullptr;
 }
 
+RecoveryTarget TargetOf(ServerProcess* process) {
+  return {process->params(), process->store(), FileSystem::Local(), process->log_directory(),
+          process->metrics()};
+}
+
 }  // namespace recon

@@ -19,6 +19,7 @@
 #include "server/durability/control_db.h"
 #include "server/durability/push_log.h"
 #include "server/process/frame_listeners.h"
+#include "server/process/recovery.h"
 #include "server/process/server_flags.h"
 #include "server/rpc/collective_service.h"
 
@@ -95,5 +96,8 @@ class ServerProcess {
   std::unique_ptr<CollectiveService> collective_service_;
   std::unique_ptr<RpcServer> rpc_;
 };
+
+// What a process recovers, from where: its store is open, its parameters made, and its log is not open yet.
+RecoveryTarget TargetOf(ServerProcess* process);
 
 }  // namespace recon

@@ -7,7 +7,6 @@
 #include "common/base/human_bytes.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "common/storage/file_system.h"
 #include "server/durability/log_format.h"
 #include "server/recovery/log_replay.h"
 
@@ -24,11 +23,11 @@ absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const M
   return params->Restore(reader, manifest);
 }
 
-absl::StatusOr<LogEnd> ReplayAndReport(const std::string& directory, const Manifest& manifest, bool synced,
-                                       ParamServer* params, ControlState* control, Metrics* metrics) {
+absl::StatusOr<LogEnd> ReplayAndReport(FileSystem* files, const std::string& directory,
+                                       const Manifest& manifest, bool synced, ParamServer* params,
+                                       ControlState* control, Metrics* metrics) {
   const absl::Time start = Now();
-  RECON_ASSIGN_OR_RETURN(const LogEnd end,
-                         ReplayLog(FileSystem::Local(), directory, manifest, params, control));
+  RECON_ASSIGN_OR_RETURN(const LogEnd end, ReplayLog(files, directory, manifest, params, control));
   if (end.records > 0) {
     LogInfo("replayed {} records of the push log ({}, to sequence {}) in {:.0f} ms", end.records,
             HumanBytes(end.bytes), end.next_sequence - 1, absl::ToDoubleMilliseconds(Now() - start));
@@ -46,8 +45,7 @@ absl::StatusOr<LogEnd> ReplayAndReport(const std::string& directory, const Manif
   return end;
 }
 
-absl::Status RemoveLog(const std::string& directory) {
-  FileSystem* files = FileSystem::Local();
+absl::Status RemoveLog(FileSystem* files, const std::string& directory) {
   RECON_ASSIGN_OR_RETURN(const std::vector<std::string> names, files->List(directory));
   bool removed = false;
   for (const std::string& name : names) {

@@ -7,6 +7,7 @@
 #include "common/metrics/metrics.h"
 #include "common/snapshot/control_state.h"
 #include "common/snapshot/snapshot_reader.h"
+#include "common/storage/file_system.h"
 #include "server/data_plane/param_server.h"
 #include "server/durability/log_reader.h"
 
@@ -18,9 +19,10 @@ namespace recon {
 absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const Manifest& manifest);
 
 // ReplayLog(), and says what it came to. `synced`: whether the log was written with --durability sync.
-absl::StatusOr<LogEnd> ReplayAndReport(const std::string& directory, const Manifest& manifest, bool synced,
-                                       ParamServer* params, ControlState* control, Metrics* metrics);
+absl::StatusOr<LogEnd> ReplayAndReport(FileSystem* files, const std::string& directory,
+                                       const Manifest& manifest, bool synced, ParamServer* params,
+                                       ControlState* control, Metrics* metrics);
 // Removes a push log's segments.
-absl::Status RemoveLog(const std::string& directory);
+absl::Status RemoveLog(FileSystem* files, const std::string& directory);
 
 }  // namespace recon

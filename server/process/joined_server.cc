@@ -1,0 +1,213 @@
+#include "server/process/joined_server.h"
+
+#include <utility>
+
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "google/protobuf/util/message_differencer.h"
+#include "server/durability/log_format.h"
+
+namespace recon {
+namespace {
+
+constexpr absl::Duration kDrainTimeout = absl::Seconds(10);
+
+}  // namespace
+
+absl::Status JoinedServer::Follow(const std::shared_ptr<HeadLink>& link) {
+  ServerReport hello;
+  *hello.mutable_hello() = host_->Hello();
+  link->Send(hello);
+  {
+    MutexLock lock(&mu_);
+    if (!stopped_) link_ = link;  // Nothing is reported before the hello.
+  }
+  absl::Status failure;
+  ServerCommand command;
+  while (failure.ok() && !stopped() && link->Receive(&command)) failure = Execute(command);
+  {
+    MutexLock lock(&mu_);
+    link_ = nullptr;
+  }
+  if (!failure.ok() || stopped()) link->Cancel();
+  const absl::Status ended = link->Finish();
+  if (!failure.ok()) Fail(failure);  // Ours, not the connection's.
+  return ended.ok() ? absl::UnavailableError("the head has ended the connection") : ended;
+}
+
+void JoinedServer::Stop() {
+  MutexLock lock(&mu_);
+  stopped_ = true;
+  if (link_ != nullptr) link_->Cancel();
+}
+
+bool JoinedServer::AwaitStop(absl::Duration timeout) {
+  MutexLock lock(&mu_);
+  return mu_.AwaitFor(timeout, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopped_; });
+}
+
+absl::Status JoinedServer::Execute(const ServerCommand& command) {
+  if (command.has_assign()) return TakePlace(command.assign());
+  if (command.has_shutdown()) {
+    MutexLock lock(&mu_);
+    done_ = true;
+    return absl::OkStatus();
+  }
+  ParamServer* const params = host_->accepting();
+  if (params == nullptr) return absl::InternalError("a command before a place");
+  switch (command.command_case()) {
+    case ServerCommand::kBegin:
+      params->SetClusterEpoch(command.begin().cluster_epoch());
+      LogInfo("cluster epoch {}", command.begin().cluster_epoch());
+      break;
+    case ServerCommand::kAdmit:
+      params->members()->Admit(WorkerId(command.admit().worker()), Incarnation(command.admit().incarnation()),
+                    command.admit().next_step());
+      break;
+    case ServerCommand::kExpel:
+      params->members()->Expel(WorkerId(command.expel().worker()));
+      break;
+    case ServerCommand::kClose: {
+      RECON_ASSIGN_OR_RETURN(const StepClosing closing, DecodeClosing(command.close()));
+      params->peers()->FollowClosing(closing);
+      break;
+    }
+    case ServerCommand::kFrontier:
+      params->peers()->FollowFrontier(command.frontier().step(), command.frontier().anyone_active());
+      break;
+    case ServerCommand::kAwaitInitialValues:
+      AwaitInitialValues(command.await_initial_values());
+      break;
+    case ServerCommand::kCut:
+      host_->parts()->Cut(command.cut());
+      break;
+    case ServerCommand::kPublished:
+      host_->parts()->NotePublished(command.published());
+      break;
+    case ServerCommand::kTrace:
+      host_->FollowTrace(command.trace());
+      break;
+    case ServerCommand::kHurry:
+      if (command.hurry() < 0) return absl::InvalidArgumentError("a command of the head: it hurries by less than 0");
+      host_->parts()->Hurry(command.hurry());
+      break;
+    case ServerCommand::kDrain:
+      BeginDrain();
+      break;
+    default:
+      return absl::UnimplementedError("a command of a newer head: this server is too old for it");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JoinedServer::TakePlace(const Assignment& assignment) {
+  if (!assignment_) {
+    RECON_RETURN_IF_ERROR(host_->TakeUp(assignment));
+    assignment_ = assignment;
+  } else {
+    RECON_RETURN_IF_ERROR(CheckSameAssignment(assignment));
+  }
+  const ParamServer& params = *host_->accepting();
+  ServerReport report;
+  ServerReady* ready = report.mutable_ready();
+  ready->set_frontier_step(params.members()->frontier());
+  ready->set_has_values(params.has_values());
+  ready->set_needs_snapshot(params.has_values() && params.log()->awaits_snapshot());
+  ready->set_cluster_epoch(params.rules().cluster_epoch);
+  Report(std::move(report));
+  return absl::OkStatus();
+}
+
+absl::Status JoinedServer::CheckSameAssignment(const Assignment& assignment) const {
+  Assignment before = *assignment_;
+  Assignment now = assignment;
+  for (Assignment* one : {&before, &now}) {
+    one->clear_resume();
+    one->mutable_rules()->clear_cluster_epoch();
+  }
+  if (google::protobuf::util::MessageDifferencer::Equals(before, now)) return absl::OkStatus();
+  return absl::FailedPreconditionError("the head's settings have changed: start this server again");
+}
+
+void JoinedServer::AwaitInitialValues(const recon::AwaitInitialValues& command) {
+  host_->accepting()->AwaitInitialValues(WorkerId(command.worker()), [this, round = command.round()] {
+    ServerReport report;
+    report.mutable_initial_values()->set_round(round);
+    Report(std::move(report));
+  });
+}
+
+void JoinedServer::BeginDrain() {
+  {
+    MutexLock lock(&mu_);
+    drained_ = true;
+  }
+  ParamServer* const params = host_->accepting();
+  params->BeginDrain();
+  host_->parts()->Post([this, params] {
+    params->WaitUntilIdle(kDrainTimeout);
+    ServerReport report;
+    report.mutable_drained();
+    Report(std::move(report));
+  });
+}
+
+void JoinedServer::Report(ServerReport report) {
+  MutexLock lock(&mu_);
+  // Without a head nobody needs it: what counts is asked anew when there is one.
+  if (link_ != nullptr) link_->Send(std::move(report));
+}
+
+void JoinedServer::ReportDelivery(WorkerId worker, Incarnation incarnation, uint64_t step,
+                                  absl::Span<const uint32_t> shards, uint32_t push_parts) {
+  ServerReport report;
+  report.mutable_delivered()->set_worker(worker.value());
+  report.mutable_delivered()->set_incarnation(incarnation.value());
+  report.mutable_delivered()->set_step(step);
+  report.mutable_delivered()->mutable_shards()->Assign(shards.begin(), shards.end());
+  report.mutable_delivered()->set_push_parts(push_parts);
+  Report(std::move(report));
+}
+
+void JoinedServer::ReportProgress() {
+  ServerReport report;
+  ServerProgress* progress = report.mutable_progress();
+  if (const ParamServer* const params = host_->accepting(); params != nullptr) {
+    const ParamServer::Stats stats = params->GetStats();
+    progress->set_pushes(stats.pushes);
+    progress->set_duplicate_pushes(stats.duplicates);
+    progress->set_sequence(stats.sequence);
+    progress->set_frontier_step(params->members()->frontier());
+    progress->set_replay_seconds(params->position().replay_seconds - host_->parts()->replay_seconds_before());
+    progress->set_recover_ms(stats.recover_ms);
+    progress->set_log_wants_snapshot(params->log()->wants_snapshot());
+  }
+  Report(std::move(report));
+}
+
+bool JoinedServer::stopped() const {
+  MutexLock lock(&mu_);
+  return stopped_;
+}
+
+bool JoinedServer::done() const {
+  MutexLock lock(&mu_);
+  return done_;
+}
+
+bool JoinedServer::drained() const {
+  MutexLock lock(&mu_);
+  return drained_;
+}
+
+absl::Status JoinedServer::failure() const {
+  MutexLock lock(&mu_);
+  return failure_;
+}
+
+void JoinedServer::Fail(const absl::Status& why) {
+  MutexLock lock(&mu_);
+  failure_.Update(why);
+}
+
+}  // namespace recon

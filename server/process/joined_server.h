@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "common/base/ids.h"
+#include "common/base/mutex.h"
+#include "proto/cluster.pb.h"
+#include "server/cluster/links.h"
+#include "server/data_plane/param_server.h"
+#include "server/process/part_writer.h"
+
+namespace recon {
+
+// Who has the shards of a place: a server's process, or a test.
+//
+// Threads: the one that follows the head, but for accepting() and parts().
+class ShardHost {
+ public:
+  virtual ~ShardHost() = default;
+  // Who it is, and what its data directory has.
+  virtual ServerHello Hello() const = 0;
+  // Restores the state of the place, opens its log, and takes frames from then on. Once. Blocks.
+  virtual absl::Status TakeUp(const Assignment& assignment) = 0;
+  // The place's parameters once they take frames, else null. Any thread.
+  virtual ParamServer* accepting() const = 0;
+  // Not null once accepting() is not. Any thread.
+  virtual PartWriter* parts() const = 0;
+  virtual void FollowTrace(const TraceCommand& command) = 0;
+};
+
+// What a server does in a job that another one leads: it says who it is, takes up the place that it is given,
+// carries out what the head says, in its order, and reports. Of links it has one after the other; what it
+// reports while it has none is lost, and asked for anew in the next cluster epoch.
+//
+// Threads: Follow() on one; the rest on any. Its lock may be taken under a ParamServer's.
+// Shutdown: Stop(), and wait until Follow() has returned.
+class JoinedServer {
+ public:
+  // `host` must outlive it.
+  explicit JoinedServer(ShardHost* host) : host_(host) {}
+
+  // Does all this over `link` until it ends. Returns why; failure() is what this server could not do.
+  absl::Status Follow(const std::shared_ptr<HeadLink>& link);
+  // Follow() returns soon, and at once from now on.
+  void Stop();
+  // Waits for Stop(), for at most so long; whether it was called.
+  bool AwaitStop(absl::Duration timeout);
+
+  void Report(ServerReport report);
+  // As ParamServer::Options has it.
+  void ReportDelivery(WorkerId worker, Incarnation incarnation, uint64_t step,
+                      absl::Span<const uint32_t> shards, uint32_t push_parts);
+  // How far it is. Several times a second: the head gives up a server that is silent.
+  void ReportProgress();
+
+  // The head has ended the job.
+  bool done() const;
+  // The head drains the job: this process has nothing to do in another one.
+  bool drained() const;
+  // Not OK: a command could not be carried out. The next start may do better.
+  absl::Status failure() const;
+  void Fail(const absl::Status& why);
+
+ private:
+  absl::Status Execute(const ServerCommand& command);
+  absl::Status TakePlace(const Assignment& assignment);
+  absl::Status CheckSameAssignment(const Assignment& assignment) const;
+  void AwaitInitialValues(const AwaitInitialValues& command);
+  void BeginDrain();
+  bool stopped() const;
+
+  ShardHost* const host_;
+  std::optional<Assignment> assignment_;  // The thread that follows, only.
+
+  mutable Mutex mu_;
+  std::shared_ptr<HeadLink> link_ ABSL_GUARDED_BY(mu_);  // Null while there is none.
+  absl::Status failure_ ABSL_GUARDED_BY(mu_);
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  bool done_ ABSL_GUARDED_BY(mu_) = false;
+  bool drained_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace recon
