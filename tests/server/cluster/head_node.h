@@ -1,0 +1,267 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "common/base/clock.h"
+#include "common/base/lane.h"
+#include "common/base/mutex.h"
+#include "common/metrics/metrics.h"
+#include "server/cluster/cluster.h"
+#include "server/process/recovery.h"
+#include "server/recovery/log_replay.h"
+#include "server/recovery/snapshot_service.h"
+#include "tests/server/cluster/follower_node.h"
+
+namespace recon {
+
+// What of the head outlives its process.
+struct HeadDisk {
+  HeadDisk() {
+    for (uint32_t server = 0; server < kClusterServers; ++server) table.add_id(ServerIdOf(server));
+  }
+
+  uint64_t epoch = 1;
+  ServerTable table;  // Who has which place is known from the first start.
+  std::unique_ptr<FaultyFileSystem> files = std::make_unique<FaultyFileSystem>();
+};
+
+// What a worker is told that registers.
+struct Registered {
+  uint64_t cluster_epoch = 0;
+  uint64_t step = 0;  // The first that it may begin.
+};
+
+// The head's process without ports, from its start to its death: parameters, log, snapshots, cluster, and as
+// much of a coordinator as decides when an epoch begins and who is a member.
+class HeadLife {
+ public:
+  HeadLife(HeadDisk* disk, FaultyFileSystem* snapshots, MemoryNet* net, int bound)
+      : disk_(disk),
+        net_(net),
+        rules_(ClusterRules(bound, ++disk->epoch)),
+        epoch_(disk->epoch),
+        store_(snapshots),
+        cluster_(ClusterOptions(), disk->table),
+        params_(ParamOptions(), &metrics_),
+        snapshots_(SnapshotOptions(), &params_, &store_, &metrics_, &cluster_),
+        lane_("control") {
+    Recover();
+    Cluster::Events events;
+    events.changed = [this] { OnServersChanged(); };
+    events.save = [this](const ServerTable& table) {
+      disk_->table = table;
+      return absl::OkStatus();
+    };
+    cluster_.Start(&params_, &lane_, std::move(events));
+    lane_.RunAndWait([this] { cluster_.SetModel(SixShards()); });
+    net_->Listen(&cluster_);
+  }
+  ~HeadLife() {
+    Kill();
+    // Whoever waits in it for a server's part.
+    for (const auto& link : broken_) cluster_.OnClosed(link);
+    params_.BeginDrain();
+  }
+
+  // From now on nothing that it does is seen outside.
+  void Kill() {
+    if (!alive_->exchange(false)) return;
+    store_.Kill();
+    broken_ = net_->Listen(nullptr);
+  }
+  void Handle(const ByteChain& frame, Incarnation sender, FrameDone done) {
+    params_.Handle(
+        frame, Now(), [] {},
+        [alive = alive_, done = std::move(done)](absl::StatusOr<ByteChain> reply) {
+          if (!alive->load()) reply = absl::UnavailableError("the head is dead");
+          done(reply);
+        },
+        {sender});
+  }
+
+  // What the coordinator does when a worker registers: `resumes` a push that it has begun.
+  absl::StatusOr<Registered> Register(WorkerId worker, Incarnation incarnation, uint64_t next_step,
+                                      bool resumes) {
+    absl::StatusOr<Registered> registered = absl::UnavailableError("not all servers are there");
+    lane_.RunAndWait([&] {
+      if (!cluster_.state().live) return;
+      Incarnation& member = members_[worker];
+      if (member != Incarnation() && member != incarnation) Leave(worker);
+      members_[worker] = incarnation;
+      params_.Admit(worker, incarnation, next_step);
+      cluster_.Admit(worker, incarnation, next_step);
+      registered = Registered{epoch_, params_.Activate(worker, next_step, resumes)};
+    });
+    return registered;
+  }
+  // When its heartbeat comes.
+  void NoteAcknowledged(WorkerId worker, Incarnation incarnation, uint64_t next_step) {
+    lane_.RunAndWait([&] {
+      const auto member = members_.find(worker);
+      if (member != members_.end() && member->second == incarnation) {
+        params_.NoteAcknowledged(worker, next_step);
+      }
+    });
+  }
+  // And when it leaves, or is evicted.
+  void Expel(WorkerId worker) {
+    lane_.RunAndWait([&] {
+      members_.erase(worker);
+      Leave(worker);
+    });
+  }
+  void Snapshot() {
+    snapshots_.Take("requested", [](const absl::StatusOr<SnapshotReply>&) {});
+  }
+  void Pulse() {
+    params_.Tick(Now());
+    lane_.RunAndWait([this] { cluster_.Tick(Now()); });
+  }
+  absl::Status failure() const { return failure_; }
+  ServersState state() const { return cluster_.state(); }
+  std::string Missing() const { return cluster_.Missing(); }
+  uint64_t frontier() const { return params_.frontier(); }
+  std::string Describe() const { return DescribeParams(params_); }
+
+ private:
+  Cluster::Options ClusterOptions() const {
+    Cluster::Options options;
+    options.assignment = ClusterAssignment(rules_);
+    options.silence_max = absl::Hours(1);
+    options.replace_after = absl::Hours(1);
+    return options;
+  }
+  ParamServer::Options ParamOptions() {
+    ParamServer::Options options;
+    options.rules = rules_;
+    options.apply_threads = 1;
+    options.servers = kClusterServers;
+    options.followers = &cluster_;
+    return options;
+  }
+  static SnapshotService::Options SnapshotOptions() {
+    SnapshotService::Options options;
+    options.writer.keep.last = 2;
+    options.writer.threads = 1;
+    options.optimizer = "sgd";
+    options.job_id = kClusterJob;
+    return options;
+  }
+
+  // As HeadRecovery does it.
+  void Recover() {
+    failure_ = disk_->files->CreateDirectories("/log");
+    RecoveryOptions options;
+    options.servers = kClusterServers;
+    options.restored = [this](const Manifest& snapshot) {
+      snapshots_.NoteRestored(snapshot);
+      return true;
+    };
+    options.leave_log = [](const Manifest&) { return absl::InternalError("the log is of other servers"); };
+    ControlState control;
+    const RecoveryTarget target{&params_, &store_, disk_->files.get(), "/log", &metrics_};
+    const absl::StatusOr<Recovered> recovered = recon::Recover(options, target, &control);
+    failure_.Update(recovered.status());
+    if (!recovered.ok()) return;
+    if (!recovered->snapshot) return failure_.Update(absl::InternalError("there is no snapshot"));
+    if (recovered->replayed && NeedsSnapshotFirst(*recovered->replayed, false, params_.sequence())) {
+      must_snapshot_ = true;
+      params_.AwaitSnapshot();
+    }
+    PushLog::Options log;
+    log.directory = "/log";
+    log.segment_bytes = 16 << 10;
+    auto opened = PushLog::Open(log, disk_->files.get(), rules_, params_.sequence() + 1);
+    failure_.Update(opened.status());
+    if (opened.ok()) params_.SetLog(*std::move(opened));
+  }
+
+  // Lane. As Coordinator::OnServersChanged() does it.
+  void OnServersChanged() {
+    const ServersState others = cluster_.state();
+    if (others.live || !others.complete) return;
+    epoch_ = disk_->epoch = std::max({disk_->epoch, epoch_, others.highest_epoch}) + 1;
+    if (rules_.bound == 0 && others.highest_frontier > params_.frontier() + 1) {
+      params_.SkipTo(others.highest_frontier);
+    }
+    cluster_.BeginEpoch(epoch_);
+    params_.SetClusterEpoch(epoch_);
+    if (must_snapshot_ || others.needs_snapshot) Snapshot();
+    must_snapshot_ = false;
+  }
+  void Leave(WorkerId worker) {
+    params_.Expel(worker);
+    cluster_.Expel(worker);
+  }
+
+  HeadDisk* const disk_;
+  MemoryNet* const net_;
+  const ApplyRules rules_;
+  const std::shared_ptr<std::atomic<bool>> alive_ = std::make_shared<std::atomic<bool>>(true);
+  absl::Status failure_;
+  std::vector<std::shared_ptr<MemoryLink>> broken_;  // By its death.
+
+  // Lane only.
+  uint64_t epoch_;
+  bool must_snapshot_ = false;
+  std::map<WorkerId, Incarnation> members_;
+
+  Metrics metrics_;
+  KillableStore store_;
+  Cluster cluster_;
+  ParamServer params_;
+  SnapshotService snapshots_;
+  Lane lane_;  // Last: what it runs needs the rest.
+};
+
+// A head that is killed and started again. Thread-safe, but for Restart().
+class HeadNode {
+ public:
+  HeadNode(FaultyFileSystem* snapshots, MemoryNet* net, int bound)
+      : snapshots_(snapshots), net_(net), bound_(bound) {
+    life_ = std::make_unique<HeadLife>(&disk_, snapshots_, net_, bound_);
+  }
+
+  void Restart() {
+    std::unique_ptr<HeadLife> dying;
+    {
+      MutexLock lock(&mu_);
+      dying = std::move(life_);
+    }
+    dying->Kill();
+    std::unique_ptr<FaultyFileSystem> left = disk_.files->Copy();
+    dying = nullptr;
+    disk_.files = std::move(left);
+    MutexLock lock(&mu_);
+    life_ = std::make_unique<HeadLife>(&disk_, snapshots_, net_, bound_);
+  }
+  // Calls `use` with the process; false if there is none.
+  template <typename Use>
+  bool With(Use use) {
+    MutexLock lock(&mu_);
+    if (life_ == nullptr) return false;
+    use(life_.get());
+    return true;
+  }
+  void Handle(const ByteChain& frame, Incarnation sender, FrameDone done) {
+    MutexLock lock(&mu_);
+    if (life_ == nullptr) return done(absl::UnavailableError("the head is down"));
+    life_->Handle(frame, sender, std::move(done));
+  }
+
+ private:
+  FaultyFileSystem* const snapshots_;
+  MemoryNet* const net_;
+  const int bound_;
+  HeadDisk disk_;
+
+  Mutex mu_;
+  std::unique_ptr<HeadLife> life_;  // Null while there is none.
+};
+
+}  // namespace recon
