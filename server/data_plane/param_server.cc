@@ -265,6 +265,10 @@ absl::Status ParamServer::Note(const OperationPtr& op) {
 absl::Status ParamServer::Wait(const OperationPtr& op) {
   if (draining_) return absl::UnavailableError("the server is draining");
   if (changing_rules_) return absl::UnavailableError("the policy is being changed; ask again");
+  // It was on its way through the log when the epoch began: what it waits for may have been said before.
+  if (op->frame.header.cluster_epoch != cluster_epoch_) {
+    return absl::UnavailableError("a new cluster epoch has begun; ask again");
+  }
   if (!log_status_.ok()) return LogFailed(log_status_);
   if (replies_.size() >= limits::kWaitingRepliesMax) {
     return absl::ResourceExhaustedError(absl::StrCat("waiting replies: ", replies_.size(), " already"));
