@@ -225,8 +225,12 @@ void Cluster::Shutdown() {
   ServerCommand command;
   command.mutable_shutdown();
   links_.SendToAll(command);
-  MutexLock lock(&mu_);
-  for (const PlaceTable::Spare& spare : table_.spares()) spare.link->Send(command);
+  std::vector<PlaceTable::Spare> spares;
+  {
+    MutexLock lock(&mu_);
+    spares = table_.spares();
+  }
+  for (const PlaceTable::Spare& spare : spares) spare.link->Send(command);
 }
 
 std::vector<ServerAddress> Cluster::Addresses() const {
