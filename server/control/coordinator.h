@@ -155,9 +155,10 @@ class Coordinator {
   // Makes it a member, in the place of whichever process had its number.
   absl::Status Enter(const RegisterRequest& request, WorkerId worker, const std::string& peer,
                      absl::Time now);
-  // Another process goes on under the worker's number.
+  // Another process goes on under the worker's number. (AdoptLeases() ends what the one before held.)
   void Replace(WorkerId worker, const Membership::Member& before);
   RegisterReply TellOfJob(WorkerId worker, absl::Time now) const;
+  // Ends the leases of the worker, and gives it back those that its process says it works on.
   void AdoptLeases(const RegisterRequest& request, WorkerId worker, absl::Time now, RegisterReply* reply);
   // The first step that a worker with these leases may push.
   uint64_t StartStepOf(WorkerId worker, uint64_t next_step, const RegisterReply& reply);

@@ -109,7 +109,6 @@ absl::Status Coordinator::Enter(const RegisterRequest& request, WorkerId worker,
 
 void Coordinator::Replace(WorkerId worker, const Membership::Member& before) {
   NoteResidualLost(before.name, before.progress);
-  work_.TakeBackAllOf(worker);
   ForgetSteps(worker);
   Expel(worker);
 }
