@@ -54,7 +54,7 @@ absl::Status Cluster::Hear(const std::shared_ptr<ServerLink>& link, uint32_t pla
       RECON_RETURN_IF_ERROR(CheckDelivered(push, place, server_of_shard_));
     }
     params_->peers()->NoteDelivered(WorkerId(push.worker()), Incarnation(push.incarnation()), push.step(),
-                           {push.shards().begin(), push.shards().end()}, push.push_parts());
+                                    {push.shards().begin(), push.shards().end()}, push.push_parts());
   } else if (report.has_part()) {
     {
       MutexLock lock(&mu_);

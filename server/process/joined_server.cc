@@ -62,7 +62,7 @@ absl::Status JoinedServer::Execute(const ServerCommand& command) {
       break;
     case ServerCommand::kAdmit:
       params->members()->Admit(WorkerId(command.admit().worker()), Incarnation(command.admit().incarnation()),
-                    command.admit().next_step());
+                               command.admit().next_step());
       break;
     case ServerCommand::kExpel:
       params->members()->Expel(WorkerId(command.expel().worker()));
@@ -88,7 +88,8 @@ absl::Status JoinedServer::Execute(const ServerCommand& command) {
       host_->FollowTrace(command.trace());
       break;
     case ServerCommand::kHurry:
-      if (command.hurry() < 0) return absl::InvalidArgumentError("a command of the head: it hurries by less than 0");
+      if (command.hurry() < 0)
+        return absl::InvalidArgumentError("a command of the head: it hurries by less than 0");
       host_->parts()->Hurry(command.hurry());
       break;
     case ServerCommand::kDrain:
@@ -107,7 +108,7 @@ absl::Status JoinedServer::TakePlace(const Assignment& assignment) {
   } else {
     RECON_RETURN_IF_ERROR(CheckSameAssignment(assignment));
   }
-  const ParamServer& params = *host_->accepting();
+  ParamServer& params = *host_->accepting();
   ServerReport report;
   ServerReady* ready = report.mutable_ready();
   ready->set_frontier_step(params.members()->frontier());
@@ -172,7 +173,7 @@ void JoinedServer::ReportDelivery(WorkerId worker, Incarnation incarnation, uint
 void JoinedServer::ReportProgress() {
   ServerReport report;
   ServerProgress* progress = report.mutable_progress();
-  if (const ParamServer* const params = host_->accepting(); params != nullptr) {
+  if (ParamServer* const params = host_->accepting(); params != nullptr) {
     const ParamServer::Stats stats = params->GetStats();
     progress->set_pushes(stats.pushes);
     progress->set_duplicate_pushes(stats.duplicates);

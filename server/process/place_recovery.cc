@@ -61,7 +61,8 @@ absl::Status RecoverPlace(const Assignment& assignment, const std::string& direc
   ControlState none;
   RECON_ASSIGN_OR_RETURN(const Recovered recovered, Recover(options, target, &none));
   if (!recovered.snapshot) return BeginWithoutSnapshot(assignment, directory, target);
-  if (recovered.replayed && !NeedsSnapshotFirst(*recovered.replayed, synced, target.params->position().sequence)) {
+  if (recovered.replayed &&
+      !NeedsSnapshotFirst(*recovered.replayed, synced, target.params->position().sequence)) {
     target.params->log()->NoteSnapshot(FirstRecordFor(ForServer(*recovered.snapshot, assignment.server())));
   }
   return absl::OkStatus();

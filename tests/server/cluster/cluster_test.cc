@@ -85,9 +85,9 @@ class ClusterJob {
   }
 
   void Admit(Incarnation incarnation = kProcess) {
-    params.Admit(kWorker, incarnation, 0);
+    params.members()->Admit(kWorker, incarnation, 0);
     cluster.Admit(kWorker, incarnation, 0);
-    params.Activate(kWorker, params.frontier(), /*resumes=*/true);
+    params.members()->Activate(kWorker, params.members()->frontier(), /*resumes=*/true);
   }
   // A server has its parts of the worker's push.
   void Deliver(const Link& link, uint32_t place, uint64_t step, Incarnation incarnation = kProcess) {
@@ -107,7 +107,7 @@ class ClusterJob {
     return report;
   }
   // And the head its own.
-  void DeliverHere(uint64_t step) { params.NoteDelivered(kWorker, kProcess, step, {0, 3}, 6); }
+  void DeliverHere(uint64_t step) { params.peers()->NoteDelivered(kWorker, kProcess, step, {0, 3}, 6); }
 
   static Cluster::Options MakeOptions(absl::Duration replace_after) {
     Cluster::Options options;
@@ -197,10 +197,10 @@ TEST_CASE("what a server has delivered counts when it comes again with its data,
   CHECK(again->sent()[0].assign().resume() == with_data);
   job.Admit();
   job.Deliver(job.second, 2, 0);
-  CHECK(job.params.frontier() == (with_data ? 1 : 0));
+  CHECK(job.params.members()->frontier() == (with_data ? 1 : 0));
   if (with_data) return;
   job.Deliver(again, 1, 0);
-  CHECK(job.params.frontier() == 1);
+  CHECK(job.params.members()->frontier() == 1);
 }
 
 TEST_CASE("closings are kept for a server until it has them in its log", "[cluster]") {
@@ -234,9 +234,9 @@ TEST_CASE("a delivery that is said twice counts once", "[cluster]") {
   job.Admit();
   job.DeliverHere(0);
   for (int i = 0; i < 3; ++i) job.Deliver(job.first, 1, 0);
-  CHECK(job.params.frontier() == 0);
+  CHECK(job.params.members()->frontier() == 0);
   job.Deliver(job.second, 2, 0);
-  CHECK(job.params.frontier() == 1);
+  CHECK(job.params.members()->frontier() == 1);
   // Late, when its step is closed.
   job.Deliver(job.first, 1, 0);
   CHECK(Closings(job.first) == Steps{0});
@@ -250,15 +250,15 @@ TEST_CASE("deliveries of another process, or over a link that is over, do not co
   job.DeliverHere(0);
   job.Deliver(job.second, 2, 0);
   job.Deliver(job.first, 1, 0, Incarnation(10));
-  CHECK(job.params.frontier() == 0);
+  CHECK(job.params.members()->frontier() == 0);
   // It began anew without its data; what the process before has said comes late.
   const Link before = job.first;
   const Link again = job.ComeAgain(before, 1, /*with_data=*/false);
   job.Admit();
   job.Deliver(before, 1, 0);
-  CHECK(job.params.frontier() == 0);
+  CHECK(job.params.members()->frontier() == 0);
   job.Deliver(again, 1, 0);
-  CHECK(job.params.frontier() == 1);
+  CHECK(job.params.members()->frontier() == 1);
 }
 
 TEST_CASE("a snapshot has the parts of its own attempt from all servers", "[cluster]") {
@@ -424,11 +424,11 @@ TEST_CASE("a report that cannot be ends its server's link, and nothing else", "[
   CHECK(job.cluster.state().highest_epoch == 0);
   // Nothing of it counts: the step waits for that server's parts.
   job.Deliver(job.second, 2, 0);
-  CHECK(job.params.frontier() == 0);
+  CHECK(job.params.members()->frontier() == 0);
   const Link again = job.ComeAgain(job.first, 1, true);
   job.Admit();
   job.Deliver(again, 1, 0);
-  CHECK(job.params.frontier() == 1);
+  CHECK(job.params.members()->frontier() == 1);
 }
 
 }  // namespace recon

@@ -23,11 +23,11 @@ namespace recon {
 using FrameDone = std::function<void(const absl::StatusOr<ByteChain>&)>;
 
 // How far it is, for whoever looks why nothing goes on.
-inline std::string DescribeParams(const ParamServer& params) {
+inline std::string DescribeParams(ParamServer& params) {
   const ParamServer::Stats stats = params.GetStats();
   std::string said =
-      absl::StrCat("epoch ", params.cluster_epoch(), ", sequence ", stats.sequence, ", first open step ",
-                   stats.frontier_step, ", in the log ", params.frontier());
+      absl::StrCat("epoch ", params.rules().cluster_epoch, ", sequence ", stats.sequence,
+                   ", first open step ", stats.frontier_step, ", in the log ", params.members()->frontier());
   for (const auto& [worker, about] : stats.workers) {
     absl::StrAppend(&said, ", worker ", worker.value(), about.active ? " active" : "", " next ",
                     about.next_step);
@@ -124,9 +124,9 @@ class FollowerLife final : private ShardHost {
     PushLog::Options log;
     log.directory = "/log";
     log.segment_bytes = assignment.log_segment_bytes();
-    RECON_ASSIGN_OR_RETURN(auto opened,
-                           PushLog::Open(log, disk_->files.get(), options.rules, params_->sequence() + 1));
-    params_->SetLog(std::move(opened));
+    RECON_ASSIGN_OR_RETURN(
+        auto opened, PushLog::Open(log, disk_->files.get(), options.rules, params_->position().sequence + 1));
+    params_->log()->Set(std::move(opened));
     params_->SetClusterEpoch(0);
     accepting_.store(params_.get());
     return absl::OkStatus();
@@ -182,7 +182,7 @@ class FollowerNode {
   uint64_t frontier() {
     MutexLock lock(&mu_);
     ParamServer* const params = life_->accepting();
-    return params == nullptr ? 0 : params->frontier();
+    return params == nullptr ? 0 : params->members()->frontier();
   }
   std::string Describe() {
     MutexLock lock(&mu_);

@@ -93,9 +93,9 @@ class HeadLife {
       Incarnation& member = members_[worker];
       if (member != Incarnation() && member != incarnation) Leave(worker);
       members_[worker] = incarnation;
-      params_.Admit(worker, incarnation, next_step);
+      params_.members()->Admit(worker, incarnation, next_step);
       cluster_.Admit(worker, incarnation, next_step);
-      registered = Registered{epoch_, params_.Activate(worker, next_step, resumes)};
+      registered = Registered{epoch_, params_.members()->Activate(worker, next_step, resumes)};
     });
     return registered;
   }
@@ -104,7 +104,7 @@ class HeadLife {
     lane_.RunAndWait([&] {
       const auto member = members_.find(worker);
       if (member != members_.end() && member->second == incarnation) {
-        params_.NoteAcknowledged(worker, next_step);
+        params_.members()->NoteAcknowledged(worker, next_step);
       }
     });
   }
@@ -125,8 +125,8 @@ class HeadLife {
   absl::Status failure() const { return failure_; }
   ServersState state() const { return cluster_.state(); }
   std::string Missing() const { return cluster_.Missing(); }
-  uint64_t frontier() const { return params_.frontier(); }
-  std::string Describe() const { return DescribeParams(params_); }
+  uint64_t frontier() { return params_.members()->frontier(); }
+  std::string Describe() { return DescribeParams(params_); }
 
  private:
   Cluster::Options ClusterOptions() const {
@@ -169,16 +169,16 @@ class HeadLife {
     failure_.Update(recovered.status());
     if (!recovered.ok()) return;
     if (!recovered->snapshot) return failure_.Update(absl::InternalError("there is no snapshot"));
-    if (recovered->replayed && NeedsSnapshotFirst(*recovered->replayed, false, params_.sequence())) {
+    if (recovered->replayed && NeedsSnapshotFirst(*recovered->replayed, false, params_.position().sequence)) {
       must_snapshot_ = true;
-      params_.AwaitSnapshot();
+      params_.log()->AwaitSnapshot();
     }
     PushLog::Options log;
     log.directory = "/log";
     log.segment_bytes = 16 << 10;
-    auto opened = PushLog::Open(log, disk_->files.get(), rules_, params_.sequence() + 1);
+    auto opened = PushLog::Open(log, disk_->files.get(), rules_, params_.position().sequence + 1);
     failure_.Update(opened.status());
-    if (opened.ok()) params_.SetLog(*std::move(opened));
+    if (opened.ok()) params_.log()->Set(*std::move(opened));
   }
 
   // Lane. As Coordinator::OnServersChanged() does it.
@@ -186,8 +186,8 @@ class HeadLife {
     const ServersState others = cluster_.state();
     if (others.live || !others.complete) return;
     epoch_ = disk_->epoch = std::max({disk_->epoch, epoch_, others.highest_epoch}) + 1;
-    if (rules_.bound == 0 && others.highest_frontier > params_.frontier() + 1) {
-      params_.SkipTo(others.highest_frontier);
+    if (rules_.bound == 0 && others.highest_frontier > params_.members()->frontier() + 1) {
+      params_.members()->SkipTo(others.highest_frontier);
     }
     cluster_.BeginEpoch(epoch_);
     params_.SetClusterEpoch(epoch_);
@@ -195,7 +195,7 @@ class HeadLife {
     must_snapshot_ = false;
   }
   void Leave(WorkerId worker) {
-    params_.Expel(worker);
+    params_.members()->Expel(worker);
     cluster_.Expel(worker);
   }
 

@@ -16,8 +16,9 @@ TEST_CASE("a push that is on its way into the log when an epoch begins is to be 
   PushLog::Options options;
   options.directory = "/log";
   options.segment_bytes = 1 << 20;
-  job.server().SetLog(*PushLog::Open(options, &files, job.server().rules(), job.server().sequence() + 1));
-  job.server().NoteSnapshot(1);
+  job.server().log()->Set(
+      *PushLog::Open(options, &files, job.server().rules(), job.server().position().sequence + 1));
+  job.server().log()->NoteSnapshot(1);
   // The log's thread stands still until the epoch has begun.
   Notification reached;
   Notification go_on;

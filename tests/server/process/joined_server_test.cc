@@ -139,7 +139,7 @@ TEST_CASE("a server says who it is before anything else, and takes up its place 
   CHECK(link->reports()[0].hello().server_id() == ServerIdOf(1));
   CHECK(link->reports()[1].ready().has_values());
   CHECK(absl::IsUnavailable(joined.End(link, absl::UnavailableError("the head is gone"))));
-  CHECK(joined.params()->cluster_epoch() == 3);
+  CHECK(joined.params()->rules().cluster_epoch == 3);
   // Another head, or the same: it is ready at once, and says what it knows.
   const auto again = joined.Begin();
   CHECK(joined.times_taken_up == 1);
@@ -178,8 +178,8 @@ TEST_CASE("a server reports what it has of a push, and closes the step when the 
   link->Say(FrontierCommand(2));
   Joined::Settle(link);
   CHECK(absl::IsUnavailable(joined.End(link, absl::OkStatus())));
-  CHECK(joined.params()->sequence() == 2);
-  CHECK(joined.params()->frontier() == 4);
+  CHECK(joined.params()->position().sequence == 2);
+  CHECK(joined.params()->members()->frontier() == 4);
   CHECK(joined.server.failure().ok());
 }
 
