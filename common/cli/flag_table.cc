@@ -49,7 +49,7 @@ void FlagTable::AddTo(CLI::App* app, Environment environment) const {
         option->envname(flag.environment.empty() ? EnvironmentName(flag.name) : flag.environment);
       }
       if (flag.need == Flag::Need::kMustBeGiven) option->required();
-      if (flag.need != Flag::Need::kHasNoDefaultOfItsOwn) option->capture_default_str();
+      if (flag.need == Flag::Need::kMayBeGiven) option->capture_default_str();
     }
   }
 }

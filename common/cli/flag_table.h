@@ -80,7 +80,7 @@ struct Flag {
   // The environment variable that may have its value; EnvironmentName() unless the row says another.
   std::string environment = "";  // NOLINT(readability-redundant-string-init): rows of three stay complete.
   enum class Need { kMayBeGiven, kMustBeGiven, kHasNoDefaultOfItsOwn };
-  Need need = Need::kMayBeGiven;  // Without a default of its own --help shows none.
+  Need need = Need::kMayBeGiven;  // Only then --help shows the default.
 };
 
 // Flags under one heading of --help.

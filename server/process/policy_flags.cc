@@ -14,9 +14,21 @@ using Texts = std::vector<std::string>;
 // Not given: what goes with --sync.
 constexpr double kAsSyncSays = -1;
 
-}  // namespace
+// A value that goes to a field of the settings as it is.
+template <typename T>
+FlagField Field(T otherwise, PolicySettings* settings, void (PolicySettings::*set)(T)) {
+  return FlagField::To<T>(otherwise, [settings, set](T value) { (settings->*set)(value); });
+}
 
-std::vector<Flag> PolicyFlagRows(PolicySettings* settings) {
+// A number that goes to the settings if it is given.
+FlagField IfGiven(PolicySettings* settings, void (PolicySettings::*set)(double)) {
+  return FlagField::To<double>(kAsSyncSays, [settings, set](double value) {
+    if (value != kAsSyncSays) (settings->*set)(value);
+  });
+}
+
+// How far workers may be apart, and what they push.
+std::vector<Flag> StepFlags(PolicySettings* settings) {
   return {
       {"--sync",
        FlagField::To<std::string>("asp", [settings](const std::string& sync) { settings->set_sync(sync); }),
@@ -24,8 +36,7 @@ std::vector<Flag> PolicyFlagRows(PolicySettings* settings) {
        "(workers train parameters of their own for H batches, then take the mean) or diloco:H "
        "(the same, and the server takes the mean as a gradient for Nesterov at 0.7 and 0.9); or auto: the "
        "server chooses, and changes it, by what it measures"},
-      {"--local-steps",
-       FlagField::To<uint32_t>(0, [settings](uint32_t steps) { settings->set_local_steps(steps); }),
+      {"--local-steps", Field<uint32_t>(0, settings, &PolicySettings::set_local_steps),
        "with asp, bsp or ssp: a worker trains parameters of its own for so many batches, then "
        "pushes how far they have moved; 0 = gradients are pushed",
        CLI::Range(uint32_t{0}, limits::kLocalStepsMax)},
@@ -36,32 +47,26 @@ std::vector<Flag> PolicyFlagRows(PolicySettings* settings) {
        {},
        "",
        Flag::Need::kHasNoDefaultOfItsOwn},
-      {"--outer-learning-rate",
-       FlagField::To<double>(kAsSyncSays,
-                             [settings](double rate) {
-                               if (rate != kAsSyncSays) settings->set_outer_learning_rate(rate);
-                             }),
+      {"--outer-learning-rate", IfGiven(settings, &PolicySettings::set_outer_learning_rate),
        "default 1: parameters become the workers' mean (with asp and ssp 1/--workers-min), "
        "with diloco 0.7",
        CLI::Range(0.0, 1e6), "", Flag::Need::kHasNoDefaultOfItsOwn},
-      {"--outer-momentum",
-       FlagField::To<double>(kAsSyncSays,
-                             [settings](double momentum) {
-                               if (momentum != kAsSyncSays) settings->set_outer_momentum(momentum);
-                             }),
-       "default 0.9", CLI::Range(0.0, 1.0), "", Flag::Need::kHasNoDefaultOfItsOwn},
-      {"--fragments",
-       FlagField::To<uint32_t>(0, [settings](uint32_t fragments) { settings->set_fragments(fragments); }),
+      {"--outer-momentum", IfGiven(settings, &PolicySettings::set_outer_momentum), "default 0.9",
+       CLI::Range(0.0, 1.0), "", Flag::Need::kHasNoDefaultOfItsOwn},
+      {"--fragments", Field<uint32_t>(0, settings, &PolicySettings::set_fragments),
        "with local steps: so many parts of the parameters are pushed in turn, one after H/F batches, "
        "while training goes on; 0 or 1 = all together, and training waits",
        CLI::Range(uint32_t{0}, limits::kLocalStepsMax)},
-      {"--local-steps-by-speed",
-       FlagField::To<bool>(false,
-                           [settings](bool by_speed) { settings->set_local_steps_by_speed(by_speed); }),
+      {"--local-steps-by-speed", Field<bool>(false, settings, &PolicySettings::set_local_steps_by_speed),
        "with local steps: slower workers take fewer of them than the fastest, so that all push at "
        "about the same time"},
-      {"--quorum",
-       FlagField::To<uint32_t>(0, [settings](uint32_t workers) { settings->set_quorum(workers); }),
+  };
+}
+
+// Who and what is part of a step.
+std::vector<Flag> ShareFlags(PolicySettings* settings) {
+  return {
+      {"--quorum", Field<uint32_t>(0, settings, &PolicySettings::set_quorum),
        "with bsp, local:H and diloco:H: a step is closed without the slowest workers when so many "
        "have pushed it and --grace has passed; what they push goes into a later step; 0 = all are "
        "waited for",
@@ -74,13 +79,18 @@ std::vector<Flag> PolicyFlagRows(PolicySettings* settings) {
        FlagField::To<std::string>(
            "0", [settings](const std::string& text) { return ParseStepSamples(text, settings); }),
        "with bsp: samples of a step, a multiple of --batch; where workers are fewer, each pushes the mean "
-       "of "
-       "more batches, so that the trajectory stays. constant: as many as the job's first step has; 0: a "
+       "of more batches, so that the trajectory stays. constant: as many as the job's first step has; 0: a "
        "batch of each worker"},
       {"--sync-period",
        FlagField::To<Texts>({}, [settings](const Texts& texts) { return ParseSyncPeriods(texts, settings); }),
        "GROUP=N: gradients of that tensor group are in each N-th push only, the mean of N; may "
        "be given more than once"},
+  };
+}
+
+// What the server makes of staleness, and what it may choose by itself.
+std::vector<Flag> AdaptationFlags(PolicySettings* settings) {
+  return {
       {"--staleness-correction",
        FlagField::To<std::string>(
            "none", [settings](const std::string& name) { settings->set_staleness_correction(name); }),
@@ -93,12 +103,21 @@ std::vector<Flag> PolicyFlagRows(PolicySettings* settings) {
                             if (bound >= 0) settings->set_auto_bound_max(static_cast<uint32_t>(bound));
                           }),
        "with --sync auto: workers are never more pushes apart; 0 is bsp, -1 no bound", CLI::Range(-1, 1000)},
-      {"--auto-local-steps-max",
-       FlagField::To<uint32_t>(0, [settings](uint32_t steps) { settings->set_auto_local_steps_max(steps); }),
+      {"--auto-local-steps-max", Field<uint32_t>(0, settings, &PolicySettings::set_auto_local_steps_max),
        "with --sync auto: where workers wait for the link, they may train for up to so many "
        "batches on their own; --split-samples must have so many; 0 = gradients are always pushed",
        CLI::Range(uint32_t{0}, limits::kLocalStepsMax)},
   };
+}
+
+}  // namespace
+
+std::vector<Flag> PolicyFlagRows(PolicySettings* settings) {
+  std::vector<Flag> rows = StepFlags(settings);
+  for (const auto& more : {ShareFlags(settings), AdaptationFlags(settings)}) {
+    rows.insert(rows.end(), more.begin(), more.end());
+  }
+  return rows;
 }
 
 }  // namespace recon

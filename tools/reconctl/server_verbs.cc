@@ -351,25 +351,10 @@ absl::Status ShowCompletions(const ServerTarget& target) {
   return absl::OkStatus();
 }
 
-absl::Status SetPolicy(const PolicyTarget& target) {
-  PolicySettings settings;
-  settings.set_sync(target.sync);
-  settings.set_local_steps(target.local_steps);
-  settings.set_outer_optimizer(target.outer_optimizer);
-  if (target.has_outer_learning_rate) settings.set_outer_learning_rate(target.outer_learning_rate);
-  if (target.has_outer_momentum) settings.set_outer_momentum(target.outer_momentum);
-  settings.set_staleness_correction(target.correction);
-  if (target.auto_bound_max >= 0) settings.set_auto_bound_max(static_cast<uint32_t>(target.auto_bound_max));
-  settings.set_auto_local_steps_max(target.auto_local_steps_max);
-  settings.set_fragments(target.fragments);
-  settings.set_local_steps_by_speed(target.local_steps_by_speed);
-  settings.set_quorum(target.quorum);
-  RECON_RETURN_IF_ERROR(ParseGrace(target.grace, &settings));
-  RECON_RETURN_IF_ERROR(ParseStepSamples(target.step_samples, &settings));
-  RECON_RETURN_IF_ERROR(ParseSyncPeriods(target.sync_periods, &settings));
-  RECON_ASSIGN_OR_RETURN(const auto client, Connect(target.server));
+absl::Status SetPolicy(const ServerTarget& target, const PolicySettings& settings) {
+  RECON_ASSIGN_OR_RETURN(const auto client, Connect(target));
   RECON_ASSIGN_OR_RETURN(const SetPolicyReply reply, client->SetPolicy(settings));
-  if (target.server.json) {
+  if (target.json) {
     std::cout << ToJson(reply) << "\n";
   } else {
     std::cout << "policy " << SyncName(reply.job()) << ", cluster epoch " << reply.cluster_epoch() << "\n";

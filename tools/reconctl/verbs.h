@@ -13,6 +13,8 @@
 
 namespace recon {
 
+class PolicySettings;
+
 // The verbs of reconctl. Each prints its answer to standard output, as a table or (json) one JSON value,
 // and returns what decides the exit code.
 
@@ -29,24 +31,8 @@ absl::Status Explained(const ServerTarget& target, const absl::Status& status);
 
 absl::Status ShowStatus(const ServerTarget& target);
 
-// As PolicySettings has them.
-struct PolicyTarget {
-  ServerTarget server;
-  std::string sync;
-  uint32_t local_steps = 0;
-  std::string outer_optimizer;
-  bool has_outer_learning_rate = false, has_outer_momentum = false;
-  double outer_learning_rate = 0, outer_momentum = 0;
-  std::string correction = "none";
-  int auto_bound_max = -1;
-  uint32_t auto_local_steps_max = 0;
-  uint32_t fragments = 0;
-  bool local_steps_by_speed = false;
-  uint32_t quorum = 0;
-  std::string grace = "auto", step_samples = "0";
-  std::vector<std::string> sync_periods;
-};
-absl::Status SetPolicy(const PolicyTarget& target);
+// Changes how the workers of the running job agree.
+absl::Status SetPolicy(const ServerTarget& target, const PolicySettings& settings);
 // Shows progress until the job is finished or the server has not answered for `patience_seconds`.
 absl::Status FollowStatus(const ServerTarget& target, double patience_seconds);
 
