@@ -6,38 +6,11 @@
 #include <vector>
 
 #include "catch2/catch.hpp"
-#include "common/codec/half_codec.h"
+#include "tests/worker/cuda/sequential_block.h"
 #include "worker/encode/cpu_encoder.h"
 
 namespace recon {
 namespace {
-
-// A block of threads that run one after the other.
-struct SequentialBlock {
-  template <typename F>
-  void ForEach(const F& f) {
-    for (uint32_t thread = 0; thread < cuda::kBlockThreads; ++thread) f(thread);
-  }
-  static uint32_t Add(uint32_t* at, uint32_t value) {
-    const uint32_t before = *at;
-    *at += value;
-    return before;
-  }
-  static void Mark(uint32_t* bitmap, uint32_t i, bool wanted) {
-    if (wanted) bitmap[i / 32] |= 1u << i % 32;
-  }
-  static float Floor(float value) { return std::floor(value); }
-  static uint16_t FloatToHalf(float value) {
-    uint16_t half;
-    EncodeFp16(&value, 1, reinterpret_cast<uint8_t*>(&half));
-    return half;
-  }
-  static float HalfToFloat(uint16_t half) {
-    float value;
-    DecodeFp16(reinterpret_cast<const uint8_t*>(&half), 1, &value);
-    return value;
-  }
-};
 
 ParamLayout OneTensor(uint32_t size) {
   ModelSpec model;
