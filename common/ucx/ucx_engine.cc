@@ -1,7 +1,5 @@
 #include "common/ucx/ucx_engine.h"
 
-#include <netinet/in.h>
-#include <poll.h>
 #include <pthread.h>
 
 #include <atomic>
@@ -28,6 +26,7 @@
 #include "common/ucx/ucx_address.h"
 #include "common/ucx/ucx_buffers.h"
 #include "common/ucx/ucx_library.h"
+#include "common/ucx/ucx_worker.h"
 
 namespace recon {
 namespace {
@@ -42,15 +41,8 @@ constexpr size_t kFetchedBytes = size_t{16} << 10;
 // fetch more than that and one message.
 constexpr size_t kSendingBytesMax = limits::kRequestBytesInFlight;
 constexpr size_t kFetchingBytesMax = kSendingBytesMax + kMessageBytesMax;
-// Between two tries where events cannot be waited for.
-constexpr absl::Duration kPoll = absl::Milliseconds(1);
 // For messages under way when all is ended.
 constexpr absl::Duration kFarewell = absl::Milliseconds(200);
-
-absl::Status FromUcx(const UcxLibrary& ucx, ucs_status_t status, const char* what) {
-  if (status == UCS_OK) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("UCX: ", what, ": ", ucx.ucs_status_string(status)));
-}
 
 // A message on its way out. UCX reads a small one where it lies; a large one lies side by side in a buffer of
 // the pool: a fabric's adapter takes it from there by itself.
@@ -76,8 +68,8 @@ struct Receiving {
 class UcxCore : public std::enable_shared_from_this<UcxCore> {
  public:
   UcxCore(const UcxLibrary* ucx, UcxEngine::Callbacks callbacks)
-      : ucx_(*ucx), callbacks_(std::move(callbacks)) {}
-  ~UcxCore() { CloseUcx(); }
+      : ucx_(*ucx), callbacks_(std::move(callbacks)), worker_(ucx) {}
+  ~UcxCore() { worker_.Close(); }  // UCX may call back once more: the rest of this must still be there.
 
   absl::Status Open(const std::string& listen);
   void Start() {
@@ -91,13 +83,13 @@ class UcxCore : public std::enable_shared_from_this<UcxCore> {
       MutexLock lock(&mu_);
       stopping_ = true;
     }
-    ucx_.ucp_worker_signal(worker_);
+    worker_.Signal();
     thread_.join();
-    CloseUcx();  // Nobody else uses it any more: ended_.
+    worker_.Close();  // Nobody else uses it any more: ended_.
   }
 
-  int port() const { return port_; }
-  bool any_host() const { return any_host_; }
+  int port() const { return worker_.port(); }
+  bool any_host() const { return worker_.any_host(); }
 
   uint64_t Connect(const std::string& address) {
     Command command;
@@ -144,15 +136,10 @@ class UcxCore : public std::enable_shared_from_this<UcxCore> {
     MutexLock lock(&mu_);
     if (ended_) return;
     commands_.push_back(std::move(command));
-    if (commands_.size() == 1) ucx_.ucp_worker_signal(worker_);  // Otherwise it has been woken.
+    if (commands_.size() == 1) worker_.Signal();  // Otherwise it has been woken.
   }
 
-  void CloseUcx() {
-    if (worker_ != nullptr) ucx_.ucp_worker_destroy(std::exchange(worker_, nullptr));
-    if (context_ != nullptr) ucx_.ucp_cleanup(std::exchange(context_, nullptr));
-  }
   void Run();
-  void Sleep();
   void Execute(Command command);
   void OnConnect(uint64_t connection, const ucp_ep_params_t& how);
   void SendWhatMay(uint64_t connection);
@@ -164,17 +151,11 @@ class UcxCore : public std::enable_shared_from_this<UcxCore> {
   ucs_status_t Fetch(uint64_t connection, void* description, size_t bytes);
   void OnFetched(const Receiving& into, ucs_status_t status);
   void Fail(uint64_t connection, const absl::Status& why) { failed_.emplace_back(connection, why); }
-  absl::Status Checked(ucs_status_t status, const char* what) const { return FromUcx(ucx_, status, what); }
   void Deliver(uint64_t connection, const ByteChain& message);
 
   const UcxLibrary& ucx_;
   const UcxEngine::Callbacks callbacks_;
-  ucp_context_h context_ = nullptr;
-  ucp_worker_h worker_ = nullptr;
-  ucp_listener_h listener_ = nullptr;
-  int wake_up_ = -1;
-  int port_ = 0;
-  bool any_host_ = false;
+  UcxWorker worker_;
   const std::shared_ptr<UcxBuffers> buffers_ = std::make_shared<UcxBuffers>();
   std::atomic<uint64_t> next_connection_{1};
   std::thread thread_;
@@ -194,52 +175,16 @@ class UcxCore : public std::enable_shared_from_this<UcxCore> {
 };
 
 absl::Status UcxCore::Open(const std::string& listen) {
-  ucp_params_t params = {};
-  params.field_mask = UCP_PARAM_FIELD_FEATURES;
-  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
-  ucp_config_t* config = nullptr;
-  RECON_RETURN_IF_ERROR(Checked(ucx_.ucp_config_read(nullptr, nullptr, &config), "its settings"));
-  const ucs_status_t made = ucx_.ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
-  ucx_.ucp_config_release(config);
-  if (made != UCS_OK) context_ = nullptr;
-  RECON_RETURN_IF_ERROR(Checked(made, "start"));
-  ucp_worker_params_t worker_params = {};
-  worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  worker_params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-  RECON_RETURN_IF_ERROR(
-      Checked(ucx_.ucp_worker_create(context_, &worker_params, &worker_), "create a worker"));
-  RECON_RETURN_IF_ERROR(Checked(ucx_.ucp_worker_get_efd(worker_, &wake_up_), "wake up"));
-  ucp_am_handler_param_t handler = {};
-  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
-                       UCP_AM_HANDLER_PARAM_FIELD_ARG | UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
-  handler.id = kMessages;
-  handler.flags = UCP_AM_FLAG_WHOLE_MSG;
-  handler.arg = this;
-  handler.cb = [](void* core, const void*, size_t, void* data, size_t bytes,
-                  const ucp_am_recv_param_t* param) {
+  UcxWorker::Handlers handlers;
+  handlers.arg = this;
+  handlers.on_message = [](void* core, const void*, size_t, void* data, size_t bytes,
+                           const ucp_am_recv_param_t* param) {
     return static_cast<UcxCore*>(core)->OnMessage(data, bytes, param);
   };
-  RECON_RETURN_IF_ERROR(Checked(ucx_.ucp_worker_set_am_recv_handler(worker_, &handler), "receive"));
-  if (listen.empty()) return absl::OkStatus();
-  RECON_ASSIGN_OR_RETURN(const UcxAddress address, UcxAddress::Resolve(listen));
-  ucp_listener_params_t listening = {};
-  listening.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
-  listening.sockaddr.addr = address.get();
-  listening.sockaddr.addrlen = address.bytes;
-  listening.conn_handler.arg = this;
-  listening.conn_handler.cb = [](ucp_conn_request_h request, void* core) {
+  handlers.on_connection = [](ucp_conn_request_h request, void* core) {
     static_cast<UcxCore*>(core)->accepted_.push_back(request);
   };
-  RECON_RETURN_IF_ERROR(Checked(ucx_.ucp_listener_create(worker_, &listening, &listener_),
-                                absl::StrCat("listen on ", listen).c_str()));
-  ucp_listener_attr_t attributes = {};
-  attributes.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR;
-  RECON_RETURN_IF_ERROR(Checked(ucx_.ucp_listener_query(listener_, &attributes), "listen"));
-  const auto* bound = &attributes.sockaddr;
-  port_ = ntohs(bound->ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6*>(bound)->sin6_port
-                                             : reinterpret_cast<const sockaddr_in*>(bound)->sin_port);
-  any_host_ = address.any();
-  return absl::OkStatus();
+  return worker_.Open(listen, kMessages, handlers);
 }
 
 void UcxCore::Run() {
@@ -251,12 +196,12 @@ void UcxCore::Run() {
       commands.swap(commands_);
     }
     for (Command& command : commands) Execute(std::move(command));
-    const bool idle = ucx_.ucp_worker_progress(worker_) == 0 && commands.empty() && accepted_.empty() &&
+    const bool idle = ucx_.ucp_worker_progress(worker_.get()) == 0 && commands.empty() && accepted_.empty() &&
                       failed_.empty() && may_send_.empty();
     for (const uint64_t connection : std::exchange(may_send_, {})) SendWhatMay(connection);
     for (ucp_conn_request_h request : std::exchange(accepted_, {})) {
       if (endpoints_.size() >= limits::kMembersMax) {
-        ucx_.ucp_listener_reject(listener_, request);
+        ucx_.ucp_listener_reject(worker_.listener(), request);
         continue;
       }
       ucp_ep_params_t how = {};
@@ -267,16 +212,16 @@ void UcxCore::Run() {
       OnConnect(connection, how);
     }
     EndFailed();
-    if (idle) Sleep();
+    if (idle) worker_.Wait();
   }
   for (ucp_conn_request_h request : std::exchange(accepted_, {}))
-    ucx_.ucp_listener_reject(listener_, request);
+    ucx_.ucp_listener_reject(worker_.listener(), request);
   while (!endpoints_.empty())
     End(endpoints_.begin()->first, absl::UnavailableError("the connection was closed"));
-  if (listener_ != nullptr) ucx_.ucp_listener_destroy(listener_);
+  worker_.CloseListener();
   // What UCX does not give back by then goes with its worker.
   const absl::Time give_up = Now() + kFarewell;
-  while (under_way_ > 0 && Now() < give_up) ucx_.ucp_worker_progress(worker_);
+  while (under_way_ > 0 && Now() < give_up) ucx_.ucp_worker_progress(worker_.get());
   std::vector<Command> left;
   {
     MutexLock lock(&mu_);
@@ -288,15 +233,6 @@ void UcxCore::Run() {
       callbacks_.on_closed(command.connection, absl::UnavailableError("the connection was closed"));
     }
   }
-}
-
-// Until there is something to do.
-void UcxCore::Sleep() {
-  const ucs_status_t armed = ucx_.ucp_worker_arm(worker_);
-  if (armed == UCS_ERR_BUSY) return;
-  pollfd event = {wake_up_, POLLIN, 0};
-  // If UCX cannot tell, it is asked again and again.
-  poll(&event, 1, armed == UCS_OK ? -1 : static_cast<int>(absl::ToInt64Milliseconds(kPoll)));
 }
 
 void UcxCore::Execute(Command command) {
@@ -327,11 +263,12 @@ void UcxCore::OnConnect(uint64_t connection, const ucp_ep_params_t& how) {
   params.err_handler.cb = [](void* arg, ucp_ep_h failed, ucs_status_t status) {
     auto* core = static_cast<UcxCore*>(arg);
     const auto found = core->connections_.find(failed);
-    if (found != core->connections_.end()) core->Fail(found->second, core->Checked(status, "connection"));
+    if (found != core->connections_.end())
+      core->Fail(found->second, core->worker_.Checked(status, "connection"));
   };
   ucp_ep_h endpoint = nullptr;
-  const ucs_status_t created = ucx_.ucp_ep_create(worker_, &params, &endpoint);
-  if (created != UCS_OK) return callbacks_.on_closed(connection, Checked(created, "connect"));
+  const ucs_status_t created = ucx_.ucp_ep_create(worker_.get(), &params, &endpoint);
+  if (created != UCS_OK) return callbacks_.on_closed(connection, worker_.Checked(created, "connect"));
   endpoints_[connection].endpoint = endpoint;
   connections_[endpoint] = connection;
 }
@@ -395,7 +332,7 @@ void UcxCore::StartSend(uint64_t connection, Endpoint* to, ByteChain message) {
     ++under_way_;
     return;
   }
-  if (UCS_PTR_IS_ERR(request)) Fail(connection, Checked(UCS_PTR_STATUS(request), "send"));
+  if (UCS_PTR_IS_ERR(request)) Fail(connection, worker_.Checked(UCS_PTR_STATUS(request), "send"));
   OnSent(std::move(sending));
 }
 
@@ -465,7 +402,7 @@ ucs_status_t UcxCore::Fetch(uint64_t connection, void* description, size_t bytes
     into->core->OnFetched(*into, status);
   };
   const ucs_status_ptr_t request =
-      ucx_.ucp_am_recv_data_nbx(worker_, description, receiving->buffer.get(), bytes, &how);
+      ucx_.ucp_am_recv_data_nbx(worker_.get(), description, receiving->buffer.get(), bytes, &how);
   if (request != nullptr && !UCS_PTR_IS_ERR(request)) {
     static_cast<void>(receiving.release());  // Its callback's.
     ++under_way_;
@@ -479,7 +416,7 @@ void UcxCore::OnFetched(const Receiving& into, ucs_status_t status) {
   const auto found = endpoints_.find(into.connection);
   if (found == endpoints_.end()) return;
   found->second.fetching -= into.bytes;
-  if (status != UCS_OK) return Fail(into.connection, Checked(status, "receive"));
+  if (status != UCS_OK) return Fail(into.connection, worker_.Checked(status, "receive"));
   ByteChain message;
   message.Append(into.buffer.get(), into.bytes, into.buffer);
   Deliver(into.connection, message);
