@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +26,7 @@
 #include "worker/encode/gradient_space.h"
 #include "worker/training/gradient_sum.h"
 #include "worker/training/inner_optimizer.h"
+#include "worker/training/open_splits.h"
 #include "worker/training/push_schedule.h"
 
 namespace recon {
@@ -61,8 +61,7 @@ class Trainer {
   };
 
   // A split whose pushes are under way: done when all are acknowledged.
-  struct Split;
-  using SplitPtr = std::shared_ptr<Split>;
+  using SplitPtr = OpenSplitPtr;
 
   Trainer(const Options& options, const ParamLayout* layout, GradientSpace* space, CodecPolicy* policy,
           ParamClient* client, Session* session, Replica* replica, Metrics* metrics);
@@ -94,7 +93,9 @@ class Trainer {
   void Abandon(const Session::HeldLeasePtr& lease) { session_->Abandon(lease); }
 
   // Split `number` of the lease, counted from 0. A batch is of one split; a push may be of several.
-  SplitPtr OpenSplit(const Session::HeldLeasePtr& lease, uint32_t number);
+  SplitPtr OpenSplit(const Session::HeldLeasePtr& lease, uint32_t number) {
+    return open_.Open(lease, number);
+  }
   // No batch of it comes any more; what a round has of it is pushed.
   absl::Status CloseSplit(const SplitPtr& split);
   // Before the next split of a lease that has begun: waits where too many are open.
@@ -269,7 +270,7 @@ class Trainer {
   std::optional<OpenBatch> batch_;
   std::vector<float> scratch_;  // A batch's gradient, or how far a round has moved.
   GradientSum sum_;
-  std::list<SplitPtr> open_;
+  OpenSplits open_;
   uint64_t last_step_ = 0;
   int64_t evaluation_traced_ns_ = 0;  // When it began, if that is traced.
 
