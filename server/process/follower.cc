@@ -138,7 +138,7 @@ void Follower::FollowTrace(const TraceCommand& command) {
 
 absl::Status Follower::TakeUp(const Assignment& assignment) {
   RECON_ASSIGN_OR_RETURN(const ServerFlags::Durability durability, ParseDurability(assignment.durability()));
-  const std::string& own_directory = process_.flags().snapshot_dir;
+  const std::string& own_directory = process_.flags().snapshots.directory;
   const std::string directory = own_directory.empty() ? assignment.snapshot_dir() : own_directory;
   RECON_RETURN_IF_ERROR(PlaceOptions(assignment).status());  // Before anything is touched.
   // Not as its owner: that is the head, which clears away what is left of writers.

@@ -26,9 +26,9 @@ absl::Status CheckUcx(const std::string& listen, const TlsFlags& tls) {
 
 }  // namespace
 
-absl::Status FrameListeners::Start(const ServerFlags& flags, const TlsFlags& tls, uint64_t id,
+absl::Status FrameListeners::Start(const Options& options, const TlsFlags& tls, uint64_t id,
                                    const RequestHandler& handler, ConnectedProcesses* connected) {
-  if (flags.shared_memory && tls.cert.empty()) {
+  if (options.shared_memory && tls.cert.empty()) {
     const std::string name = absl::StrCat("recon-", absl::Hex(id, absl::kZeroPad16));
     absl::StatusOr<std::unique_ptr<ShmListener>> listener = ShmListener::Start(name, handler, connected);
     if (listener.ok()) {
@@ -38,11 +38,11 @@ absl::Status FrameListeners::Start(const ServerFlags& flags, const TlsFlags& tls
       LogWarn("workers on this machine use the network: {}", listener.status().message());
     }
   }
-  if (flags.ucx_listen.empty()) return absl::OkStatus();
-  RECON_RETURN_IF_ERROR(CheckUcx(flags.ucx_listen, tls));
-  RECON_ASSIGN_OR_RETURN(ucx_, UcxListener::Start(flags.ucx_listen, handler, connected));
+  if (options.ucx_listen.empty()) return absl::OkStatus();
+  RECON_RETURN_IF_ERROR(CheckUcx(options.ucx_listen, tls));
+  RECON_ASSIGN_OR_RETURN(ucx_, UcxListener::Start(options.ucx_listen, handler, connected));
   // Workers of other machines do not reach "any": they take the host under which they know the server.
-  const std::string host = flags.ucx_listen.substr(0, flags.ucx_listen.rfind(':'));
+  const std::string host = options.ucx_listen.substr(0, options.ucx_listen.rfind(':'));
   ucx_address_ = absl::StrCat(ucx_->any_host() ? "" : host, ":", ucx_->port());
   LogInfo("UCX listens on port {}", ucx_->port());
   return absl::OkStatus();

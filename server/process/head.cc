@@ -77,7 +77,7 @@ absl::StatusOr<Head::Opened> Head::Open() {
 absl::Status Head::OpenAccess() {
   const ServerFlags& flags = process_.flags();
   Access::Options options;
-  options.tls = !flags.tls_cert.empty();
+  options.tls = !flags.tls.cert.empty();
   options.rules = flags.allow;
   options.crl_file = flags.tls_crl;
   options.ca_file = flags.tls_ca;
@@ -97,8 +97,8 @@ void Head::OpenHistory(uint64_t job_id) {
   if (!flags.tensorboard.empty()) history_->WriteEvents(flags.tensorboard);
   worker_series_ = std::make_shared<WorkerSeries>(history_.get());
   process_.metrics()->Add(worker_series_);
-  if (flags.tls_cert.empty()) return;
-  certificate_series_ = std::make_shared<CertificateSeries>(flags.tls_cert, flags.tls_ca);
+  if (flags.tls.cert.empty()) return;
+  certificate_series_ = std::make_shared<CertificateSeries>(flags.tls.cert, flags.tls.ca);
   process_.metrics()->Add(certificate_series_);
 }
 
@@ -164,20 +164,20 @@ absl::StatusOr<std::unique_ptr<Cluster>> Head::MakeCluster(const JobOnDisk& job,
   *assignment.mutable_rules() = EncodeRules(rules);
   assignment.set_state(StateName(state));
   assignment.set_refused_codecs(flags.job.refused_codecs());
-  assignment.set_durability(DurabilityName(flags.durability));
-  assignment.set_log_segment_bytes(flags.log_segment_bytes);
+  assignment.set_durability(DurabilityName(flags.log.durability));
+  assignment.set_log_segment_bytes(flags.log.segment_bytes);
   // Another process may have another working directory.
-  RECON_ASSIGN_OR_RETURN(const StoreUrl snapshot_url, ParseStoreUrl(flags.snapshot_dir));
+  RECON_ASSIGN_OR_RETURN(const StoreUrl snapshot_url, ParseStoreUrl(flags.snapshots.directory));
   assignment.set_snapshot_dir(snapshot_url.Absolute());
-  assignment.set_zstd_level(flags.zstd_level);
-  assignment.set_snapshot_keep(flags.snapshot_keep.last);
-  assignment.set_snapshot_memory_percent(flags.snapshot_memory_percent);
+  assignment.set_zstd_level(flags.snapshots.zstd_level);
+  assignment.set_snapshot_keep(flags.snapshots.keep.last);
+  assignment.set_snapshot_memory_percent(flags.snapshots.memory_percent);
   if (job.initial != nullptr) {
-    RECON_ASSIGN_OR_RETURN(const StoreUrl initial_url, ParseStoreUrl(flags.from_snapshot));
+    RECON_ASSIGN_OR_RETURN(const StoreUrl initial_url, ParseStoreUrl(flags.from_snapshot.directory));
     assignment.set_from_snapshot(initial_url.Absolute());
     assignment.set_from_snapshot_generation(job.initial->generation());
   }
-  options.silence_max = flags.evict_after;
+  options.silence_max = flags.timeouts.evict_after;
   options.replace_after = flags.replace_after;
   RECON_ASSIGN_OR_RETURN(ServerTable table, process_.db()->LoadServers());
   const auto servers = static_cast<int>(flags.servers);
@@ -193,14 +193,15 @@ absl::StatusOr<std::unique_ptr<Cluster>> Head::MakeCluster(const JobOnDisk& job,
 
 absl::Status Head::MakeSnapshots() {
   const ServerFlags& flags = process_.flags();
-  RECON_ASSIGN_OR_RETURN(const StoreUrl snapshot_url, ParseStoreUrl(flags.snapshot_dir));
+  RECON_ASSIGN_OR_RETURN(const StoreUrl snapshot_url, ParseStoreUrl(flags.snapshots.directory));
   SnapshotService::Options options;
-  options.writer.keep = flags.snapshot_keep;
-  options.writer.zstd_level = flags.zstd_level;
+  options.writer.keep = flags.snapshots.keep;
+  options.writer.zstd_level = flags.snapshots.zstd_level;
   options.writer.shared = !snapshot_url.local();
-  options.interval = flags.snapshot_interval;
-  if (flags.durability != ServerFlags::Durability::kSnapshot) options.replay_target = flags.replay_target;
-  options.memory = flags.snapshot_memory_percent / 100.0;
+  options.interval = flags.snapshots.interval;
+  if (flags.log.durability != ServerFlags::Durability::kSnapshot)
+    options.replay_target = flags.log.replay_target;
+  options.memory = flags.snapshots.memory_percent / 100.0;
   options.optimizer = StateName(*process_.params()->options().state);
   options.job_id = process_.params()->rules().job_id;
   options.control = [this](uint64_t sequence) -> absl::StatusOr<ControlState> {
@@ -214,10 +215,10 @@ absl::Status Head::MakeSnapshots() {
 
 absl::Status Head::MakeCoordinator(const PolicyInForce& policy) {
   const ServerFlags& flags = process_.flags();
-  RECON_ASSIGN_OR_RETURN(const StoreUrl snapshot_url, ParseStoreUrl(flags.snapshot_dir));
+  RECON_ASSIGN_OR_RETURN(const StoreUrl snapshot_url, ParseStoreUrl(flags.snapshots.directory));
   Coordinator::Options options;
   options.job = flags.job;
-  options.timeouts = {flags.suspect_after, flags.evict_after};
+  options.timeouts = flags.timeouts;
   options.cluster_epoch = policy.rules.cluster_epoch;
   options.connected = &connected_;
   options.job.set_history(policy.rules.history);
@@ -226,14 +227,14 @@ absl::Status Head::MakeCoordinator(const PolicyInForce& policy) {
   options.optimizer = OptimizerName(policy.rules.optimizer.kind);
   options.job_id = policy.rules.job_id;
   options.snapshot_dir = snapshot_url.Absolute();
-  options.keep_best = flags.snapshot_keep.best;
+  options.keep_best = flags.snapshots.keep.best;
   options.lease_target = flags.lease_target;
   options.policy_base = policy.base;
   options.policy_of_flags = flags.policy;
   options.policy = policy.settings;
-  options.settings = flags.agreed;
-  options.proposed = flags.proposed;
-  if (flags.with_proposed) {
+  options.settings = flags.settings.agreed;
+  options.proposed = flags.settings.proposed;
+  if (flags.settings.with_proposed) {
     options.adopt_proposal = [this](const RegisterRequest& request) { return AdoptProposal(request); };
   }
   coordinator_ = std::make_unique<LaneCoordinator>(options, process_.params(), journal_.get(),
@@ -251,8 +252,8 @@ void Head::StartCluster() {
 
 absl::Status Head::AdoptProposal(const RegisterRequest& request) {
   const std::vector<FlagValue> proposed(request.proposed().begin(), request.proposed().end());
-  RECON_ASSIGN_OR_RETURN(const ServerFlags merged, process_.flags().with_proposed(proposed));
-  RECON_RETURN_IF_ERROR(CheckProposal(request, merged.agreed));  // Flags that were given win.
+  RECON_ASSIGN_OR_RETURN(const ServerFlags merged, process_.flags().settings.with_proposed(proposed));
+  RECON_RETURN_IF_ERROR(CheckProposal(request, merged.settings.agreed));  // Flags that were given win.
   if (!begin_anew_.load()) {
     asked_for_ = proposed;
     LogInfo("the job begins with the settings of {}'s script", request.name());
@@ -286,7 +287,7 @@ absl::StatusOr<Head::Opened> Head::Recover(const JobOnDisk& job, const PolicyInF
 absl::Status Head::ResumeJob(const std::optional<Manifest>& restored, const PolicyInForce& policy) {
   const ServerFlags& flags = process_.flags();
   ControlDb* const db = process_.db();
-  if (!flags.settings.empty()) RECON_RETURN_IF_ERROR(NoteSettings(flags.settings, db));
+  if (!flags.settings.values.empty()) RECON_RETURN_IF_ERROR(NoteSettings(flags.settings.values, db));
   // Not to come back when the flags are once more what they were. Only now: a start with wrong flags changes
   // nothing.
   if (!MessageDifferencer::Equals(policy.settings, flags.policy)) {
@@ -337,7 +338,7 @@ absl::Status Head::StartServing() {
 CollectiveService::Options Head::CollectiveOptions() {
   CollectiveService::Options options;
   options.access = access_.get();
-  options.patience = process_.flags().evict_after;
+  options.patience = process_.flags().timeouts.evict_after;
   if (cluster_ == nullptr) return options;
   options.other_servers = [cluster = cluster_.get()] {
     std::vector<std::string> there;
@@ -396,7 +397,7 @@ absl::Status Head::Drain() {
   LogInfo("draining{}{}", signal.empty() ? "" : ": ", signal);
   process_.rpc()->SetServing(false);
   // The push log has everything.
-  if (process_.flags().durability != ServerFlags::Durability::kSnapshot)
+  if (process_.flags().log.durability != ServerFlags::Durability::kSnapshot)
     process_.store()->CapPatience(kDrainPatience);
   coordinator_->lane()->RunAndWait([this] { coordinator_->BeginDrain(); });
   NoteStatus();
@@ -434,7 +435,7 @@ absl::Status Head::EndIdle() {
   LogWarn("{}", why);
   const absl::Status drained = Drain();
   // Where there is a push log it has everything: no snapshot is missing that would be worth another start.
-  if (!drained.ok() && flags.durability == ServerFlags::Durability::kSnapshot) return drained;
+  if (!drained.ok() && flags.log.durability == ServerFlags::Durability::kSnapshot) return drained;
   if (finished && drained.ok()) return absl::OkStatus();
   absl::Status status = absl::CancelledError(
       drained.ok() ? why : absl::StrCat(why, "; its last snapshot failed: ", drained.message()));

@@ -193,7 +193,7 @@ absl::Status HeadRecovery::CheckNotBeyond(const Manifest& past) const {
   if (more == 0 || !past.has_control()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("--data ", process_.flags().data, " has ", more,
                                                     " splits completed that the snapshot of --snapshot-dir ",
-                                                    process_.flags().snapshot_dir,
+                                                    process_.flags().snapshots.directory,
                                                     " has not: to go on from there, give it a new --data"));
 }
 
@@ -256,12 +256,12 @@ absl::Status HeadRecovery::LeaveLog() {
 
 absl::Status HeadRecovery::OpenLog(const ApplyRules& rules) {
   const ServerFlags& flags = process_.flags();
-  if (flags.durability == ServerFlags::Durability::kSnapshot) return LeaveLog();
+  if (flags.log.durability == ServerFlags::Durability::kSnapshot) return LeaveLog();
   if (replayed_ && NeedsSnapshotFirst(*replayed_, synced(), process_.params()->position().sequence)) {
     RECON_RETURN_IF_ERROR(SnapshotBeforeWork("recovered"));
   }
   RECON_ASSIGN_OR_RETURN(const PushLog::Options options,
-                         process_.MakeLogOptions(synced(), flags.log_segment_bytes));
+                         process_.MakeLogOptions(synced(), flags.log.segment_bytes));
   RECON_RETURN_IF_ERROR(MakeRoomForLog(options));
   return process_.StartLog(options, rules);
 }

@@ -80,7 +80,7 @@ class HeadRecovery {
   absl::Status DropUnfoundedCompletions();
   absl::Status LeaveLog();
   absl::Status MakeRoomForLog(const PushLog::Options& options);
-  bool synced() const { return process_.flags().durability == ServerFlags::Durability::kSync; }
+  bool synced() const { return process_.flags().log.durability == ServerFlags::Durability::kSync; }
 
   // Set in the constructor.
   const Parts parts_;

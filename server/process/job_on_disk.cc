@@ -34,7 +34,7 @@ absl::Status OpenOwnStore(const StoreUrl& url, ServerProcess* process) {
       RECON_RETURN_IF_ERROR(FileSystem::Local()->CreateDirectories(url.path + below));
     }
   }
-  return process->OpenStore(process->flags().snapshot_dir, /*writer=*/true);
+  return process->OpenStore(process->flags().snapshots.directory, /*writer=*/true);
 }
 
 absl::StatusOr<Manifest> NewestManifest(ObjectStore* store) {
@@ -68,12 +68,12 @@ absl::Status OpenControlDb(const Manifest& newest, ServerProcess* process) {
 // The job goes by what its first worker asked for, where the flags say nothing.
 absl::Status TakeProposed(const Manifest& newest, ServerProcess* process) {
   const ServerFlags& flags = process->flags();
-  if (!flags.with_proposed) return absl::OkStatus();
+  if (!flags.settings.with_proposed) return absl::OkStatus();
   RECON_ASSIGN_OR_RETURN(const std::optional<JobRecord> known, process->db()->LoadJob());
   const JobRecord& record = known ? *known : newest.control().job();
   if (record.proposed().empty()) return absl::OkStatus();
   RECON_ASSIGN_OR_RETURN(ServerFlags proposed,
-                         flags.with_proposed({record.proposed().begin(), record.proposed().end()}));
+                         flags.settings.with_proposed({record.proposed().begin(), record.proposed().end()}));
   proposed.listen = flags.listen;
   process->set_flags(std::move(proposed));
   return absl::OkStatus();
@@ -88,8 +88,8 @@ absl::Status CheckNotReplaced(const Manifest& newest, const ServerProcess& proce
   const ServerFlags& flags = process.flags();
   return absl::FailedPreconditionError(
       absl::StrCat("another server has taken the job over: snapshot ", newest.generation(), " of ",
-                   flags.snapshot_dir, " has cluster epoch ", newest.cluster_epoch(), ", --data ", flags.data,
-                   " knows of ", ours, ": start it with a new --data, if the other is dead"));
+                   flags.snapshots.directory, " has cluster epoch ", newest.cluster_epoch(), ", --data ",
+                   flags.data, " knows of ", ours, ": start it with a new --data, if the other is dead"));
 }
 
 // The job's number, once --data and --snapshot-dir are known to be of the same job. Before anything is saved:
@@ -102,13 +102,13 @@ absl::StatusOr<uint64_t> CheckSameJob(const Manifest& newest, const ServerProces
         absl::StrCat("--data ", flags.data, " is that of a server with --join: a job's head needs its own"));
   }
   if (newest.generation() == 0) {
-    RECON_RETURN_IF_ERROR(CheckNoPushesInLog(FileSystem::Local(), process.log_directory(), flags.snapshot_dir,
+    RECON_RETURN_IF_ERROR(CheckNoPushesInLog(FileSystem::Local(), process.log_directory(), flags.snapshots.directory,
                                              "is --snapshot-dir another than before?"));
   }
   RECON_ASSIGN_OR_RETURN(const uint64_t job_id, process.db()->JobId(newest.job_id()));
   if (newest.job_id() != 0 && newest.job_id() != job_id) {
     return absl::FailedPreconditionError(
-        absl::StrCat("--snapshot-dir ", flags.snapshot_dir, " has snapshots of job ",
+        absl::StrCat("--snapshot-dir ", flags.snapshots.directory, " has snapshots of job ",
                      absl::Hex(newest.job_id()), ", --data ", flags.data, " is of job ", absl::Hex(job_id)));
   }
   return job_id;
@@ -131,11 +131,12 @@ absl::Status RaiseClusterEpoch(ControlDb* db, JobOnDisk* job) {
 absl::StatusOr<JobOnDisk> OpenJob(ServerProcess* process) {
   const ServerFlags& flags = process->flags();
   JobOnDisk job;
-  RECON_ASSIGN_OR_RETURN(const StoreUrl snapshot_url, ParseStoreUrl(flags.snapshot_dir));
+  RECON_ASSIGN_OR_RETURN(const StoreUrl snapshot_url, ParseStoreUrl(flags.snapshots.directory));
   RECON_RETURN_IF_ERROR(OpenOwnStore(snapshot_url, process));
   RECON_ASSIGN_OR_RETURN(job.newest, NewestManifest(process->store()));
-  if (job.newest.generation() == 0 && !flags.from_snapshot.empty()) {
-    RECON_ASSIGN_OR_RETURN(job.initial, InitialValues::Open(flags.from_snapshot, flags.from_generation));
+  if (job.newest.generation() == 0 && !flags.from_snapshot.directory.empty()) {
+    RECON_ASSIGN_OR_RETURN(
+        job.initial, InitialValues::Open(flags.from_snapshot.directory, flags.from_snapshot.generation));
   }
   RECON_RETURN_IF_ERROR(OpenControlDb(job.newest, process));
   RECON_RETURN_IF_ERROR(TakeProposed(job.newest, process));
@@ -148,7 +149,7 @@ absl::StatusOr<JobOnDisk> OpenJob(ServerProcess* process) {
         "--data is new: this server takes job {:x} over, from snapshot {} of {}; the one that had it ends "
         "with its "
         "next snapshot",
-        job.job_id, job.newest.generation(), flags.snapshot_dir);
+        job.job_id, job.newest.generation(), flags.snapshots.directory);
   }
   RECON_RETURN_IF_ERROR(RaiseClusterEpoch(process->db(), &job));
   return job;

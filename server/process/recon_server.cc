@@ -25,8 +25,7 @@ absl::StatusOr<std::unique_ptr<ReconServer>> ReconServer::Start(const ServerFlag
 // First of all: who watches sees that the server recovers.
 absl::Status ReconServer::StartDashboard() {
   if (flags_.dashboard.empty()) return absl::OkStatus();
-  const TlsFlags tls{flags_.tls_cert, flags_.tls_key, flags_.tls_ca, flags_.insecure};
-  RECON_ASSIGN_OR_RETURN(dashboard_, Dashboard::Start(flags_.dashboard, tls));
+  RECON_ASSIGN_OR_RETURN(dashboard_, Dashboard::Start(flags_.dashboard, flags_.tls));
   LogInfo("dashboard at {}", dashboard_->url());
   return absl::OkStatus();
 }
@@ -72,7 +71,7 @@ absl::Status ReconServer::RunHead() {
     if (ended == Head::Ended::kForGood) return absl::OkStatus();
     if (ended == Head::Ended::kForOtherSettings) {
       // Nothing is lost: the job has not begun.
-      RECON_ASSIGN_OR_RETURN(flags_, head_->flags().with_proposed(head_->asked_for()));
+      RECON_ASSIGN_OR_RETURN(flags_, head_->flags().settings.with_proposed(head_->asked_for()));
       flags_.listen = address_;
     }
     const absl::Duration began = ProcessUptime();

@@ -139,11 +139,11 @@ FlagGroup AddressFlags(ServerFlags* flags) {
            {},
            "",
            Flag::Need::kMustBeGiven},
-          {"--snapshot-dir", &flags->snapshot_dir,
+          {"--snapshot-dir", &flags->snapshots.directory,
            "snapshots go here: a directory, s3://BUCKET/PREFIX, hdfs://HOST/PATH or "
            "webhdfs://HOST:PORT/PATH; "
            "default <data>/snapshots"},
-          {"--from-snapshot", &flags->from_snapshot,
+          {"--from-snapshot", &flags->from_snapshot.directory,
            "DIR or DIR:N: take the parameters of a new job from snapshot N, or the newest, of this directory "
            "or store; the first worker's tensors are found there by name"},
           {"--metrics-address", &flags->metrics_address,
@@ -160,15 +160,15 @@ FlagGroup SecurityFlags(ServerFlags* flags) {
   return {
       "Security",
       {
-          {"--tls-cert", &flags->tls_cert, "PEM certificate of this server"},
-          {"--tls-key", &flags->tls_key, "PEM key of the certificate"},
-          {"--tls-ca", &flags->tls_ca, "PEM certificate of the CA that workers must have"},
+          {"--tls-cert", &flags->tls.cert, "PEM certificate of this server"},
+          {"--tls-key", &flags->tls.key, "PEM key of the certificate"},
+          {"--tls-ca", &flags->tls.ca, "PEM certificate of the CA that workers must have"},
           {"--tls-crl", &flags->tls_crl,
            "PEM file with the certificates that the CA has revoked: who shows one may do nothing; it is read "
            "again when it changes"},
           {"--names-by-certificate", &flags->names_by_certificate,
            "a worker's --name is the CN of its certificate, or that, a dash and more"},
-          {"--insecure", &flags->insecure, "plain text on an address other than loopback"},
+          {"--insecure", &flags->tls.insecure, "plain text on an address other than loopback"},
           {"--allow",
            FlagField::To<Texts>({},
                                 [flags](const Texts& rules) { return TakeRoleRules(rules, &flags->allow); }),
@@ -176,17 +176,17 @@ FlagGroup SecurityFlags(ServerFlags* flags) {
            "role (observer, worker, server, operator); * is any text; may be given more than once"},
           {"--tokens", &flags->tokens,
            "file with a line ROLE TOKEN for each token; without TLS, who shows none has no role then"},
-          {"--token-file", &flags->token_file, "with --join: file with the token that the head wants"},
+          {"--token-file", &flags->tls.token_file, "with --join: file with the token that the head wants"},
       }};
 }
 
 FlagGroup FrameFlags(ServerFlags* flags) {
   return {"How frames travel",
           {
-              {"--shared-memory", FlagField::TrueOrFalse(&flags->shared_memory),
+              {"--shared-memory", FlagField::TrueOrFalse(&flags->frames.shared_memory),
                "workers on this machine, of this user and in this network namespace, push and pull "
                "through shared memory; never with TLS"},
-              {"--ucx-listen", &flags->ucx_listen,
+              {"--ucx-listen", &flags->frames.ucx_listen,
                "HOST:PORT where workers with --transport ucx push and pull over UCX (InfiniBand, RoCE; also "
                "TCP): plain text, never with TLS; port 0 is any; off by default"},
           }};
@@ -296,17 +296,17 @@ FlagGroup JobFlags(ServerFlags* flags) {
 FlagGroup DurabilityFlags(ServerFlags* flags) {
   return {"Durability",
           {
-              {"--durability", FlagField::Parsed("log", &flags->durability, ParseDurability),
+              {"--durability", FlagField::Parsed("log", &flags->log.durability, ParseDurability),
                "what acknowledged pushes survive: sync (power failures), log (the death of the server) or "
                "snapshot (nothing: what came after the newest snapshot is lost)",
                CLI::IsMember({"sync", "log", "snapshot"})},
-              {"--log-segment-bytes", &flags->log_segment_bytes, "bytes of a file of the push log",
+              {"--log-segment-bytes", &flags->log.segment_bytes, "bytes of a file of the push log",
                CLI::Range(uint64_t{1} << 16, uint64_t{1} << 32)},
-              {"--log-max-bytes", &flags->log_max_bytes,
+              {"--log-max-bytes", &flags->log.bytes_max,
                "bytes that the push log may take on the disk; snapshots are taken early to stay below, and "
                "pushes wait where that does not help (0: half of what is free, 16 GiB at most)",
                CLI::Range(uint64_t{0}, uint64_t{1} << 50)},
-              {"--replay-target", Interval("--replay-target", "5s", &flags->replay_target),
+              {"--replay-target", Interval("--replay-target", "5s", &flags->log.replay_target),
                "a snapshot is taken early when replaying the log would take longer"},
           }};
 }
@@ -314,26 +314,26 @@ FlagGroup DurabilityFlags(ServerFlags* flags) {
 FlagGroup SnapshotFlags(ServerFlags* flags) {
   return {"Snapshots",
           {
-              {"--snapshot-interval", Interval("--snapshot-interval", "30s", &flags->snapshot_interval),
+              {"--snapshot-interval", Interval("--snapshot-interval", "30s", &flags->snapshots.interval),
                "time between periodic snapshots, such as 30s"},
-              {"--snapshot-memory", &flags->snapshot_memory_percent,
+              {"--snapshot-memory", &flags->snapshots.memory_percent,
                "memory for pages that a snapshot keeps while pushes change them, in percent of the state; "
                "with less than 100 pushes may have to wait",
                CLI::Range(1, 100)},
-              {"--snapshot-keep", &flags->snapshot_keep.last,
+              {"--snapshot-keep", &flags->snapshots.keep.last,
                "newest snapshots to keep; two at least: one may be found damaged", CLI::Range(2, 100000)},
-              {"--snapshot-keep-hourly", &flags->snapshot_keep.hourly,
+              {"--snapshot-keep-hourly", &flags->snapshots.keep.hourly,
                "and the newest of each hour, of so many hours", CLI::Range(0, 100000)},
-              {"--snapshot-keep-daily", &flags->snapshot_keep.daily,
+              {"--snapshot-keep-daily", &flags->snapshots.keep.daily,
                "and the newest of each day, of so many days", CLI::Range(0, 100000)},
-              {"--keep-best", FlagField::Parsed("", &flags->snapshot_keep.best, ParseBestBy),
+              {"--keep-best", FlagField::Parsed("", &flags->snapshots.keep.best, ParseBestBy),
                "accuracy or loss: take a snapshot after each evaluation that is the best so far, "
                "and keep the best"},
               {"--on-divergence", FlagField::Parsed("ignore", &flags->on_divergence, ParseOnDivergence),
                "what to do when parameters are not finite or losses stay far off: ignore (say so), stop (end "
                "with 1) or rollback (go back to the last good snapshot, twice at most, then stop)",
                CLI::IsMember({"ignore", "stop", "rollback"})},
-              {"--zstd-level", &flags->zstd_level,
+              {"--zstd-level", &flags->snapshots.zstd_level,
                "compression of snapshots: 1 (frequencies of bytes only) to 19", CLI::Range(1, 19)},
           }};
 }
@@ -347,9 +347,9 @@ FlagGroup MemberFlags(ServerFlags* flags) {
            Milliseconds("--heartbeat-interval", "300ms",
                         [job](uint32_t ms) { job->set_heartbeat_interval_ms(ms); }),
            "time between a worker's heartbeats"},
-          {"--suspect-after", Interval("--suspect-after", "1s", &flags->suspect_after),
+          {"--suspect-after", Interval("--suspect-after", "1s", &flags->timeouts.suspect_after),
            "silence after which a worker is shown as suspect"},
-          {"--evict-after", Interval("--evict-after", "3s", &flags->evict_after),
+          {"--evict-after", Interval("--evict-after", "3s", &flags->timeouts.evict_after),
            "silence after which nobody waits for a worker and its leases go to others"},
           {"--lease-duration",
            Milliseconds("--lease-duration", "10s", [job](uint32_t ms) { job->set_lease_duration_ms(ms); }),

@@ -70,7 +70,7 @@ absl::Status CheckPolicy(ServerFlags* flags) {
 
 // Takes the number off --from-snapshot DIR:N. A directory of just that name is one; a port has no '/' before.
 absl::Status SplitGeneration(ServerFlags* flags) {
-  const std::string whole = flags->from_snapshot;
+  const std::string whole = flags->from_snapshot.directory;
   const size_t colon = whole.rfind(':');
   if (colon == std::string::npos || colon == 0 || colon + 1 == whole.size()) return absl::OkStatus();
   const std::string number = whole.substr(colon + 1);
@@ -83,17 +83,17 @@ absl::Status SplitGeneration(ServerFlags* flags) {
   if (!digits || (port && !absl::StartsWith(whole, "s3://")) || std::filesystem::is_directory(whole, error)) {
     return absl::OkStatus();
   }
-  if (!absl::SimpleAtoi(number, &flags->from_generation) || flags->from_generation == 0) {
+  if (!absl::SimpleAtoi(number, &flags->from_snapshot.generation) || flags->from_snapshot.generation == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("--from-snapshot ", whole, ": snapshots are numbered from 1, not ", number));
   }
-  flags->from_snapshot = directory;
+  flags->from_snapshot.directory = directory;
   return absl::OkStatus();
 }
 
 // What flags say together; each alone is right.
 absl::Status CheckTogether(ServerFlags* flags) {
-  const bool on_network = flags->insecure || !flags->tls_cert.empty();
+  const bool on_network = flags->tls.insecure || !flags->tls.cert.empty();
   if (!flags->dashboard.empty()) {
     RECON_ASSIGN_OR_RETURN(flags->dashboard, DashboardAddress(flags->dashboard, on_network));
   }
@@ -104,26 +104,27 @@ absl::Status CheckTogether(ServerFlags* flags) {
   RECON_RETURN_IF_ERROR(CheckOptimizer(flags->optimizer));
   const absl::Duration heartbeat = absl::Milliseconds(flags->job.heartbeat_interval_ms());
   const absl::Duration lease = absl::Milliseconds(flags->job.lease_duration_ms());
-  if (flags->evict_after < 2 * heartbeat || lease < 2 * heartbeat) {
+  if (flags->timeouts.evict_after < 2 * heartbeat || lease < 2 * heartbeat) {
     return absl::InvalidArgumentError(
         "--evict-after and --lease-duration must be at least twice --heartbeat-interval");
   }
   RECON_RETURN_IF_ERROR(CheckPolicy(flags));
-  if (flags->snapshot_dir.empty() && flags->join.empty()) flags->snapshot_dir = flags->data + "/snapshots";
+  if (flags->snapshots.directory.empty() && flags->join.empty())
+    flags->snapshots.directory = flags->data + "/snapshots";
   if (flags->on_divergence == ServerFlags::OnDivergence::kRollback && flags->servers > 1) {
     return absl::InvalidArgumentError(
         "--on-divergence rollback: a job with several servers (--servers) cannot go back while it runs");
   }
   RECON_RETURN_IF_ERROR(SplitGeneration(flags));
-  if (!flags->allow.empty() && flags->tls_cert.empty()) {
+  if (!flags->allow.empty() && flags->tls.cert.empty()) {
     return absl::InvalidArgumentError("--allow is for certificates: give --tls-cert, --tls-key and --tls-ca");
   }
-  if ((!flags->tls_crl.empty() || flags->names_by_certificate) && flags->tls_cert.empty()) {
+  if ((!flags->tls_crl.empty() || flags->names_by_certificate) && flags->tls.cert.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(flags->tls_crl.empty() ? "--names-by-certificate" : "--tls-crl",
                      " is for certificates: give --tls-cert, --tls-key and --tls-ca"));
   }
-  for (const std::string& url : {flags->snapshot_dir, flags->from_snapshot}) {
+  for (const std::string& url : {flags->snapshots.directory, flags->from_snapshot.directory}) {
     if (!url.empty()) RECON_RETURN_IF_ERROR(ParseStoreUrl(url).status());
   }
   if (flags->apply_threads == 0) flags->apply_threads = std::clamp(UsableCores(), 1, 16);
@@ -138,7 +139,7 @@ constexpr const char* kFlagsWithJoin[] = {
 
 absl::Status CheckJoin(const CLI::App& app, const ServerFlags& flags) {
   if (flags.join.empty()) {
-    if (!flags.token_file.empty()) {
+    if (!flags.tls.token_file.empty()) {
       return absl::InvalidArgumentError(
           "--token-file is for servers that --join another; the head has --tokens");
     }
@@ -182,11 +183,11 @@ absl::StatusOr<ServerFlags> ParseLine(std::vector<std::string> arguments,
     if (proposed.empty()) *exit_code = line.Refuse(checked);
     return checked;
   }
-  flags.settings = line.ValuesOf({"Optimizer", "Policy: how workers agree", "Job", "Durability", "Snapshots",
-                                  "Several servers", "Members and leases"});
-  flags.agreed = line.ValuesOf({"Optimizer", "Job"});
-  flags.proposed = proposed;
-  flags.with_proposed = [arguments = std::move(arguments)](const std::vector<FlagValue>& other) {
+  flags.settings.values = line.ValuesOf({"Optimizer", "Policy: how workers agree", "Job", "Durability",
+                                         "Snapshots", "Several servers", "Members and leases"});
+  flags.settings.agreed = line.ValuesOf({"Optimizer", "Job"});
+  flags.settings.proposed = proposed;
+  flags.settings.with_proposed = [arguments = std::move(arguments)](const std::vector<FlagValue>& other) {
     int ignored = 0;
     return ParseLine(arguments, other, &ignored);
   };

@@ -8,33 +8,41 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/base/limits.h"
+#include "common/rpc/certificates.h"
 #include "proto/control.pb.h"
 #include "server/access/roles.h"
 #include "server/control/policy.h"
 #include "server/durability/retention.h"
+#include "server/membership/membership.h"
+#include "server/process/frame_listeners.h"
 
 namespace recon {
 
 // What recon-server was told, checked. Values come from flags, a --config file (TOML) and environment
 // variables RECON_<FLAG>, in this order of precedence.
 struct ServerFlags {
+  // What survives a crash; see server/durability/LOG.md.
+  enum class Durability { kSync, kLog, kSnapshot };
+  // What comes of training that has gone wrong: values that are not finite, losses that stay far off.
+  enum class OnDivergence { kIgnore, kStop, kRollback };
+
   std::string listen = "127.0.0.1:7070";
   std::string data;
-  std::string snapshot_dir;      // Default: <data>/snapshots.
-  std::string from_snapshot;     // Directory to take initial parameters from,
-  uint64_t from_generation = 0;  // and of which snapshot; 0: the newest.
+  // The snapshot that a new job takes its initial parameters from.
+  struct InitialSnapshot {
+    std::string directory;    // Empty: none.
+    uint64_t generation = 0;  // 0: the newest.
+  };
+  InitialSnapshot from_snapshot;
   std::string metrics_address;
-  std::string dashboard;    // HOST:PORT; empty: none.
-  std::string tensorboard;  // Directory for event files; empty: none.
-  std::string tls_cert, tls_key, tls_ca;
+  std::string dashboard;        // HOST:PORT; empty: none.
+  std::string tensorboard;      // Directory for event files; empty: none.
+  TlsFlags tls;                 // The token is that of a server that joins.
   std::string tls_crl;  // File of revoked certificates; empty: none.
   bool names_by_certificate = false;
-  bool insecure = false;
-  std::string token_file;       // Of a server that joins: its token.
   std::string tokens;           // File with everybody's; empty: none.
   std::vector<RoleRule> allow;  // By certificate.
-  bool shared_memory = true;
-  std::string ucx_listen;  // HOST:PORT; empty: no UCX.
+  FrameListeners::Options frames;
   bool exit_when_done = false;
   absl::Duration idle_timeout;  // 0: it waits for workers for ever.
   // Of a job with several servers: how many, the head among them;
@@ -44,16 +52,19 @@ struct ServerFlags {
   std::string join;
   std::string advertise;
   std::string log_level = "info";
-  // The job's flags and what they were given, for the log; see settings_changes.h.
-  std::map<std::string, std::string> settings;
-  // Those of them that a worker's script has to agree with; how workers agree is not of it, as that may be
-  // changed while the job runs.
-  std::map<std::string, std::string> agreed;
-  // What a worker's script asked for, and these settings go by where nobody else has said anything; and the
-  // same command line with other wishes of this kind. InvalidArgument for a wish that means nothing.
-  std::vector<FlagValue> proposed;
-  std::function<absl::StatusOr<ServerFlags>(const std::vector<FlagValue>& proposed)> with_proposed;
   int apply_threads = 0;
+  // The job's flags and what they were given.
+  struct JobSettings {
+    std::map<std::string, std::string> values;  // For the log; see settings_changes.h.
+    // Those of them that a worker's script has to agree with; how workers agree is not of it, as that may be
+    // changed while the job runs.
+    std::map<std::string, std::string> agreed;
+    // What a worker's script asked for, and these settings go by where nobody else has said anything; and the
+    // same command line with other wishes of this kind. InvalidArgument for a wish that means nothing.
+    std::vector<FlagValue> proposed;
+    std::function<absl::StatusOr<ServerFlags>(const std::vector<FlagValue>& proposed)> with_proposed;
+  };
+  JobSettings settings;
 
   OptimizerConfig optimizer;
   std::map<std::string, GroupPolicy> groups;
@@ -63,22 +74,25 @@ struct ServerFlags {
   // A job that has begun keeps what it has.
   bool split_samples_by_default = false;
 
-  // What survives a crash; see server/durability/LOG.md.
-  enum class Durability { kSync, kLog, kSnapshot };
-  Durability durability = Durability::kLog;
-  uint64_t log_segment_bytes = limits::kLogSegmentBytes;
-  uint64_t log_max_bytes = 0;  // 0: half of what is free.
-  absl::Duration replay_target;
-  absl::Duration snapshot_interval;
-  RetentionRules snapshot_keep;
-  // What comes of training that has gone wrong: values that are not finite, losses that stay far off.
-  enum class OnDivergence { kIgnore, kStop, kRollback };
+  // The push log, and what of it is durable.
+  struct LogSettings {
+    Durability durability = Durability::kLog;
+    uint64_t segment_bytes = limits::kLogSegmentBytes;
+    uint64_t bytes_max = 0;  // 0: half of what is free.
+    absl::Duration replay_target;
+  };
+  LogSettings log;
+  struct SnapshotSettings {
+    std::string directory;  // Default: <data>/snapshots.
+    absl::Duration interval;
+    RetentionRules keep;
+    int memory_percent = 100;  // Of the state, for pages that a snapshot keeps.
+    int zstd_level = 1;
+  };
+  SnapshotSettings snapshots;
   OnDivergence on_divergence = OnDivergence::kIgnore;
-  int snapshot_memory_percent = 100;
-  int zstd_level = 1;
-  absl::Duration suspect_after;
+  Membership::Timeouts timeouts;
   absl::Duration lease_target;  // 0: leases of one split.
-  absl::Duration evict_after;
 };
 
 // As --durability has it.

@@ -13,8 +13,7 @@
 
 namespace recon {
 
-ServerProcess::ServerProcess(const ServerFlags& flags)
-    : flags_(flags), tls_{flags.tls_cert, flags.tls_key, flags.tls_ca, flags.insecure, flags.token_file} {}
+ServerProcess::ServerProcess(const ServerFlags& flags) : flags_(flags), tls_(flags.tls) {}
 
 absl::Status ServerProcess::LockData() {
   // Flags first: a wrong one must not touch the data directory.
@@ -50,7 +49,7 @@ absl::StatusOr<PushLog::Options> ServerProcess::MakeLogOptions(bool sync, uint64
   PushLog::Options options;
   options.directory = log_directory();
   options.sync = sync;
-  RECON_RETURN_IF_ERROR(SetLogBudget(FileSystem::Local(), flags_.log_max_bytes, segment_bytes, &options));
+  RECON_RETURN_IF_ERROR(SetLogBudget(FileSystem::Local(), flags_.log.bytes_max, segment_bytes, &options));
   return options;
 }
 
@@ -69,7 +68,7 @@ absl::Status ServerProcess::StartListeners(uint64_t id, ConnectedProcesses* conn
     if (params == nullptr) return done(absl::UnavailableError("the server has no place in the job yet"));
     params->Handle(request, Now(), std::move(taken), std::move(done), std::move(context));
   };
-  RECON_RETURN_IF_ERROR(frames_.Start(flags_, tls_, id, handler, connected));
+  RECON_RETURN_IF_ERROR(frames_.Start(flags_.frames, tls_, id, handler, connected));
   param_service_ =
       std::make_unique<ParamService>(handler, connected, &connections_, [this](Incarnation sender) {
         ParamServer* const params = accepting();

@@ -210,9 +210,9 @@ TEST_CASE("over TLS a certificate's units are roles, or what --allow makes of it
   const Certificates authority("the job's");
   const TlsFlags host = authority.Client();
   InProcessJob job(-1);
-  job.flags.tls_cert = host.cert;
-  job.flags.tls_key = host.key;
-  job.flags.tls_ca = host.ca;
+  job.flags.tls.cert = host.cert;
+  job.flags.tls.key = host.key;
+  job.flags.tls.ca = host.ca;
   const bool rules = GENERATE(false, true);
   if (rules) job.flags.allow = {*RoleRule::Parse("operator=cn:op*"), *RoleRule::Parse("worker=ou:lab")};
   job.StartServer();

@@ -28,7 +28,7 @@ class InProcessJob {
   explicit InProcessJob(int bound, int workers_min = 1) {
     flags.listen = "127.0.0.1:0";
     flags.data = directory / "data";
-    flags.snapshot_dir = directory / "data/snapshots";
+    flags.snapshots.directory = directory / "data/snapshots";
     flags.apply_threads = 2;
     flags.optimizer.kind = OptimizerKind::kSgd;  // Stands staleness: what it learns does not hang on timing.
     flags.optimizer.learning_rate = 0.1;
@@ -41,9 +41,9 @@ class InProcessJob {
     flags.job.set_workers_min(static_cast<uint32_t>(workers_min));
     flags.job.set_heartbeat_interval_ms(50);
     flags.job.set_lease_duration_ms(10'000);
-    flags.snapshot_interval = absl::Milliseconds(200);
-    flags.suspect_after = absl::Seconds(1);
-    flags.evict_after = absl::Seconds(5);
+    flags.snapshots.interval = absl::Milliseconds(200);
+    flags.timeouts.suspect_after = absl::Seconds(1);
+    flags.timeouts.evict_after = absl::Seconds(5);
     flags.lease_target = absl::Milliseconds(50);
   }
   ~InProcessJob() { StopServer(); }

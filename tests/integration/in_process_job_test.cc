@@ -79,7 +79,7 @@ TEST_CASE("a lease's splits are completed in order, again where a reply was lost
   job.flags.job.set_data_epochs(1000);
   job.flags.job.set_split_samples(10);
   job.flags.lease_target = absl::Seconds(10);
-  job.flags.evict_after = absl::Seconds(60);
+  job.flags.timeouts.evict_after = absl::Seconds(60);
   job.StartServer();
   WorkerFlags real = job.MakeWorker("a");
   real.step_time = absl::Milliseconds(20);
@@ -381,11 +381,11 @@ TEST_CASE("frames go over UCX, also after the server has moved, and only where i
   InProcessJob job(-1, 2);
   constexpr uint32_t kEpochs = 10;
   job.flags.job.set_data_epochs(kEpochs);
-  job.flags.ucx_listen = "127.0.0.1:0";  // After a restart at another port.
+  job.flags.frames.ucx_listen = "127.0.0.1:0";  // After a restart at another port.
   const auto refused_flags = ReconServer::Start(job.flags);
   CHECK(absl::IsInvalidArgument(refused_flags.status()));
   CHECK(absl::StrContains(refused_flags.status().message(), "give --insecure"));
-  job.flags.insecure = true;
+  job.flags.tls.insecure = true;
   job.StartServer();
   std::vector<WorkerFlags> workers = {job.MakeWorker("a"), job.MakeWorker("b")};
   for (WorkerFlags& worker : workers) {
@@ -436,7 +436,7 @@ TEST_CASE("settings that would change what splits mean are refused at restart", 
   refused([](ServerFlags* f) { f->job.set_seed(9); }, "--seed");
   refused([](ServerFlags* f) { f->job.set_data_epochs(1); }, "--data-epochs");
   refused([](ServerFlags* f) { f->optimizer.kind = OptimizerKind::kAdam; }, "--optimizer is adam");
-  refused([&](ServerFlags* f) { f->snapshot_dir = job.directory / "elsewhere"; }, "--snapshot-dir");
+  refused([&](ServerFlags* f) { f->snapshots.directory = job.directory / "elsewhere"; }, "--snapshot-dir");
 }
 
 TEST_CASE("a new job starts from another job's parameters", "[job]") {
@@ -446,7 +446,7 @@ TEST_CASE("a new job starts from another job's parameters", "[job]") {
   const double reached = first.Control().Status()->evaluations(1).loss();
   first.StopServer();
   InProcessJob second(-1);
-  second.flags.from_snapshot = first.flags.snapshot_dir;
+  second.flags.from_snapshot.directory = first.flags.snapshots.directory;
   second.flags.optimizer.kind = OptimizerKind::kSgd;
   second.flags.optimizer.learning_rate = 0;
   second.StartServer();

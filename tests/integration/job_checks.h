@@ -34,12 +34,12 @@ inline Manifest FinalManifest(const SnapshotReader& reader) {
 }
 
 inline std::string FinalStateRoot(InProcessJob* job) {
-  const auto store = *LocalStore::Open(job->flags.snapshot_dir, /*writer=*/false);
+  const auto store = *LocalStore::Open(job->flags.snapshots.directory, /*writer=*/false);
   return FinalManifest(SnapshotReader(store.get())).state_root();
 }
 
 inline std::vector<float> FinalParameters(InProcessJob* job) {
-  const auto store = *LocalStore::Open(job->flags.snapshot_dir, /*writer=*/false);
+  const auto store = *LocalStore::Open(job->flags.snapshots.directory, /*writer=*/false);
   const SnapshotReader reader(store.get());
   const Manifest manifest = FinalManifest(reader);
   std::vector<float> values;

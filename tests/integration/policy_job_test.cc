@@ -206,7 +206,7 @@ TEST_CASE("a group with a period is in each so-many-th push, as the mean of as m
     CHECK(CompletedOnce(*job.Control().Completions(), 2, kSamples));
     CHECK(status.evaluations(1).accuracy() > 0.9);
     job.StopServer();
-    const auto store = *LocalStore::Open(job.flags.snapshot_dir, /*writer=*/false);
+    const auto store = *LocalStore::Open(job.flags.snapshots.directory, /*writer=*/false);
     const Manifest manifest = FinalManifest(SnapshotReader(store.get()));
     REQUIRE(manifest.shards_size() == 2);
     // Weights, then biases. Every update of a synchronous job is that of a step, of an asynchronous one of a

@@ -32,9 +32,9 @@ constexpr uint32_t kEpochs = 12;
 // A job whose log and snapshots stay where they are until the test has looked at them.
 InProcessJob* Prepare(InProcessJob* job) {
   job->flags.job.set_data_epochs(kEpochs);
-  job->flags.snapshot_interval = absl::Hours(1);
-  job->flags.replay_target = absl::Hours(1);
-  job->flags.snapshot_keep.last = 1000;
+  job->flags.snapshots.interval = absl::Hours(1);
+  job->flags.log.replay_target = absl::Hours(1);
+  job->flags.snapshots.keep.last = 1000;
   return job;
 }
 
@@ -70,7 +70,7 @@ RollbackRecord RollBackJob(const InProcessJob& job, const RollbackRequest& reque
 }
 
 Manifest ManifestOf(const InProcessJob& job, uint64_t generation) {
-  const auto store = *LocalStore::Open(job.flags.snapshot_dir, /*writer=*/false);
+  const auto store = *LocalStore::Open(job.flags.snapshots.directory, /*writer=*/false);
   return *SnapshotReader(store.get()).ReadManifest(Generation(generation));
 }
 
@@ -108,7 +108,7 @@ class LogWithout : public LogVisitor {
 // of the test's own, from nothing but the files.
 std::string ReferenceRoot(const InProcessJob& job, uint64_t generation, uint64_t last,
                           const LoggedPushes& without = {}) {
-  const auto store = *LocalStore::Open(job.flags.snapshot_dir, /*writer=*/false);
+  const auto store = *LocalStore::Open(job.flags.snapshots.directory, /*writer=*/false);
   const SnapshotReader reader(store.get());
   const Manifest manifest = *reader.ReadManifest(Generation(generation));
   Metrics metrics;
@@ -393,7 +393,7 @@ TEST_CASE(
   const uint64_t last = job.Control().Status()->rollback().end();
   CHECK(last == done.end());
   job.StopServer();  // Drains: takes a snapshot.
-  const auto store = *LocalStore::Open(job.flags.snapshot_dir, /*writer=*/false);
+  const auto store = *LocalStore::Open(job.flags.snapshots.directory, /*writer=*/false);
   const std::vector<Generation> left = *SnapshotReader(store.get()).List();
   const uint64_t drained = left.back().value();
   REQUIRE(drained == done.published() + 1);
@@ -401,7 +401,8 @@ TEST_CASE(
   // As if it had been killed: snapshot and log lead to the same state. Then the rollback's own goes, too.
   for (const uint64_t damaged : {drained, done.published()}) {
     CAPTURE(damaged);
-    const std::string path = absl::StrCat(job.flags.snapshot_dir, "/", ManifestName(Generation(damaged)));
+    const std::string path =
+        absl::StrCat(job.flags.snapshots.directory, "/", ManifestName(Generation(damaged)));
     std::string bytes = ReadWholeFile(path);
     bytes[bytes.size() / 2] ^= 1;
     WriteWholeFile(path, bytes);
@@ -414,7 +415,7 @@ TEST_CASE(
     const std::vector<Generation> generations = *SnapshotReader(store.get()).List();
     for (const Generation generation : generations) {
       if (generation.value() <= done.published()) continue;
-      unlink(absl::StrCat(job.flags.snapshot_dir, "/", ManifestName(generation)).c_str());
+      unlink(absl::StrCat(job.flags.snapshots.directory, "/", ManifestName(generation)).c_str());
     }
   }
 }
@@ -510,7 +511,7 @@ TEST_CASE("workers that keep something back, or train parameters of their own, g
 TEST_CASE("without a push log a job goes back to snapshots, and to nothing else", "[rollback]") {
   InProcessJob job(-1, 4);
   Prepare(&job);
-  job.flags.durability = ServerFlags::Durability::kSnapshot;
+  job.flags.log.durability = ServerFlags::Durability::kSnapshot;
   job.StartServer();
   std::vector<absl::Status> statuses;
   std::thread training([&] { statuses = job.RunWorkers(FourWorkers(job)); });
@@ -545,7 +546,8 @@ TEST_CASE("a rollback whose snapshot turns out to be damaged is given up, and th
   CheckAllOk(statuses);
   job.StopServer();
   // As if it had been asked for, and the snapshot had been damaged since.
-  const std::string pack = absl::StrCat(job.flags.snapshot_dir, "/", ManifestOf(job, good).packs(0).name());
+  const std::string pack =
+      absl::StrCat(job.flags.snapshots.directory, "/", ManifestOf(job, good).packs(0).name());
   {
     const auto db = *ControlDb::Open(job.flags.data + "/control");
     RollbackRecord record;
