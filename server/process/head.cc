@@ -78,11 +78,11 @@ absl::Status Head::OpenAccess() {
   const ServerFlags& flags = process_.flags();
   Access::Options options;
   options.tls = !flags.tls.cert.empty();
-  options.rules = flags.allow;
-  options.crl_file = flags.tls_crl;
-  options.ca_file = flags.tls_ca;
-  options.names_by_certificate = flags.names_by_certificate;
-  options.tokens_file = flags.tokens;
+  options.rules = flags.access.allow;
+  options.crl_file = flags.access.crl;
+  options.ca_file = flags.tls.ca;
+  options.names_by_certificate = flags.access.names_by_certificate;
+  options.tokens_file = flags.access.tokens;
   options.operator_file = std::filesystem::absolute(flags.data) / "OPERATOR_TOKEN";
   options.connections = process_.connections();
   options.audit_file = flags.data + "/AUDIT";

@@ -102,7 +102,8 @@ absl::StatusOr<uint64_t> CheckSameJob(const Manifest& newest, const ServerProces
         absl::StrCat("--data ", flags.data, " is that of a server with --join: a job's head needs its own"));
   }
   if (newest.generation() == 0) {
-    RECON_RETURN_IF_ERROR(CheckNoPushesInLog(FileSystem::Local(), process.log_directory(), flags.snapshots.directory,
+    RECON_RETURN_IF_ERROR(CheckNoPushesInLog(FileSystem::Local(), process.log_directory(),
+                                             flags.snapshots.directory,
                                              "is --snapshot-dir another than before?"));
   }
   RECON_ASSIGN_OR_RETURN(const uint64_t job_id, process.db()->JobId(newest.job_id()));

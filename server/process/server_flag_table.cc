@@ -163,18 +163,18 @@ FlagGroup SecurityFlags(ServerFlags* flags) {
           {"--tls-cert", &flags->tls.cert, "PEM certificate of this server"},
           {"--tls-key", &flags->tls.key, "PEM key of the certificate"},
           {"--tls-ca", &flags->tls.ca, "PEM certificate of the CA that workers must have"},
-          {"--tls-crl", &flags->tls_crl,
+          {"--tls-crl", &flags->access.crl,
            "PEM file with the certificates that the CA has revoked: who shows one may do nothing; it is read "
            "again when it changes"},
-          {"--names-by-certificate", &flags->names_by_certificate,
+          {"--names-by-certificate", &flags->access.names_by_certificate,
            "a worker's --name is the CN of its certificate, or that, a dash and more"},
           {"--insecure", &flags->tls.insecure, "plain text on an address other than loopback"},
           {"--allow",
-           FlagField::To<Texts>({},
-                                [flags](const Texts& rules) { return TakeRoleRules(rules, &flags->allow); }),
+           FlagField::To<Texts>(
+               {}, [flags](const Texts& rules) { return TakeRoleRules(rules, &flags->access.allow); }),
            "ROLE=cn:PATTERN, ROLE=ou:PATTERN or ROLE=uri:PATTERN: a certificate with such a name has that "
            "role (observer, worker, server, operator); * is any text; may be given more than once"},
-          {"--tokens", &flags->tokens,
+          {"--tokens", &flags->access.tokens,
            "file with a line ROLE TOKEN for each token; without TLS, who shows none has no role then"},
           {"--token-file", &flags->tls.token_file, "with --join: file with the token that the head wants"},
       }};

@@ -116,12 +116,12 @@ absl::Status CheckTogether(ServerFlags* flags) {
         "--on-divergence rollback: a job with several servers (--servers) cannot go back while it runs");
   }
   RECON_RETURN_IF_ERROR(SplitGeneration(flags));
-  if (!flags->allow.empty() && flags->tls.cert.empty()) {
+  if (!flags->access.allow.empty() && flags->tls.cert.empty()) {
     return absl::InvalidArgumentError("--allow is for certificates: give --tls-cert, --tls-key and --tls-ca");
   }
-  if ((!flags->tls_crl.empty() || flags->names_by_certificate) && flags->tls.cert.empty()) {
+  if ((!flags->access.crl.empty() || flags->access.names_by_certificate) && flags->tls.cert.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(flags->tls_crl.empty() ? "--names-by-certificate" : "--tls-crl",
+        absl::StrCat(flags->access.crl.empty() ? "--names-by-certificate" : "--tls-crl",
                      " is for certificates: give --tls-cert, --tls-key and --tls-ca"));
   }
   for (const std::string& url : {flags->snapshots.directory, flags->from_snapshot.directory}) {

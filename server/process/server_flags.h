@@ -28,6 +28,13 @@ struct ServerFlags {
 
   std::string listen = "127.0.0.1:7070";
   std::string data;
+  // Who may do what; see deploy/ACCESS.md.
+  struct AccessRules {
+    std::vector<RoleRule> allow;        // By certificate.
+    std::string tokens;                 // File with everybody's; empty: none.
+    std::string crl;                    // File of revoked certificates; empty: none.
+    bool names_by_certificate = false;  // A worker is called as its certificate is.
+  };
   // The snapshot that a new job takes its initial parameters from.
   struct InitialSnapshot {
     std::string directory;    // Empty: none.
@@ -35,13 +42,10 @@ struct ServerFlags {
   };
   InitialSnapshot from_snapshot;
   std::string metrics_address;
-  std::string dashboard;        // HOST:PORT; empty: none.
-  std::string tensorboard;      // Directory for event files; empty: none.
-  TlsFlags tls;                 // The token is that of a server that joins.
-  std::string tls_crl;  // File of revoked certificates; empty: none.
-  bool names_by_certificate = false;
-  std::string tokens;           // File with everybody's; empty: none.
-  std::vector<RoleRule> allow;  // By certificate.
+  std::string dashboard;    // HOST:PORT; empty: none.
+  std::string tensorboard;  // Directory for event files; empty: none.
+  AccessRules access;
+  TlsFlags tls;  // The token is that of a server that joins.
   FrameListeners::Options frames;
   bool exit_when_done = false;
   absl::Duration idle_timeout;  // 0: it waits for workers for ever.

@@ -153,8 +153,8 @@ TEST_CASE("over plain text everybody trains and looks, and an operator shows the
 TEST_CASE("with a file of tokens each has its role, and who shows none has none", "[access]") {
   InProcessJob job(-1);
   job.flags.servers = GENERATE(1u, 2u);
-  job.flags.tokens = job.directory / "tokens";
-  WriteTokens(job.flags.tokens, AllTokens());
+  job.flags.access.tokens = job.directory / "tokens";
+  WriteTokens(job.flags.access.tokens, AllTokens());
   job.StartServer();
   std::vector<Who> all = {{"nobody", {}, "", {}}, {"a wrong token", {}, "observer-0123456780", {}}};
   for (const auto& [role, token] : kTokens) all.push_back({RoleName(role), {}, token, {role}});
@@ -194,14 +194,14 @@ TEST_CASE("with a file of tokens each has its role, and who shows none has none"
             .Status()
             .status());
   };
-  WriteTokens(job.flags.tokens, "observer another-0123456789\n");
+  WriteTokens(job.flags.access.tokens, "observer another-0123456789\n");
   CHECK(Eventually([&] { return !denied("another-0123456789"); }));
   CHECK(denied(kTokens.at(Role::kObserver)));
-  WriteTokens(job.flags.tokens, "observer third-0123456789\nobserver short\n");
+  WriteTokens(job.flags.access.tokens, "observer third-0123456789\nobserver short\n");
   // It is looked at again: once it is whole, what is in it counts.
   CHECK(!denied("another-0123456789"));
   CHECK(denied("third-0123456789"));
-  WriteTokens(job.flags.tokens, "observer third-0123456789\n");
+  WriteTokens(job.flags.access.tokens, "observer third-0123456789\n");
   CHECK(Eventually([&] { return !denied("third-0123456789"); }));
   CHECK(denied("another-0123456789"));
 }
@@ -214,7 +214,7 @@ TEST_CASE("over TLS a certificate's units are roles, or what --allow makes of it
   job.flags.tls.key = host.key;
   job.flags.tls.ca = host.ca;
   const bool rules = GENERATE(false, true);
-  if (rules) job.flags.allow = {*RoleRule::Parse("operator=cn:op*"), *RoleRule::Parse("worker=ou:lab")};
+  if (rules) job.flags.access.allow = {*RoleRule::Parse("operator=cn:op*"), *RoleRule::Parse("worker=ou:lab")};
   job.StartServer();
   const auto with = [&](const std::string& name, const std::string& subject, const RoleSet& roles) {
     CheckCalls(job.flags.listen, {subject, authority.Issue(name, subject), "", roles});
@@ -241,10 +241,10 @@ TEST_CASE("a revoked certificate may do nothing, also one that is revoked while 
   const TlsFlags later = authority.Issue("later", "/OU=observer/CN=later");
   const TlsFlags good = authority.Issue("good", "/OU=observer/CN=good");
   InProcessJob job(-1);
-  job.flags.tls_cert = host.cert;
-  job.flags.tls_key = host.key;
-  job.flags.tls_ca = host.ca;
-  job.flags.tls_crl = authority.Revoke(stolen.cert);
+  job.flags.tls.cert = host.cert;
+  job.flags.tls.key = host.key;
+  job.flags.tls.ca = host.ca;
+  job.flags.access.crl = authority.Revoke(stolen.cert);
   job.StartServer();
   CheckCalls(job.flags.listen, {"stolen", stolen, "", {}});
   // A token does not help.
@@ -269,11 +269,11 @@ TEST_CASE("a list of revoked certificates that is none, or another CA's, is refu
   const Certificates ours("the job's"), theirs("another's");
   const TlsFlags host = ours.Client();
   InProcessJob job(-1);
-  job.flags.tls_cert = host.cert;
-  job.flags.tls_key = host.key;
-  job.flags.tls_ca = host.ca;
+  job.flags.tls.cert = host.cert;
+  job.flags.tls.key = host.key;
+  job.flags.tls.ca = host.ca;
   const auto refused = [&](const std::string& file) {
-    job.flags.tls_crl = file;
+    job.flags.access.crl = file;
     return std::string(ReconServer::Start(job.flags).status().message());
   };
   CHECK_THAT(refused(theirs.Revoke(theirs.cert())),
@@ -286,10 +286,10 @@ TEST_CASE("where names go by certificates a worker has its own, and no other's",
   const Certificates authority("the job's");
   const TlsFlags host = authority.Client();
   InProcessJob job(-1);
-  job.flags.tls_cert = host.cert;
-  job.flags.tls_key = host.key;
-  job.flags.tls_ca = host.ca;
-  job.flags.names_by_certificate = true;
+  job.flags.tls.cert = host.cert;
+  job.flags.tls.key = host.key;
+  job.flags.tls.ca = host.ca;
+  job.flags.access.names_by_certificate = true;
   job.StartServer();
   const TlsFlags lab = authority.Issue("lab", "/OU=worker/CN=lab");
   ControlClient client(*ConnectTo(job.flags.listen, lab));
@@ -360,16 +360,16 @@ TEST_CASE("the audit log has who came, what was done and what was denied, and no
 
 TEST_CASE("what is wrong with tokens is said before the server listens", "[access]") {
   InProcessJob job(-1);
-  job.flags.tokens = job.directory / "tokens";
+  job.flags.access.tokens = job.directory / "tokens";
   const auto error = [&] {
     auto started = ReconServer::Start(job.flags);
     return started.ok() ? "it has started" : std::string(started.status().message());
   };
   CHECK(absl::StrContains(error(), "tokens: cannot be read"));
-  WriteTokens(job.flags.tokens, "worker short");
+  WriteTokens(job.flags.access.tokens, "worker short");
   CHECK(absl::StrContains(error(), "tokens: line 1: a token of 5 characters"));
-  WriteTokens(job.flags.tokens, AllTokens());
-  chmod(job.flags.tokens.c_str(), 0644);
+  WriteTokens(job.flags.access.tokens, AllTokens());
+  chmod(job.flags.access.tokens.c_str(), 0644);
   CHECK(absl::StrContains(error(), "all users of this machine can read or write it: chmod 600"));
 }
 
