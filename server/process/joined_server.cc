@@ -76,7 +76,7 @@ absl::Status JoinedServer::Execute(const ServerCommand& command) {
       params->peers()->FollowFrontier(command.frontier().step(), command.frontier().anyone_active());
       break;
     case ServerCommand::kAwaitInitialValues:
-      AwaitInitialValues(command.await_initial_values());
+      TakeInitialValues(command.await_initial_values());
       break;
     case ServerCommand::kCut:
       host_->parts()->Cut(command.cut());
@@ -130,7 +130,7 @@ absl::Status JoinedServer::CheckSameAssignment(const Assignment& assignment) con
   return absl::FailedPreconditionError("the head's settings have changed: start this server again");
 }
 
-void JoinedServer::AwaitInitialValues(const recon::AwaitInitialValues& command) {
+void JoinedServer::TakeInitialValues(const AwaitInitialValues& command) {
   host_->accepting()->AwaitInitialValues(WorkerId(command.worker()), [this, round = command.round()] {
     ServerReport report;
     report.mutable_initial_values()->set_round(round);

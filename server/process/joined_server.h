@@ -71,7 +71,7 @@ class JoinedServer {
   absl::Status Execute(const ServerCommand& command);
   absl::Status TakePlace(const Assignment& assignment);
   absl::Status CheckSameAssignment(const Assignment& assignment) const;
-  void AwaitInitialValues(const AwaitInitialValues& command);
+  void TakeInitialValues(const AwaitInitialValues& command);
   void BeginDrain();
   bool stopped() const;
 

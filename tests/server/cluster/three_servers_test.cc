@@ -252,6 +252,14 @@ class Trial {
   // Each push counts once in the mean of its step, on all shards. One of which its worker does not know may
   // count on the shards that it had reached.
   void JudgeSteps(const Outcome& outcome) {
+    const std::map<int, Oracle::Push> pushes = oracle_.pushes();
+    const bool all_known =
+        std::all_of(pushes.begin(), pushes.end(), [](const auto& push) { return push.second.acknowledged; });
+    for (const auto& [shard, version] : outcome.versions) {
+      if (!all_known || version == outcome.versions.begin()->second) continue;
+      oracle_.Violation(absl::StrCat("steps are closed ", version, " times for shard ", shard, ", ",
+                                     outcome.versions.begin()->second, " times for the first"));
+    }
     for (const auto& [shard, value] : outcome.values) {
       const std::optional<Steps> steps = FindSteps(value);
       if (!steps) {
