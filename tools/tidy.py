@@ -110,7 +110,6 @@ TOO_LARGE = {
     ("clock", "worker/process/train_loop.cc"): 2,
     ("clock", "worker/process/worker.cc"): 1,
     ("clock", "worker/training/trainer.cc"): 1,
-    ("members", "server/process/server_flags.h ServerFlags"): 31,
 }
 OFF = re.compile(r"\[\.\]|\[!hide\]|\[!mayfail\]|DISABLED_|#if 0\b")
 

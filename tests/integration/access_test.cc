@@ -214,7 +214,8 @@ TEST_CASE("over TLS a certificate's units are roles, or what --allow makes of it
   job.flags.tls.key = host.key;
   job.flags.tls.ca = host.ca;
   const bool rules = GENERATE(false, true);
-  if (rules) job.flags.access.allow = {*RoleRule::Parse("operator=cn:op*"), *RoleRule::Parse("worker=ou:lab")};
+  if (rules)
+    job.flags.access.allow = {*RoleRule::Parse("operator=cn:op*"), *RoleRule::Parse("worker=ou:lab")};
   job.StartServer();
   const auto with = [&](const std::string& name, const std::string& subject, const RoleSet& roles) {
     CheckCalls(job.flags.listen, {subject, authority.Issue(name, subject), "", roles});
