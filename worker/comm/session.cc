@@ -13,6 +13,7 @@
 #include "common/base/retry_hint.h"
 #include "common/base/status_macros.h"
 #include "google/protobuf/util/message_differencer.h"
+#include "worker/comm/head_checks.h"
 
 namespace recon {
 namespace {
@@ -167,6 +168,7 @@ absl::Status Session::RegisterOnce() {
     request = MakeRequest();
   }
   RECON_ASSIGN_OR_RETURN(const RegisterReply reply, client_->Register(request));
+  RECON_RETURN_IF_ERROR(CheckJob(reply.job()));
   if (options_.adopt_codec) options_.adopt_codec(reply.codec_choice());
   if (options_.adopt_servers) RECON_RETURN_IF_ERROR(options_.adopt_servers(reply));
   MutexLock lock(&mu_);
@@ -332,6 +334,10 @@ absl::StatusOr<Session::Acquired> Session::Acquire() {
     if (!reply.ok()) {
       RECON_RETURN_IF_ERROR(Recover(reply.status(), used, &backoff));
       continue;
+    }
+    if (reply->lease().kind() != LEASE_NONE) {
+      RECON_RETURN_IF_ERROR(
+          CheckLease(reply->lease(), *job(), options_.train_samples, options_.test_samples));
     }
     Acquired acquired;
     acquired.phase = reply->phase();

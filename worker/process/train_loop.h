@@ -58,7 +58,7 @@ class TrainLoop {
   const TrainAndTest* const data_;
   Trainer* const trainer_;
   std::vector<uint32_t> order_;
-  uint32_t order_epoch_ = ~0u;
+  std::optional<uint32_t> order_epoch_;  // Whose it is.
   BatchPlan plan_;
   LossScaler scaler_;  // With fp16.
   Batch piece_;

@@ -27,6 +27,7 @@ namespace {
 // The usual computing time of a batch is the mean of about so many, in which none counts for more than so
 // many times it: a hiccup is none of the machine's speed. Nor is a process' first batch.
 constexpr double kUsualBatches = 8;
+constexpr int kPullTries = 3;
 constexpr double kUsualAtMost = 3;
 // Between two looks whether the job has been rolled back.
 constexpr absl::Duration kRollbackPoll = absl::Milliseconds(50);
@@ -403,7 +404,13 @@ absl::Status Trainer::SendInitialValues(absl::Span<const float> values) {
 
 absl::Status Trainer::PullReplica() {
   const Pause mark(session_, trace::kPulling);
-  return PullParameters(&pipeline_, replica_);
+  // What comes of an epoch that is over is not taken: once more then.
+  for (int tries = 0; tries < kPullTries; ++tries) {
+    RECON_RETURN_IF_ERROR(PullParameters(&pipeline_, replica_));
+    if (replica_->complete()) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "the servers' answers to a pull of everything leave shards without values");
 }
 
 absl::Status Trainer::WaitUntilBelow(int pushes) {
