@@ -29,7 +29,7 @@ Coordinator::Coordinator(const Options& options, const CoordinatorPorts& ports, 
   ApplyQuorum();
 }
 
-absl::Status Coordinator::Recover(const std::optional<Manifest>& restored, absl::Time now) {
+absl::Status Coordinator::Recover(const std::optional<Manifest>& restored) {
   if (restored) restored_generation_ = restored->generation();
   RECON_RETURN_IF_ERROR(record_.Load());
   RECON_ASSIGN_OR_RETURN(const std::vector<Completion> completions, ports_.journal->LoadCompletions());
@@ -49,7 +49,7 @@ absl::Status Coordinator::Recover(const std::optional<Manifest>& restored, absl:
     if (completion.kind() == LEASE_EVAL) NoteEvaluation(completion.data_epoch(), completion.unix_ms());
   }
   if (completions.empty()) return absl::OkStatus();
-  lifecycle_.Resume(now);
+  lifecycle_.Resume();
   LogInfo("job resumed: {} of {} samples completed", work_.samples_completed(),
           record_.get().train_samples() * job_.data_epochs());
   return absl::OkStatus();

@@ -96,13 +96,15 @@ class Coordinator {
     frames_.set_shared_memory(shared_memory);
     frames_.set_ucx_address(ucx_address);
   }
+  // Workers can come from now on: for a while those that had leases before a restart come back first.
+  void NoteServing(absl::Time now) { lifecycle_.NoteServing(now); }
 
   // The last one; without a history, there was none. For Status(); before workers come.
   void NoteRollback(const RollbackRecord& record) { rollback_ = record; }
 
   // Takes up the job a data directory holds. FailedPrecondition, naming the flag, if the job's settings
   // differ from what it was started with. `restored` is the snapshot it continues from, if any.
-  absl::Status Recover(const std::optional<Manifest>& restored, absl::Time now);
+  absl::Status Recover(const std::optional<Manifest>& restored);
 
   // `peer`: from where the request came, as people read it; empty if unknown.
   absl::StatusOr<RegisterReply> Register(const RegisterRequest& request, absl::Time now,

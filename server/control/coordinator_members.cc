@@ -157,7 +157,11 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
   HeartbeatReply reply;
   const StepWork& work = request.progress().step_work();
   progress_.Report(worker, request.progress().batches(), now);
-  if (request.progress().waiting()) progress_.Excuse(worker, now);
+  // Who has pushed waits for others, for as long as they take. Whose push they wait for has only his word.
+  const bool waits_for_others = job_.bound() >= 0 && !ports_.steps->awaited(worker);
+  if (request.progress().waiting()) {
+    waits_for_others ? progress_.Excuse(worker, now) : progress_.ExcuseByWord(worker, now);
+  }
   RECON_RETURN_IF_ERROR(auto_policy_.Report(worker, work, request.progress().last_loss()));
   if (work.automatic()) {
     RECON_RETURN_IF_ERROR(codec_tuner_.Report(worker, work));

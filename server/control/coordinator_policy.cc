@@ -13,9 +13,10 @@ namespace recon {
 // Workers register again, learn what has changed, and send again what they had under way.
 absl::Status Coordinator::GoOnBy(ApplyRules rules, uint64_t first_step, absl::Time now) {
   RECON_ASSIGN_OR_RETURN(rules.cluster_epoch, ports_.journal->NextClusterEpoch(cluster_epoch_));
-  const absl::Status changed = ports_.params->ChangeRules(rules, first_step);
-  membership_.Excuse(now);  // Nobody was heard of meanwhile.
-  progress_.ExcuseAll(now);
+  absl::Duration took;
+  const absl::Status changed = ports_.params->ChangeRules(rules, first_step, &took);
+  membership_.Excuse(now + took);  // Nobody was heard of meanwhile.
+  progress_.ExcuseAll(now + took);
   if (changed.ok()) cluster_epoch_ = rules.cluster_epoch;
   return changed;
 }

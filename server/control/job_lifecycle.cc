@@ -15,9 +15,13 @@ void JobLifecycle::Start() {
   started_ = true;
 }
 
-void JobLifecycle::Resume(absl::Time now) {
+void JobLifecycle::Resume() {
   Start();
-  no_grants_before_ = now + kReturnGrace;
+  resumed_ = true;
+}
+
+void JobLifecycle::NoteServing(absl::Time now) {
+  if (resumed_) no_grants_before_ = now + kReturnGrace;
 }
 
 bool JobLifecycle::BeginFinish(absl::Time now) {

@@ -21,9 +21,11 @@ class JobLifecycle {
   // `has_values`: there are parameters, on every server.
   JobPhase phase(bool has_values) const;
 
-  // Work begins; or goes on, in a new process of the server, at `now`.
+  // Work begins, or goes on in a new process of the server.
   void Start();
-  void Resume(absl::Time now);
+  void Resume();
+  // Workers can come from now on.
+  void NoteServing(absl::Time now);
   bool started() const { return started_; }
   // Whether work is given out yet.
   bool MayGrant(absl::Time now) const { return now >= no_grants_before_; }
@@ -43,6 +45,7 @@ class JobLifecycle {
 
  private:
   bool started_ = false;
+  bool resumed_ = false;
   bool draining_ = false;
   bool finishing_ = false;
   bool finished_ = false;

@@ -52,7 +52,8 @@ class DataPlaneControl {
   virtual void AwaitInitialValues(WorkerId worker, std::function<void()> ready) = 0;
   virtual void SetClusterEpoch(uint64_t epoch) = 0;
   virtual ApplyRules rules() const = 0;
-  virtual absl::Status ChangeRules(const ApplyRules& rules, uint64_t first_step) = 0;
+  // `took`: how long it was, whatever came of it; nothing else happens on the lane meanwhile.
+  virtual absl::Status ChangeRules(const ApplyRules& rules, uint64_t first_step, absl::Duration* took) = 0;
   virtual LogUse log_use() const = 0;
   virtual ParamStats GetStats() const = 0;
   // Answers replies that have waited too long.

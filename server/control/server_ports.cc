@@ -20,8 +20,12 @@ void ParamServerPort::AwaitInitialValues(WorkerId worker, std::function<void()> 
   params_->AwaitInitialValues(worker, [lane = lane_, ready = std::move(ready)] { lane->Post(ready); });
 }
 
-absl::Status ParamServerPort::ChangeRules(const ApplyRules& rules, uint64_t first_step) {
-  return params_->ChangeRules(rules, first_step);
+absl::Status ParamServerPort::ChangeRules(const ApplyRules& rules, uint64_t first_step,
+                                          absl::Duration* took) {
+  const absl::Time begun = Now();
+  const absl::Status changed = params_->ChangeRules(rules, first_step);
+  *took = Now() - begun;
+  return changed;
 }
 
 LogUse ParamServerPort::log_use() const {

@@ -27,7 +27,7 @@ class ParamServerPort final : public DataPlaneControl {
   void AwaitInitialValues(WorkerId worker, std::function<void()> ready) override;
   void SetClusterEpoch(uint64_t epoch) override { params_->SetClusterEpoch(epoch); }
   ApplyRules rules() const override { return params_->rules(); }
-  absl::Status ChangeRules(const ApplyRules& rules, uint64_t first_step) override;
+  absl::Status ChangeRules(const ApplyRules& rules, uint64_t first_step, absl::Duration* took) override;
   LogUse log_use() const override;
   ParamStats GetStats() const override { return params_->GetStats(); }
   void Tick(absl::Time now) override { params_->Tick(now); }

@@ -175,6 +175,7 @@ class ParamServer final : private StepMembers, private PeerSteps, private ParamR
   uint64_t Activate(WorkerId worker, uint64_t next_step, bool resumes) override;
   void Deactivate(WorkerId worker) override;
   bool active(WorkerId worker) const override;
+  bool awaited(WorkerId worker) const override;
   void Park(WorkerId worker) override;
   void SetQuorum(uint32_t workers, std::optional<absl::Duration> grace) override;
   void NoteAcknowledged(WorkerId worker, uint64_t next_step) override;

@@ -163,6 +163,12 @@ bool ParamServer::active(WorkerId worker) const {
   return book_.gate().active(worker);
 }
 
+bool ParamServer::awaited(WorkerId worker) const {
+  MutexLock lock(&mu_);
+  const StalenessGate& gate = book_.gate();
+  return gate.active(worker) && gate.next_step(worker) <= gate.frontier();
+}
+
 void ParamServer::Park(WorkerId worker) {
   Operations released;
   Operations parked;

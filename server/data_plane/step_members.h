@@ -25,6 +25,8 @@ class StepMembers {
   virtual void Deactivate(WorkerId worker) = 0;
   // Whether others wait for it.
   virtual bool active(WorkerId worker) const = 0;
+  // Whether they do just now: the first step that is not closed has no push of it yet.
+  virtual bool awaited(WorkerId worker) const = 0;
   // No step waits for it, or has a part of its pushes: those are answered with Aborted until it is activated.
   // Of synchronous jobs (bound 0), and of a worker that has begun no push; else nothing happens.
   virtual void Park(WorkerId worker) = 0;

@@ -31,23 +31,29 @@ void ProgressWatch::Report(WorkerId worker, uint64_t batches, absl::Time now) {
   Worker& known = found->second;
   if (added || batches < known.batches) {  // The first that is heard, or another process.
     known = Worker();
-    known.moved_at = known.expected_since = now;
+    known.moved_at = known.expected_since = known.trusted_since = now;
   } else if (batches > known.batches) {
     const double seconds = absl::ToDoubleSeconds(now - known.moved_at);
     known.recent.push_back(seconds / static_cast<double>(batches - known.batches));
     if (known.recent.size() > kRemembered) known.recent.pop_front();
-    known.moved_at = known.expected_since = now;
+    known.moved_at = known.expected_since = known.trusted_since = now;
   }
   known.batches = batches;
 }
 
 void ProgressWatch::Excuse(WorkerId worker, absl::Time now) {
   const auto found = workers_.find(worker);
-  if (found != workers_.end()) found->second.expected_since = now;
+  if (found != workers_.end()) found->second.expected_since = found->second.trusted_since = now;
+}
+
+void ProgressWatch::ExcuseByWord(WorkerId worker, absl::Time now) {
+  const auto found = workers_.find(worker);
+  if (found == workers_.end() || now - found->second.trusted_since > kWordMax) return;
+  found->second.expected_since = now;
 }
 
 void ProgressWatch::ExcuseAll(absl::Time now) {
-  for (auto& [id, worker] : workers_) worker.expected_since = now;
+  for (auto& [id, worker] : workers_) worker.expected_since = worker.trusted_since = now;
 }
 
 absl::Duration ProgressWatch::Patience(WorkerId worker, bool others_wait) const {

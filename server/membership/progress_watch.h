@@ -17,6 +17,8 @@ namespace recon {
 // Pure: no clock, `now` is an argument; not thread-safe.
 class ProgressWatch {
  public:
+  static constexpr absl::Duration kWordMax = absl::Minutes(10);
+
   // No worker is taken to stand still sooner than after `least`.
   explicit ProgressWatch(absl::Duration least) : least_(least) {}
 
@@ -25,6 +27,8 @@ class ProgressWatch {
   // It had, or has, a reason to compute nothing: its time begins now. What it waits counts for how long its
   // batches take.
   void Excuse(WorkerId worker, absl::Time now);
+  // It says so itself, and nobody else knows: for kWordMax since it had moved, or was excused.
+  void ExcuseByWord(WorkerId worker, absl::Time now);
   void ExcuseAll(absl::Time now);
   void Forget(WorkerId worker) { workers_.erase(worker); }
 
@@ -40,6 +44,7 @@ class ProgressWatch {
     uint64_t batches = 0;
     absl::Time moved_at;        // When there were new batches, the last time.
     absl::Time expected_since;  // Then, or later.
+    absl::Time trusted_since;   // It had moved then, or was excused by somebody else.
     std::deque<double> recent;  // Seconds of a batch, of each report with new ones.
   };
 

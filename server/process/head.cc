@@ -299,7 +299,7 @@ absl::Status Head::ResumeJob(const std::optional<Manifest>& restored, const Poli
   absl::Status resumed;
   coordinator_->lane()->RunAndWait([&] {
     coordinator_->NoteRollback(recovery_->last_rollback());
-    resumed = coordinator_->Recover(restored, Now());
+    resumed = coordinator_->Recover(restored);
   });
   return resumed;
 }
@@ -308,8 +308,10 @@ absl::Status Head::StartServing() {
   process_.AcceptFrames();
   RECON_RETURN_IF_ERROR(process_.StartListeners(process_.params()->rules().job_id, &connected_));
   const FrameListeners& frames = process_.frames();
-  coordinator_->lane()->RunAndWait(
-      [&] { coordinator_->OfferFrames(frames.shared_memory(), frames.ucx_address()); });
+  coordinator_->lane()->RunAndWait([&] {
+    coordinator_->OfferFrames(frames.shared_memory(), frames.ucx_address());
+    coordinator_->NoteServing(Now());
+  });
   rollbacks_ = std::make_unique<Rollbacks>(&process_, recovery_->last_rollback());
   trace_service_ = std::make_unique<TraceService>(access_.get(), coordinator_.get(), cluster_.get());
   control_service_ = std::make_unique<ControlService>(

@@ -356,7 +356,7 @@ TEST_CASE("make_certs.sh makes what a job needs", "[tls]") {
   ProcessJob job(flags);
   REQUIRE(job.StartServer());
   // A second run keeps the CA: what it makes fits to what there was.
-  REQUIRE(RunProgram({InSources("tools/make_certs.sh"), certs, "localhost"}, &output) == 0);
+  REQUIRE(RunProgram({InSources("tools/make_certs.sh"), certs, "localhost", "127.0.0.1"}, &output) == 0);
   CHECK(job.StartWorker("one", FlagsOf(of("worker")))->Wait(absl::Seconds(60)) == 0);
   CHECK(ControlClient(*ConnectTo(job.address(), of("operator"))).Status()->phase() == PHASE_FINISHED);
   CHECK(ErrorOf(of("worker"), TlsEnd::kServer).empty());

@@ -56,7 +56,8 @@ void SimulatedDataPlane::BringValues(WorkerId worker) {
   ready_();
 }
 
-absl::Status SimulatedDataPlane::ChangeRules(const ApplyRules&, uint64_t first_step) {
+absl::Status SimulatedDataPlane::ChangeRules(const ApplyRules&, uint64_t first_step,
+                                             absl::Duration* /*took*/) {
   return absl::FailedPreconditionError(
       absl::StrCat("a simulated job goes on from no other step: ", first_step));
 }
@@ -267,7 +268,8 @@ SimulatedServer::SimulatedServer(const SimulationOptions& options, SimulatedDisk
       snapshots_(options, disk, time),
       coordinator_(OptionsOf(options, disk->cluster_epoch), ports(), &metrics_),
       grants_(absl::Seconds(options.lease_seconds), absl::Seconds(options.evict_seconds)) {
-  const absl::Status recovered = coordinator_.Recover(std::nullopt, time_->now());
+  const absl::Status recovered = coordinator_.Recover(std::nullopt);
+  coordinator_.NoteServing(time_->now());
   if (!recovered.ok()) time_->Violate(absl::StrCat("the server does not start: ", recovered.message()));
 }
 

@@ -58,7 +58,7 @@ class SimulatedDataPlane final : public DataPlaneControl, public StepMembers {
   void AwaitInitialValues(WorkerId worker, std::function<void()> ready) override;
   void SetClusterEpoch(uint64_t epoch) override { cluster_epoch_ = epoch; }
   ApplyRules rules() const override { return ApplyRules(); }
-  absl::Status ChangeRules(const ApplyRules& rules, uint64_t first_step) override;
+  absl::Status ChangeRules(const ApplyRules& rules, uint64_t first_step, absl::Duration* took) override;
   void SetQuorum(uint32_t, std::optional<absl::Duration>) override {}
   LogUse log_use() const override { return LogUse(); }
   ParamStats GetStats() const override;
@@ -70,6 +70,9 @@ class SimulatedDataPlane final : public DataPlaneControl, public StepMembers {
   void Deactivate(WorkerId worker) override;
   void Park(WorkerId worker) override;
   bool active(WorkerId worker) const override { return gate_.active(worker); }
+  bool awaited(WorkerId worker) const override {
+    return gate_.active(worker) && gate_.next_step(worker) <= gate_.frontier();
+  }
   void NoteAcknowledged(WorkerId worker, uint64_t next_step) override;
   uint64_t PushesOf(WorkerId worker) const override;
   bool Knows(Incarnation process) const override;

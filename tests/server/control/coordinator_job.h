@@ -60,7 +60,9 @@ class CoordinatorJob {
     options.cluster_epoch = ++journal.epoch;
     StartServer();
     data_plane.BringValues();
-    return coordinator->Recover(std::nullopt, now);
+    const absl::Status recovered = coordinator->Recover(std::nullopt);
+    coordinator->NoteServing(now);
+    return recovered;
   }
 
   Moment at() const { return {now, wall}; }

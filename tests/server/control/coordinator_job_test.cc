@@ -241,10 +241,13 @@ TEST_CASE("a policy that cannot be had changes nothing", "[coordinator]") {
 }
 
 TEST_CASE("nobody is evicted for the time in which the policy was changed", "[coordinator]") {
+  const bool fails = GENERATE(false, true);
   CoordinatorJob job;
   job.Begin();
-  job.Pass(absl::Seconds(4));
-  REQUIRE(job.coordinator->SetPolicy(PolicyOf("bsp"), job.now).ok());
+  if (fails) job.data_plane.change_fails = absl::UnavailableError("pushes do not come to an end");
+  job.data_plane.change_takes = absl::Seconds(40);
+  CHECK(job.coordinator->SetPolicy(PolicyOf("bsp"), job.now).ok() == !fails);
+  job.Pass(absl::Seconds(40));
   job.PassAndTick(absl::Seconds(2));
   CHECK(job.coordinator->workers_alive() == 1);
   job.PassAndTick(absl::Seconds(2));

@@ -279,6 +279,28 @@ TEST_CASE("a worker that is alive and computes nothing loses its leases, and nob
   CHECK(SameWork(other.Acquire(), lease));
 }
 
+TEST_CASE("a worker whose push others wait for cannot hold them for ever by saying that it waits",
+          "[coordinator]") {
+  CoordinatorJob job;
+  const Worker worker = job.Begin();
+  HeartbeatRequest beat = worker.Beat();
+  beat.add_leases(worker.Acquire().lease());
+  for (uint64_t batches = 1; batches <= 40; ++batches) {
+    beat.mutable_progress()->set_batches(batches);
+    REQUIRE(job.coordinator->Heartbeat(beat, job.at()).ok());
+    job.PassAndTick(absl::Milliseconds(500));
+  }
+  job.data_plane.awaited_workers = {worker.id()};
+  beat.mutable_progress()->set_waiting(true);
+  absl::Duration held;
+  while (held < absl::Hours(1) && job.coordinator->Heartbeat(beat, job.at())->lost_size() == 0) {
+    job.PassAndTick(absl::Milliseconds(500));
+    held += absl::Milliseconds(500);
+  }
+  CHECK(held > ProgressWatch::kWordMax);
+  CHECK(held < ProgressWatch::kWordMax + absl::Minutes(2));
+}
+
 TEST_CASE("a worker that waits for a server keeps its leases for as long as that takes", "[coordinator]") {
   CoordinatorJob job;
   const Worker worker = job.Begin();

@@ -40,7 +40,8 @@ class FakeDataPlane final : public DataPlaneControl, public StepMembers {
   }
   void SetClusterEpoch(uint64_t epoch) override { cluster_epoch = epoch; }
   ApplyRules rules() const override { return rules_; }
-  absl::Status ChangeRules(const ApplyRules& rules, uint64_t first_step) override {
+  absl::Status ChangeRules(const ApplyRules& rules, uint64_t first_step, absl::Duration* took) override {
+    *took = change_takes;
     if (!change_fails.ok()) return change_fails;
     rules_ = rules;
     cluster_epoch = rules.cluster_epoch;
@@ -82,6 +83,7 @@ class FakeDataPlane final : public DataPlaneControl, public StepMembers {
     parked.insert(worker);
   }
   bool active(WorkerId worker) const override { return active_.count(worker) > 0; }
+  bool awaited(WorkerId worker) const override { return awaited_workers.count(worker) > 0; }
   void NoteAcknowledged(WorkerId worker, uint64_t next_step) override { next_steps[worker] = next_step; }
   uint64_t PushesOf(WorkerId worker) const override {
     const auto found = pushes_.find(worker);
@@ -100,7 +102,9 @@ class FakeDataPlane final : public DataPlaneControl, public StepMembers {
   uint32_t quorum = 0;
   std::optional<WorkerId> initializer;
   int times_awaited = 0;
+  std::set<WorkerId> awaited_workers;
   absl::Status change_fails;
+  absl::Duration change_takes;
   LogUse log;
   std::map<WorkerId, Incarnation> admitted;
   std::map<WorkerId, uint64_t> next_steps;

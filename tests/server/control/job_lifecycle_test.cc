@@ -32,7 +32,8 @@ TEST_CASE("a job runs once it has been started and has values", "[lifecycle]") {
 
 TEST_CASE("a job that goes on in a new process gives out no work for a second", "[lifecycle]") {
   JobLifecycle job;
-  job.Resume(kNow);
+  job.Resume();
+  job.NoteServing(kNow);
   CHECK(job.started());
   CHECK(job.phase(true) == PHASE_RUNNING);
   CHECK_FALSE(job.MayGrant(kNow));
