@@ -130,6 +130,11 @@ TEST_CASE("wrong flags end each program with code 2 and the flag's name", "[bad_
   Refused({"reconctl", "status", "--server", "127.0.0.1:1"}, 3,
           "reconctl: 127.0.0.1:1: Connection refused\n");
   Refused({"reconctl", "policy", "set"}, 2, "--sync");
+  // The server's own rows: no server is asked.
+  Refused({"reconctl", "policy", "set", "--server", "127.0.0.1:1", "--sync", "bsp", "--quorum", "5000"}, 2,
+          "reconctl: --quorum 5000: expected a number from 0 to 4096\n");
+  Refused({"reconctl", "policy", "set", "--server", "127.0.0.1:1", "--sync", "bsp", "--grace", "never"}, 2,
+          "reconctl: --grace never: expected auto or a duration of 0s to 1h\n");
 }
 
 TEST_CASE("a name that nobody knows is named in one line, with the one that is nearest", "[bad_input]") {
