@@ -7,6 +7,7 @@
 #include "absl/time/time.h"
 #include "common/base/mutex.h"
 #include "common/rpc/caller.h"
+#include "common/rpc/worker_calls.h"
 #include "grpcpp/channel.h"
 #include "proto/control.grpc.pb.h"
 
@@ -15,7 +16,7 @@ namespace recon {
 // Blocking calls of the Control service, each with a deadline. Without a token of its own, what is denied is
 // asked for again with the head's, where the head is on this machine and its user is ours. Errors are the
 // server's, with Unavailable or DeadlineExceeded when it cannot be reached. Thread-safe.
-class ControlClient {
+class ControlClient : public WorkerCalls {
  public:
   // Of calls that wait for nobody.
   static constexpr absl::Duration kDeadline = absl::Seconds(5);
@@ -24,12 +25,12 @@ class ControlClient {
   explicit ControlClient(const std::shared_ptr<grpc::Channel>& channel, absl::Duration deadline = kDeadline,
                          Caller caller = {});
 
-  absl::StatusOr<RegisterReply> Register(const RegisterRequest& request);
-  absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatRequest& request);
-  absl::StatusOr<AcquireReply> Acquire(const AcquireRequest& request);
-  absl::StatusOr<CompleteReply> Complete(const CompleteRequest& request);
-  absl::StatusOr<RejoinReply> Rejoin(const RejoinRequest& request);
-  absl::StatusOr<LeaveReply> Leave(const LeaveRequest& request);
+  absl::StatusOr<RegisterReply> Register(const RegisterRequest& request) override;
+  absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatRequest& request) override;
+  absl::StatusOr<AcquireReply> Acquire(const AcquireRequest& request) override;
+  absl::StatusOr<CompleteReply> Complete(const CompleteRequest& request) override;
+  absl::StatusOr<RejoinReply> Rejoin(const RejoinRequest& request) override;
+  absl::StatusOr<LeaveReply> Leave(const LeaveRequest& request) override;
   absl::StatusOr<StatusReply> Status();
   absl::StatusOr<HistoryReply> History(const HistoryRequest& request);
   absl::StatusOr<CompletionsReply> Completions();

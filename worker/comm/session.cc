@@ -29,14 +29,14 @@ bool ServerGone(const absl::Status& status) {
 
 }  // namespace
 
-Session::Session(const Options& options, ControlClient* client, const std::atomic<bool>* stop)
+Session::Session(const Options& options, WorkerCalls* client, const std::atomic<bool>* stop)
     : options_(options),
       client_(client),
       stop_(stop),
       incarnation_(options.incarnation),
       name_(options.name) {}
 
-absl::StatusOr<std::unique_ptr<Session>> Session::Join(const Options& options, ControlClient* client,
+absl::StatusOr<std::unique_ptr<Session>> Session::Join(const Options& options, WorkerCalls* client,
                                                        const std::atomic<bool>* stop) {
   std::unique_ptr<Session> session(new Session(options, client, stop));
   RECON_RETURN_IF_ERROR(session->RegisterFirst());

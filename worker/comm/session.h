@@ -17,7 +17,7 @@
 #include "common/base/backoff.h"
 #include "common/base/ids.h"
 #include "common/base/mutex.h"
-#include "common/rpc/control_client.h"
+#include "common/rpc/worker_calls.h"
 #include "worker/comm/snapshot_source.h"
 
 namespace recon {
@@ -98,7 +98,7 @@ class Session {
 
   // Registers, trying again while the server cannot be reached, until `stop`; not if `diagnose` says twice
   // the same. `client` and `stop` must outlive the session.
-  static absl::StatusOr<std::unique_ptr<Session>> Join(const Options& options, ControlClient* client,
+  static absl::StatusOr<std::unique_ptr<Session>> Join(const Options& options, WorkerCalls* client,
                                                        const std::atomic<bool>* stop);
   ~Session();
 
@@ -164,7 +164,7 @@ class Session {
   absl::StatusOr<uint64_t> Rejoin(uint64_t step);
 
  private:
-  Session(const Options& options, ControlClient* client, const std::atomic<bool>* stop);
+  Session(const Options& options, WorkerCalls* client, const std::atomic<bool>* stop);
 
   absl::Status RegisterOnce() ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status RegisterUntilOk();
@@ -187,7 +187,7 @@ class Session {
 
   // Set in the constructor.
   const Options options_;
-  ControlClient* const client_;
+  WorkerCalls* const client_;
   const std::atomic<bool>* const stop_;
   const Incarnation incarnation_;
   std::string name_;                // Set by Join().
