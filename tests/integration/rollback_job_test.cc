@@ -1,181 +1,18 @@
 // A way back: whole jobs that are rolled back while they run.
 
-#include <algorithm>
-#include <cmath>
 #include <functional>
-#include <memory>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "catch2/catch.hpp"
-#include "common/base/status_macros.h"
-#include "common/rpc/grpc_transport.h"
 #include "common/snapshot/manifest.h"
-#include "common/tensor/param_layout.h"
 #include "server/durability/control_db.h"
-#include "server/recovery/log_replay.h"
-#include "server/recovery/snapshot_service.h"
-#include "server/recovery/state_recovery.h"
 #include "tests/integration/job_checks.h"
-#include "tests/support/process.h"
-#include "worker/comm/frames.h"
-#include "worker/comm/param_client.h"
+#include "tests/integration/rollback_job.h"
 
 namespace recon {
-namespace {
-
-constexpr uint32_t kEpochs = 12;
-
-// A job whose log and snapshots stay where they are until the test has looked at them.
-InProcessJob* Prepare(InProcessJob* job) {
-  job->flags.job.set_data_epochs(kEpochs);
-  job->flags.snapshots.interval = absl::Hours(1);
-  job->flags.log.replay_target = absl::Hours(1);
-  job->flags.snapshots.keep.last = 1000;
-  return job;
-}
-
-std::vector<WorkerFlags> FourWorkers(const InProcessJob& job) {
-  std::vector<WorkerFlags> workers;
-  for (const char* name : {"a", "b", "c", "d"}) {
-    workers.push_back(job.MakeWorker(name));
-    workers.back().step_time = absl::Milliseconds(1);
-  }
-  return workers;
-}
-
-bool SamplesReach(const InProcessJob& job, uint64_t samples) {
-  return Eventually([&] {
-    const auto status = job.Control().Status();
-    return status.ok() && status->samples_completed() >= samples;
-  });
-}
-
-// Asks for it, and waits until it is done.
-RollbackRecord RollBackJob(const InProcessJob& job, const RollbackRequest& request) {
-  const absl::StatusOr<RollbackReply> planned = job.Control().Rollback(request);
-  INFO(planned.status());
-  REQUIRE(planned.ok());
-  RollbackRecord done;
-  REQUIRE(Eventually([&] {
-    const auto status = job.Control().Status();
-    if (status.ok()) done = status->rollback();
-    return status.ok() && done.history() >= planned->plan().history();
-  }));
-  CHECK(done.done());
-  return done;
-}
-
-Manifest ManifestOf(const InProcessJob& job, uint64_t generation) {
-  const auto store = *LocalStore::Open(job.flags.snapshots.directory, /*writer=*/false);
-  return *SnapshotReader(store.get()).ReadManifest(Generation(generation));
-}
-
-std::string ControlOf(const Manifest& manifest) {
-  std::string all;
-  for (const CompletedPass& pass : manifest.control().passes()) all += pass.SerializeAsString();
-  return all;
-}
-
-// Hands all records to a Replayer but the frames of some pushes: a log that never had them.
-class LogWithout : public LogVisitor {
- public:
-  LogWithout(LogVisitor* rest, LoggedPushes pushes) : rest_(rest), pushes_(std::move(pushes)) {}
-
-  absl::Status OnRules(const ApplyRules& rules) override { return rest_->OnRules(rules); }
-  absl::Status OnRecord(LogRecordKind kind, uint64_t sequence, const ByteChain& payload) override {
-    if (kind == LogRecordKind::kFrame) {
-      const FrameHeader header = DecodeFrame(payload)->header;
-      if (pushes_.count({header.worker, header.incarnation, header.step}) > 0) {
-        ++left_out_;
-        return absl::OkStatus();
-      }
-    }
-    return rest_->OnRecord(kind, sequence, payload);
-  }
-  int left_out() const { return left_out_; }
-
- private:
-  LogVisitor* const rest_;
-  const LoggedPushes pushes_;
-  int left_out_ = 0;
-};
-
-// The state root after record `last` of the job's log, from a snapshot, without those pushes. By a server
-// of the test's own, from nothing but the files.
-std::string ReferenceRoot(const InProcessJob& job, uint64_t generation, uint64_t last,
-                          const LoggedPushes& without = {}) {
-  const auto store = *LocalStore::Open(job.flags.snapshots.directory, /*writer=*/false);
-  const SnapshotReader reader(store.get());
-  const Manifest manifest = *reader.ReadManifest(Generation(generation));
-  Metrics metrics;
-  ParamServer::Options options;
-  options.rules.optimizer.kind = job.flags.optimizer.kind;
-  options.rules.cluster_epoch = 0;
-  options.apply_threads = 3;
-  ParamServer params(options, &metrics);
-  REQUIRE(LoadInto(&params, reader, manifest).ok());
-  ControlState control = *DecodeControl(manifest.control(), manifest.model());
-  Replayer replayer(manifest, last, &params, &control);
-  LogWithout log(&replayer, without);
-  const auto end = ReadLog(FileSystem::Local(), job.flags.data + "/log", FirstRecordFor(manifest), &log);
-  params.replay()->EndReplay();
-  INFO(end.status());
-  REQUIRE((end.ok() || absl::IsCancelled(end.status())));
-  CHECK((log.left_out() > 0) == !without.empty());
-  const TempDir directory;
-  const auto output = *LocalStore::Open(directory.path(), /*writer=*/true);
-  SnapshotService::Options service_options;
-  service_options.optimizer = manifest.optimizer();
-  SnapshotService service(service_options, &params, output.get(), &metrics);
-  std::string root;
-  service.Take("test", [&](const absl::StatusOr<SnapshotReply>& reply) { root = reply->state_root(); });
-  service.Flush();
-  return root;
-}
-
-// A process that registers as a worker and pushes one gradient, all values of which are `value`.
-LoggedPush PushByHand(const InProcessJob& job, const std::string& name, float value) {
-  ControlClient control = job.Control();
-  const RegisterRequest request = RequestOf(name);
-  const auto registered = control.Register(request);
-  INFO(registered.status());
-  REQUIRE(registered.ok());
-  const ParamLayout layout = *ParamLayout::Create(request.model());
-  GrpcTransport transport({*ConnectTo(job.flags.listen, {})}, std::make_shared<SendWindow>(1, 1),
-                          Caller::Worker(PlayedSecret()));
-  ParamClient client(&transport);
-  WorkerIdentity identity;
-  identity.set_worker(registered->worker());
-  identity.set_incarnation(request.incarnation());
-  identity.set_cluster_epoch(registered->cluster_epoch());
-  FrameHeader header;
-  header.step = registered->start_step() + 3;  // Synchronous steps are closed without it meanwhile.
-  header.samples = 1;
-  header.gradient_norm = value;
-  std::vector<EncodedShard> shards = PlainShards(layout, std::vector<float>(layout.params(), value));
-  for (EncodedShard& shard : shards) shard.version = 0;  // Unknown.
-  absl::Status pushed = absl::AbortedError("not yet");
-  // On a machine that is busy its step may be closed, too: then it is pushed as one that is further ahead.
-  for (uint64_t tries = 1; absl::IsAborted(pushed) && tries <= 10; ++tries) {
-    if (tries > 1) header.step = control.Status()->frontier_step() + 3 * tries;
-    pushed = absl::OkStatus();
-    for (const auto& reply :
-         client.CallAll(FrameKind::kPush, FramesFor(layout, header, identity, shards), absl::Seconds(20))) {
-      pushed.Update(reply.status());
-    }
-  }
-  REQUIRE(pushed == absl::OkStatus());
-  LeaveRequest leave;
-  *leave.mutable_identity() = identity;
-  CHECK(control.Leave(leave).ok());
-  return {registered->worker(), request.incarnation(), header.step};
-}
-
-}  // namespace
 
 TEST_CASE("back to a snapshot under load: its state bit for bit, and every sample once", "[rollback]") {
   for (const int bound : {-1, 0, 2}) {
@@ -398,7 +235,7 @@ TEST_CASE(
   const uint64_t last = job.Control().Status()->rollback().end();
   CHECK(last == done.end());
   job.StopServer();  // Drains: takes a snapshot.
-  const auto store = *LocalStore::Open(job.flags.snapshots.directory, /*writer=*/false);
+  const auto store = *LocalStore::Open(job.flags.snapshot_dir, /*writer=*/false);
   const std::vector<Generation> left = *SnapshotReader(store.get()).List();
   const uint64_t drained = left.back().value();
   REQUIRE(drained == done.published() + 1);
@@ -406,8 +243,7 @@ TEST_CASE(
   // As if it had been killed: snapshot and log lead to the same state. Then the rollback's own goes, too.
   for (const uint64_t damaged : {drained, done.published()}) {
     CAPTURE(damaged);
-    const std::string path =
-        absl::StrCat(job.flags.snapshots.directory, "/", ManifestName(Generation(damaged)));
+    const std::string path = absl::StrCat(job.flags.snapshot_dir, "/", ManifestName(Generation(damaged)));
     std::string bytes = ReadWholeFile(path);
     bytes[bytes.size() / 2] ^= 1;
     WriteWholeFile(path, bytes);
@@ -420,103 +256,15 @@ TEST_CASE(
     const std::vector<Generation> generations = *SnapshotReader(store.get()).List();
     for (const Generation generation : generations) {
       if (generation.value() <= done.published()) continue;
-      unlink(absl::StrCat(job.flags.snapshots.directory, "/", ManifestName(generation)).c_str());
+      unlink(absl::StrCat(job.flags.snapshot_dir, "/", ManifestName(generation)).c_str());
     }
-  }
-}
-
-TEST_CASE("one push of 3e38 ruins a model, and is undone: the log without it makes the state", "[rollback]") {
-  for (const int bound : {-1, 0}) {
-    CAPTURE(bound);
-    InProcessJob job(bound, 4);
-    Prepare(&job)->StartServer();
-    std::vector<absl::Status> statuses;
-    std::thread training([&] { statuses = job.RunWorkers(FourWorkers(job)); });
-    REQUIRE(SamplesReach(job, 2 * kSamples));
-    const LoggedPush bad = PushByHand(job, "bad", 3e38f);
-    // Under a supervisor they would come again, and end again.
-    training.join();
-    for (const absl::Status& status : statuses) CHECK(absl::IsOutOfRange(status));
-    CHECK(Eventually([&] { return !job.Control().Status()->divergence().empty(); }));
-    const StatusReply ruined = *job.Control().Status();
-    RollbackRequest request;
-    request.add_undo()->set_worker("bad");
-    request.mutable_undo(0)->set_step(std::get<2>(bad));
-    const RollbackRecord done = RollBackJob(job, request);
-    const Manifest begun = ManifestOf(job, done.published());
-    CHECK(ToHex(begun.state_root()) == ReferenceRoot(job, 1, done.end(), {bad}));
-    CHECK(begun.non_finite_values() == 0);
-    CHECK(job.Control().Status()->samples_completed() == ruined.samples_completed());
-    CheckAllOk(job.RunWorkers(FourWorkers(job)));
-    CHECK(CompletedOnce(*job.Control().Completions(), kEpochs, kSamples));
-    CHECK(job.Control().Status()->evaluations(kEpochs - 1).accuracy() > 0.9);
-  }
-}
-
-TEST_CASE("a job that diverges goes back by itself, and its workers go on", "[rollback]") {
-  for (const int bound : {-1, 0}) {
-    CAPTURE(bound);
-    InProcessJob job(bound, 4);
-    Prepare(&job);
-    job.flags.on_divergence = ServerFlags::OnDivergence::kRollback;
-    job.StartServer();
-    std::vector<absl::Status> statuses;
-    std::thread training([&] { statuses = job.RunWorkers(FourWorkers(job)); });
-    REQUIRE(SamplesReach(job, 2 * kSamples));
-    const uint64_t good = job.Control().Snapshot()->generation();
-    REQUIRE(SamplesReach(job, 3 * kSamples));
-    PushByHand(job, "bad", 3e38f);
-    RollbackRecord done;
-    REQUIRE(Eventually([&] {
-      const auto status = job.Control().Status();
-      if (status.ok()) done = status->rollback();
-      return status.ok() && done.automatic_count() == 1;
-    }));
-    CHECK(done.generation() == good);
-    CHECK(done.automatic());
-    CHECK(ManifestOf(job, done.published()).state_root() == ManifestOf(job, good).state_root());
-    training.join();
-    CheckAllOk(statuses);
-    CHECK(CompletedOnce(*job.Control().Completions(), kEpochs, kSamples));
-    const StatusReply status = *job.Control().Status();
-    CHECK(status.evaluations(kEpochs - 1).accuracy() > 0.9);
-    CHECK(status.rollback().automatic_count() == 1);
-    CHECK(status.divergence().empty());
-  }
-}
-
-TEST_CASE("workers that keep something back, or train parameters of their own, go back with the job",
-          "[rollback]") {
-  const auto policies = {std::string("topk"), std::string("accumulate"), std::string("local")};
-  for (const std::string& kind : policies) {
-    CAPTURE(kind);
-    InProcessJob job(-1, 4);
-    Prepare(&job);
-    if (kind == "local") job.MakeLocal(2, 0.25);
-    job.StartServer();
-    std::vector<WorkerFlags> workers = FourWorkers(job);
-    for (WorkerFlags& worker : workers) {
-      if (kind == "topk") worker.codec.rules = *CodecRules::Parse("topk:0.05");
-      if (kind == "accumulate") worker.accumulate = 2;
-    }
-    std::vector<absl::Status> statuses;
-    std::thread training([&] { statuses = job.RunWorkers(workers); });
-    REQUIRE(SamplesReach(job, 2 * kSamples));
-    RollbackRequest request;
-    request.set_generation(1);
-    const RollbackRecord done = RollBackJob(job, request);
-    CHECK(ManifestOf(job, done.published()).state_root() == ManifestOf(job, 1).state_root());
-    training.join();
-    CheckAllOk(statuses);
-    CHECK(CompletedOnce(*job.Control().Completions(), kEpochs, kSamples));
-    CHECK(job.Control().Status()->evaluations(kEpochs - 1).accuracy() > 0.8);
   }
 }
 
 TEST_CASE("without a push log a job goes back to snapshots, and to nothing else", "[rollback]") {
   InProcessJob job(-1, 4);
   Prepare(&job);
-  job.flags.log.durability = ServerFlags::Durability::kSnapshot;
+  job.flags.durability = ServerFlags::Durability::kSnapshot;
   job.StartServer();
   std::vector<absl::Status> statuses;
   std::thread training([&] { statuses = job.RunWorkers(FourWorkers(job)); });
@@ -551,15 +299,14 @@ TEST_CASE("a rollback whose snapshot turns out to be damaged is given up, and th
   CheckAllOk(statuses);
   job.StopServer();
   // As if it had been asked for, and the snapshot had been damaged since.
-  const std::string pack =
-      absl::StrCat(job.flags.snapshots.directory, "/", ManifestOf(job, good).packs(0).name());
+  const std::string pack = absl::StrCat(job.flags.snapshot_dir, "/", ManifestOf(job, good).packs(0).name());
   {
     const auto db = *ControlDb::Open(job.flags.data + "/control");
     RollbackRecord record;
     record.set_history(1);
     record.set_generation(good);
     record.set_reason("to a damaged snapshot");
-    REQUIRE(db->rollbacks().SaveNext(record).ok());
+    REQUIRE(db->SaveNextRollback(record).ok());
   }
   std::string bytes = ReadWholeFile(pack);
   bytes[bytes.size() / 2] ^= 1;

@@ -1,12 +1,8 @@
-"""What scripts do besides the plain loop, and what they do wrong: one short job each, in this process where no process
-has to die. Environment: RECON_TEST_BIN, the programs."""
+"""What scripts do besides the plain loop, and what they do wrong: one short job each, in this process.
+Environment: RECON_TEST_BIN, the programs."""
 
-import os
 import pickle
-import signal
-import sys
 import unittest
-from collections.abc import Callable
 from typing import Any
 
 try:
@@ -17,69 +13,9 @@ except ImportError as error:
     raise SystemExit(77) from None
 import recon
 import recon.torch as rt
-from jobs import Script, Server, wait_for
+from torch_small import BATCH, DATA, SAMPLES, Case, accuracy, loss_of, make_model, sgd
 from torch import nn
 from torch.nn import functional
-
-BINARIES = os.environ["RECON_TEST_BIN"]
-SAMPLES, BATCH = 1000, 50
-
-
-def make_data() -> torch.utils.data.TensorDataset:
-    generator = torch.Generator().manual_seed(5)
-    centers = 2 * torch.randn(4, 16, generator=generator)
-    labels = torch.randint(0, 4, (SAMPLES,), generator=generator)
-    return torch.utils.data.TensorDataset(centers[labels] + torch.randn(SAMPLES, 16, generator=generator), labels)
-
-
-DATA = make_data()
-
-
-def make_model(*middle: nn.Module) -> nn.Sequential:
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), *middle, nn.Linear(32, 4))
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module) -> float:
-    x, y = DATA.tensors
-    return float((model(x).argmax(1) == y).double().mean())
-
-
-def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
-    return functional.cross_entropy(model(batch[0]), batch[1])
-
-
-def sgd(model: nn.Module, rate: float = 0.1) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=rate)
-
-
-class Case(unittest.TestCase):
-    def setUp(self) -> None:
-        torch.set_num_threads(1)
-        self.server = Server(BINARIES, *getattr(self, "flags", ()))
-        self.addCleanup(self.server.__exit__)
-        os.environ["RECON_SERVER"] = self.server.address
-
-    def join(self, model: nn.Module, optimizer: Any, loader: Any = None, **settings: Any) -> tuple[Any, Any]:
-        loader = rt.DataLoader(DATA, batch_size=BATCH) if loader is None else loader
-        job = rt.join(model, optimizer, loader, **{"epochs": 2, **settings})
-        self.addCleanup(job.leave)
-        return loader, job
-
-    def train(self, model: nn.Module, optimizer: Any, loader: Any = None, epochs: int = 2,
-              before_step: Callable[[], Any] = lambda: None, **settings: Any) -> None:
-        loader, _ = self.join(model, optimizer, loader, epochs=epochs, **settings)
-        for _ in range(epochs):
-            for batch in loader:
-                loss_of(model, batch).backward()
-                before_step()
-                optimizer.step()
-                optimizer.zero_grad()
-
-    def expect_done(self, epochs: int = 2) -> None:
-        self.assertEqual(self.server.phase(), "PHASE_FINISHED")
-        self.assertEqual(int(self.server.status()["samples_completed"]), epochs * SAMPLES)
 
 
 class Loops(Case):
@@ -423,84 +359,5 @@ class Mistakes(Case):
         self.assertTrue(changed)
 
 
-class Processes(Case):
-    def script(self, mode: str) -> Script:
-        return Script(self.server, mode, mode, script="torch_cases_test.py")
-
-    def test_a_fork_of_a_worker_is_told_so_and_ends(self) -> None:
-        script = self.script("fork")
-        self.assertEqual(script.wait(), 0, script.log())
-        self.assertIn("which is the job's worker: use the job there", script.log())
-        self.assertIn("which has joined: their connections would be one", script.log())
-        self.expect_done()
-
-    def test_ctrl_c_ends_a_loop_and_a_wait(self) -> None:
-        for script in [self.script(mode) for mode in ("computes", "waits")]:
-            wait_for("the script", lambda: "interrupt me" in script.log())
-            script.process.send_signal(signal.SIGINT)
-            self.assertNotEqual(script.wait(30), 0)
-            self.assertIn("KeyboardInterrupt", script.log())
-
-    def test_an_evaluation_whose_worker_dies_is_done_by_another(self) -> None:
-        script = self.script("evaluates")
-        wait_for("the evaluation", lambda: "evaluating" in script.log())
-        script.kill()
-        other = self.script("trains")
-        self.assertEqual(other.wait(), 0, other.log())
-        self.assertEqual(len(self.server.status()["evaluations"]), 2)
-
-    def test_a_script_that_ends_early_leaves_the_rest_to_others(self) -> None:
-        script = self.script("raises")
-        self.assertEqual(script.wait(30), 1, script.log())
-        self.assertIn("RuntimeError: of the script", script.log())
-        other = self.script("trains")
-        self.assertEqual(other.wait(), 0, other.log())
-        self.expect_done()
-
-
-def child(mode: str) -> None:
-    """A worker's script: `Processes` kills it, or it does not end as it should."""
-    model = make_model()
-    optimizer = sgd(model)
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        if mode == "evaluates":
-            print("evaluating", flush=True)
-            signal.pause()
-        return {"accuracy": accuracy(model)}
-
-    if mode == "waits":  # For a server that is not there.
-        os.environ["RECON_SERVER"] = "127.0.0.1:1"
-        signal.signal(signal.SIGALRM, lambda *_: print("interrupt me", flush=True))
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-    loader = rt.DataLoader(DATA, batch_size=BATCH)
-    rt.join(model, optimizer, loader, epochs=2, evaluate=evaluate)
-    if mode == "fork" and os.fork() == 0:
-        try:
-            next(iter(loader))
-        except recon.ReconError as error:
-            print(error, flush=True)
-        try:
-            rt.join(model, sgd(model), rt.DataLoader(DATA))
-        except RuntimeError as error:
-            print(error, flush=True)
-        sys.exit(0)
-    if mode == "fork":
-        os.wait()
-    for _ in range(2):
-        for number, batch in enumerate(loader):
-            loss_of(model, batch).backward()
-            if mode == "computes":
-                print("interrupt me", flush=True)
-                signal.pause()
-            if mode == "raises" and number == 7:
-                raise RuntimeError("of the script")
-            optimizer.step()
-            optimizer.zero_grad()
-
-
 if __name__ == "__main__":
-    if len(sys.argv) == 2 and sys.argv[1] in ("computes", "evaluates", "fork", "raises", "trains", "waits"):
-        child(sys.argv[1])
-    else:
-        unittest.main(verbosity=2)
+    unittest.main(verbosity=2)
