@@ -36,7 +36,9 @@ class Sizes(unittest.TestCase):
         self.assertEqual(findings("server/a.cc", "// A line.\n" * 500), [])
         self.assertEqual(findings("server/a.cc", "// A line.\n" * 501),
                          ["server/a.cc:1: 501 file lines, at most 500 are allowed"])
-        self.assertEqual(findings("tests/server/a.cc", "// A line.\n" * 501), [])
+        for name in ("tests/server/a_test.cc", "tests/python/a_test.py", "proto/a.proto"):
+            self.assertEqual(findings(name, "\n" * 500), [])
+            self.assertEqual(findings(name, "\n" * 501), [f"{name}:1: 501 file lines, at most 500 are allowed"])
 
     def test_a_function_of_more_lines(self):
         text = "namespace recon {\n" + function_of(70) + "}\n"
