@@ -144,7 +144,9 @@ void Session::AdoptReply(const RegisterReply& reply) {
   for (const HeldLeasePtr& held : held_) {
     const auto same = std::find_if(reply.adopted().begin(), reply.adopted().end(), [&](const Lease& lease) {
       return lease.kind() == held->task.kind() && lease.data_epoch() == held->task.data_epoch() &&
-             lease.end() == held->task.end();
+             lease.end() == held->task.end() &&
+             // No more can be completed of it than it has.
+             lease.split() <= held->task.split() + std::max(1u, held->task.splits());
     });
     held->lost = held->lost || same == reply.adopted().end();
     if (held->lost) {

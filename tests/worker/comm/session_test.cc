@@ -153,6 +153,20 @@ TEST_CASE("a head that comes back as another cluster epoch is told what is held,
   CHECK(job.session->done(lease) == 2);
 }
 
+TEST_CASE("a lease is lost of which the head says that more is completed than it has", "[session]") {
+  Joined job;
+  const Session::HeldLeasePtr lease = job.Acquire(5);
+  Lease beyond = ThreeSplits(9);
+  beyond.set_split(14);  // It ends with 12.
+  RegisterReply again = Registered(2);
+  *again.add_adopted() = beyond;
+  job.head.registrations.Otherwise(again);
+  job.head.heartbeats.Next(absl::FailedPreconditionError("cluster epoch 1 is over"));
+  REQUIRE(Eventually([&] { return job.session->standing().registration == 2; }));
+  CHECK(job.session->lost(lease));
+  CHECK(job.session->done(lease) == 0);
+}
+
 TEST_CASE("a worker that the head has given up registers again, and its lease is lost", "[session]") {
   Joined job;
   const Session::HeldLeasePtr lease = job.Acquire(5);
