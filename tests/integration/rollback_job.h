@@ -25,9 +25,9 @@ inline constexpr uint32_t kEpochs = 12;
 // A job whose log and snapshots stay where they are until the test has looked at them.
 inline InProcessJob* Prepare(InProcessJob* job) {
   job->flags.job.set_data_epochs(kEpochs);
-  job->flags.snapshot_interval = absl::Hours(1);
-  job->flags.replay_target = absl::Hours(1);
-  job->flags.snapshot_keep.last = 1000;
+  job->flags.snapshots.interval = absl::Hours(1);
+  job->flags.log.replay_target = absl::Hours(1);
+  job->flags.snapshots.keep.last = 1000;
   return job;
 }
 
@@ -63,7 +63,7 @@ inline RollbackRecord RollBackJob(const InProcessJob& job, const RollbackRequest
 }
 
 inline Manifest ManifestOf(const InProcessJob& job, uint64_t generation) {
-  const auto store = *LocalStore::Open(job.flags.snapshot_dir, /*writer=*/false);
+  const auto store = *LocalStore::Open(job.flags.snapshots.directory, /*writer=*/false);
   return *SnapshotReader(store.get()).ReadManifest(Generation(generation));
 }
 
@@ -101,7 +101,7 @@ class LogWithout : public LogVisitor {
 // of the test's own, from nothing but the files.
 inline std::string ReferenceRoot(const InProcessJob& job, uint64_t generation, uint64_t last,
                                  const LoggedPushes& without = {}) {
-  const auto store = *LocalStore::Open(job.flags.snapshot_dir, /*writer=*/false);
+  const auto store = *LocalStore::Open(job.flags.snapshots.directory, /*writer=*/false);
   const SnapshotReader reader(store.get());
   const Manifest manifest = *reader.ReadManifest(Generation(generation));
   Metrics metrics;
@@ -115,7 +115,7 @@ inline std::string ReferenceRoot(const InProcessJob& job, uint64_t generation, u
   Replayer replayer(manifest, last, &params, &control);
   LogWithout log(&replayer, without);
   const auto end = ReadLog(FileSystem::Local(), job.flags.data + "/log", FirstRecordFor(manifest), &log);
-  params.EndReplay();
+  params.replay()->EndReplay();
   INFO(end.status());
   REQUIRE((end.ok() || absl::IsCancelled(end.status())));
   CHECK((log.left_out() > 0) == !without.empty());

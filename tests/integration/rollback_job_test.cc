@@ -235,7 +235,7 @@ TEST_CASE(
   const uint64_t last = job.Control().Status()->rollback().end();
   CHECK(last == done.end());
   job.StopServer();  // Drains: takes a snapshot.
-  const auto store = *LocalStore::Open(job.flags.snapshot_dir, /*writer=*/false);
+  const auto store = *LocalStore::Open(job.flags.snapshots.directory, /*writer=*/false);
   const std::vector<Generation> left = *SnapshotReader(store.get()).List();
   const uint64_t drained = left.back().value();
   REQUIRE(drained == done.published() + 1);
@@ -243,7 +243,7 @@ TEST_CASE(
   // As if it had been killed: snapshot and log lead to the same state. Then the rollback's own goes, too.
   for (const uint64_t damaged : {drained, done.published()}) {
     CAPTURE(damaged);
-    const std::string path = absl::StrCat(job.flags.snapshot_dir, "/", ManifestName(Generation(damaged)));
+    const std::string path = absl::StrCat(job.flags.snapshots.directory, "/", ManifestName(Generation(damaged)));
     std::string bytes = ReadWholeFile(path);
     bytes[bytes.size() / 2] ^= 1;
     WriteWholeFile(path, bytes);
@@ -256,7 +256,7 @@ TEST_CASE(
     const std::vector<Generation> generations = *SnapshotReader(store.get()).List();
     for (const Generation generation : generations) {
       if (generation.value() <= done.published()) continue;
-      unlink(absl::StrCat(job.flags.snapshot_dir, "/", ManifestName(generation)).c_str());
+      unlink(absl::StrCat(job.flags.snapshots.directory, "/", ManifestName(generation)).c_str());
     }
   }
 }
@@ -264,7 +264,7 @@ TEST_CASE(
 TEST_CASE("without a push log a job goes back to snapshots, and to nothing else", "[rollback]") {
   InProcessJob job(-1, 4);
   Prepare(&job);
-  job.flags.durability = ServerFlags::Durability::kSnapshot;
+  job.flags.log.durability = ServerFlags::Durability::kSnapshot;
   job.StartServer();
   std::vector<absl::Status> statuses;
   std::thread training([&] { statuses = job.RunWorkers(FourWorkers(job)); });
@@ -299,14 +299,14 @@ TEST_CASE("a rollback whose snapshot turns out to be damaged is given up, and th
   CheckAllOk(statuses);
   job.StopServer();
   // As if it had been asked for, and the snapshot had been damaged since.
-  const std::string pack = absl::StrCat(job.flags.snapshot_dir, "/", ManifestOf(job, good).packs(0).name());
+  const std::string pack = absl::StrCat(job.flags.snapshots.directory, "/", ManifestOf(job, good).packs(0).name());
   {
     const auto db = *ControlDb::Open(job.flags.data + "/control");
     RollbackRecord record;
     record.set_history(1);
     record.set_generation(good);
     record.set_reason("to a damaged snapshot");
-    REQUIRE(db->SaveNextRollback(record).ok());
+    REQUIRE(db->rollbacks().SaveNext(record).ok());
   }
   std::string bytes = ReadWholeFile(pack);
   bytes[bytes.size() / 2] ^= 1;

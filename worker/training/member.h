@@ -14,6 +14,7 @@
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/metrics/metrics.h"
+#include "common/rpc/control_client.h"
 #include "common/rpc/credentials.h"
 #include "common/rpc/trace_reporter.h"
 #include "common/rpc/wire_bytes.h"
