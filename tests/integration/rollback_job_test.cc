@@ -243,7 +243,8 @@ TEST_CASE(
   // As if it had been killed: snapshot and log lead to the same state. Then the rollback's own goes, too.
   for (const uint64_t damaged : {drained, done.published()}) {
     CAPTURE(damaged);
-    const std::string path = absl::StrCat(job.flags.snapshots.directory, "/", ManifestName(Generation(damaged)));
+    const std::string path =
+        absl::StrCat(job.flags.snapshots.directory, "/", ManifestName(Generation(damaged)));
     std::string bytes = ReadWholeFile(path);
     bytes[bytes.size() / 2] ^= 1;
     WriteWholeFile(path, bytes);
@@ -299,7 +300,8 @@ TEST_CASE("a rollback whose snapshot turns out to be damaged is given up, and th
   CheckAllOk(statuses);
   job.StopServer();
   // As if it had been asked for, and the snapshot had been damaged since.
-  const std::string pack = absl::StrCat(job.flags.snapshots.directory, "/", ManifestOf(job, good).packs(0).name());
+  const std::string pack =
+      absl::StrCat(job.flags.snapshots.directory, "/", ManifestOf(job, good).packs(0).name());
   {
     const auto db = *ControlDb::Open(job.flags.data + "/control");
     RollbackRecord record;
