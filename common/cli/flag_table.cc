@@ -12,10 +12,14 @@ namespace recon {
 
 template <typename T>
 FlagField::Add FlagField::AddOption(T* field, bool has_value) {
-  return [field, has_value](CLI::App* app, const std::string& name, const std::string& help) {
-    if constexpr (std::is_same_v<T, bool>) {
-      if (!has_value) return app->add_flag(name, *field, help);
+  if constexpr (std::is_same_v<T, bool>) {
+    if (!has_value) {
+      return [field](CLI::App* app, const std::string& name, const std::string& help) {
+        return app->add_flag(name, *field, help);
+      };
     }
+  }
+  return [field](CLI::App* app, const std::string& name, const std::string& help) {
     return app->add_option(name, *field, help);
   };
 }
