@@ -20,7 +20,9 @@ RegisterReply Registered(uint64_t cluster_epoch) {
   reply.set_worker(7);
   reply.set_cluster_epoch(cluster_epoch);
   reply.mutable_job()->set_heartbeat_interval_ms(5);
+  reply.mutable_job()->set_batch_samples(1);
   reply.mutable_job()->set_split_samples(kSplitSamples);
+  reply.mutable_job()->set_eval_split_samples(kSplitSamples);
   reply.set_workers(1);
   return reply;
 }
@@ -41,6 +43,7 @@ Session::Options Worker() {
   Session::Options options;
   options.name = "w";
   options.incarnation = Incarnation(1);
+  options.train_samples = 13 * kSplitSamples;
   return options;
 }
 
@@ -151,6 +154,25 @@ TEST_CASE("a head that comes back as another cluster epoch is told what is held,
   CHECK(completed.lease() == 9);
   CHECK(completed.split() == 11);
   CHECK(job.session->done(lease) == 2);
+}
+
+TEST_CASE("a head whose job cannot be is not joined, and a lease of samples that there are not is not begun",
+          "[session]") {
+  FakeHead head;
+  const std::atomic<bool> stop{false};
+  RegisterReply reply = Registered(1);
+  reply.mutable_job()->set_split_samples(0);
+  head.registrations.Otherwise(reply);
+  const auto refused = Session::Join(Worker(), &head, &stop);
+  CHECK(absl::IsInvalidArgument(refused.status()));
+  CHECK_THAT(std::string(refused.status().message()), Catch::Matchers::Contains("splits of no samples"));
+
+  Joined job;
+  AcquireReply beyond;
+  *beyond.mutable_lease() = ThreeSplits(5);
+  beyond.mutable_lease()->set_data_epoch(UINT32_MAX);
+  job.head.acquisitions.Next(beyond);
+  CHECK(absl::IsInvalidArgument(job.session->Acquire().status()));
 }
 
 TEST_CASE("a lease is lost of which the head says that more is completed than it has", "[session]") {
