@@ -32,7 +32,7 @@ VERSIONS = ["1.31", "1.37"]
 # Flags of other programs that deploy/ names.
 OTHERS = {"--array", "--mem", "--gres", "--qos", "--signal", "--requeue", "--batch", "--nodes", "--ntasks", "--output",
           "--open-mode", "--job-name", "--mount", "--preset", "--target", "--build", "--install", "--prefix",
-          "--no-install-recommends", "--replicas", "--now", "--tests", "--help"}
+          "--no-install-recommends", "--replicas", "--now", "--tests", "--help", "--revoke"}
 
 
 def help_of(*command: str) -> str:
