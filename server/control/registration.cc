@@ -42,8 +42,9 @@ absl::Status CheckTexts(const RegisterRequest& request) {
 absl::Status CheckRegistration(const RegisterRequest& request) {
   if (request.name().empty() || request.name().size() > limits::kNameBytesMax || request.incarnation() == 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("worker name '", request.name(), "' of ", request.name().size(), " bytes (1 to ",
-                     limits::kNameBytesMax, " allowed), incarnation ", request.incarnation(), " (0 is not)"));
+        absl::StrCat("worker name '", request.name().substr(0, limits::kNameBytesMax), "' of ",
+                     request.name().size(), " bytes (1 to ", limits::kNameBytesMax, " allowed), incarnation ",
+                     request.incarnation(), " (0 is not)"));
   }
   RECON_RETURN_IF_ERROR(CheckCount(request.held_size(), limits::kLeasesPerWorkerMax, "leases"));
   RECON_RETURN_IF_ERROR(CheckCount(request.proposed_size(), limits::kProposedFlagsMax, "settings"));

@@ -19,6 +19,7 @@
 #include "common/rpc/tls_probe.h"
 #include "common/snapshot/safetensors.h"
 #include "server/control/policy.h"
+#include "tools/reconctl/escape_texts.h"
 #include "tools/reconctl/render.h"
 #include "tools/reconctl/verbs.h"
 
@@ -286,10 +287,11 @@ absl::Status Explained(const ServerTarget& target, const absl::Status& status) {
 
 absl::Status ShowStatus(const ServerTarget& target) {
   RECON_ASSIGN_OR_RETURN(const auto client, Connect(target));
-  RECON_ASSIGN_OR_RETURN(const StatusReply status, client->Status());
+  RECON_ASSIGN_OR_RETURN(StatusReply status, client->Status());
   if (target.json) {
     std::cout << ToJson(status) << "\n";
   } else {
+    EscapeTexts(&status);
     PrintStatus(status);
   }
   return absl::OkStatus();
@@ -340,6 +342,7 @@ absl::Status ShowCompletions(const ServerTarget& target) {
     std::cout << ToJson(reply) << "\n";
     return absl::OkStatus();
   }
+  EscapeTexts(&reply);
   std::vector<std::vector<std::string>> rows = {{"KIND", "DATA EPOCH", "SPLIT", "SAMPLES", "WORKER", "WHEN"}};
   for (const Completion& completion : reply.completions()) {
     rows.push_back({completion.kind() == LEASE_EVAL ? "evaluation" : "training",
