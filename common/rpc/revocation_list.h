@@ -11,7 +11,7 @@
 
 namespace recon {
 
-// Certificates that their CA has taken back (RFC 5280, section 5).
+// Certificates that their CA has taken back (RFC 5280, section 5). Immutable once it is parsed.
 class RevocationList {
  public:
   RevocationList() = default;

@@ -16,24 +16,9 @@
 #include "proto/cluster.pb.h"
 #include "proto/control.pb.h"
 #include "server/cluster/links.h"
+#include "server/cluster/servers_state.h"
 
 namespace recon {
-
-// What the other servers of a job have come to, all together.
-struct ServersState {
-  bool complete = false;  // Every place has a server that has restored its state.
-  bool live = false;      // And all of them have begun the epoch.
-  bool all_have_values = false;
-  // One takes no pushes until there is a snapshot of what it has now.
-  bool needs_snapshot = false;
-  // The highest that any of them knows of.
-  uint64_t highest_epoch = 0;
-  uint64_t highest_frontier = 0;
-  // The longest, as ParamServer::replay_seconds() says.
-  double replay_seconds = 0;
-  // One of them wants a snapshot, as ParamServer::log_wants_snapshot() says.
-  bool log_wants_snapshot = false;
-};
 
 // The links to the servers that have a place, how far each of them is, and what each has to be told: in the
 // order in which it is said here, to all or to one.

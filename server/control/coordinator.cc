@@ -66,7 +66,7 @@ absl::Status Coordinator::StartQueue(const JobRecord& record) {
 }
 
 void Coordinator::OnServersChanged(absl::Time now) {
-  const OtherServers::State others = ports_.others->state();
+  const ServersState others = ports_.others->state();
   if (others.live) return parameters_.OnServersLive(lifecycle_.started());
   if (!others.complete) return;
   epoch_retry_at_ = absl::InfiniteFuture();

@@ -15,6 +15,7 @@
 #include "common/tensor/param_layout.h"
 #include "proto/cluster.pb.h"
 #include "proto/control.pb.h"
+#include "server/cluster/servers_state.h"
 #include "server/data_plane/param_stats.h"
 #include "server/data_plane/step_members.h"
 
@@ -81,19 +82,10 @@ class Snapshots {
 // names mean.
 class OtherServers {
  public:
-  struct State {
-    bool complete = false;  // Every place has a server that has restored its state.
-    bool live = false;      // And all of them have begun the epoch.
-    bool all_have_values = false;
-    bool needs_snapshot = false;
-    // Of what the servers know.
-    uint64_t highest_epoch = 0;
-    uint64_t highest_frontier = 0;
-  };
   virtual ~OtherServers() = default;
   // How many servers the job has, this one among them.
   virtual uint32_t servers() const = 0;
-  virtual State state() const = 0;
+  virtual ServersState state() const = 0;
   // Who is missing, as a sentence.
   virtual std::string Missing() const = 0;
   virtual void SetModel(const ModelSpec& model) = 0;

@@ -51,18 +51,6 @@ void SnapshotServicePort::TakeInBackground(const std::string& reason) {
       reason, [](const absl::StatusOr<SnapshotReply>&) {}, SnapshotWriter::Pace::kBackground);
 }
 
-OtherServers::State ClusterPort::state() const {
-  const ServersState servers = cluster_->state();
-  State state;
-  state.complete = servers.complete;
-  state.live = servers.live;
-  state.all_have_values = servers.all_have_values;
-  state.needs_snapshot = servers.needs_snapshot;
-  state.highest_epoch = servers.highest_epoch;
-  state.highest_frontier = servers.highest_frontier;
-  return state;
-}
-
 void ClusterPort::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) {
   cluster_->Admit(worker, incarnation, next_step);
 }

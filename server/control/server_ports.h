@@ -59,7 +59,7 @@ class ClusterPort final : public OtherServers {
   explicit ClusterPort(Cluster* cluster) : cluster_(cluster) {}
 
   uint32_t servers() const override { return cluster_->servers(); }
-  State state() const override;
+  ServersState state() const override { return cluster_->state(); }
   std::string Missing() const override { return cluster_->Missing(); }
   void SetModel(const ModelSpec& model) override { cluster_->SetModel(model); }
   void BeginEpoch(uint64_t epoch) override { cluster_->BeginEpoch(epoch); }

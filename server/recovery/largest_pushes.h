@@ -27,7 +27,8 @@ struct LargestPushes {
 };
 
 // Reads the log's records from `first` to `last` and says which `count` pushes have the largest gradients.
-// What follows a damaged record is not seen. Blocks on the disk, and decodes every gradient.
+// What follows a damaged record is not seen. Any thread; it blocks on the disk, and decodes every
+// gradient.
 absl::StatusOr<LargestPushes> FindLargestPushes(FileSystem* files, const std::string& directory,
                                                 uint64_t first, uint64_t last, size_t count);
 

@@ -210,9 +210,7 @@ TEST_CASE("over TLS a certificate's units are roles, or what --allow makes of it
   const Certificates authority("the job's");
   const TlsFlags host = authority.Client();
   InProcessJob job(-1);
-  job.flags.tls.cert = host.cert;
-  job.flags.tls.key = host.key;
-  job.flags.tls.ca = host.ca;
+  job.flags.tls = host;
   const bool rules = GENERATE(false, true);
   if (rules)
     job.flags.access.allow = {*RoleRule::Parse("operator=cn:op*"), *RoleRule::Parse("worker=ou:lab")};
@@ -242,9 +240,7 @@ TEST_CASE("a revoked certificate may do nothing, also one that is revoked while 
   const TlsFlags later = authority.Issue("later", "/OU=observer/CN=later");
   const TlsFlags good = authority.Issue("good", "/OU=observer/CN=good");
   InProcessJob job(-1);
-  job.flags.tls.cert = host.cert;
-  job.flags.tls.key = host.key;
-  job.flags.tls.ca = host.ca;
+  job.flags.tls = host;
   job.flags.access.crl = authority.Revoke(stolen.cert);
   job.StartServer();
   CheckCalls(job.flags.listen, {"stolen", stolen, "", {}});
@@ -270,9 +266,7 @@ TEST_CASE("a list of revoked certificates that is none, or another CA's, is refu
   const Certificates ours("the job's"), theirs("another's");
   const TlsFlags host = ours.Client();
   InProcessJob job(-1);
-  job.flags.tls.cert = host.cert;
-  job.flags.tls.key = host.key;
-  job.flags.tls.ca = host.ca;
+  job.flags.tls = host;
   const auto refused = [&](const std::string& file) {
     job.flags.access.crl = file;
     return std::string(ReconServer::Start(job.flags).status().message());
@@ -287,9 +281,7 @@ TEST_CASE("where names go by certificates a worker has its own, and no other's",
   const Certificates authority("the job's");
   const TlsFlags host = authority.Client();
   InProcessJob job(-1);
-  job.flags.tls.cert = host.cert;
-  job.flags.tls.key = host.key;
-  job.flags.tls.ca = host.ca;
+  job.flags.tls = host;
   job.flags.access.names_by_certificate = true;
   job.StartServer();
   const TlsFlags lab = authority.Issue("lab", "/OU=worker/CN=lab");

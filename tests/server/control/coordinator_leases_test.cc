@@ -18,6 +18,18 @@ void TrainPass(const Worker& worker) {
   }
 }
 
+// The worker takes a lease and computes a batch each half second; its last heartbeat.
+HeartbeatRequest TrainedFor20Seconds(CoordinatorJob* job, const Worker& worker) {
+  HeartbeatRequest beat = worker.Beat();
+  beat.add_leases(worker.Acquire().lease());
+  for (uint64_t batches = 1; batches <= 40; ++batches) {
+    beat.mutable_progress()->set_batches(batches);
+    REQUIRE(job->coordinator->Heartbeat(beat, job->at()).ok());
+    job->PassAndTick(absl::Milliseconds(500));
+  }
+  return beat;
+}
+
 }  // namespace
 
 TEST_CASE("a lease is one split of the first pass, and no other worker gets it", "[coordinator]") {
@@ -283,13 +295,7 @@ TEST_CASE("a worker whose push others wait for cannot hold them for ever by sayi
           "[coordinator]") {
   CoordinatorJob job;
   const Worker worker = job.Begin();
-  HeartbeatRequest beat = worker.Beat();
-  beat.add_leases(worker.Acquire().lease());
-  for (uint64_t batches = 1; batches <= 40; ++batches) {
-    beat.mutable_progress()->set_batches(batches);
-    REQUIRE(job.coordinator->Heartbeat(beat, job.at()).ok());
-    job.PassAndTick(absl::Milliseconds(500));
-  }
+  HeartbeatRequest beat = TrainedFor20Seconds(&job, worker);
   job.data_plane.awaited_workers = {worker.id()};
   beat.mutable_progress()->set_waiting(true);
   absl::Duration held;
@@ -304,13 +310,7 @@ TEST_CASE("a worker whose push others wait for cannot hold them for ever by sayi
 TEST_CASE("a worker that waits for a server keeps its leases for as long as that takes", "[coordinator]") {
   CoordinatorJob job;
   const Worker worker = job.Begin();
-  HeartbeatRequest beat = worker.Beat();
-  beat.add_leases(worker.Acquire().lease());
-  for (uint64_t batches = 1; batches <= 40; ++batches) {
-    beat.mutable_progress()->set_batches(batches);
-    REQUIRE(job.coordinator->Heartbeat(beat, job.at()).ok());
-    job.PassAndTick(absl::Milliseconds(500));
-  }
+  HeartbeatRequest beat = TrainedFor20Seconds(&job, worker);
   beat.mutable_progress()->set_waiting(true);
   for (int half_seconds = 0; half_seconds < 120; ++half_seconds) {
     REQUIRE(job.coordinator->Heartbeat(beat, job.at())->lost_size() == 0);

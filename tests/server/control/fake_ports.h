@@ -192,7 +192,7 @@ class FakeJournal final : public Journal {
 class FakeServers final : public OtherServers {
  public:
   uint32_t servers() const override { return 3; }
-  State state() const override { return the_state; }
+  ServersState state() const override { return the_state; }
   std::string Missing() const override { return "server 2 is missing"; }
   void SetModel(const ModelSpec& model) override { models.push_back(model.name()); }
   void BeginEpoch(uint64_t epoch) override {
@@ -206,7 +206,7 @@ class FakeServers final : public OtherServers {
   std::vector<ServerAddress> Addresses() const override { return std::vector<ServerAddress>(2); }
   std::vector<ServerStatus> Status(absl::Time) const override { return std::vector<ServerStatus>(2); }
 
-  State the_state;
+  ServersState the_state;
   std::vector<std::string> models;
   std::vector<uint64_t> epochs;
   std::set<WorkerId> admitted;
