@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks what a compiler does not: include directions between layers, dead files, switched-off tests,
 formatting, lengths of files and functions, sizes of classes, clocks and sleeps. Prints one line a finding;
-exits 1 if there is any. `tidy.py --lower` lowers the numbers of TOO_LARGE to what the code has now."""
+exits 1 if there is any."""
 
 import pathlib
 import re
@@ -76,43 +76,13 @@ ALLOWED = {
 # Pure code: no threads, clock, I/O or gRPC.
 PURE = ["server/collective", "server/store", "server/sync", "server/scheduler", "server/membership", "server/tuning"]
 IMPURE_INCLUDES = ["<thread>", "<mutex>", "<atomic>", "<fstream>", "<unistd.h>", "common/base/mutex.h", "absl/time/clock.h",
-                   "common/base/clock.h", "grpc", "rocksdb"]
+                   "common/base/clock.h", "common/base/sleep.h", "grpc", "rocksdb"]
 GRPC_ONLY = ["common/rpc", "server/rpc", "worker/collective", "worker/comm", "tests", "tools"]
 # The largest that may be. Files: lines, of Python and proto, too. Functions: lines, outside tests. Classes: those in
 # headers below server/.
 LARGEST = {"file lines": 500, "function lines": 70, "public methods": 25, "members": 30, "clock": 0}
 # Only common/base reads clocks and sleeps: code that decides is given the time, and who waits, waits for a condition.
 CLOCK = re.compile(r"\babsl::(?:Now|SleepFor)\b|\bstd::this_thread::sleep_(?:for|until)\b")
-# What is larger today. Its numbers may only become smaller: a larger one is a finding, and so is one that is larger
-# than what the code has.
-TOO_LARGE = {
-    ("clock", "common/shm/shm_listener.cc"): 1,
-    ("clock", "common/storage/patience.cc"): 1,
-    ("clock", "server/durability/encoder_threads.cc"): 1,
-    ("clock", "tests/common/base/mutex_test.cc"): 2,
-    ("clock", "tests/integration/chaos_test.cc"): 6,
-    ("clock", "tests/integration/chaos_worker.cc"): 7,
-    ("clock", "tests/integration/crash_loop_test.cc"): 2,
-    ("clock", "tests/integration/in_process_job_test.cc"): 2,
-    ("clock", "tests/integration/rollback_process_test.cc"): 1,
-    ("clock", "tests/server/durability/reader_lease_test.cc"): 1,
-    ("clock", "tests/server/recovery/crash_recovery_test.cc"): 1,
-    ("clock", "tests/support/health_probe.h"): 1,
-    ("clock", "tests/support/process.cc"): 3,
-    ("clock", "tests/worker/collective/member_core_test.cc"): 1,
-    ("clock", "tools/bench/data_plane.cc"): 3,
-    ("clock", "tools/bench/data_plane_peers.cc"): 2,
-    ("clock", "tools/bench/durability.cc"): 4,
-    ("clock", "tools/bench/step_load.cc"): 1,
-    ("clock", "tools/bench/straggler.cc"): 3,
-    ("clock", "tools/bench/trace_cost.cc"): 2,
-    ("clock", "tools/reconctl/drain.cc"): 1,
-    ("clock", "tools/reconctl/rollback.cc"): 1,
-    ("clock", "tools/reconctl/server_verbs.cc"): 1,
-    ("clock", "worker/process/train_loop.cc"): 2,
-    ("clock", "worker/process/worker.cc"): 1,
-    ("clock", "worker/training/trainer.cc"): 1,
-}
 OFF = re.compile(r"\[\.\]|\[!hide\]|\[!mayfail\]|DISABLED_|#if 0\b")
 
 
@@ -203,33 +173,13 @@ def too_large(texts):
     return found
 
 
-def check_sizes(texts, table, report):
-    found = too_large(texts)
-    for (rule, what), (number, line) in found.items():
+def check_sizes(texts, report):
+    for (rule, what), (number, line) in too_large(texts).items():
         file, _, name = what.partition(" ")
-        known = table.get((rule, what))
-        said = f"{file}:{line}: {name + ' has ' if name else ''}{number} {rule}"
         if rule == "clock":
-            said = f"{file}: {number} calls of absl::Now, SleepFor or sleep_for outside common/base"
-        if known is None:
-            report(f"{said}, at most {LARGEST[rule]} are allowed")
-        elif number > known:
-            report(f"{said}, and had {known}: TOO_LARGE may only shrink")
-        elif number < known:
-            report(f"{said}, TOO_LARGE says {known}: lower it (tools/tidy.py --lower)")
-    for rule, what in table:
-        if (rule, what) not in found:
-            report(f"{what.split(' ')[0]}: TOO_LARGE has ({rule}, {what}), which is not too large: lower it "
-                   "(tools/tidy.py --lower takes it out)")
-
-
-def lower(texts):
-    """Writes the numbers of TOO_LARGE that have become smaller, and takes out what is no longer too large."""
-    found = too_large(texts)
-    rows = [f'    ("{rule}", "{what}"): {min(number, found[rule, what][0])},\n'
-            for (rule, what), number in sorted(TOO_LARGE.items()) if (rule, what) in found]
-    own = pathlib.Path(__file__)
-    own.write_text(re.sub(r"(?<=^TOO_LARGE = \{\n).*?(?=^\})", lambda _: "".join(rows), own.read_text(), flags=re.M | re.S))
+            report(f"{file}: {number} calls of absl::Now, SleepFor or sleep_for: use common/base's clock.h and sleep.h")
+        else:
+            report(f"{file}:{line}: {name + ' has ' if name else ''}{number} {rule}, at most {LARGEST[rule]} are allowed")
 
 
 def check_format(paths, report):
@@ -253,11 +203,8 @@ def main():
         if path.suffix in SOURCE:
             check_includes(path, text, findings.append)
             check_switched_off(path, text, findings.append)
-    if "--lower" in sys.argv[1:]:
-        lower(texts)
-        return 0
     check_dead(paths, texts, findings.append)
-    check_sizes(texts, TOO_LARGE, findings.append)
+    check_sizes(texts, findings.append)
     check_format(paths, findings.append)
     for finding in sorted(set(findings)):
         print(finding)

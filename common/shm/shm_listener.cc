@@ -6,10 +6,10 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/pool_allocator.h"
+#include "common/base/sleep.h"
 #include "common/base/status_macros.h"
 #include "common/shm/shm_socket.h"
 #include "common/transport/envelope.h"
@@ -74,7 +74,7 @@ void ShmListener::Accept() {
       LogWarn("a connection was refused: {}", accepted.status().message());
     }
     last_refusal_ = Now();
-    absl::SleepFor(kRefusalPause);  // Out of file descriptors, the next one fails as soon.
+    Sleep(kRefusalPause);  // Out of file descriptors, the next one fails as soon.
     return;
   }
   Connection* connection = &connections_.emplace_back();

@@ -3,11 +3,11 @@
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/base/backoff.h"
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
+#include "common/base/sleep.h"
 
 namespace recon {
 
@@ -30,7 +30,7 @@ absl::Status RetryUnavailable(const Patience& patience, absl::FunctionRef<absl::
     if (first) {
       LogWarn("storage: {}; tried again for {}", status.message(), absl::FormatDuration(patience.Get()));
     }
-    absl::SleepFor(wait);
+    Sleep(wait);
     status = attempt();
   }
   return status;

@@ -9,10 +9,10 @@
 #include <thread>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/cpu_usage.h"
+#include "common/base/sleep.h"
 #include "common/base/status_macros.h"
 #include "common/tensor/page.h"
 
@@ -69,7 +69,7 @@ void Pacer::Rest() {
   while (hurry_->load() == 0 && !MemoryIsShort()) {
     const absl::Duration left = until - Now();
     if (left <= absl::ZeroDuration()) break;
-    absl::SleepFor(std::min(left, kNap));
+    Sleep(std::min(left, kNap));
   }
   used_before_ = ThreadCpuSeconds();
   rested_ = Now();

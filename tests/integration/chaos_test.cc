@@ -20,6 +20,7 @@
 #include "catch2/catch.hpp"
 #include "common/base/clock.h"
 #include "common/base/host_port.h"
+#include "common/base/sleep.h"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/storage/local_store.h"
 #include "common/tensor/param_layout.h"
@@ -135,7 +136,7 @@ class Chaos {
     while (Now() - start < duration) {
       OneEvent();
       if (resident_early == 0 && Now() - start > duration / 2) resident_early = Resident();
-      absl::SleepFor(absl::Milliseconds(50));
+      Sleep(absl::Milliseconds(50));
     }
     INFO("server: " << resident_early << " bytes half-way, " << Resident() << " at the end");
     if (kMeasures && servers_ == 1) CHECK(Resident() < resident_early + (uint64_t{24} << 20));
@@ -173,15 +174,15 @@ class Chaos {
           break;
         case 3:
           job_.process(server).Signal(SIGSTOP);
-          absl::SleepFor(kServerStopped);
+          Sleep(kServerStopped);
           job_.process(server).Signal(SIGCONT);
           break;
         default:
           workers_[i].process->Signal(SIGSTOP);
-          absl::SleepFor(kStopped);
+          Sleep(kStopped);
           workers_[i].process->Signal(SIGCONT);
       }
-      absl::SleepFor(next - Now());
+      Sleep(next - Now());
     }
   }
 
@@ -190,7 +191,7 @@ class Chaos {
     const uint64_t before = Acknowledged();
     const absl::Time start = Now();
     meanwhile();
-    absl::SleepFor(start + duration - Now());
+    Sleep(start + duration - Now());
     const uint64_t after = Acknowledged();
     return static_cast<double>(after - before) / absl::ToDoubleSeconds(Now() - start);
   }
@@ -310,7 +311,7 @@ class Chaos {
       return;
     }
     process.Signal(SIGSTOP);
-    absl::SleepFor(absl::Milliseconds(random_() % 1500));
+    Sleep(absl::Milliseconds(random_() % 1500));
     process.Signal(SIGCONT);
   }
 

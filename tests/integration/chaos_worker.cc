@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/base/hash.h"
 #include "common/base/mutex.h"
+#include "common/base/sleep.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
@@ -63,7 +63,7 @@ class ChaosWorker {
       while (!Push(step)) {
       }
       Say("a\n");
-      absl::SleepFor(absl::Milliseconds(5 + random() % 20));
+      Sleep(absl::Milliseconds(5 + random() % 20));
     }
   }
 
@@ -86,10 +86,10 @@ class ChaosWorker {
   }
 
   void CutWhenAsked() {
-    for (;; absl::SleepFor(absl::Milliseconds(20))) {
+    for (;; Sleep(absl::Milliseconds(20))) {
       if (!g_cut_asked.exchange(false)) continue;
       SetCut(true);
-      absl::SleepFor(kChaosLinkCut);
+      Sleep(kChaosLinkCut);
       SetCut(false);
     }
   }
@@ -110,7 +110,7 @@ class ChaosWorker {
       request.set_next_step(next_step_);
       auto reply = control_.Register(request);
       if (!reply.ok()) {
-        absl::SleepFor(absl::Milliseconds(20));
+        Sleep(absl::Milliseconds(20));
         continue;
       }
       {
@@ -130,7 +130,7 @@ class ChaosWorker {
       *acquire.mutable_identity() = identity();
       const auto acquired = control_.Acquire(acquire);
       if (acquired.ok() && acquired->needs_initial_values()) Call(FrameKind::kInit, 0).IgnoreError();
-      absl::SleepFor(absl::Milliseconds(20));
+      Sleep(absl::Milliseconds(20));
     }
   }
 
@@ -140,7 +140,7 @@ class ChaosWorker {
       *request.mutable_identity() = identity();
       request.set_next_step(next_step_);
       control_.Heartbeat(request).IgnoreError();
-      absl::SleepFor(kHeartbeat);
+      Sleep(kHeartbeat);
     }
   }
 
@@ -151,7 +151,7 @@ class ChaosWorker {
       Say("r\n");
       Join();
     } else {
-      absl::SleepFor(absl::Milliseconds(20));
+      Sleep(absl::Milliseconds(20));
     }
     return false;
   }

@@ -15,6 +15,7 @@
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/mutex.h"
+#include "common/base/sleep.h"
 #include "common/rpc/grpc_transport.h"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/storage/local_store.h"
@@ -90,7 +91,7 @@ class Pusher {
       const auto reply = Register(&control, step);
       if (!reply.ok()) {
         if (absl::IsInvalidArgument(reply.status())) error_ = std::string(reply.status().message());
-        absl::SleepFor(absl::Milliseconds(10));
+        Sleep(absl::Milliseconds(10));
         continue;
       }
       identity_.set_worker(reply->worker());
@@ -195,7 +196,7 @@ TEST_CASE("SIGKILL under load, again and again: no acknowledged push is lost, no
     for (int round = 0; round < Rounds(); ++round) {
       CAPTURE(round);
       REQUIRE(Eventually([&] { return acknowledged() > before + 4; }));
-      absl::SleepFor(absl::Milliseconds(random() % 60));
+      Sleep(absl::Milliseconds(random() % 60));
       before = acknowledged();
       job.server().Kill();
       REQUIRE(job.StartServer());

@@ -1,11 +1,11 @@
 #include "tests/integration/in_process_job.h"
+#include "common/base/clock.h"
 #include "common/rpc/grpc_transport.h"
 
 #include <algorithm>
 #include <string>
 
 #include "absl/strings/match.h"
-#include "absl/time/clock.h"
 #include "catch2/catch.hpp"
 #include "common/base/copied_bytes.h"
 #include "common/ucx/ucx_transport.h"
@@ -193,7 +193,7 @@ TEST_CASE("a worker that is alive and stands still keeps neither its lease nor t
     absl::Time stopped;
     for (uint64_t batches = 0; batches <= 5; ++batches) {
       heartbeat.mutable_progress()->set_batches(batches);
-      stopped = absl::Now();
+      stopped = Now();
       const auto reply = control.Heartbeat(heartbeat);
       REQUIRE(reply.ok());
       CHECK(reply->lost_size() == 0);
@@ -202,7 +202,7 @@ TEST_CASE("a worker that is alive and stands still keeps neither its lease nor t
       const auto reply = control.Heartbeat(heartbeat);
       return reply.ok() && reply->lost_size() == 1;
     }));
-    CHECK(absl::Now() - stopped >= absl::Milliseconds(1000));
+    CHECK(Now() - stopped >= absl::Milliseconds(1000));
     // The other one does it all, while this one's heart still beats.
     REQUIRE(Eventually([&] {
       control.Heartbeat(heartbeat).IgnoreError();

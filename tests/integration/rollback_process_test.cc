@@ -3,8 +3,8 @@
 #include <random>
 
 #include "absl/strings/match.h"
-#include "absl/time/clock.h"
 #include "catch2/catch.hpp"
+#include "common/base/sleep.h"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/storage/local_store.h"
 #include "tests/integration/completed_once.h"
@@ -95,7 +95,7 @@ TEST_CASE("a server that is killed at any moment of a rollback comes back with i
     const auto planned = ControlClient(*ConnectTo(job.address(), {})).Rollback(request);
     REQUIRE(planned.ok());
     // From before the old server has stopped until after the new one has begun.
-    absl::SleepFor(absl::Microseconds(random() % 250'000));
+    Sleep(absl::Microseconds(random() % 250'000));
     job.server().Kill();
     REQUIRE(job.StartServer());
     const StatusReply status = *job.Status();

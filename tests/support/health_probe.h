@@ -4,7 +4,7 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
 
@@ -15,7 +15,7 @@ namespace recon {
 inline std::string AskHealth(const std::string& address) {
   grpc::GenericStub stub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(5)));
+  context.set_deadline(absl::ToChronoTime(WallNow() + absl::Seconds(5)));
   grpc::CompletionQueue queue;
   const grpc::Slice nothing;
   const grpc::ByteBuffer request(&nothing, 1);  // Of the service "", as Kubernetes asks.

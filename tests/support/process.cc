@@ -7,8 +7,9 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/process.h"
+#include "common/base/sleep.h"
 #include "tests/support/temp_dir.h"
 
 namespace recon {
@@ -74,10 +75,10 @@ int RunProgram(const std::vector<std::string>& arguments, std::string* output, a
 }
 
 bool Eventually(const std::function<bool()>& condition, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = Now() + timeout;
   while (!condition()) {
-    if (absl::Now() > deadline) return false;
-    absl::SleepFor(kPoll);
+    if (Now() > deadline) return false;
+    Sleep(kPoll);
   }
   return true;
 }

@@ -13,8 +13,8 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/base/clock.h"
+#include "common/base/sleep.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
 #include "common/optim/optimizer_kernels.h"
@@ -211,7 +211,7 @@ class Job {
     const absl::Time give_up = Now() + kStartTimeout;
     while (!(std::ifstream(directory_.path() + "/data/ADDRESS") >> address_)) {
       if (Now() > give_up) return absl::DeadlineExceededError("recon-server did not start");
-      absl::SleepFor(kPoll);
+      Sleep(kPoll);
     }
     for (int i = 0; i < workers; ++i) {
       workers_.push_back(std::make_unique<BenchPeer>(
@@ -225,7 +225,7 @@ class Job {
       params_ = status.parameters();
       if (status.snapshot().generation() > 0) return absl::OkStatus();
       if (Now() > give_up) return absl::DeadlineExceededError("no snapshot was taken");
-      absl::SleepFor(kPoll);
+      Sleep(kPoll);
     }
   }
 
@@ -296,7 +296,7 @@ class ControlProbe {
     while (!stopping_.load()) {
       const absl::Time start = Now();
       if (control_.Status().ok()) milliseconds_.push_back(absl::ToDoubleMilliseconds(Now() - start));
-      absl::SleepFor(kPoll);
+      Sleep(kPoll);
     }
   }
 

@@ -14,12 +14,12 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/base/clock.h"
 #include "common/base/host_port.h"
 #include "common/base/limits.h"
 #include "common/base/mutex.h"
 #include "common/base/process.h"
+#include "common/base/sleep.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
 #include "common/rpc/client_channel.h"
@@ -175,7 +175,7 @@ class PushWorker {
             return;
           }
           ++pushes;
-          absl::SleepFor(pause);
+          Sleep(pause);
         }
       });
     }
@@ -361,7 +361,7 @@ absl::Status RunGrpcSource(int port) {
       args.SetInt("recon.connection", i);  // Channels of different arguments do not share a connection.
       channels.push_back(grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", port),
                                                    grpc::InsecureChannelCredentials(), args));
-      if (!channels.back()->WaitForConnected(absl::ToChronoTime(absl::Now() + absl::Seconds(10)))) {
+      if (!channels.back()->WaitForConnected(absl::ToChronoTime(WallNow() + absl::Seconds(10)))) {
         return absl::UnavailableError("cannot connect");
       }
     }

@@ -14,6 +14,7 @@
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "common/base/process.h"
+#include "common/base/sleep.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
 #include "common/snapshot/manifest.h"
@@ -47,7 +48,7 @@ constexpr uint64_t kSyncedBytes = uint64_t{128} << 20;
 
 void RestDisk() {
   sync();
-  absl::SleepFor(kDiskRest);
+  Sleep(kDiskRest);
 }
 
 double Seconds(const std::function<void()>& work) {
@@ -302,7 +303,7 @@ absl::Status MeasurePushes(const DurabilityOptions& options, const std::string& 
   PushGaps gaps_without, gaps;
   {
     PushLoad load(&params, 1);
-    absl::SleepFor(absl::Seconds(1));
+    Sleep(absl::Seconds(1));
     for (int round = 0; round < options.rounds; ++round) {
       load.Take();
       Notification done;
@@ -318,7 +319,7 @@ absl::Status MeasurePushes(const DurabilityOptions& options, const std::string& 
       done.WaitForNotification();
       const absl::Duration took = Now() - start;
       const PushLoad::Taken busy = load.Take();
-      absl::SleepFor(took);
+      Sleep(took);
       const PushLoad::Taken quiet = load.Take();
       const double seconds = absl::ToDoubleSeconds(took);
       RECON_RETURN_IF_ERROR(status);
@@ -369,8 +370,7 @@ absl::Status FillLog(const std::string& directory, const std::string& work) {
   params.log()->NoteSnapshot(FirstRecordFor(manifest));
   const double target = absl::ToDoubleSeconds(kReplayTarget);
   PushLoad load(&params, 1);
-  while (params.position().replay_seconds < target && load.status().ok())
-    absl::SleepFor(absl::Milliseconds(20));
+  while (params.position().replay_seconds < target && load.status().ok()) Sleep(absl::Milliseconds(20));
   return load.status();
 }
 

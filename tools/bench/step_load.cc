@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/base/clock.h"
 #include "common/base/lane.h"
 #include "common/base/limits.h"
 #include "common/base/process.h"
+#include "common/base/sleep.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
@@ -49,7 +49,7 @@ absl::StatusOr<Session::HeldLeasePtr> TakeLease(const ParamLayout& layout, Sessi
     RECON_ASSIGN_OR_RETURN(const Session::Acquired acquired, session->Acquire());
     if (acquired.initial_values_wanted) RECON_RETURN_IF_ERROR(SendZeros(layout, *session, client));
     if (acquired.lease != nullptr) return acquired.lease;
-    absl::SleepFor(kPoll);
+    Sleep(kPoll);
   }
 }
 

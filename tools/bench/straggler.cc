@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/base/clock.h"
+#include "common/base/sleep.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
@@ -40,7 +40,7 @@ absl::StatusOr<double> MeasureOnce(const StragglerOptions& options, const std::s
   const absl::Time give_up = Now() + kStartTimeout;
   while (!(std::ifstream(directory.path() + "/data/ADDRESS") >> address)) {
     if (Now() > give_up) return absl::DeadlineExceededError("recon-server did not start");
-    absl::SleepFor(kPoll);
+    Sleep(kPoll);
   }
   std::vector<std::unique_ptr<BenchProcess>> processes;
   for (int i = 0; i < workers; ++i) {
@@ -63,11 +63,11 @@ absl::StatusOr<double> MeasureOnce(const StragglerOptions& options, const std::s
       break;
     }
     if (Now() > give_up) return absl::DeadlineExceededError("the workers did not start");
-    absl::SleepFor(kPoll);
+    Sleep(kPoll);
   }
   RECON_ASSIGN_OR_RETURN(const uint64_t before, Pushes(&control));
   const absl::Time start = Now();
-  absl::SleepFor(absl::Seconds(options.seconds));
+  Sleep(absl::Seconds(options.seconds));
   RECON_ASSIGN_OR_RETURN(const uint64_t after, Pushes(&control));
   return static_cast<double>((after - before) * kBatch) / absl::ToDoubleSeconds(Now() - start);
 }

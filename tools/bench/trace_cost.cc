@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "common/base/clock.h"
+#include "common/base/sleep.h"
 #include "common/base/status_macros.h"
 #include "common/trace/recorder.h"
 #include "common/trace/span_pieces.h"
@@ -32,7 +32,7 @@ class RecordedMeanwhile {
   RecordedMeanwhile() : recording_(trace::Recording::Begin(MonotonicNanos() + kHour)) {
     drains_ = std::thread([this] {
       while (!stop_) {
-        absl::SleepFor(kDrainInterval);
+        Sleep(kDrainInterval);
         for (const TraceDelivery& piece : trace::DrainPieces(recording_.get(), /*last=*/false)) {
           spans_ += static_cast<uint64_t>(piece.spans().name_size());
         }
@@ -94,7 +94,7 @@ Rate MeasureRate(PushLoad* load, double seconds) {
   load->Take();
   const double cpu = ProcessCpuSeconds();
   const absl::Time begin = Now();
-  absl::SleepFor(absl::Seconds(seconds));
+  Sleep(absl::Seconds(seconds));
   const auto frames = static_cast<double>(load->Take().frames);
   return {frames / absl::ToDoubleSeconds(Now() - begin), 1e6 * (ProcessCpuSeconds() - cpu) / frames};
 }

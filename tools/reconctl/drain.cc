@@ -5,11 +5,11 @@
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/base/clock.h"
 #include "common/base/host_port.h"
 #include "common/base/owned_fd.h"
 #include "common/base/process.h"
+#include "common/base/sleep.h"
 #include "common/base/status_macros.h"
 #include "common/json/message_json.h"
 #include "common/rpc/client_channel.h"
@@ -39,7 +39,7 @@ absl::Status WaitForEnd(const DrainReply& drained, ControlClient* client) {
   const absl::Time give_up = Now() + kEndTimeout;
   while (Now() < give_up) {
     if (absl::IsUnavailable(client->Status().status())) return absl::OkStatus();
-    absl::SleepFor(kPoll);
+    Sleep(kPoll);
   }
   return absl::InternalError(absl::StrCat("the server is drained, but its process ", drained.process(),
                                           " has not ended in ", absl::FormatDuration(kEndTimeout)));

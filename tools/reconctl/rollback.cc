@@ -4,9 +4,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/base/clock.h"
 #include "common/base/host_port.h"
+#include "common/base/sleep.h"
 #include "common/base/status_macros.h"
 #include "common/json/message_json.h"
 #include "common/rpc/client_channel.h"
@@ -64,7 +64,7 @@ absl::StatusOr<StatusReply> AwaitDone(const RollbackReply& planned, ControlClien
       return absl::DataLossError(
           "the server has given the rollback up, and goes on from where it was; its log says why");
     }
-    absl::SleepFor(kPoll);
+    Sleep(kPoll);
   }
   return absl::UnavailableError(
       absl::StrCat("the rollback will be done, but the server has not been back for ",

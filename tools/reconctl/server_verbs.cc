@@ -8,10 +8,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "common/base/clock.h"
 #include "common/base/data_epoch.h"
 #include "common/base/host_port.h"
+#include "common/base/sleep.h"
 #include "common/base/status_macros.h"
 #include "common/json/message_json.h"
 #include "common/rpc/client_channel.h"
@@ -328,7 +328,7 @@ absl::Status FollowStatus(const ServerTarget& target, double patience_seconds) {
       if (terminal) std::cout << std::endl;
       return absl::OkStatus();
     }
-    absl::SleepFor(interval);
+    Sleep(interval);
   }
 }
 

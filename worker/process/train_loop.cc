@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/sleep.h"
 #include "common/base/status_macros.h"
 #include "common/trace/span_names.h"
 #include "worker/data/prefetcher.h"
@@ -46,7 +46,7 @@ absl::Status TrainLoop::Run() {
     } else if (work.kind == Trainer::Work::Kind::kNone) {
       // With splits whose pushes are under way, perhaps.
       const Trainer::Pause mark(*trainer_, trace::kWaitingForWork);
-      absl::SleepFor(kIdlePoll);
+      Sleep(kIdlePoll);
     } else if (work.kind == Trainer::Work::Kind::kTrain) {
       RECON_RETURN_IF_ERROR(TrainLease(work.lease));
     } else {
@@ -102,7 +102,7 @@ absl::Status TrainLoop::TrainBatch(const Batch& batch, const Trainer::Place& pla
   const absl::Time start = Now();
   RECON_ASSIGN_OR_RETURN(const BatchResult result, ComputeBatch(batch, place));
   const absl::Duration spent = Now() - start;
-  absl::SleepFor(std::max(spent, options_.step_time) * options_.slow_factor - spent);
+  Sleep(std::max(spent, options_.step_time) * options_.slow_factor - spent);
   Trainer::Computed computed;
   computed.samples = batch.samples;
   computed.took = Now() - start;

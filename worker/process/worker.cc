@@ -4,7 +4,7 @@
 #include <memory>
 #include <thread>
 
-#include "absl/time/clock.h"
+#include "common/base/sleep.h"
 #include "common/base/status_macros.h"
 #include "worker/process/train_loop.h"
 #include "worker/training/member.h"
@@ -44,7 +44,7 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   TrainLoop loop(loop_options, backend.get(), &data, member->trainer());
   std::atomic<bool> ended{false};
   std::thread watcher([&] {
-    while (!ended.load() && !stop->load()) absl::SleepFor(kStopPoll);
+    while (!ended.load() && !stop->load()) Sleep(kStopPoll);
     if (!ended.load()) member->RequestStop();
   });
   const absl::Status status = loop.Run();

@@ -5,13 +5,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/base/backoff.h"
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/data_epoch.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
+#include "common/base/sleep.h"
 #include "common/base/status_macros.h"
 #include "common/optim/update_rules.h"
 #include "common/trace/span_names.h"
@@ -125,7 +125,7 @@ absl::Status Trainer::AdoptPolicy(const JobConfig* before) {
 void Trainer::AwaitRollback() {
   if (!session_->diverged()) return;
   const Pause mark(session_, trace::kWaitingForRollback);
-  while (session_->diverged() && !stop_.load() && session_->fatal().ok()) absl::SleepFor(kRollbackPoll);
+  while (session_->diverged() && !stop_.load() && session_->fatal().ok()) Sleep(kRollbackPoll);
 }
 
 absl::Status Trainer::Begin() {

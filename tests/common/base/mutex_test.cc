@@ -5,8 +5,8 @@
 #include <thread>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "catch2/catch.hpp"
+#include "common/base/clock.h"
 
 namespace recon {
 namespace {
@@ -63,12 +63,12 @@ TEST_CASE("nobody is woken for what he does not wait for", "[mutex]") {
 
 TEST_CASE("a wait ends with its time, and says whether its condition holds", "[mutex]") {
   Counter counter;
-  const absl::Time start = absl::Now();
+  const absl::Time start = Now();
   {
     MutexLock lock(&counter.mu);
     CHECK_FALSE(counter.mu.AwaitFor(absl::Milliseconds(20), [&] { return counter.value > 0; }));
   }
-  CHECK(absl::Now() - start >= absl::Milliseconds(19));
+  CHECK(Now() - start >= absl::Milliseconds(19));
   std::thread other([&] { counter.Add(); });
   {
     MutexLock lock(&counter.mu);

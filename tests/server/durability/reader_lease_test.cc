@@ -6,6 +6,7 @@
 
 #include "catch2/catch.hpp"
 #include "common/base/clock.h"
+#include "common/base/sleep.h"
 #include "common/snapshot/manifest.h"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/storage/local_store.h"
@@ -70,8 +71,7 @@ TEST_CASE("a lease is renewed while it is held, and ends by itself when its read
     const std::string first = f.store->List("leases/")->front();
     const absl::Time deadline = Now() + absl::Seconds(20);
     // Names change with every renewal.
-    while (f.store->List("leases/")->back() == first && Now() < deadline)
-      absl::SleepFor(absl::Milliseconds(5));
+    while (f.store->List("leases/")->back() == first && Now() < deadline) Sleep(absl::Milliseconds(5));
     CHECK(f.store->List("leases/")->back() != first);
   }
   // What a killed reader leaves.

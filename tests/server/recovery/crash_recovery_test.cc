@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "catch2/catch.hpp"
+#include "common/base/clock.h"
 #include "common/base/mutex.h"
+#include "common/base/sleep.h"
 #include "common/base/status_macros.h"
 #include "common/storage/local_store.h"
 #include "server/durability/recovery.h"
@@ -232,7 +234,7 @@ TEST_CASE("killed at any moment, again and again: nothing acknowledged is lost, 
           replayed += life.replayed();
           life.Push(&oracle, end, /*all=*/round % 3 == 0);
           if (round % 2 == 0) life.BeginSnapshot();
-          absl::SleepFor(absl::Microseconds(random() % 20'000));
+          Sleep(absl::Microseconds(random() % 20'000));
           // First what was acknowledged, then the image: it must have all of that.
           for (const auto& [worker, step] : oracle.acknowledged()) known->Acknowledge(worker, step);
           image = power ? files->AfterPowerFailure(random(), 512) : files->Copy();

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "catch2/catch.hpp"
+#include "common/base/clock.h"
 #include "server/collective/call_desk.h"
 #include "worker/collective/member_core.h"
 
@@ -246,8 +247,7 @@ class World {
       absl::StatusOr<CallFrame> frame = DecodeCallFrame(link->up.front());
       link->up.pop_front();
       REQUIRE(frame.ok());
-      const absl::Status handled =
-          desks_[server]->Handle(link->stream, *std::move(frame), absl::Now(), &answers);
+      const absl::Status handled = desks_[server]->Handle(link->stream, *std::move(frame), Now(), &answers);
       INFO(handled);
       REQUIRE(handled.ok());
     }
