@@ -304,16 +304,16 @@ class Bench:
             settings = {}
             if name != "plain":
                 job.start_server()
-                settings = {**METHODS[name]["settings"], "server": job.address}
+                settings = {**METHODS[name]["settings"], "server": job.address, "job_settings": {"sync": "asp"}}
             log = job.path / "loss0"
             process = job.spawn("worker", 0, [
                 "env", f"PYTHONPATH={options.bin.parent / 'python'}", options.python, TRAIN, "--mode",
                 "plain" if name == "plain" else "recon", "--losses", log, "--batch", 128, "--side", 28, "--threads",
-                os.cpu_count(), "--steps", 14, "--settings", json.dumps(settings)])
-            job.wait(lambda: process.poll() is not None, 600)
+                os.cpu_count(), "--steps", 40, "--settings", json.dumps(settings)])
+            job.wait(lambda: process.poll() == 0, 600)
             losses = Losses([log])
             losses.read()
-            losses.rows = losses.rows[2:]  # The first ones fill caches and pools.
+            losses.rows = losses.rows[8:]  # The first ones fill caches and pools, and overlap begins.
             return losses.rate()
 
 
