@@ -40,12 +40,11 @@ Completion CompletionOf(const Task& task, const CompleteRequest& request, const 
 
 void Coordinator::AdoptLeases(const RegisterRequest& request, WorkerId worker, absl::Time now,
                               RegisterReply* reply) {
-  work_.TakeBackAllOf(worker);
-  // What was pushed for them went with a rollback.
-  if (request.history() != job_.history()) return;
-  for (const Lease& held : request.held()) {
-    if (const std::optional<Lease> lease = work_.Adopt(held, worker, now)) *reply->add_adopted() = *lease;
-  }
+  // What was pushed for those of another history went with a rollback. And nobody had work before there was a
+  // snapshot: what counted then would be of a job that has no parameters after a restart.
+  const bool may_hold = request.history() == job_.history() && parameters_.HasValues() && parameters_.saved();
+  const auto& held = (may_hold ? request : RegisterRequest::default_instance()).held();
+  for (Lease& lease : work_.AdoptAll(held, worker, now)) *reply->add_adopted() = std::move(lease);
 }
 
 bool Coordinator::MayJoinLater(WorkerId worker) const {

@@ -67,7 +67,21 @@ std::optional<Lease> LeaseScheduler::Grant(WorkerId worker, uint32_t splits, abs
   return LeaseOf(*task, leases_.Grant(*task, worker, now, pushes));
 }
 
-std::optional<Lease> LeaseScheduler::Adopt(const Lease& held, WorkerId worker, absl::Time now) {
+std::vector<Lease> LeaseScheduler::AdoptAll(const google::protobuf::RepeatedPtrField<Lease>& held,
+                                            WorkerId worker, absl::Time now) {
+  std::vector<std::optional<uint64_t>> pushes;
+  for (const Lease& lease : held) pushes.push_back(leases_.PushesBefore(LeaseId(lease.lease()), worker));
+  TakeBackAllOf(worker);
+  std::vector<Lease> adopted;
+  for (int i = 0; i < held.size(); ++i) {
+    if (std::optional<Lease> lease = Adopt(held[i], worker, now, pushes[i]))
+      adopted.push_back(*std::move(lease));
+  }
+  return adopted;
+}
+
+std::optional<Lease> LeaseScheduler::Adopt(const Lease& held, WorkerId worker, absl::Time now,
+                                           std::optional<uint64_t> pushes) {
   RECON_CHECK(queue_.has_value());
   // No lease that was ever granted is larger.
   if (held.splits() > limits::kLeaseSplitsMax) return std::nullopt;
@@ -76,7 +90,7 @@ std::optional<Lease> LeaseScheduler::Adopt(const Lease& held, WorkerId worker, a
   if (!task.ok()) return std::nullopt;
   const std::optional<Task> rest = queue_->TakeRest(*task);
   if (!rest) return std::nullopt;
-  return LeaseOf(*rest, leases_.Grant(*rest, worker, now));
+  return LeaseOf(*rest, leases_.Grant(*rest, worker, now, pushes));
 }
 
 absl::Status LeaseScheduler::GiveBack(LeaseId lease, WorkerId worker) {

@@ -46,9 +46,12 @@ class LeaseScheduler {
   // Up to `splits` splits for the worker; nothing if none is free. `pushes`: as LeaseTable::Grant().
   std::optional<Lease> Grant(WorkerId worker, uint32_t splits, absl::Time now,
                              std::optional<uint64_t> pushes);
-  // What a worker says it works on: what is left of it, under a new number. Nothing if that is done, given to
-  // another one, or no work of this job.
-  std::optional<Lease> Adopt(const Lease& held, WorkerId worker, absl::Time now);
+  // Ends the worker's leases, and gives it back what it says it works on: what is left of each, under a new
+  // number. Not what is done, given to another one, or no work of this job. A lease that it held here counts
+  // only with a push since it was granted, as before; of others, of the server before this one, that is not
+  // known.
+  std::vector<Lease> AdoptAll(const google::protobuf::RepeatedPtrField<Lease>& held, WorkerId worker,
+                              absl::Time now);
   void Renew(LeaseId lease, WorkerId worker, absl::Time now) { leases_.Renew(lease, worker, now); }
 
   // Its worker gives it up. Aborted if it does not hold it.
@@ -81,6 +84,8 @@ class LeaseScheduler {
   uint64_t samples_of(const std::string& worker_name) const;
 
  private:
+  std::optional<Lease> Adopt(const Lease& held, WorkerId worker, absl::Time now,
+                             std::optional<uint64_t> pushes);
   // Takes the split out of its lease and marks it as done.
   void MarkDone(LeaseId lease, WorkerId worker, const Completion& completion);
   void Count(const Completion& completion);

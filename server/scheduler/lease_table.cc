@@ -12,6 +12,10 @@ LeaseId LeaseTable::Grant(const Task& task, WorkerId holder, absl::Time now, std
   return id;
 }
 
+std::optional<uint64_t> LeaseTable::PushesBefore(LeaseId lease, WorkerId holder) const {
+  return Holds(lease, holder) ? leases_.at(lease).pushes : std::nullopt;
+}
+
 bool LeaseTable::PushedFor(LeaseId lease, uint64_t pushes) const {
   const auto found = leases_.find(lease);
   return found != leases_.end() && (!found->second.pushes || *found->second.pushes != pushes);

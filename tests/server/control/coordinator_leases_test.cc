@@ -184,6 +184,26 @@ TEST_CASE("in synchronous training a lease is one split, however fast its worker
   CHECK(worker.Acquire().splits() == 1);
 }
 
+// What is completed before a snapshot would be of a job that has no parameters after a restart, and never
+// gets any.
+TEST_CASE("nobody holds work of a job that has not begun, whatever a registration says", "[coordinator]") {
+  CoordinatorJob job;
+  RegisterRequest request = CoordinatorJob::Request("first", 1);
+  Lease* claimed = request.add_held();
+  claimed->set_lease(7);
+  claimed->set_kind(LEASE_TRAIN);
+  claimed->set_end(10);
+  claimed->set_splits(1);
+  const absl::StatusOr<RegisterReply> reply = job.Register(request);
+  REQUIRE(reply.ok());
+  CHECK(reply->adopted().empty());
+  const CoordinatorJob::Worker worker = job.WorkerOf(request, *reply);
+  CHECK(absl::IsAborted(worker.Train(*claimed)));
+  CHECK(job.journal.completions.empty());
+  // A restart asks for the first parameters again.
+  CHECK(worker.TryAcquire()->needs_initial_values());
+}
+
 TEST_CASE("a lease that another worker holds is not completed", "[coordinator]") {
   CoordinatorJob job;
   const Worker holder = job.Begin("holder", 1);

@@ -144,29 +144,46 @@ TEST_CASE("leases end by their time, by their worker's end, and when it gives th
   for (uint32_t split = 0; split < 4; ++split) CHECK(work.Grant(kTwo, 1, kNow, 0)->split() == split);
 }
 
+std::vector<Lease> AdoptOne(LeaseScheduler* work, const Lease& held, WorkerId worker) {
+  RegisterRequest request;
+  *request.add_held() = held;
+  return work->AdoptAll(request.held(), worker, kNow);
+}
+
+TEST_CASE("a lease that is held on over a registration counts only with a push, as before", "[scheduler]") {
+  LeaseScheduler work = StartedScheduler();
+  const Lease held = *work.Grant(kOne, 2, kNow, /*pushes=*/7);
+  const std::vector<Lease> adopted = AdoptOne(&work, held, kOne);
+  REQUIRE(adopted.size() == 1);
+  CHECK(absl::IsAborted(work.CheckPushed(LeaseId(adopted[0].lease()), kOne, /*pushes=*/7)));
+  const Lease again = *work.Grant(kOne, 2, kNow, /*pushes=*/7);
+  CHECK(work.CheckPushed(LeaseId(AdoptOne(&work, again, kOne)[0].lease()), kOne, /*pushes=*/8).ok());
+}
+
 TEST_CASE("what a worker still works on is its own again after a restart, without what is done",
           "[scheduler]") {
   Lease held = *StartedScheduler().Grant(kOne, 3, kNow, 0);
   LeaseScheduler work = StartedScheduler();
   REQUIRE(work.Restore(FirstOf(held, "anna")).ok());
   CHECK(work.samples_of("anna") == 10);
-  const std::optional<Lease> adopted = work.Adopt(held, kOne, kNow);
-  REQUIRE(adopted);
+  const std::vector<Lease> adopted_all = AdoptOne(&work, held, kOne);
+  REQUIRE(adopted_all.size() == 1);
+  const Lease* adopted = &adopted_all[0];
   CHECK(adopted->split() == 1);
   CHECK(adopted->splits() == 2);
   CHECK(adopted->begin() == 10);
   CHECK(adopted->end() == 30);
-  // For a lease that goes on something was pushed before.
+  // What was pushed to the server before this one is not known.
   CHECK(work.CheckPushed(LeaseId(adopted->lease()), kOne, 0).ok());
-  SECTION("another one says so, too") { CHECK_FALSE(work.Adopt(held, kTwo, kNow)); }
+  SECTION("another one says so, too") { CHECK(AdoptOne(&work, held, kTwo).empty()); }
   SECTION("it says so of what is no split") {
     held.set_split(3);
     held.set_splits(2);
-    CHECK_FALSE(work.Adopt(held, kTwo, kNow));
+    CHECK(AdoptOne(&work, held, kTwo).empty());
     held.set_splits(~0u);
-    CHECK_FALSE(work.Adopt(held, kTwo, kNow));
+    CHECK(AdoptOne(&work, held, kTwo).empty());
     held.set_kind(LEASE_NONE);
-    CHECK_FALSE(work.Adopt(held, kTwo, kNow));
+    CHECK(AdoptOne(&work, held, kTwo).empty());
   }
 }
 
