@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/regular_file.h"
 
 namespace recon {
 namespace {
@@ -19,6 +20,9 @@ absl::StatusOr<std::string> ReadPemFile(const std::string& flag, const std::stri
   const auto wrong = [&](absl::string_view what) {
     return absl::InvalidArgumentError(absl::StrCat(flag, " ", path, ": ", what));
   };
+  if (const absl::Status regular = CheckRegularFile(path); absl::IsInvalidArgument(regular)) {
+    return absl::InvalidArgumentError(absl::StrCat(flag, " ", regular.message()));
+  }
   errno = 0;
   std::ifstream in(path, std::ios::binary);
   if (!in) return wrong(absl::StrCat("cannot be read: ", strerror(errno)));

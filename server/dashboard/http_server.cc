@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/owned_fd.h"
+#include "common/base/regular_file.h"
 #include "common/base/status_macros.h"
 
 namespace recon {
@@ -24,6 +25,7 @@ constexpr int kBacklog = 64;
 constexpr size_t kHeadersMax = 64;
 
 absl::StatusOr<std::string> ReadPem(const std::string& path) {
+  if (const absl::Status regular = CheckRegularFile(path); absl::IsInvalidArgument(regular)) return regular;
   std::ifstream file(path);
   if (!file) return absl::InvalidArgumentError(absl::StrCat("cannot read ", path));
   return std::string(std::istreambuf_iterator<char>(file), {});

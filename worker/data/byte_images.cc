@@ -8,6 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/limits.h"
+#include "common/base/regular_file.h"
+#include "common/base/status_macros.h"
 
 namespace recon {
 
@@ -17,6 +19,7 @@ absl::StatusOr<std::string> ReadFileOrGz(const std::string& path) {
   if (stat(name.c_str(), &info) != 0) {
     return absl::NotFoundError(absl::StrCat("no data file ", path, " (nor with .gz)"));
   }
+  RECON_RETURN_IF_ERROR(CheckRegularFile(name));
   // zlib reads plain files as they are.
   gzFile file = gzopen(name.c_str(), "rb");
   if (file == nullptr) return absl::NotFoundError(absl::StrCat("cannot open ", name));

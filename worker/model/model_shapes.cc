@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/base/regular_file.h"
 
 namespace recon {
 namespace {
@@ -89,6 +90,10 @@ void AddBertBase(ModelSpec* spec) {
 }
 
 absl::StatusOr<ModelSpec> ReadShapesFile(const std::string& path) {
+  const absl::Status regular = CheckRegularFile(path);
+  if (absl::IsInvalidArgument(regular)) {
+    return absl::InvalidArgumentError(absl::StrCat("--model synthetic:", regular.message()));
+  }
   std::ifstream file(path);
   if (!file) {
     return absl::NotFoundError(

@@ -1,5 +1,7 @@
 #include "worker/data/dataset.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include <set>
@@ -55,6 +57,24 @@ TEST_CASE("data sets are told apart by some of their samples", "[data]") {
   CHECK(one != of("clusters:1001,10,4,3"));
   CHECK(one != of("clusters:1000,10,4,2"));
   CHECK(of("clusters:1,1,1,1").size() == 16);
+}
+
+TEST_CASE("a data file that is a pipe or a device is refused by name, and not waited for", "[data]") {
+  const TempDir directory;
+  WriteIdx(directory);
+  const std::string labels = directory / "train-labels-idx1-ubyte";
+  REQUIRE(unlink(labels.c_str()) == 0);
+  REQUIRE(mkfifo(labels.c_str(), 0600) == 0);
+  CHECK(OpenDataset("idx:" + directory.path()).status() ==
+        absl::InvalidArgumentError(labels + " is a pipe, no regular file"));
+  REQUIRE(unlink(labels.c_str()) == 0);
+  REQUIRE(symlink("/dev/zero", labels.c_str()) == 0);
+  CHECK(OpenDataset("idx:" + directory.path()).status() ==
+        absl::InvalidArgumentError(labels + " is a device, no regular file"));
+  const std::string batch = directory / "data_batch_1.bin";
+  REQUIRE(mkfifo(batch.c_str(), 0600) == 0);
+  CHECK(OpenDataset("cifar10:" + directory.path()).status() ==
+        absl::InvalidArgumentError(batch + " is a pipe, no regular file"));
 }
 
 TEST_CASE("IDX files are read, gz or not, and scaled by the training set", "[data]") {

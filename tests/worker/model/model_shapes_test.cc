@@ -1,5 +1,7 @@
 #include "worker/model/model_shapes.h"
 
+#include <sys/stat.h>
+
 #include "absl/strings/match.h"
 #include "catch2/catch.hpp"
 #include "common/tensor/param_layout.h"
@@ -51,6 +53,17 @@ TEST_CASE("a shapes file is read, and its mistakes are named by line", "[shapes]
   WriteWholeFile(directory / "empty", "# nothing\n");
   CHECK(absl::IsInvalidArgument(ShapesOf(directory / "empty").status()));
   CHECK(absl::IsNotFound(ShapesOf(directory / "absent").status()));
+}
+
+TEST_CASE("a shapes file that is a pipe or a device is refused by name, and not waited for", "[shapes]") {
+  const TempDir directory;
+  const std::string pipe = directory / "pipe";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  CHECK(ShapesOf(pipe).status() ==
+        absl::InvalidArgumentError("--model synthetic:" + pipe + " is a pipe, no regular file"));
+  CHECK(ShapesOf("/dev/zero").status() ==
+        absl::InvalidArgumentError("--model synthetic:/dev/zero is a device, no regular file"));
+  CHECK(absl::IsInvalidArgument(ShapesOf(directory.path()).status()));
 }
 
 }  // namespace recon
