@@ -23,7 +23,8 @@ struct Task {
 
 // What is to be done, is being done and has been done: every split of every data epoch exactly once,
 // and an evaluation after each epoch, which goes before training. Splits of the next epoch follow at
-// once, so that nobody waits at the end of one.
+// once, so that nobody waits at the end of one. Only its last one is kept until somebody has the whole
+// evaluation before it: no two evaluations are of the same parameters.
 //
 // Threads: none of its own; the caller serializes. Work is O(1) per call, amortized.
 class SplitQueue {
@@ -42,7 +43,7 @@ class SplitQueue {
   // The next task, marked as taken; nothing if all are taken or done. Of training, up to `splits` splits:
   // fewer where others lie between.
   std::optional<Task> Next(uint32_t splits = 1);
-  // Free splits of the pass that the next training task is of.
+  // Splits of the pass that the next training task is of which that may have.
   uint32_t free_splits() const;
   // A taken task that will not be completed by its holder goes to the front again.
   void Return(const Task& task);
@@ -79,6 +80,8 @@ class SplitQueue {
   // The first free split and as many as are free behind it, at most `splits`; how many that are, 0 if none is
   // free.
   static uint32_t TakeFirstFree(Round* round, uint32_t splits, uint32_t* first);
+  // Splits of the pass that may be taken now.
+  uint32_t Takable(uint32_t data_epoch) const;
   Task MakeTask(LeaseKind kind, uint32_t data_epoch, uint32_t split, uint32_t splits) const;
   Round* RoundOf(const Task& task);
 

@@ -218,8 +218,13 @@ TEST_CASE("a worker holds so many leases at most", "[coordinator]") {
   CoordinatorJob::Options options = CoordinatorJob::AsynchronousJob();
   options.job.set_data_epochs(100);
   CoordinatorJob job(options);
-  const Worker worker = job.Begin();
-  for (size_t held = 0; held < limits::kLeasesPerWorkerMax; ++held) worker.Acquire();
+  RegisterRequest request = CoordinatorJob::Request("w", 1);
+  request.set_test_samples(0);  // No evaluation holds the next pass up.
+  const Worker worker = job.Join(request);
+  job.BringValues(worker);
+  for (size_t held = 0; held < limits::kLeasesPerWorkerMax; ++held) {
+    REQUIRE(worker.Acquire().kind() == LEASE_TRAIN);
+  }
   CHECK(absl::IsResourceExhausted(worker.TryAcquire().status()));
 }
 

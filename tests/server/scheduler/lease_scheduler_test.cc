@@ -56,16 +56,17 @@ Lease Rest(Lease lease) {
 TEST_CASE("work is granted under numbers above the first, until nothing is free", "[scheduler]") {
   LeaseScheduler work = StartedScheduler();
   std::set<uint64_t> numbers;
-  for (int split = 0; split < 8; ++split) {
+  // The last split of the second pass waits for the first one's evaluation.
+  for (int split = 0; split < 7; ++split) {
     const std::optional<Lease> lease = work.Grant(kOne, 1, kNow, 0);
     REQUIRE(lease);
     CHECK(lease->lease() > 100);
     numbers.insert(lease->lease());
   }
-  CHECK(numbers.size() == 8);
+  CHECK(numbers.size() == 7);
   CHECK_FALSE(work.Grant(kOne, 1, kNow, 0));
-  CHECK(work.HeldBy(kOne).leases == 8);
-  CHECK(work.HeldBy(kOne).splits == 8);
+  CHECK(work.HeldBy(kOne).leases == 7);
+  CHECK(work.HeldBy(kOne).splits == 7);
   CHECK(work.HeldBy(kOne).trains);
   CHECK(work.HeldBy(kTwo).leases == 0);
   CHECK_FALSE(work.finished());

@@ -51,6 +51,49 @@ TEST_CASE("splits tile each data epoch, the next follows at once, evaluation goe
   CHECK(queue.samples_completed() == 25);
 }
 
+TEST_CASE("the last split of a pass waits until somebody has all of the evaluation before it",
+          "[scheduler]") {
+  // Two splits a pass, two an evaluation.
+  SplitQueue queue = *SplitQueue::Create(Config(20, 6, 3));
+  const Task one = *queue.Next();
+  const Task two = *queue.Next();
+  CHECK(queue.free_splits() == 1);
+  const Task ahead = *queue.Next(5);
+  CHECK(ahead.data_epoch == 1);
+  CHECK(ahead.splits == 1);
+  CHECK(queue.free_splits() == 0);
+  CHECK_FALSE(queue.Next());  // With it the second pass could end before the first is evaluated.
+  CHECK(queue.Complete(ahead, {}));
+  CHECK_FALSE(queue.Next());
+  CHECK(queue.Complete(one, {}));
+  CHECK(queue.Complete(two, {}));
+  const Task eval = *queue.Next();
+  CHECK(eval.kind == LEASE_EVAL);
+  const Task eval2 = *queue.Next();
+  CHECK(eval2.kind == LEASE_EVAL);
+  const Task last = *queue.Next();
+  CHECK(last.data_epoch == 1);
+  // Who had part of the evaluation is gone: it goes first again, and what was given out is not taken back.
+  queue.Return(eval2);
+  CHECK(queue.Next()->kind == LEASE_EVAL);
+  queue.Return(last);
+  CHECK(queue.Next()->data_epoch == 1);
+  CHECK(queue.Next()->data_epoch == 2);
+}
+
+TEST_CASE("where a pass is one split it waits for the evaluation, and without evaluations for nothing",
+          "[scheduler]") {
+  SplitQueue queue = *SplitQueue::Create(Config(10, 4, 2));
+  const Task pass = *queue.Next(4);
+  CHECK_FALSE(queue.Next());
+  CHECK(queue.Complete(pass, {}));
+  CHECK(queue.Next()->kind == LEASE_EVAL);
+  CHECK(queue.Next()->data_epoch == 1);
+  SplitQueue untested = *SplitQueue::Create(Config(10, 0, 2));
+  CHECK(untested.Next()->data_epoch == 0);
+  CHECK(untested.Next()->data_epoch == 1);
+}
+
 TEST_CASE("a split is taken once, completed once, and comes back when it is returned", "[scheduler]") {
   SplitQueue queue = *SplitQueue::Create(Config(30, 0, 1));
   const Task task = *queue.Next();
