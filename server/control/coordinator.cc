@@ -78,10 +78,10 @@ void Coordinator::OnServersChanged(absl::Time now) {
     return;
   }
   cluster_epoch_ = *epoch;
-  // A step that is closed for all of another's shards may be open for ours; more than that we have lost.
-  if (job_.bound() == 0 && others.highest_frontier > ports_.steps->frontier() + 1) {
-    ports_.steps->SkipTo(others.highest_frontier);
-  }
+  // A synchronous step that is closed for all of another's shards may be open for ours. What goes beyond that
+  // we have lost: nobody may begin so far behind the others, who would wait for him.
+  const uint64_t known = ports_.steps->frontier() + (job_.bound() == 0 ? 1 : 0);
+  if (job_.bound() >= 0 && others.highest_frontier > known) ports_.steps->SkipTo(others.highest_frontier);
   // The others first: they say "not yet" to whoever has registered again here, and never the reverse.
   ports_.others->BeginEpoch(cluster_epoch_);
   ports_.params->SetClusterEpoch(cluster_epoch_);

@@ -186,7 +186,8 @@ class HeadLife {
     const ServersState others = cluster_.state();
     if (others.live || !others.complete) return;
     epoch_ = disk_->epoch = std::max({disk_->epoch, epoch_, others.highest_epoch}) + 1;
-    if (rules_.bound == 0 && others.highest_frontier > params_.members()->frontier() + 1) {
+    const uint64_t known = params_.members()->frontier() + (rules_.bound == 0 ? 1 : 0);
+    if (rules_.bound >= 0 && others.highest_frontier > known) {
       params_.members()->SkipTo(others.highest_frontier);
     }
     cluster_.BeginEpoch(epoch_);

@@ -167,8 +167,8 @@ class Trial {
       if (const auto pulled = PullAll(&missing)) {
         outcome = *pulled;
         const std::set<uint64_t> frontiers(outcome.frontiers.begin(), outcome.frontiers.end());
-        // Only synchronous steps are closed. A head that has begun anew hears of others from workers.
-        if (bound_ != 0 || frontiers.size() == 1) return outcome;
+        // Asynchronous workers have steps of their own.
+        if (bound_ < 0 || frontiers.size() == 1) return outcome;
         missing = absl::StrCat("their first open steps are ", absl::StrJoin(outcome.frontiers, ", "));
       }
       net_.AwaitMessages(net_.messages() + 3, absl::Milliseconds(2));

@@ -341,6 +341,28 @@ TEST_CASE("with other servers a job has begun when all of them have values", "[c
   CHECK(worker.Acquire().kind() == LEASE_TRAIN);
 }
 
+TEST_CASE("a head that begins anew goes on from where the other servers are, with a bound above 0, too",
+          "[coordinator]") {
+  struct Case {
+    int bound;
+    uint64_t others;    // Where they are.
+    uint64_t frontier;  // Of a head that has come to 5.
+  };
+  // The other servers of a synchronous job may have closed a step that is still open for this one's shards.
+  for (const Case& c : {Case{0, 6, 5}, Case{0, 9, 9}, Case{2, 5, 5}, Case{2, 6, 6}, Case{2, 900, 900},
+                        Case{2, 3, 5}, Case{-1, 9, 5}}) {
+    INFO("bound " << c.bound << ", the others are at " << c.others);
+    CoordinatorJob::Options options = CoordinatorJob::AsynchronousJob();
+    options.job.set_bound(c.bound);
+    CoordinatorJob job(options, /*with_others=*/true);
+    job.data_plane.the_frontier = 5;
+    job.others.the_state.complete = true;
+    job.others.the_state.highest_frontier = c.others;
+    job.coordinator->OnServersChanged(job.now);
+    CHECK(job.data_plane.frontier() == c.frontier);
+  }
+}
+
 TEST_CASE("a server that begins a new log has a snapshot first, when all are there", "[coordinator]") {
   CoordinatorJob job(CoordinatorJob::AsynchronousJob(), /*with_others=*/true);
   job.snapshots.the_status.set_generation(3);
