@@ -1,8 +1,10 @@
 #include "server/cluster/cluster.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
@@ -11,6 +13,15 @@
 #include "server/cluster/report_checks.h"
 
 namespace recon {
+namespace {
+
+std::string WithoutWhat(const ServerLinks::Gap& gap) {
+  if (!gap.unsaved) return "from the newest snapshot";
+  return absl::StrCat("from the newest snapshot, without the ", *gap.unsaved,
+                      " records of its log that are not in it");
+}
+
+}  // namespace
 
 Cluster::Cluster(const Options& options, const ServerTable& table)
     : options_(options),
@@ -95,12 +106,44 @@ void Cluster::Join(const std::shared_ptr<ServerLink>& link, const ServerHello& h
   if (place != 0) return Take(place, link, hello, now);
   if (had_place) {
     // Not to be taken for a spare: somebody may want what it has.
+    LogWarn("server {} is sent away: its data is that of place {}, which is another server's by now",
+            hello.address(), hello.server());
     return link->Close(absl::FailedPreconditionError(
         absl::StrCat("its place ", hello.server(),
                      " is another server's by now; to use it as a new server, give "
                      "it an empty --data")));
   }
-  LogInfo("server {} waits: all {} places are taken", hello.address(), servers());
+  LogInfo("server {} waits: all {} places are taken{}", hello.address(), servers(), OutlookForSpare(now));
+}
+
+std::string Cluster::Outlook(const ServerLinks::Gap& gap, absl::Time now) const {
+  std::string first;
+  {
+    MutexLock lock(&mu_);
+    if (table_.spares().empty()) return "";
+    first = table_.spares().front().hello.address();
+  }
+  const absl::Duration left = std::max(absl::ZeroDuration(), gap.since + options_.replace_after - now);
+  return absl::StrCat(first, " takes the place of server ", gap.place, " in ",
+                      absl::FormatDuration(absl::Ceil(left, absl::Seconds(1))), ", ", WithoutWhat(gap));
+}
+
+std::string Cluster::OutlookForSpare(absl::Time now) const {
+  const std::vector<ServerLinks::Gap> gaps = links_.Gaps();
+  if (gaps.empty()) return ", and their servers are there";
+  std::vector<std::string> outlooks;
+  for (const ServerLinks::Gap& gap : gaps) outlooks.push_back(Outlook(gap, now));
+  return absl::StrCat("; unless their servers come back, ", absl::StrJoin(outlooks, "; "));
+}
+
+std::string Cluster::Missing() const {
+  std::string missing = links_.Missing();
+  const absl::Time now = Now();
+  for (const ServerLinks::Gap& gap : links_.Gaps()) {
+    const std::string outlook = Outlook(gap, now);
+    if (!outlook.empty()) absl::StrAppend(&missing, "; ", outlook);
+  }
+  return missing;
 }
 
 void Cluster::Take(uint32_t place, const std::shared_ptr<ServerLink>& link, const ServerHello& hello,
@@ -119,13 +162,22 @@ void Cluster::Take(uint32_t place, const std::shared_ptr<ServerLink>& link, cons
     MutexLock lock(&mu_);
     table_.Give(place, hello.server_id());
   }
+  const std::string previous = links_.Hellos()[place - 1].address();
   const std::shared_ptr<ServerLink> before = links_.Connect(place, link, hello, now);
   if (model) {
     Assignment assignment = options_.assignment;
     *assignment.mutable_model() = *model;
     links_.Assign(place, assignment);
   }
-  if (before != nullptr) before->Close(absl::UnavailableError("it has come again on another connection"));
+  if (before != nullptr) {
+    if (previous != hello.address()) {
+      LogWarn(
+          "server {} takes place {} of the one at {}, which has not gone: if both run, one has a copy of the "
+          "other's --data",
+          hello.address(), place, previous);
+    }
+    before->Close(absl::UnavailableError("it has come again on another connection"));
+  }
   if (!Resumes(hello, place, servers_)) params_->peers()->ForgetDeliveriesTo(place);
   LogInfo("server {} has place {} of {}", hello.address(), place, servers());
 }
@@ -157,30 +209,41 @@ void Cluster::OnClosed(const std::shared_ptr<ServerLink>& link) {
     MutexLock lock(&mu_);
     table_.DropSpare(link.get());
   }
-  const uint32_t place = links_.Drop(link.get(), Now());
-  if (place != 0) LogWarn("server {} has gone: pushes wait until it is back", place);
+  const absl::Time now = Now();
+  const uint32_t place = links_.Drop(link.get(), now);
+  if (place == 0) return;
+  std::string outlook;
+  for (const ServerLinks::Gap& gap : links_.Gaps()) {
+    if (gap.place == place) outlook = Outlook(gap, now);
+  }
+  if (outlook.empty()) {
+    outlook = absl::StrCat("after ", absl::FormatDuration(options_.replace_after),
+                           " another one with --join and an empty --data may take its place");
+  }
+  LogWarn("server {} has gone: pushes wait until it is back; {}", place, outlook);
 }
 
 void Cluster::Tick(absl::Time now) {
   std::vector<std::shared_ptr<ServerLink>> silent = links_.Silent(now, options_.silence_max);
-  std::vector<std::pair<uint32_t, PlaceTable::Spare>> replacements;
-  const std::vector<uint32_t> vacant = links_.Vacant(now, options_.replace_after);
+  std::vector<std::pair<ServerLinks::Gap, PlaceTable::Spare>> replacements;
+  const std::vector<ServerLinks::Gap> gaps = links_.Gaps();
   {
     MutexLock lock(&mu_);
     for (auto& link : table_.SilentSpares(now, options_.silence_max)) silent.push_back(std::move(link));
-    for (const uint32_t place : vacant) {
+    for (const ServerLinks::Gap& gap : gaps) {
+      if (now - gap.since <= options_.replace_after) continue;
       auto spare = table_.TakeSpare(now, options_.silence_max);
-      if (spare) replacements.emplace_back(place, *std::move(spare));
+      if (spare) replacements.emplace_back(gap, *std::move(spare));
     }
   }
   for (const auto& link : silent) {
     OnClosed(link);
     link->Close(absl::UnavailableError("it was silent for too long"));
   }
-  for (auto& [place, spare] : replacements) {
-    LogWarn("server {} does not come back: {} takes its place, from the newest snapshot", place,
-            spare.hello.address());
-    Take(place, spare.link, spare.hello, now);
+  for (auto& [gap, spare] : replacements) {
+    LogWarn("server {} does not come back: {} takes its place, {}", gap.place, spare.hello.address(),
+            WithoutWhat(gap));
+    Take(gap.place, spare.link, spare.hello, now);
   }
 }
 

@@ -66,8 +66,8 @@ class Cluster final : public Followers, public ServerReports {
   // Lane. Gives up silent servers, and gives their places to others.
   void Tick(absl::Time now);
   ServersState state() const { return links_.state(); }
-  // Who is missing, as a sentence.
-  std::string Missing() const { return links_.Missing(); }
+  // Who is missing, and who takes whose place when, as a sentence.
+  std::string Missing() const;
   // Lane. On all of them, the ones that have come back among them.
   void BeginEpoch(uint64_t epoch) { links_.BeginEpoch(epoch); }
 
@@ -104,6 +104,11 @@ class Cluster final : public Followers, public ServerReports {
 
   // What the place has reported to others than the links. Errors are those of report_checks.h.
   absl::Status Hear(const std::shared_ptr<ServerLink>& link, uint32_t place, const ServerReport& report);
+  // What becomes of a place without a server: who takes it, when, and what is lost then. Empty if nobody
+  // waits for one.
+  std::string Outlook(const ServerLinks::Gap& gap, absl::Time now) const;
+  // The same of all such places, for whoever has just begun to wait.
+  std::string OutlookForSpare(absl::Time now) const;
   // Nothing is heard of the link any more.
   void SendAway(const std::shared_ptr<ServerLink>& link, const absl::Status& why);
 

@@ -127,13 +127,19 @@ std::vector<std::shared_ptr<ServerLink>> ServerLinks::Silent(absl::Time now,
   return silent;
 }
 
-std::vector<uint32_t> ServerLinks::Vacant(absl::Time now, absl::Duration longer_than) const {
-  std::vector<uint32_t> vacant;
+std::vector<ServerLinks::Gap> ServerLinks::Gaps() const {
+  std::vector<Gap> gaps;
   MutexLock lock(&mu_);
   for (uint32_t i = 1; i < places_.size(); ++i) {
-    if (places_[i].link == nullptr && now - places_[i].last_heard > longer_than) vacant.push_back(i);
+    const Place& place = places_[i];
+    if (place.link != nullptr) continue;
+    Gap& gap = gaps.emplace_back();
+    gap.place = i;
+    gap.since = place.last_heard;
+    const uint64_t reported = place.progress.sequence();
+    if (reported > 0 && place.newest) gap.unsaved = reported - std::min(*place.newest, reported);
   }
-  return vacant;
+  return gaps;
 }
 
 void ServerLinks::SendToLive(const ServerCommand& command) {
@@ -219,13 +225,18 @@ void ServerLinks::Hurry(int change) {
   SendToLive(command);
 }
 
-void ServerLinks::NotePublished(uint64_t attempt) {
-  ServerCommand command;
-  command.set_published(attempt);
+void ServerLinks::NotePublished(std::optional<uint64_t> attempt,
+                                const std::map<uint32_t, uint64_t>& sequences) {
   MutexLock lock(&mu_);
+  for (const auto& [place, sequence] : sequences) {
+    if (place < places_.size()) places_[place].newest = sequence;
+  }
+  if (!attempt) return;
   for (Place& place : places_) {
     if (place.state == State::kLive) place.ready.set_needs_snapshot(false);
   }
+  ServerCommand command;
+  command.set_published(*attempt);
   SendToLive(command);
 }
 

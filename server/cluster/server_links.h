@@ -56,9 +56,17 @@ class ServerLinks {
   bool NoteValues(const ServerLink* link, uint64_t round);
   // The link has ended. Returns the place that has no server now, 0 if it had none.
   uint32_t Drop(const ServerLink* link, absl::Time now);
-  // Those that have said nothing for longer than that; places that have been without a server for longer.
+  // Those that have said nothing for longer than that.
   std::vector<std::shared_ptr<ServerLink>> Silent(absl::Time now, absl::Duration longer_than) const;
-  std::vector<uint32_t> Vacant(absl::Time now, absl::Duration longer_than) const;
+  // A place without a server.
+  struct Gap {
+    uint32_t place = 0;
+    absl::Time since;
+    // Records of its server's log, as far as that has reported, which the newest snapshot lacks; none: that
+    // is not known.
+    std::optional<uint64_t> unsaved;
+  };
+  std::vector<Gap> Gaps() const;
 
   // To all that are live; to all that are connected.
   void Broadcast(const ServerCommand& command);
@@ -71,8 +79,9 @@ class ServerLinks {
   void Close(uint32_t place, uint64_t step, const std::string& closing);
   void MoveFrontier(const Frontier& frontier);
   void Hurry(int change);
-  // A snapshot with their parts of that attempt is published.
-  void NotePublished(uint64_t attempt);
+  // A snapshot with their parts of that attempt is published, which have these sequences, by place. Without
+  // an attempt a process before this one has published it.
+  void NotePublished(std::optional<uint64_t> attempt, const std::map<uint32_t, uint64_t>& sequences);
   // Tells all to drain, and waits for those that are live. False if some have not done so in time.
   bool Drain(absl::Duration timeout);
 
@@ -91,7 +100,8 @@ class ServerLinks {
     State state = State::kAwaited;
     ServerHello hello;
     ServerReady ready;
-    ServerProgress progress;  // On this link.
+    ServerProgress progress;         // On this link, or the last one.
+    std::optional<uint64_t> newest;  // Sequence of its part of the newest snapshot.
     bool drained = false;
     std::multimap<uint64_t, std::string> closings;  // By step: those that may not be in its log.
     absl::Time last_heard = absl::InfinitePast();   // Of a link; or when it was lost.

@@ -14,6 +14,7 @@ absl::Status SnapshotParts::Begin(uint64_t generation) {
     generation_ = generation;
     attempt_ = RandomNonZero();
     parts_.clear();
+    sequences_.clear();
     failure_ = absl::OkStatus();
   }
   // Only now: who goes after this look fails the attempt.
@@ -54,6 +55,7 @@ absl::StatusOr<std::vector<SnapshotPart>> SnapshotParts::Collect() {
       return absl::UnavailableError(absl::StrCat("server ", place, ": ", part.error()));
     }
     part.mutable_server()->set_id(hellos[place - 1].server_id());
+    sequences_[place] = part.server().sequence();
     parts.push_back(std::move(part));
   }
   return parts;
@@ -67,11 +69,21 @@ absl::Status SnapshotParts::End() {
 
 void SnapshotParts::NotePublished() {
   uint64_t attempt = 0;
+  std::map<uint32_t, uint64_t> sequences;
   {
     MutexLock lock(&mu_);
     attempt = attempt_;
+    sequences = sequences_;
   }
-  links_->NotePublished(attempt);
+  links_->NotePublished(attempt, sequences);
+}
+
+void SnapshotParts::NoteRestored(const Manifest& manifest) {
+  std::map<uint32_t, uint64_t> sequences;
+  for (int i = 1; i < manifest.servers_size(); ++i) {
+    sequences[static_cast<uint32_t>(i)] = manifest.servers(i).sequence();
+  }
+  links_->NotePublished(std::nullopt, sequences);
 }
 
 void SnapshotParts::Note(uint32_t place, const SnapshotPart& part) {

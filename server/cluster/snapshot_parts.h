@@ -36,6 +36,8 @@ class SnapshotParts {
   absl::Status End();
   // It is published: the servers may forget what only older ones need.
   void NotePublished();
+  // A restart goes on from this snapshot.
+  void NoteRestored(const Manifest& manifest);
   // So many more wait for a snapshot, or fewer.
   void Hurry(int change) { links_->Hurry(change); }
 
@@ -51,6 +53,7 @@ class SnapshotParts {
   uint64_t generation_ ABSL_GUARDED_BY(mu_) = 0;  // 0: none is under way.
   uint64_t attempt_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<uint32_t, SnapshotPart> parts_ ABSL_GUARDED_BY(mu_);  // By place.
+  std::map<uint32_t, uint64_t> sequences_ ABSL_GUARDED_BY(mu_);  // Of those that were collected, by place.
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
 };
 

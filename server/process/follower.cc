@@ -23,6 +23,8 @@ namespace {
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 // Between two tries to reach the head.
 constexpr absl::Duration kRejoin = absl::Milliseconds(300);
+// Whoever has no place for longer says so.
+constexpr absl::Duration kWithoutPlaceMax = absl::Seconds(2);
 
 }  // namespace
 
@@ -137,6 +139,7 @@ void Follower::FollowTrace(const TraceCommand& command) {
 }
 
 absl::Status Follower::TakeUp(const Assignment& assignment) {
+  has_place_ = true;
   RECON_ASSIGN_OR_RETURN(const ServerFlags::Durability durability, ParseDurability(assignment.durability()));
   const std::string& own_directory = process_.flags().snapshots.directory;
   const std::string directory = own_directory.empty() ? assignment.snapshot_dir() : own_directory;
@@ -218,8 +221,17 @@ std::string Follower::OwnAddress() const {
 }
 
 absl::Status Follower::Run() {
+  absl::Time say_waiting_at = Now() + kWithoutPlaceMax;
   while (!ShutdownSignal::Wait(kTick) && !stop_.load()) {
     RECON_RETURN_IF_ERROR(joined_.failure());
+    if (Now() >= say_waiting_at && !has_place_.load()) {
+      say_waiting_at = absl::InfiniteFuture();
+      LogInfo(
+          "no place in the job yet: its head at {} has no model before a worker has come, and where all "
+          "places are taken this server waits for one whose server does not come back (its "
+          "--replace-after); the head's log says which",
+          process_.flags().join);
+    }
     if (joined_.done()) {
       LogInfo("the head has ended the job");
       return absl::OkStatus();

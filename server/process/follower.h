@@ -67,7 +67,8 @@ class Follower : private ShardHost {
   // In the order of their construction; destroyed in reverse.
   ServerProcess process_;
   std::atomic<bool>& stop_;
-  Caller caller_;  // Shown to the head.
+  std::atomic<bool> has_place_{false};  // The head has given it one.
+  Caller caller_;                       // Shown to the head.
   std::shared_ptr<grpc::Channel> head_;
   std::unique_ptr<TraceReporter> traces_;
   std::unique_ptr<JoinedControlService> control_service_;

@@ -24,6 +24,10 @@ namespace {
 // A snapshot that fails is not tried again before.
 constexpr absl::Duration kBetweenTries = absl::Seconds(1);
 
+// Whether the newest snapshot will do, if it has all that there is: another of the same state would push an
+// older one out. Those that a restart takes have a new cluster epoch, too.
+bool NewestWillDo(const std::string& reason) { return reason == "drain" || reason == "requested"; }
+
 // The tensor that a shard begins with; its group, too, has a name, but many tensors.
 std::string NameOfShard(const ParamLayout& layout, uint32_t shard) {
   const uint64_t offset = layout.shards()[shard].offset;
@@ -112,13 +116,14 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   description.frontier_step = cut.frontier_step;
   description.created_unix_ms = absl::ToUnixMillis(WallNow());
   description.reason = reason;
-  absl::StatusOr<Manifest> written =
+  const absl::StatusOr<std::optional<Manifest>> written =
       WriteParts(*layout, std::move(cut), std::move(description), generation, pace);
-  if (!written.ok()) {
+  if (!written.ok() || !*written) {
     writer_.RemoveUnpublished();
-    return written.status();
+    if (!written.ok()) return written.status();
+    return ReplyOfNewest(reason);
   }
-  const Manifest& manifest = *written;
+  const Manifest& manifest = **written;
   last_known_ = Generation(manifest.generation());
   const double seconds = absl::ToDoubleSeconds(Now() - start);
   NotePublished(manifest, seconds, cut.replay_seconds);
@@ -132,20 +137,40 @@ absl::StatusOr<SnapshotReply> SnapshotService::TakeNow(const std::string& reason
   return reply;
 }
 
-// The newest snapshot, if it has all that there is. It is not published again: that would push an older one
-// out.
+// The newest snapshot, if it has all that there is. (Of several servers each knows only what it has itself.)
 std::optional<SnapshotReply> SnapshotService::NothingNew(const std::string& reason) const {
-  // Those that a restart takes have a new cluster epoch, too.
-  if (reason != "drain" && reason != "requested") return std::nullopt;
-  MutexLock lock(&mu_);
-  if (cluster_ != nullptr || !last_sequence_ || *last_sequence_ != params_->position().sequence)
-    return std::nullopt;
-  LogInfo("snapshot {} has all that there is: none is taken ({})", status_.generation(), reason);
+  if (cluster_ != nullptr || !NewestWillDo(reason)) return std::nullopt;
+  {
+    MutexLock lock(&mu_);
+    if (!last_sequence_ || *last_sequence_ != params_->position().sequence) return std::nullopt;
+  }
+  return ReplyOfNewest(reason);
+}
+
+SnapshotReply SnapshotService::ReplyOfNewest(const std::string& reason) const {
+  const SnapshotStatus newest = status();
+  LogInfo("snapshot {} has all that there is: none is taken ({})", newest.generation(), reason);
   SnapshotReply reply;
-  reply.set_generation(status_.generation());
-  reply.set_state_root(status_.state_root());
-  reply.set_stored_bytes(status_.stored_bytes());
+  reply.set_generation(newest.generation());
+  reply.set_state_root(newest.state_root());
+  reply.set_stored_bytes(newest.stored_bytes());
   return reply;
+}
+
+bool SnapshotService::NewestHas(const std::vector<ServerPart>& servers) {
+  // Where versions are kept, the cut was a record of each log, too.
+  const bool cut_is_record = params_->log()->on() && params_->rules().correction.versions > 0;
+  const auto same = [cut_is_record](const ServerPart& now, const ServerPart& newest) {
+    return now.id() == newest.id() && now.sequence() == newest.sequence() + (cut_is_record ? 1 : 0);
+  };
+  MutexLock lock(&mu_);
+  if (servers.empty() ||
+      !std::equal(servers.begin(), servers.end(), last_servers_.begin(), last_servers_.end(), same)) {
+    return false;
+  }
+  last_servers_ = servers;
+  last_sequence_ = servers.front().sequence();
+  return true;
 }
 
 // Where no lock keeps a second server of the job away (one that was started in the place of this one, say,
@@ -170,9 +195,10 @@ absl::Status SnapshotService::CheckStillOurs(Generation newest) {
   return taken_over_;
 }
 
-absl::StatusOr<Manifest> SnapshotService::WriteParts(const ParamLayout& layout, StateCut cut,
-                                                     SnapshotWriter::Description description,
-                                                     Generation generation, SnapshotWriter::Pace pace) {
+absl::StatusOr<std::optional<Manifest>> SnapshotService::WriteParts(const ParamLayout& layout, StateCut cut,
+                                                                    SnapshotWriter::Description description,
+                                                                    Generation generation,
+                                                                    SnapshotWriter::Pace pace) {
   RECON_CHECK(lane_.IsCurrent());
   if (options_.control) {
     RECON_ASSIGN_OR_RETURN(const ControlState control, options_.control(cut.sequence));
@@ -201,6 +227,7 @@ absl::StatusOr<Manifest> SnapshotService::WriteParts(const ParamLayout& layout, 
   RECON_ASSIGN_OR_RETURN(const Generation next, writer_.NextGeneration());
   RECON_RETURN_IF_ERROR(CheckStillOurs(Generation(next.value() - 1)));
   if (cluster_ != nullptr) RECON_RETURN_IF_ERROR(cluster_->snapshot()->End());
+  if (NewestWillDo(description.reason) && NewestHas(servers)) return std::nullopt;
   RECON_ASSIGN_OR_RETURN(Manifest manifest, writer_.Publish(layout, description, generation, std::move(parts),
                                                             std::move(servers)));
   if (cluster_ != nullptr) cluster_->snapshot()->NotePublished();
@@ -257,6 +284,7 @@ void SnapshotService::NoteRestored(const Manifest& manifest) {
     writer_.NoteRestored(manifest);
     last_known_ = Generation(manifest.generation());
   });
+  if (cluster_ != nullptr) cluster_->snapshot()->NoteRestored(manifest);
   NoteNewest(manifest);
 }
 
@@ -276,6 +304,7 @@ void SnapshotService::NoteNewest(const Manifest& manifest) {
     status_.set_last_finite_generation(manifest.generation());
   }
   last_sequence_ = manifest.sequence();
+  last_servers_.assign(manifest.servers().begin(), manifest.servers().end());
 }
 
 void SnapshotService::Tick(absl::Time now) {

@@ -67,10 +67,13 @@ class SnapshotService {
 
  private:
   std::optional<SnapshotReply> NothingNew(const std::string& reason) const;
+  SnapshotReply ReplyOfNewest(const std::string& reason) const;
   absl::StatusOr<SnapshotReply> TakeNow(const std::string& reason, SnapshotWriter::Pace pace);
-  absl::StatusOr<Manifest> WriteParts(const ParamLayout& layout, StateCut cut,
-                                      SnapshotWriter::Description description, Generation generation,
-                                      SnapshotWriter::Pace pace);
+  // Nothing if the newest snapshot has all that the servers' parts have.
+  absl::StatusOr<std::optional<Manifest>> WriteParts(const ParamLayout& layout, StateCut cut,
+                                                     SnapshotWriter::Description description,
+                                                     Generation generation, SnapshotWriter::Pace pace);
+  bool NewestHas(const std::vector<ServerPart>& servers);
   absl::Status CheckStillOurs(Generation newest);
   absl::Status CheckPacks(const Manifest& part, uint64_t server) const;
   void Hurry(int change);
@@ -98,6 +101,8 @@ class SnapshotService {
   absl::Status taken_over_ ABSL_GUARDED_BY(mu_);
   absl::Time last_periodic_ ABSL_GUARDED_BY(mu_);
   std::optional<uint64_t> last_sequence_ ABSL_GUARDED_BY(mu_);  // Of the newest snapshot.
+  // Its servers, by place, the head among them; none of a single server.
+  std::vector<ServerPart> last_servers_ ABSL_GUARDED_BY(mu_);
   double replay_seconds_at_last_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Time next_try_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   bool periodic_running_ ABSL_GUARDED_BY(mu_) = false;

@@ -164,6 +164,8 @@ TEST_CASE("a server that has joined another points to its head", "[reconctl]") {
   Process joined({"recon-server", "--data", directory / "joined", "--listen", "127.0.0.1:0", "--join", at},
                  directory / "joined.log");
   const std::string server = address("joined");
+  CHECK(Eventually(
+      [&] { return absl::StrContains(ReadWholeFile(directory / "joined.log"), "no place in the job yet"); }));
   const std::string why =
       "this server has joined the job of another, its head, and does not speak for it: ask --server " + at +
       "\n";

@@ -84,6 +84,8 @@ TEST_CASE("each of several servers, and the head, killed and restarted: every sa
     const StatusReply status = *job.Status();
     REQUIRE(status.evaluations_size() == epochs);
     CHECK(status.evaluations(epochs - 1).accuracy() > (wide ? 0.8 : 0.9));  // Of four classes.
+    // Workers that ask again while a server is away are no news.
+    CHECK_FALSE(absl::StrContains(job.ServerLog(), " refused: "));
     REQUIRE(job.Drain());
   }
 }
@@ -138,6 +140,11 @@ TEST_CASE(
   REQUIRE(job.Start(2));
   CHECK(job.StateRoot() == root);
   REQUIRE(job.AllReady());
+  INFO(job.ServerLog());
+  // When it gets the place, and without what: all of that was in the snapshot.
+  CHECK(absl::StrContains(job.ServerLog(), " takes the place of server 2 in "));
+  CHECK(absl::StrContains(job.ServerLog(),
+                          " takes its place, from the newest snapshot, without the 0 records"));
 
   // Other numbers of servers, the old ones' data directories among them.
   for (const int servers : {2, 1, 4}) {

@@ -26,7 +26,8 @@ const Incarnation kProcess(11);
 // A synchronous job's head with a model, and one worker. Servers are what a test says.
 class ClusterJob {
  public:
-  explicit ClusterJob(absl::Duration replace_after = absl::Minutes(1))
+  // Tests say how late it is: how long they take themselves does not matter.
+  explicit ClusterJob(absl::Duration replace_after = absl::Hours(2))
       : cluster(MakeOptions(replace_after), ServerTable()) {
     Cluster::Events events;
     events.changed = [this] { ++changes; };
@@ -112,6 +113,7 @@ class ClusterJob {
   static Cluster::Options MakeOptions(absl::Duration replace_after) {
     Cluster::Options options;
     options.replace_after = replace_after;
+    options.silence_max = absl::Hours(1);
     options.assignment = ClusterAssignment(ClusterRules(0, 1));
     return options;
   }
@@ -352,14 +354,14 @@ TEST_CASE("a second server with the data of a place that is taken is sent away",
 }
 
 TEST_CASE("a server without data waits for the place of one that does not come back", "[cluster]") {
-  ClusterJob job(/*replace_after=*/absl::Milliseconds(1500));
+  ClusterJob job(/*replace_after=*/absl::Minutes(10));
   job.Begin();
   const Link spare = job.Join(HelloOf(556));
   job.cluster.OnClosed(job.first);
   const absl::Time now = Now();
   job.lane.RunAndWait([&] { job.cluster.Tick(now); });
   CHECK(spare->sent().empty());
-  job.lane.RunAndWait([&] { job.cluster.Tick(now + absl::Seconds(2)); });
+  job.lane.RunAndWait([&] { job.cluster.Tick(now + absl::Minutes(20)); });
   REQUIRE(spare->sent().size() == 1);
   CHECK(spare->sent()[0].assign().server() == 1);
   CHECK_FALSE(spare->sent()[0].assign().resume());
@@ -368,13 +370,41 @@ TEST_CASE("a server without data waits for the place of one that does not come b
   CHECK(absl::IsFailedPrecondition(job.Join(HelloWithData(ServerIdOf(1), 1))->closed()));
 }
 
+TEST_CASE("a server that waits is told of with whose place it takes, when, and what is lost", "[cluster]") {
+  ClusterJob job(/*replace_after=*/absl::Hours(1));
+  job.Begin();
+  job.Progress(job.first, 30, 0);
+  job.Join(HelloOf(556));
+  CHECK(job.cluster.Missing().empty());
+  job.cluster.OnClosed(job.first);
+  const auto says = [&](const std::string& what) {
+    const std::string missing = job.cluster.Missing();
+    INFO(missing);
+    CHECK(absl::StartsWith(missing, "server 1 is not there; host:556 takes the place of server 1 in "));
+    CHECK(absl::EndsWith(missing, ", from the newest snapshot" + what));
+  };
+  SECTION("where no snapshot is known") { says(""); }
+  SECTION("since the snapshot that a restart went on from") {
+    Manifest restored;
+    for (const uint64_t sequence : {9, 18, 7}) restored.add_servers()->set_sequence(sequence);
+    job.cluster.snapshot()->NoteRestored(restored);
+    says(", without the 12 records of its log that are not in it");
+  }
+  SECTION("nothing, when it is all in a snapshot") {
+    Manifest restored;
+    for (const uint64_t sequence : {9, 31, 7}) restored.add_servers()->set_sequence(sequence);
+    job.cluster.snapshot()->NoteRestored(restored);
+    says(", without the 0 records of its log that are not in it");
+  }
+}
+
 TEST_CASE("a server that says nothing is given up, and its place given to one that waits", "[cluster]") {
   ClusterJob job;
   job.Begin();
   const absl::Time now = Now();
-  job.lane.RunAndWait([&] { job.cluster.Tick(now + absl::Seconds(2)); });
+  job.lane.RunAndWait([&] { job.cluster.Tick(now + absl::Minutes(30)); });
   CHECK(job.cluster.state().live);
-  job.lane.RunAndWait([&] { job.cluster.Tick(now + absl::Seconds(10)); });
+  job.lane.RunAndWait([&] { job.cluster.Tick(now + absl::Minutes(90)); });
   CHECK(absl::IsUnavailable(job.first->closed()));
   CHECK(job.cluster.Missing() == "server 1 is not there, server 2 is not there");
 }

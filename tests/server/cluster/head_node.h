@@ -115,8 +115,17 @@ class HeadLife {
       Leave(worker);
     });
   }
-  void Snapshot() {
-    snapshots_.Take("requested", [](const absl::StatusOr<SnapshotReply>&) {});
+  void Snapshot(const std::string& reason = "requested") {
+    snapshots_.Take(reason, [](const absl::StatusOr<SnapshotReply>&) {});
+  }
+  // The same, and waits for it.
+  absl::StatusOr<SnapshotReply> TakeSnapshot(const std::string& reason) {
+    absl::StatusOr<SnapshotReply> taken;
+    lane_.RunAndWait([&] {  // Behind what an epoch has begun with.
+      snapshots_.Take(reason, [&taken](const absl::StatusOr<SnapshotReply>& reply) { taken = reply; });
+    });
+    snapshots_.Flush();
+    return taken;
   }
   void Pulse() {
     params_.Tick(Now());
@@ -192,7 +201,7 @@ class HeadLife {
     }
     cluster_.BeginEpoch(epoch_);
     params_.SetClusterEpoch(epoch_);
-    if (must_snapshot_ || others.needs_snapshot) Snapshot();
+    if (must_snapshot_ || others.needs_snapshot) Snapshot("recovered");
     must_snapshot_ = false;
   }
   void Leave(WorkerId worker) {
