@@ -171,6 +171,8 @@ class Coordinator {
   void ForgetSteps(WorkerId worker);
   // Counts what a worker that did not leave in good order took with it.
   void NoteResidualLost(const std::string& name, const WorkerProgress& progress);
+  // Parameters are not finite.
+  void NoteNonFinite(const NonFiniteUpdate& found);
   // A worker cannot compute from the parameters there are.
   void NoteDiverged(WorkerId worker, const std::string& why, absl::Time wall);
 

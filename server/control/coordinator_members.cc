@@ -209,6 +209,14 @@ void Coordinator::NoteDiverged(WorkerId worker, const std::string& why, absl::Ti
   divergence_.Note(absl::StrCat("worker ", membership_.Find(worker)->name, ": ", ShownName(why)), wall);
 }
 
+void Coordinator::NoteNonFinite(const NonFiniteUpdate& found) {
+  const Membership::Member* member = membership_.Find(found.worker);
+  const std::string worker = member == nullptr ? absl::StrCat("number ", found.worker.value()) : member->name;
+  divergence_.NoteUpdate(absl::StrCat("parameters are not finite after the push of worker ", worker,
+                                      " at step ", found.step, ": the first is in ", found.tensor),
+                         found.wall);
+}
+
 std::optional<DivergenceWatch::Finding> Coordinator::TakeDivergence() {
   const SnapshotStatus snapshot = ports_.snapshots->status();
   divergence_.ReportSnapshot(snapshot.generation(), snapshot.non_finite_values(),

@@ -2,8 +2,11 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
+#include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "common/base/ids.h"
 
 namespace recon {
@@ -21,6 +24,14 @@ struct WorkerPushStats {
   uint64_t late_steps = 0;                 // Closed without its push, which a quorum did not wait for.
 };
 
+// An update after which a parameter was not finite.
+struct NonFiniteUpdate {
+  WorkerId worker;  // Whose push it was, or one of those of a synchronous step.
+  uint64_t step = 0;
+  std::string tensor;
+  absl::Time wall;  // When that was found, by the time of day.
+};
+
 // What the data plane of one server has counted.
 struct ParamStats {
   uint64_t pushes = 0;
@@ -31,6 +42,7 @@ struct ParamStats {
   double recover_ms = 0;     // From the server's begin to its first acknowledged push; 0 until then.
   double first_push_ms = 0;  // The same without the time in which no worker had come.
   std::map<WorkerId, WorkerPushStats> workers;
+  std::optional<NonFiniteUpdate> non_finite;  // The first that was found since the last rollback.
 };
 
 }  // namespace recon

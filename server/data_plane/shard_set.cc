@@ -8,6 +8,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/base/clock.h"
 #include "common/base/cpu_usage.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
@@ -25,6 +26,10 @@ namespace {
 
 // For each thread that applies: most wait for the disk while others decode.
 constexpr int kReadersPerThread = 6;
+// Finite parameters do not become infinite by a smaller gradient; whoever sends one may say of it what he
+// likes, so that every so-many-th update is looked at, too. A look costs a thirtieth of an update.
+constexpr float kLargeNorm = 1e12f;
+constexpr uint64_t kUpdatesBetweenLooks = 64;
 // Whoever waits for a server sees how far it is.
 constexpr absl::Duration kProgressInterval = absl::Seconds(1);
 
@@ -39,6 +44,15 @@ GroupPolicy PolicyFor(const ApplyRules& rules, const ParamLayout& layout, uint32
   GroupPolicy policy = rules.PolicyOf(layout.groups()[group]);
   policy.averaged = layout.averaged(group);
   return policy;
+}
+
+// The tensor that has this parameter of a shard, in the shard's order.
+std::string NameOfParameter(const ParamLayout& layout, uint32_t shard, uint64_t parameter) {
+  const uint64_t at = layout.shards()[shard].offset + parameter;
+  for (const TensorPlacement& tensor : layout.tensors()) {
+    if (at >= tensor.offset && at < tensor.offset + tensor.size) return tensor.name;
+  }
+  return absl::StrCat("shard ", shard);
 }
 
 // Whether its reply (replayed ones have none) waits for nobody and has all parameters in 16 bits.
@@ -72,6 +86,7 @@ absl::Status ShardSet::Define(ShardMap map, const ApplyRules& rules, uint64_t pl
   const size_t in_frame = FrameBytesFor(servers_) / (2 * kShardParamsMax);
   const size_t for_lanes = map.owned().size() / (2 * static_cast<size_t>(lanes_.size()));
   shards_in_a_row_ = static_cast<uint32_t>(std::max<size_t>(1, std::min(in_frame, for_lanes)));
+  largest_.resize(shards.size());
   shards_ = std::move(shards);
   map_ = std::move(map);
   return absl::OkStatus();
@@ -153,6 +168,11 @@ void ShardSet::ApplyGradient(Operation* op, size_t index, EncodedGradient gradie
     contribution.learning_rate = id.learning_rate;
     contribution.gradient = std::move(gradient);
     outcome = shard.Contribute(id, std::move(contribution));
+    Largest& largest = largest_[part.shard][header.step % largest_[part.shard].size()];
+    if (outcome == PushOutcome::kTaken &&
+        (largest.step != header.step || header.gradient_norm >= largest.norm)) {
+      largest = {header.step, op->worker, header.gradient_norm};
+    }
   } else if (AnswersAtOnce(*op) && !IsSparse(gradient.codec)) {
     const auto codec = static_cast<CodecId>(header.reply_codec);
     const auto memory = [&] { return op->reply_buffer.ForPart(op->frame, index, gradient.payload); };
@@ -163,9 +183,27 @@ void ShardSet::ApplyGradient(Operation* op, size_t index, EncodedGradient gradie
   op->outcomes[index] = outcome;
   if (outcome != PushOutcome::kTaken) return;
   op->parts_taken.fetch_add(1, std::memory_order_relaxed);
+  if (op->rules->bound != 0) LookWhetherFinite(shard, op->worker, header.step, header.gradient_norm);
   if (known) op->staleness_known.store(true, std::memory_order_relaxed);
   RaiseTo(staleness, &op->staleness_max);
   RaiseTo(shard.version(), &updates_);
+}
+
+void ShardSet::LookWhetherFinite(const Shard& shard, WorkerId worker, uint64_t step, float norm) {
+  if (norm < kLargeNorm && shard.version() % kUpdatesBetweenLooks != 0) return;
+  if (found_non_finite_.load(std::memory_order_relaxed)) return;
+  const std::optional<uint64_t> first = shard.FirstNonFinite();
+  if (!first || found_non_finite_.exchange(true)) return;
+  NonFiniteUpdate found{worker, step, NameOfParameter(*map_.layout(), shard.id().value(), *first), WallNow()};
+  LogError("PARAMETERS ARE NOT FINITE after the push of worker number {} at step {}: the first is in {}",
+           worker.value(), step, found.tensor);
+  MutexLock lock(&non_finite_mu_);
+  non_finite_ = std::move(found);
+}
+
+std::optional<NonFiniteUpdate> ShardSet::non_finite() const {
+  MutexLock lock(&non_finite_mu_);
+  return non_finite_;
 }
 
 void ShardSet::EncodePart(Operation* op, size_t index) {
@@ -197,6 +235,9 @@ void ShardSet::Close(const StepClosing& closing) {
       const trace::Span span(trace::kClosing, {0, step, i + 1});
       shards_[i]->CloseStep(step, *contributors);
       RaiseTo(shards_[i]->version(), &updates_);
+      if (const Largest& largest = largest_[i][step % largest_[i].size()]; largest.step == step) {
+        LookWhetherFinite(*shards_[i], largest.worker, step, largest.norm);
+      }
     });
   }
 }
@@ -222,6 +263,11 @@ void ShardSet::DropContributions() {
 }
 
 void ShardSet::BeginHistory(uint64_t first_step) {
+  {
+    MutexLock lock(&non_finite_mu_);
+    non_finite_.reset();
+  }
+  found_non_finite_ = false;
   ForEach([first_step](Shard* shard) {
     shard->ForgetLeftOut();
     shard->DropContributions();

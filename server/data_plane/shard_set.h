@@ -1,18 +1,23 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "common/base/lane_pool.h"
+#include "common/base/mutex.h"
 #include "common/codec/frame.h"
 #include "common/snapshot/snapshot_reader.h"
 #include "server/data_plane/operation.h"
+#include "server/data_plane/param_stats.h"
 #include "server/data_plane/shard_map.h"
 #include "server/store/shard.h"
 
@@ -94,6 +99,10 @@ class ShardSet {
   absl::Status LoadInitialValues(
       const std::function<absl::StatusOr<std::vector<PageRef>>(uint32_t shard)>& pages_of);
 
+  // The first update that was found to leave a parameter that is not finite. Looked at are updates of large
+  // gradients, and every so-many-th.
+  std::optional<NonFiniteUpdate> non_finite() const;
+
   // Of the shard that had most.
   uint64_t updates() const { return updates_.load(std::memory_order_relaxed); }
   // Of all lanes for updates, divided among those that can work at once.
@@ -110,6 +119,8 @@ class ShardSet {
   void ApplyPart(Operation* op, size_t part);
   void ApplyGradient(Operation* op, size_t part, EncodedGradient gradient);
   void EncodePart(Operation* op, size_t part);
+  // On the shard's lane, after an update; `norm`: of the gradient.
+  void LookWhetherFinite(const Shard& shard, WorkerId worker, uint64_t step, float norm);
   void ForEach(const std::function<void(Shard*)>& step);
   // Calls `load` for each of this server's shards, on many threads; says in the log how far it has come with
   // `what`.
@@ -123,7 +134,17 @@ class ShardSet {
   ShardMap map_;
   uint32_t shards_in_a_row_ = 1;  // On one lane.
   std::vector<std::unique_ptr<Shard>> shards_;
+  // By shard, on its lane: the largest gradients of the last synchronous steps that were contributed to.
+  struct Largest {
+    uint64_t step = 0;
+    WorkerId worker;
+    float norm = 0;
+  };
+  std::vector<std::array<Largest, 4>> largest_;
 
+  mutable Mutex non_finite_mu_;  // A leaf.
+  std::optional<NonFiniteUpdate> non_finite_ ABSL_GUARDED_BY(non_finite_mu_);
+  std::atomic<bool> found_non_finite_{false};  // Nothing is looked at any more.
   std::atomic<uint64_t> apply_nanos_{0};
   std::atomic<uint64_t> updates_{0};
 

@@ -62,6 +62,10 @@ void DivergenceWatch::Note(const std::string& why, absl::Time now) {
   finding_ = Finding{why, now};
 }
 
+void DivergenceWatch::NoteUpdate(const std::string& why, absl::Time now) {
+  if (std::exchange(update_, why) != why) Note(why, now);
+}
+
 void DivergenceWatch::ReportSnapshot(uint64_t generation, uint64_t non_finite_values, absl::Time taken) {
   if (non_finite_values == 0 || generation == non_finite_generation_) return;
   non_finite_generation_ = generation;

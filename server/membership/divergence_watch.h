@@ -33,6 +33,8 @@ class DivergenceWatch {
   void Report(WorkerId worker, uint64_t batches, double loss, absl::Time now);
   // A sign that is no question of degree.
   void Note(const std::string& why, absl::Time now);
+  // The same of the parameters, said as long as it is so: counts once.
+  void NoteUpdate(const std::string& why, absl::Time now);
 
   // A snapshot that was taken at `taken` has so many values that are not finite. It counts once.
   void ReportSnapshot(uint64_t generation, uint64_t non_finite_values, absl::Time taken);
@@ -51,6 +53,7 @@ class DivergenceWatch {
   std::optional<Finding> finding_;
   std::string last_;  // Found, taken or not.
   std::string taken_;
+  std::string update_;                  // As NoteUpdate() was told last.
   uint64_t non_finite_generation_ = 0;  // The last snapshot that counted.
 };
 

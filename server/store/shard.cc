@@ -11,6 +11,7 @@
 #include "common/base/check.h"
 #include "common/base/pool_allocator.h"
 #include "common/codec/codec.h"
+#include "common/codec/half_codec.h"
 #include "common/codec/page_hash.h"
 #include "common/optim/optimizer_kernels.h"
 
@@ -285,6 +286,18 @@ void Shard::CloseStep(uint64_t step, const std::set<Contributor>& contributors) 
     history_.NoteAll(version_ + 1);
   }
   ++version_;
+}
+
+std::optional<uint64_t> Shard::FirstNonFinite() const {
+  for (uint32_t page = 0; page < placement_.pages(); ++page) {
+    const float* const values = pages_[0][page].data();
+    const size_t count = placement_.PageSize(page);
+    if (AllFinite32(reinterpret_cast<const uint8_t*>(values), count)) continue;
+    const float* const found =
+        std::find_if(values, values + count, [](float value) { return !std::isfinite(value); });
+    return uint64_t{page} * kPageParams + static_cast<uint64_t>(found - values);
+  }
+  return std::nullopt;
 }
 
 void Shard::Lent::Lend(const ByteChain& bytes) {

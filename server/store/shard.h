@@ -108,6 +108,9 @@ class Shard {
   // which the hash is another, whole. Without payload if there is none.
   Update EncodedUnlike(CodecId codec, CodecId hashed, const ByteChain& hashes);
 
+  // The first parameter that is not finite; none: all are.
+  std::optional<uint64_t> FirstNonFinite() const;
+
   // What later updates go by. Versions that were kept are forgotten when the cluster epoch is another one.
   void SetRules(const ApplyRules& rules, const GroupPolicy& policy);
 

@@ -396,4 +396,44 @@ TEST_CASE("status says for what a job that stands still waits", "[coordinator]")
   CHECK(job.coordinator->Idle(job.now) < absl::Seconds(2));
 }
 
+TEST_CASE("parameters that are not finite are a divergence, told once with worker, step and tensor",
+          "[coordinator]") {
+  CoordinatorJob job;
+  const Worker worker = job.Begin("w", 1);
+  job.PassAndTick(absl::Seconds(1));
+  CHECK_FALSE(job.coordinator->TakeDivergence());
+  job.data_plane.non_finite = NonFiniteUpdate{worker.id(), 17, "layer0.weight", job.wall};
+  job.PassAndTick(absl::Seconds(1));
+  const auto found = job.coordinator->TakeDivergence();
+  REQUIRE(found);
+  CHECK(found->why ==
+        "parameters are not finite after the push of worker w at step 17: the first is in layer0.weight");
+  CHECK(found->since == job.wall - absl::Seconds(1));
+  // Another sign comes between: the first is not told again.
+  HeartbeatRequest beat = worker.Beat();
+  beat.mutable_progress()->set_diverged("values do not stay finite");
+  REQUIRE(job.coordinator->Heartbeat(beat, job.at()).ok());
+  CHECK(job.coordinator->TakeDivergence());
+  for (int second = 0; second < 3; ++second) {
+    job.PassAndTick(absl::Seconds(1));
+    CHECK_FALSE(job.coordinator->TakeDivergence());
+  }
+  // Of a worker that is nobody's any more.
+  job.data_plane.non_finite = NonFiniteUpdate{WorkerId(77), 18, "layer0.bias", job.wall};
+  job.PassAndTick(absl::Seconds(1));
+  CHECK(job.coordinator->TakeDivergence()->why.find("worker number 77 at step 18") != std::string::npos);
+}
+
+TEST_CASE("what the push log takes on the disk, and may take, is in the status and in the metrics",
+          "[coordinator]") {
+  CoordinatorJob job;
+  job.data_plane.log.disk_bytes = 12'345;
+  job.data_plane.log.budget_bytes = 67'890;
+  job.PassAndTick(absl::Seconds(1));
+  CHECK(job.Status().log_bytes() == 12'345);
+  CHECK(job.Status().log_budget_bytes() == 67'890);
+  CHECK(job.metrics.Text().find("recon_server_log_bytes 12345\n") != std::string::npos);
+  CHECK(job.metrics.Text().find("recon_server_log_budget_bytes 67890\n") != std::string::npos);
+}
+
 }  // namespace recon

@@ -53,6 +53,7 @@ class FakeDataPlane final : public DataPlaneControl, public StepMembers {
   ParamStats GetStats() const override {
     ParamStats stats;
     stats.frontier_step = the_frontier;
+    stats.non_finite = non_finite;
     for (const auto& [worker, pushes] : pushes_) {
       stats.pushes += pushes;
       stats.workers[worker].pushes = pushes;
@@ -106,6 +107,7 @@ class FakeDataPlane final : public DataPlaneControl, public StepMembers {
   absl::Status change_fails;
   absl::Duration change_takes;
   LogUse log;
+  std::optional<NonFiniteUpdate> non_finite;
   std::map<WorkerId, Incarnation> admitted;
   std::map<WorkerId, uint64_t> next_steps;
   std::set<WorkerId> parked;

@@ -54,7 +54,7 @@ TEST_CASE("frames may hold half of the memory that the state leaves; then worker
   options.memory_bytes = kState + kWorkers * limits::kRepliesBytesMax + 2 * kFrames;
   ParamServerHarness harness(options);
   harness.Define(SampleModel(), std::vector<float>(kSampleParams, 0));
-  REQUIRE(harness.server().WaitUntilIdle(absl::Seconds(10)));  // The values are no longer under way.
+  REQUIRE(harness.server().WaitUntilIdle(absl::Seconds(60)));  // The values are no longer under way.
   // A synchronous step keeps what comes until all are there.
   for (uint32_t i = 1; i <= kWorkers; ++i) harness.Join(i);
   std::vector<std::shared_ptr<ParamServerHarness::Pending>> pushes;
@@ -86,7 +86,7 @@ TEST_CASE("a fast worker's pushes of synchronous steps leave room for those that
   harness.Define(SampleModel(), std::vector<float>(kSampleParams, 0));
   harness.Join(1);
   harness.Join(2);
-  REQUIRE(harness.server().WaitUntilIdle(absl::Seconds(10)));
+  REQUIRE(harness.server().WaitUntilIdle(absl::Seconds(60)));
   std::vector<std::shared_ptr<ParamServerHarness::Pending>> fast;
   for (uint64_t step = 0; step < 30; ++step) fast.push_back(harness.Push(1, step, 1));
   REQUIRE(absl::IsResourceExhausted(Await(fast.back())));

@@ -1,7 +1,9 @@
 #include "server/data_plane/param_server.h"
 
+#include <algorithm>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -57,6 +59,28 @@ TEST_CASE("staleness is counted for each worker", "[param_server]") {
   CHECK(stats.workers.at(WorkerId(2)).staleness_counts == std::vector<uint64_t>{0, 0, 0, 0, 1, 0, 0, 0, 0});
 }
 
+TEST_CASE("after another policy was set, staleness is not counted from the job's beginning",
+          "[param_server]") {
+  SmallJob f(kAsp);
+  const auto push = [&f](uint64_t step, uint64_t version) {
+    Frame frame = f.PushFrame(1, step, 1);
+    for (PartHeader& part : frame.parts) part.version = version;
+    return f.Call(frame);
+  };
+  for (uint64_t step = 0; step < 50; ++step) REQUIRE(push(step, step).ok());
+  ApplyRules rules = f.server().rules();
+  rules.cluster_epoch = SmallJob::kEpoch + 1;
+  rules.correction.kind = StalenessCorrection::kInverse;
+  REQUIRE(f.ChangeRules(rules).ok());
+  // Workers register again. What was on its way then has no version that its worker could name.
+  f.Join(1, 50);
+  REQUIRE(push(50, 0).ok());
+  REQUIRE(push(51, 51).ok());
+  REQUIRE(push(52, 51).ok());
+  f.Settle();
+  CHECK(f.server().GetStats().workers.at(WorkerId(1)).staleness_max == 1);
+}
+
 TEST_CASE("a pull names the version it has, and unchanged shards are not sent", "[param_server]") {
   SmallJob f(kAsp);
   CHECK(Await(f.Push(1, 0, 1)).ok());
@@ -110,7 +134,7 @@ TEST_CASE("draining answers what waits and refuses what comes", "[param_server]"
   f.server().BeginDrain();
   CHECK(absl::IsUnavailable(Await(waiting)));
   CHECK(absl::IsUnavailable(Await(f.Push(2, 0, 2))));
-  CHECK(f.server().WaitUntilIdle(absl::Seconds(10)));
+  CHECK(f.server().WaitUntilIdle(absl::Seconds(60)));
 }
 
 TEST_CASE("malformed pushes get the right code and change nothing", "[param_server]") {
@@ -319,6 +343,72 @@ TEST_CASE("a frame of another version in the log is no damage: the start is refu
   CHECK(absl::StrContains(status.message(), "record 7 of the push log has a frame of version 1"));
   CHECK(absl::StrContains(status.message(), "drain the job with the program that wrote it"));
   job.server().replay()->EndReplay();
+}
+
+namespace {
+
+// A push whose worker says so of its gradient, in the shard of the tensor `bias` only as large.
+Frame LargeBias(SmallJob* job, uint32_t worker, uint64_t step, float value, float norm) {
+  std::vector<float> values(kSampleParams, 0);
+  std::fill(values.end() - 30, values.end(), value);
+  Frame frame =
+      job->MakeFrame(FrameKind::kPushPull, WorkerId(worker), SmallJob::IncarnationOf(worker), step, values);
+  frame.header.gradient_norm = norm;
+  return frame;
+}
+
+}  // namespace
+
+TEST_CASE("an update that leaves parameters that are not finite is named: worker, step and tensor",
+          "[param_server]") {
+  SmallJob job(kAsp);
+  REQUIRE(job.Call(LargeBias(&job, 1, 0, 3e38f, 3e38f)).ok());
+  CHECK_FALSE(job.server().GetStats().non_finite);
+  REQUIRE(job.Call(LargeBias(&job, 2, 5, 3e38f, 3e38f)).ok());
+  job.Settle();
+  const std::optional<NonFiniteUpdate> found = job.server().GetStats().non_finite;
+  REQUIRE(found);
+  CHECK(found->worker == WorkerId(2));
+  CHECK(found->step == 5);
+  CHECK(found->tensor == "bias");
+  // It stays the first.
+  REQUIRE(job.Call(LargeBias(&job, 1, 1, 3e38f, 3e38f)).ok());
+  job.Settle();
+  CHECK(job.server().GetStats().non_finite->step == 5);
+  // A rollback goes back before it.
+  job.server().replay()->BeginHistory(job.server().position().sequence, 0);
+  CHECK_FALSE(job.server().GetStats().non_finite);
+}
+
+TEST_CASE("whatever a worker says of its gradient, parameters that are not finite are noticed",
+          "[param_server]") {
+  SmallJob job(kAsp);
+  uint64_t step = 0;
+  for (; step < 2; ++step) REQUIRE(job.Call(LargeBias(&job, 1, step, 3e38f, 0)).ok());
+  // By the 64th update.
+  for (; step < 64; ++step) {
+    CHECK_FALSE(job.server().GetStats().non_finite);
+    REQUIRE(job.Call(job.PushFrame(1, step, 0)).ok());
+  }
+  job.Settle();
+  REQUIRE(job.server().GetStats().non_finite);
+  CHECK(job.server().GetStats().non_finite->tensor == "bias");
+}
+
+TEST_CASE("of a synchronous step the worker with the largest gradient is named", "[param_server]") {
+  SmallJob job(0);
+  for (uint64_t step = 0; step < 3; ++step) {
+    const auto one = job.Send(LargeBias(&job, 1, step, 1, 1));
+    const auto two = job.Send(LargeBias(&job, 2, step, 3e38f, 3e38f));
+    REQUIRE(Await(one).ok());
+    REQUIRE(Await(two).ok());
+  }
+  job.Settle();
+  const std::optional<NonFiniteUpdate> found = job.server().GetStats().non_finite;
+  REQUIRE(found);
+  CHECK(found->worker == WorkerId(2));
+  CHECK(found->step == 2);
+  CHECK(found->tensor == "bias");
 }
 
 }  // namespace recon

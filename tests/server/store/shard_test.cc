@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <numeric>
 
@@ -370,6 +371,20 @@ TEST_CASE("what is averaged goes where its pushes moved, whatever the optimizer"
   shard.Contribute(Push(2, 1), From(1, 1, Gradient(CodecId::kFp32, 0.0f, 4)));
   shard.CloseStep(1, {By(1), By(2)});
   CHECK(Values(&shard) == std::vector<float>(4, 6.0f));  // The mean by samples.
+}
+
+TEST_CASE("the first parameter that is not finite is found, in any page", "[shard]") {
+  const OptimizerConfig config = Sgd(1);
+  Shard shard(ShardId(0), ShardPlacement{0, 0, kSize}, StatePlanes(config.kind), config, {});
+  std::vector<float> gradient(kSize, 1);
+  shard.Apply(Push(1, 0), Gradient(CodecId::kFp32, gradient, 0), 1);
+  CHECK_FALSE(shard.FirstNonFinite());
+  gradient[kSize - 1] = std::numeric_limits<float>::infinity();
+  shard.Apply(Push(1, 1), Gradient(CodecId::kFp32, gradient, 0), 1);
+  CHECK(shard.FirstNonFinite() == kSize - 1);
+  gradient[17] = std::nanf("");
+  shard.Apply(Push(1, 2), Gradient(CodecId::kFp32, gradient, 0), 1);
+  CHECK(shard.FirstNonFinite() == 17);
 }
 
 }  // namespace recon
