@@ -37,7 +37,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   if (ports_.others != nullptr && !ports_.others->state().live)
     return absl::UnavailableError(ports_.others->Missing());
   RECON_ASSIGN_OR_RETURN(const WorkerId worker, ports_.journal->WorkerIdFor(request.name()));
-  RECON_RETURN_IF_ERROR(CheckName(request, worker, peer, membership_, options_.connected, now));
+  RECON_RETURN_IF_ERROR(CheckName(request, worker, peer, &membership_, options_.connected, now));
   RECON_RETURN_IF_ERROR(Enter(request, worker, peer, now));
   RegisterReply reply = TellOfJob(worker, now);
   AdoptLeases(request, worker, now, &reply);

@@ -70,9 +70,10 @@ uint64_t FirstNewStep(const RegisterRequest& request) {
 }
 
 absl::Status CheckName(const RegisterRequest& request, WorkerId worker, const std::string& peer,
-                       const Membership& membership, const ConnectedProcesses* connected, absl::Time now) {
-  if (!membership.HeldByAnother(worker, Incarnation(request.incarnation()), now)) return absl::OkStatus();
-  const Membership::Member& holder = *membership.Find(worker);
+                       Membership* membership, const ConnectedProcesses* connected, absl::Time now) {
+  const Incarnation newer(request.incarnation());
+  if (!membership->HeldByAnother(worker, newer, now)) return absl::OkStatus();
+  const Membership::Member& holder = *membership->Find(worker);
   const std::string age = absl::FormatDuration(absl::Trunc(now - holder.last_heard, absl::Milliseconds(1)));
   if (request.name_is_drawn()) {
     return absl::AlreadyExistsError(absl::StrCat("the name ", request.name(), " is that of the worker at ",
@@ -80,6 +81,12 @@ absl::Status CheckName(const RegisterRequest& request, WorkerId worker, const st
   }
   // One that was killed has lost its connections. One that stands still will be silent.
   if (connected != nullptr && connected->Has(holder.incarnation)) {
+    if (membership->NoteRival(worker, newer)) {
+      LogWarn(
+          "worker {}: the process at {} waits for the name of the one at {}, which is connected: if both "
+          "were meant to run, give them two names",
+          request.name(), peer, holder.peer);
+    }
     return absl::AbortedError(absl::StrCat("the name ", request.name(), " is that of the worker at ",
                                            holder.peer, ", which is connected and was heard of ", age,
                                            " ago: this one waits until that has ended or is silent; if both "

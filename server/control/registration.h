@@ -27,7 +27,7 @@ uint64_t FirstNewStep(const RegisterRequest& request);
 // connected keeps it: AlreadyExists if nobody asked for this name, else Aborted, and the worker asks again.
 // `peer`: from where the request came. `connected`: who has connections; null: not known.
 absl::Status CheckName(const RegisterRequest& request, WorkerId worker, const std::string& peer,
-                       const Membership& membership, const ConnectedProcesses* connected, absl::Time now);
+                       Membership* membership, const ConnectedProcesses* connected, absl::Time now);
 
 // What the members know of a worker that registers, from `peer`.
 Membership::Member MemberOf(const RegisterRequest& request, const std::string& peer);

@@ -1,6 +1,7 @@
 #include "server/membership/membership.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
@@ -42,6 +43,12 @@ bool Membership::HeldByAnother(WorkerId worker, Incarnation incarnation, absl::T
   const auto found = members_.find(worker);
   if (found == members_.end() || found->second.gone) return false;
   return found->second.incarnation != incarnation && !suspect(found->second, now);
+}
+
+bool Membership::NoteRival(WorkerId worker, Incarnation rival) {
+  const auto found = members_.find(worker);
+  RECON_CHECK(found != members_.end());
+  return std::exchange(found->second.rival, rival) != rival;
 }
 
 absl::Status Membership::Hear(WorkerId worker, Incarnation incarnation, absl::Time now) {

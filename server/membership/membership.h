@@ -36,6 +36,7 @@ class Membership {
     uint64_t next_step = 0;  // As it registered: the first step that it has no acknowledgement for.
     bool computes = false;   // Its process has computed a batch of this job.
     std::string peer;        // From where it registered, as people read it; empty if unknown.
+    Incarnation rival;       // The last process that has waited for its name; 0: none.
   };
 
   explicit Membership(const Timeouts& timeouts) : timeouts_(timeouts) {}
@@ -69,6 +70,8 @@ class Membership {
   }
   // Whether another process than `incarnation` has the name and was heard of lately.
   bool HeldByAnother(WorkerId worker, Incarnation incarnation, absl::Time now) const;
+  // Another process waits for the name of this member; true when that is new.
+  bool NoteRival(WorkerId worker, Incarnation rival);
 
  private:
   // Makes room: those that are gone are only shown.

@@ -217,7 +217,7 @@ absl::Status Session::RegisterUntilOk() {
     const bool hopeless = !known_to_server && !cause.ok();
     if (hopeless && cause == before) return cause;
     if (asks_to_wait && !said) {
-      LogInfo("{}", status.message());
+      LogWarn("{}", status.message());
       said = true;
     }
     if (!said && !hopeless) {

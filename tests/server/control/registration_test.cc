@@ -132,27 +132,28 @@ TEST_CASE("a name is free for its own process, and when its holder is silent or 
   ConnectedProcesses connected;
   connected.Opened(Incarnation(1));
   const auto check = [&](uint64_t incarnation, absl::Time now) {
-    return CheckName(Request("w1", incarnation), WorkerId(1), "there", members, &connected, now);
+    return CheckName(Request("w1", incarnation), WorkerId(1), "there", &members, &connected, now);
   };
   CHECK(check(1, kNow).ok());
   const absl::Status held = check(2, kNow + absl::Milliseconds(500));
   CHECK(absl::IsAborted(held));
   CHECK(std::string(held.message()).find("at host-w1, which is connected and was heard of 500ms ago") !=
         std::string::npos);
+  CHECK(members.Find(WorkerId(1))->rival == Incarnation(2));
   CHECK(check(2, kNow + absl::Milliseconds(1001)).ok());
   members.Remove(WorkerId(1));
   CHECK(check(2, kNow).ok());
 }
 
 TEST_CASE("a holder that has no connection is replaced, unless the name was drawn", "[registration]") {
-  const Membership members = Givers(1);
+  Membership members = Givers(1);
   const ConnectedProcesses connected;
   RegisterRequest request = Request("w1", 2);
-  CHECK(CheckName(request, WorkerId(1), "there", members, &connected, kNow).ok());
-  CHECK(CheckName(request, WorkerId(1), "there", members, nullptr, kNow).ok());
+  CHECK(CheckName(request, WorkerId(1), "there", &members, &connected, kNow).ok());
+  CHECK(CheckName(request, WorkerId(1), "there", &members, nullptr, kNow).ok());
   request.set_name_is_drawn(true);
-  CHECK(absl::IsAlreadyExists(CheckName(request, WorkerId(1), "there", members, &connected, kNow)));
-  CHECK(CheckName(request, WorkerId(2), "there", members, &connected, kNow).ok());
+  CHECK(absl::IsAlreadyExists(CheckName(request, WorkerId(1), "there", &members, &connected, kNow)));
+  CHECK(CheckName(request, WorkerId(2), "there", &members, &connected, kNow).ok());
 }
 
 TEST_CASE("who joins is told of those that have parameters and are heard of, each first for some",

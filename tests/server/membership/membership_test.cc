@@ -72,6 +72,17 @@ TEST_CASE("a name is held while its process is heard of, and who loses it learns
   CHECK_FALSE(members.HeldByAnother(kOne, Incarnation(9), kStart));
 }
 
+TEST_CASE("a process that waits for a member's name is news once, and another one is again", "[membership]") {
+  Membership members = Fresh();
+  REQUIRE(members.Admit(kOne, Process(7), kStart).ok());
+  CHECK(members.NoteRival(kOne, Incarnation(8)));
+  CHECK_FALSE(members.NoteRival(kOne, Incarnation(8)));
+  CHECK(members.NoteRival(kOne, Incarnation(9)));
+  // Whoever has got the name has no rival yet.
+  REQUIRE(members.Admit(kOne, Process(9), kStart).ok());
+  CHECK(members.NoteRival(kOne, Incarnation(8)));
+}
+
 TEST_CASE("unknown workers and wrong incarnations are to register", "[membership]") {
   Membership members = Fresh();
   CHECK(absl::IsFailedPrecondition(members.Hear(kOne, Incarnation(7), kStart)));
