@@ -1,6 +1,7 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 
+#include <filesystem>
 #include <random>
 
 #include "absl/strings/match.h"
@@ -296,6 +297,21 @@ TEST_CASE("a data directory in use and a port that is taken are named", "[bad_in
            taken.address()},
           1, "--metrics-address " + taken.address());
   CHECK(job.Status().ok());
+}
+
+TEST_CASE("a server writes neither its lock nor its address through a link", "[bad_input]") {
+  for (const std::string name : {"LOCK", "ADDRESS"}) {
+    INFO(name);
+    const TempDir directory;
+    const std::string data = directory / "data";
+    std::filesystem::create_directories(data);
+    WriteWholeFile(directory / "others", "untouched");
+    std::filesystem::create_symlink(directory / "others", data + "/" + name);
+    std::string output;
+    CHECK(RunProgram({"recon-server", "--data", data, "--listen", "127.0.0.1:0"}, &output) == 1);
+    CHECK(absl::StrContains(output, data + "/" + name));
+    CHECK(ReadWholeFile(directory / "others") == "untouched");
+  }
 }
 
 TEST_CASE("a name with control characters is shown with escapes, in the log and by reconctl", "[bad_input]") {

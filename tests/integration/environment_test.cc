@@ -45,11 +45,14 @@ TEST_CASE("no proxy of the user's stands between the processes of a job", "[envi
        {"http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY"}) {
     proxies.push_back(absl::StrCat(name, "=http://127.0.0.1:9"));
   }
-  ProcessJob job(JobFlags(1));
-  REQUIRE(job.StartServer(proxies));
+  ServersJob job(2, JobFlags(1));
+  REQUIRE(job.Start(0, proxies));
+  REQUIRE(job.Start(1, proxies));
   auto worker = job.StartWorker("two", {}, proxies);
-  CHECK(job.Finished(absl::Seconds(30)));
+  CHECK(job.Finished());
   CHECK(worker->Wait(absl::Seconds(30)) == 0);
+  Process status({"reconctl", "status", "--server", job.address()}, job.directory() / "status.log", proxies);
+  CHECK(status.Wait(absl::Seconds(30)) == 0);
 }
 
 TEST_CASE("every signal by which a scheduler says that the end is near drains worker and server",
@@ -120,6 +123,8 @@ TEST_CASE(
   REQUIRE(Eventually([&] {
     return absl::StrContains(ReadWholeFile(file), "the name one is that of the worker at 127.0.0.1:");
   }));
+  CHECK(absl::StrContains(job.ServerLog(), "worker one: the process at 127.0.0.1:"));
+  CHECK(absl::StrContains(job.ServerLog(), " waits for the name of the one at 127.0.0.1:"));
   CHECK(job.SamplesReach(job.Status()->samples_completed() + 4000));
   CHECK(job.Status()->members_size() == 1);
   CHECK(older->running());
@@ -326,6 +331,8 @@ TEST_CASE("who is slow under bsp is shown, and whom it holds up", "[environment]
            absl::StrContains(output, " s a batch) holds up 1 worker, which waits ");
   }));
   CHECK(absl::StrContains(output, "waiting    bsp: slow (0.05"));
+  CHECK(absl::StrContains(output, "STEP TIME"));
+  CHECK(absl::StrContains(output, "WAITS %"));
   const StatusReply status = *job.Status();
   for (const MemberStatus& member : status.members()) {
     if (member.name() == "slow") CHECK(member.waits_share() < 0.3);
@@ -403,6 +410,31 @@ TEST_CASE("what is installed runs from its prefix, and units name it there", "[e
     CHECK(absl::StrContains(unit, "\nUser=recon\n"));
     CHECK(absl::StrContains(unit, "\nStartLimitIntervalSec=0\n"));
   }
+}
+
+TEST_CASE("as many threads compute as the control group's quota allows", "[environment]") {
+  if (geteuid() != 0) {
+    WARN("SKIP: control groups of one's own need root");
+    return;
+  }
+  const TempDir groups;
+  std::filesystem::create_directories(groups.path() + "/cpu");
+  const auto help = [&](const std::string& cores_of_100) {
+    WriteWholeFile(groups / "cpu.max", cores_of_100 + " 100\n");
+    WriteWholeFile(groups / "cpu/cpu.cfs_quota_us", cores_of_100 + "\n");
+    WriteWholeFile(groups / "cpu/cpu.cfs_period_us", "100\n");
+    std::string output;
+    CHECK(RunProgram({"/usr/bin/unshare", "-m", "/bin/sh", "-c",
+                      absl::StrCat("mount --bind ", groups.path(), " /sys/fs/cgroup && exec ",
+                                   ProgramDirectory(), "/recon-server --help")},
+                     &output) == 0);
+    const size_t flag = output.find("--apply-threads");
+    REQUIRE(flag != std::string::npos);
+    return output.substr(flag, output.find("--", flag + 2) - flag);
+  };
+  // Half a core is one thread; a tenth of what nobody has leaves the cores there are.
+  CHECK(absl::StrContains(help("50"), "[default 1]"));
+  if (sysconf(_SC_NPROCESSORS_ONLN) > 1) CHECK_FALSE(absl::StrContains(help("1000000"), "[default 1]"));
 }
 
 }  // namespace recon

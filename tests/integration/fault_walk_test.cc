@@ -16,6 +16,7 @@
 
 #include "absl/strings/match.h"
 #include "catch2/catch.hpp"
+#include "common/base/clock.h"
 #include "common/base/process.h"
 #include "tests/integration/completed_once.h"
 #include "tests/integration/servers_job.h"
@@ -41,16 +42,27 @@ class Faults {
   Faults& operator=(const Faults&) = delete;
 
   FaultState* operator->() { return state_; }
-  std::vector<std::string> Environment(const std::string& below) const {
-    return {absl::StrCat("LD_PRELOAD=", ProgramDirectory(), "/librecon_fault_shim.so"),
-            absl::StrCat("RECON_FAULT_BELOW=", below), absl::StrCat("RECON_FAULT_STATE=", path_),
-            "RECON_STORE_PATIENCE=2s"};
+  // Of calls on paths below a directory; with `match` in them, and of that function, if those are not empty.
+  std::vector<std::string> Environment(const std::string& below, const std::string& match = "",
+                                       const std::string& call = "") const {
+    std::vector<std::string> environment = {
+        absl::StrCat("LD_PRELOAD=", ProgramDirectory(), "/librecon_fault_shim.so"),
+        absl::StrCat("RECON_FAULT_BELOW=", below), absl::StrCat("RECON_FAULT_STATE=", path_)};
+    if (!match.empty()) environment.push_back(absl::StrCat("RECON_FAULT_MATCH=", match));
+    if (!call.empty()) environment.push_back(absl::StrCat("RECON_FAULT_CALL=", call));
+    return environment;
   }
 
  private:
   std::string path_;
   FaultState* state_ = nullptr;
 };
+
+// What may pass is tried again for so long only.
+std::vector<std::string> Impatient(std::vector<std::string> environment) {
+  environment.push_back("RECON_STORE_PATIENCE=2s");
+  return environment;
+}
 
 struct Fault {
   uint64_t call = 0;
@@ -92,7 +104,7 @@ Outcome RunJob(const Fault& fault) {
   faults->fail_calls = fault.times;
   faults->fail_from = fault.call;
   Outcome outcome;
-  const bool listens = job.StartServer(faults.Environment(job.data()));
+  const bool listens = job.StartServer(Impatient(faults.Environment(job.data())));
   std::unique_ptr<Process> worker;
   if (listens) {
     worker = job.StartWorker("one");
@@ -131,7 +143,7 @@ Outcome RunServersJob(const Fault& fault) {
   faults->fail_from = fault.call;
   Outcome outcome;
   REQUIRE(job.Start(0));
-  REQUIRE(job.Start(1, faults.Environment(job.DataOf(1))));
+  REQUIRE(job.Start(1, Impatient(faults.Environment(job.DataOf(1)))));
   const auto worker = job.StartWorker("one", {"--model", "mlp:16-9000-4"});  // Three shards.
   REQUIRE(Eventually([&] { return !job.process(1).running() || !worker->running(); }, absl::Seconds(120)));
   // Once the job is done it ends, too.
@@ -191,6 +203,104 @@ TEST_CASE("a server outlives each failing system call, or ends with 1 and names 
 
 TEST_CASE("so does a server that has joined, and the job waits for it", "[faults][servers]") {
   Walk(&RunServersJob, 5);
+}
+
+TEST_CASE("a manifest that cannot be read for a moment at the start is no damage, and no older one is taken",
+          "[faults]") {
+  ProcessJob job({"--data-epochs", "1", "--durability", "snapshot", "--snapshot-interval", "1h"});
+  REQUIRE(job.StartServer());
+  const auto worker = job.StartWorker("one");
+  REQUIRE(worker->Wait(absl::Seconds(60)) == 0);
+  job.server().Signal(SIGTERM);
+  REQUIRE(job.server().Wait(absl::Seconds(30)) == 0);
+  Faults faults(job.directory() / "faults");
+  uint64_t restored = 0;
+  for (const int error : {ESTALE, EIO, ETIMEDOUT, EMFILE}) {
+    // Opening the newest one, and reading it.
+    for (const uint64_t call : {1, 2, 3}) {
+      INFO("call " << call << ": " << std::strerror(error));
+      faults->calls = 0;
+      faults->error = error;
+      faults->fail_calls = 3;
+      faults->fail_from = call;
+      std::memset(faults->failed, 0, sizeof(faults->failed));
+      REQUIRE(job.StartServer(faults.Environment(job.data(), "/MANIFEST-")));
+      CHECK(faults->calls > call + 2);
+      CHECK_FALSE(std::string(faults->failed).empty());
+      const StatusReply status = *job.Status();
+      CHECK(status.samples_completed() == kSamples);
+      if (restored == 0) restored = status.restored_generation();
+      CHECK(status.restored_generation() == restored);
+      job.server().Kill();
+    }
+  }
+  CHECK(restored > 1);
+  CHECK_FALSE(absl::StrContains(job.ServerLog(), "DAMAGED"));
+}
+
+TEST_CASE("a control database that cannot be made durable ends the server, which then goes on", "[faults]") {
+  ProcessJob job(Flags());
+  Faults faults(job.directory() / "faults");
+  faults->error = EIO;
+  faults->fail_calls = UINT64_MAX / 2;
+  REQUIRE(job.StartServer(Impatient(faults.Environment(job.data(), "/control/", "fdatasync"))));
+  REQUIRE(faults->calls > 0);
+  // From now on.
+  faults->fail_from = faults->calls + 1;
+  const auto worker = job.StartWorker("one");
+  CHECK(job.server().Wait(absl::Seconds(60)) == 1);
+  CHECK(std::string(faults->failed) == "fdatasync");
+  CHECK(absl::StrContains(job.ServerLog(), job.data() + "/control"));
+  REQUIRE(job.StartServer());
+  CHECK(worker->Wait(absl::Seconds(120)) == 0);
+  REQUIRE(job.Finished());
+  CHECK(CompletedOnce(*job.Completions(), 1, kSamples));
+}
+
+TEST_CASE("one failed fdatasync of the control database costs no completion", "[faults]") {
+  ProcessJob job(Flags());
+  Faults faults(job.directory() / "faults");
+  faults->error = EIO;
+  faults->fail_calls = 1;
+  REQUIRE(job.StartServer(faults.Environment(job.data(), "/control/", "fdatasync")));
+  faults->fail_from = faults->calls + 2;
+  auto worker = job.StartWorker("one");
+  REQUIRE(Eventually([&] { return !job.server().running() || !worker->running(); }, absl::Seconds(120)));
+  CHECK(std::string(faults->failed) == "fdatasync");
+  if (worker->running()) {
+    // It ended, and said so.
+    CHECK(job.server().Wait(absl::Seconds(60)) == 1);
+    CHECK(absl::StrContains(job.ServerLog(), job.data() + "/control"));
+  }
+  if (!job.server().running()) REQUIRE(job.StartServer());
+  CHECK(worker->Wait(absl::Seconds(120)) == 0);
+  REQUIRE(job.Finished());
+  CHECK(CompletedOnce(*job.Completions(), 1, kSamples));
+}
+
+TEST_CASE("another signal ends a server whose drain hangs, after a grace and at once then", "[faults]") {
+  ProcessJob job({"--data-epochs", "100000", "--snapshot-interval", "1h"});
+  Faults faults(job.directory() / "faults");
+  faults->error = ESTALE;
+  faults->fail_calls = UINT64_MAX / 2;
+  std::vector<std::string> environment = faults.Environment(job.data(), "/MANIFEST-");
+  environment.push_back("RECON_STORE_PATIENCE=10m");
+  // Without a log the drain's snapshot is all there is: it is tried for as long as that.
+  job.set_server_flags({"--data-epochs", "100000", "--snapshot-interval", "1h", "--durability", "snapshot"});
+  REQUIRE(job.StartServer(environment));
+  const auto worker = job.StartWorker("one");
+  REQUIRE(job.SamplesReach(1000));
+  faults->fail_from = faults->calls + 1;
+  job.server().Signal(SIGTERM);
+  const int64_t first = MonotonicNanos();
+  REQUIRE(Eventually([&] { return absl::StrContains(job.ServerLog(), "draining"); }));
+  REQUIRE(Eventually([&] {
+    job.server().Signal(SIGTERM);
+    return !job.server().running();
+  }));
+  CHECK(MonotonicNanos() - first >= 5'000'000'000);
+  CHECK(job.server().Wait(absl::ZeroDuration()) == 128 + SIGTERM);
+  CHECK(absl::StrContains(job.ServerLog(), "another signal while this process was ending"));
 }
 
 }  // namespace recon

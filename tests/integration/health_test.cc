@@ -4,6 +4,7 @@
 #include "tests/support/health_probe.h"
 
 #include <signal.h>
+#include <sys/stat.h>
 
 #include "absl/strings/match.h"
 #include "catch2/catch.hpp"
@@ -28,6 +29,14 @@ TEST_CASE("the health service says that a head serves", "[health]") {
   ProcessJob job({});
   REQUIRE(job.StartServer());
   CHECK(AskHealth(job.address()) == "serving");
+}
+
+TEST_CASE("what a server has is its owner's alone", "[health]") {
+  ProcessJob job({});
+  REQUIRE(job.StartServer());
+  struct stat found {};
+  REQUIRE(stat(job.data().c_str(), &found) == 0);
+  CHECK((found.st_mode & 0777) == 0700);
 }
 
 TEST_CASE("a server without a place in its job does not serve", "[health]") {
@@ -62,6 +71,19 @@ TEST_CASE("a job that nobody trains ends with a snapshot and an exit code of its
   CHECK(job.Status()->samples_completed() >= 1000);
 }
 
+TEST_CASE("a job that stands still says so after ten seconds, and for whom it waits", "[health]") {
+  ProcessJob job({"--data-epochs", "100000"});
+  REQUIRE(job.StartServer());
+  auto worker = job.StartWorker("slow", {"--model", "mlp:16-24-4", "--step-ms", "3600000"});
+  REQUIRE(Eventually([&] { return absl::StrContains(job.ServerLog(), "the job has not moved for 1"); },
+                     absl::Seconds(60)));
+  CHECK(absl::StrContains(job.ServerLog(), "it waits for a push of slow (1 leases, heard of "));
+  std::string output;
+  CHECK(RunProgram({"reconctl", "status", "--server", job.address()}, &output) == 0);
+  CHECK(absl::StrContains(output, "STANDS     for 1"));
+  CHECK(absl::StrContains(output, "it waits for a push of slow"));
+}
+
 TEST_CASE("a job to which no worker comes ends, too; one that is done has not failed", "[health]") {
   ProcessJob job({"--idle-timeout", "1s", "--data-epochs", "2"});
   REQUIRE(job.StartServer());
@@ -77,7 +99,7 @@ TEST_CASE("a job to which no worker comes ends, too; one that is done has not fa
 TEST_CASE("an idle timeout that is no duration is refused", "[health]") {
   ProcessJob job({"--idle-timeout", "soon"});
   CHECK_FALSE(job.StartServer());
-  CHECK(job.server().Wait(absl::Seconds(10)) == 2);
+  CHECK(job.server().Wait(absl::Seconds(30)) == 2);
   CHECK(absl::StrContains(job.ServerLog(), "--idle-timeout soon: expected a duration"));
 }
 

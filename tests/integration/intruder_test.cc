@@ -181,4 +181,30 @@ TEST_CASE("a split is not completed by a worker that has pushed nothing for it",
   trained.CheckGoesOn();
 }
 
+TEST_CASE("a heartbeat with more leases than a worker may hold is refused, and nobody else notices",
+          "[intruder]") {
+  TrainedJob trained;
+  ControlClient control(*ConnectTo(trained.job.flags.listen, {}), absl::Seconds(60),
+                        Caller::Worker(PlayedSecret()));
+  const auto registered = control.Register(RequestOf("intruder"));
+  REQUIRE(registered.ok());
+  HeartbeatRequest heartbeat;
+  heartbeat.mutable_identity()->set_worker(registered->worker());
+  heartbeat.mutable_identity()->set_incarnation(PlayedSecret().incarnation().value());
+  heartbeat.mutable_identity()->set_cluster_epoch(registered->cluster_epoch());
+  CHECK(control.Heartbeat(heartbeat).ok());
+  for (int i = 0; i < 4; ++i) heartbeat.add_leases(UINT64_MAX - static_cast<uint64_t>(i));
+  while (heartbeat.ByteSizeLong() < (31 << 20)) {
+    for (int i = 0; i < 100'000; ++i) heartbeat.add_leases(UINT64_MAX);
+  }
+  for (int i = 0; i < 4; ++i) {
+    const absl::Status refused = control.Heartbeat(heartbeat).status();
+    INFO(refused);
+    // By its number of leases, or by its length, which also ends the connection.
+    CHECK((absl::IsInvalidArgument(refused) || absl::IsResourceExhausted(refused) ||
+           absl::IsUnavailable(refused)));
+  }
+  trained.CheckGoesOn();
+}
+
 }  // namespace recon

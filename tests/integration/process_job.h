@@ -67,10 +67,8 @@ class ProcessJob {
                                      std::move(environment));
   }
 
-  absl::StatusOr<StatusReply> Status() const { return ControlClient(*ConnectTo(address_, {})).Status(); }
-  absl::StatusOr<CompletionsReply> Completions() const {
-    return ControlClient(*ConnectTo(address_, {})).Completions();
-  }
+  absl::StatusOr<StatusReply> Status() const { return Control().Status(); }
+  absl::StatusOr<CompletionsReply> Completions() const { return Control().Completions(); }
   // While samples are completed there is no limit: the machine may be busy.
   bool SamplesReach(uint64_t samples, absl::Duration standstill = absl::Seconds(60)) const {
     return Reaches([samples](const StatusReply& status) { return status.samples_completed() >= samples; },
@@ -81,6 +79,9 @@ class ProcessJob {
   }
 
  private:
+  // The machine may be busy.
+  ControlClient Control() const { return ControlClient(*ConnectTo(address_, {}), absl::Seconds(30)); }
+
   template <typename Condition>
   bool Reaches(const Condition& condition, absl::Duration standstill) const {
     uint64_t completed = 0;

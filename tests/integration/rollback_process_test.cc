@@ -53,6 +53,15 @@ TEST_CASE("reconctl rollback and undo say what it will be, and return when the j
       absl::StrContains(said, absl::StrCat("done: snapshot ", good + 1, " has that state, cluster epoch 2")));
   CHECK(ManifestOf(job, good + 1).state_root() == ManifestOf(job, good).state_root());
 
+  // To a record of the log behind that snapshot.
+  const uint64_t begun = ManifestOf(job, good + 1).sequence();
+  REQUIRE(job.SamplesReach(2 * kSamples));
+  CHECK(Ctl({"rollback", "--to-sequence", absl::StrCat(begun + 3), "--server", server}, &said) == 0);
+  INFO(said);
+  CHECK(absl::StrContains(said, absl::StrCat("sequence ", begun + 3)));
+  CHECK(absl::StrContains(said, "cluster epoch 3"));
+  CHECK(job.Status()->rollback().history() == 2);
+
   REQUIRE(job.SamplesReach(2 * kSamples));
   const MemberStatus member = job.Status()->members(0);
   const std::string push = absl::StrCat(member.name(), ":", member.next_step() - 2);

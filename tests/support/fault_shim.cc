@@ -1,7 +1,9 @@
 // A library for LD_PRELOAD that makes one system call on a file fail, whoever makes it: our code, RocksDB's,
 // the C++ library's. It counts calls on paths below a directory.
 //
-// RECON_FAULT_BELOW  counts only calls on paths that begin with this.
+// RECON_FAULT_BELOW  counts only calls on paths that begin with this,
+// RECON_FAULT_MATCH  and have this in them, if it is given;
+// RECON_FAULT_CALL   only calls of this function, if it is given.
 // RECON_FAULT_STATE  a file of sizeof(State) bytes, shared with the test: see fault_shim.h.
 //
 // Threads: any; counting is atomic.
@@ -49,7 +51,9 @@ FaultState* TheState() {
 
 bool Below(const char* path) {
   static const char* const prefix = std::getenv("RECON_FAULT_BELOW");
-  return prefix != nullptr && path != nullptr && std::strncmp(path, prefix, std::strlen(prefix)) == 0;
+  static const char* const part = std::getenv("RECON_FAULT_MATCH");
+  return prefix != nullptr && path != nullptr && std::strncmp(path, prefix, std::strlen(prefix)) == 0 &&
+         (part == nullptr || std::strstr(path, part) != nullptr);
 }
 
 bool Watched(int fd) { return fd >= 0 && fd < kFdsMax && watched[fd]; }
@@ -57,7 +61,8 @@ bool Watched(int fd) { return fd >= 0 && fd < kFdsMax && watched[fd]; }
 // Counts a call; the error it is to fail with, 0 for none. kFaultShort asks for half of the bytes.
 int Count(const char* name) {
   FaultState* const state = TheState();
-  if (state == nullptr) return 0;
+  static const char* const only = std::getenv("RECON_FAULT_CALL");
+  if (state == nullptr || (only != nullptr && std::strcmp(name, only) != 0)) return 0;
   const uint64_t call = state->calls.fetch_add(1) + 1;
   const uint64_t first = state->fail_from.load();
   if (first == 0 || call < first || call >= first + state->fail_calls.load()) return 0;

@@ -123,7 +123,7 @@ def run_job(job: dashboard.Job, data: pathlib.Path) -> None:
 
     def served() -> bool:
         try:
-            with urllib.request.urlopen(job.url + "api/history", timeout=10) as answer:
+            with urllib.request.urlopen(job.url + "api/history", timeout=60) as answer:
                 return "rollback" in [event["kind"] for event in json.loads(answer.read())["events"]]
         except urllib.error.HTTPError:
             return False

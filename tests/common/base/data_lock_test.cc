@@ -30,6 +30,19 @@ TEST_CASE("a data directory that cannot be made is refused by name", "[data_lock
   CHECK(absl::StrContains(lock.status().message(), "file/data"));
 }
 
+TEST_CASE("a data directory's lock is written through no link", "[data_lock]") {
+  const TempDir directory;
+  const std::string data = directory / "data";
+  REQUIRE(DataLock::Acquire(data).ok());
+  WriteWholeFile(directory / "others", "untouched");
+  REQUIRE(unlink((data + "/LOCK").c_str()) == 0);
+  REQUIRE(symlink((directory / "others").c_str(), (data + "/LOCK").c_str()) == 0);
+  const auto lock = DataLock::Acquire(data);
+  REQUIRE_FALSE(lock.ok());
+  CHECK(absl::StrContains(lock.status().message(), "/LOCK"));
+  CHECK(ReadWholeFile(directory / "others") == "untouched");
+}
+
 TEST_CASE("a data directory on a disk with no room left can still be taken", "[data_lock]") {
   const TempDir directory;
   REQUIRE(DataLock::Acquire(directory / "data").ok());

@@ -1,5 +1,8 @@
 #include "common/base/machine_limits.h"
 
+#include <sys/resource.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -97,6 +100,19 @@ TEST_CASE("what is too little for the job is said with both numbers", "[machine_
   limits.file_bytes = 1000;
   CHECK(absl::StrContains(TooLittle(limits, 1), "20 threads are allowed"));
   CHECK(absl::StrContains(TooLittle(limits, 1), "files may have 1,000 bytes"));
+}
+
+TEST_CASE("the limit of descriptors is raised to what may be had", "[machine_limits]") {
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const rlimit low{std::min<rlim_t>(before.rlim_max, 256), before.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &low) == 0);
+  RaiseLimits();
+  rlimit raised{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &raised) == 0);
+  CHECK(raised.rlim_cur == before.rlim_max);
+  CHECK(ReadMachineLimits().descriptors == (before.rlim_max == RLIM_INFINITY ? 0 : before.rlim_max));
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
 }
 
 }  // namespace recon

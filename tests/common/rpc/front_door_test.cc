@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -154,6 +155,37 @@ TEST_CASE("strangers who send much are cut, those who say nothing too, and membe
   CHECK(others[0]->HungUp());
   CHECK(door.connections().Find(member.Name()) != nullptr);
   CHECK(!member.Send(1));
+}
+
+TEST_CASE("with no descriptor left whoever comes is turned away, and those who come later are let in",
+          "[connections]") {
+  OpenDoor door("127.0.0.1:0");
+  std::vector<OwnedFd> guests;
+  for (int i = 0; i < 3; ++i) guests.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(static_cast<uint16_t>(door.port()));
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const timeval soon{30, 0};
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  // No number is free below it.
+  const rlimit none{static_cast<rlim_t>(OwnedFd(dup(guests[0].get())).get()), before.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  std::vector<ssize_t> received;
+  for (const OwnedFd& guest : guests) {
+    char byte = 0;
+    setsockopt(guest.get(), SOL_SOCKET, SO_RCVTIMEO, &soon, sizeof(soon));
+    const bool connected = connect(guest.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0;
+    received.push_back(connected ? recv(guest.get(), &byte, 1, 0) : -2);
+  }
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  // Hung up: not left in the queue, where they would wait for ever.
+  CHECK(received == std::vector<ssize_t>{0, 0, 0});
+  CHECK(door.came_in() == 0);
+  Guest later(AF_INET, door.port());
+  later.Send(1);
+  CHECK(Eventually([&] { return door.came_in() == 1; }));
 }
 
 }  // namespace recon

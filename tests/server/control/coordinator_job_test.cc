@@ -377,6 +377,18 @@ TEST_CASE("a server that begins a new log has a snapshot first, when all are the
   CHECK(job.snapshots.under_way() == "recovered");
 }
 
+namespace {
+
+double StandingSeconds(const Metrics& metrics) {
+  const std::string text = metrics.Text();
+  const std::string name = "\nrecon_server_standing_seconds ";
+  const size_t at = text.find(name);
+  REQUIRE(at != std::string::npos);
+  return std::stod(text.substr(at + name.size()));
+}
+
+}  // namespace
+
 TEST_CASE("status says for what a job that stands still waits", "[coordinator]") {
   CoordinatorJob job;
   const Worker worker = job.Begin("w", 1);
@@ -387,12 +399,15 @@ TEST_CASE("status says for what a job that stands still waits", "[coordinator]")
   }
   CHECK(job.Status().waits_for().find("it waits for a push of w (1 leases") == 0);
   CHECK(job.coordinator->Idle(job.now) >= absl::Seconds(59));
+  CHECK(job.Status().standing_seconds() >= 59);
+  CHECK(StandingSeconds(job.metrics) >= 59);
   job.data_plane.log.full = true;
   CHECK(job.Status().waits_for().find("a snapshot that makes room in the push log") != std::string::npos);
   job.data_plane.log.full = false;
   REQUIRE(worker.Train(lease).ok());
   job.PassAndTick(absl::Seconds(1));
   CHECK(job.Status().waits_for().empty());
+  CHECK(StandingSeconds(job.metrics) == 0);
   CHECK(job.coordinator->Idle(job.now) < absl::Seconds(2));
 }
 
