@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "absl/strings/match.h"
@@ -419,22 +420,28 @@ TEST_CASE("as many threads compute as the control group's quota allows", "[envir
   }
   const TempDir groups;
   std::filesystem::create_directories(groups.path() + "/cpu");
-  const auto help = [&](const std::string& cores_of_100) {
-    WriteWholeFile(groups / "cpu.max", cores_of_100 + " 100\n");
-    WriteWholeFile(groups / "cpu/cpu.cfs_quota_us", cores_of_100 + "\n");
+  // How many threads a server has for updates where it may use so many hundredths of a core.
+  const auto threads = [&](const std::string& quota) {
+    WriteWholeFile(groups / "cpu.max", quota + " 100\n");
+    WriteWholeFile(groups / "cpu/cpu.cfs_quota_us", quota + "\n");
     WriteWholeFile(groups / "cpu/cpu.cfs_period_us", "100\n");
-    std::string output;
-    CHECK(RunProgram({"/usr/bin/unshare", "-m", "/bin/sh", "-c",
-                      absl::StrCat("mount --bind ", groups.path(), " /sys/fs/cgroup && exec ",
-                                   ProgramDirectory(), "/recon-server --help")},
-                     &output) == 0);
-    const size_t flag = output.find("--apply-threads");
-    REQUIRE(flag != std::string::npos);
-    return output.substr(flag, output.find("--", flag + 2) - flag);
+    const TempDir directory;
+    Process server(
+        {"/usr/bin/unshare", "-m", "/bin/sh", "-c",
+         absl::StrCat("mount --bind ", groups.path(), " /sys/fs/cgroup && exec ", ProgramDirectory(),
+                      "/recon-server --listen 127.0.0.1:0 --data ", directory / "data")},
+        directory / "log");
+    CHECK(Eventually([&] { return !ReadWholeFile(directory / "data/ADDRESS").empty(); }));
+    int lanes = 0;
+    for (const auto& task :
+         std::filesystem::directory_iterator(absl::StrCat("/proc/", server.pid(), "/task"))) {
+      lanes += absl::StartsWith(ReadWholeFile(task.path() / "comm"), "lane") ? 1 : 0;
+    }
+    if (quota == "50") CHECK(absl::StrContains(server.output(), "1 of "));
+    return lanes;
   };
-  // Half a core is one thread; a tenth of what nobody has leaves the cores there are.
-  CHECK(absl::StrContains(help("50"), "[default 1]"));
-  if (sysconf(_SC_NPROCESSORS_ONLN) > 1) CHECK_FALSE(absl::StrContains(help("1000000"), "[default 1]"));
+  CHECK(threads("50") == 1);
+  CHECK(threads("1000000") == std::min(16, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN))));
 }
 
 }  // namespace recon
