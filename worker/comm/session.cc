@@ -84,12 +84,6 @@ bool Session::Pause(absl::Duration duration) {
                        [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !fatal_.ok(); });
 }
 
-uint64_t Session::FirstNew() const { return std::max(next_step_, first_allowed_step_); }
-
-uint64_t Session::FirstUnacknowledged() const {
-  return unacknowledged_.empty() ? FirstNew() : *unacknowledged_.begin();
-}
-
 RegisterRequest Session::MakeRequest() const {
   RegisterRequest request;
   request.set_name(name_);
@@ -447,54 +441,6 @@ void Session::Leave(const std::string& reason, const std::string& diverged) {
   request.set_diverged(diverged.substr(0, limits::kProgressTextBytesMax));
   const absl::Status status = client_->Leave(request).status();
   if (!status.ok()) LogDebug("leaving: {}", status.message());
-}
-
-bool Session::must_drain() const {
-  MutexLock lock(&mu_);
-  return MustDrain();
-}
-
-bool Session::MustDrain() const {
-  if (unacknowledged_.empty()) return false;
-  return FirstNew() - *unacknowledged_.begin() >= limits::kPipelineDepthMax;
-}
-
-std::optional<uint64_t> Session::TakeStep() {
-  MutexLock lock(&mu_);
-  if (MustDrain()) return std::nullopt;
-  next_step_ = FirstNew();
-  unacknowledged_.insert(next_step_);
-  return next_step_++;
-}
-
-absl::StatusOr<uint64_t> Session::Rejoin(uint64_t step) {
-  Backoff backoff;
-  while (true) {
-    RejoinRequest request;
-    const Standing used = standing();
-    *request.mutable_identity() = used.identity;
-    {
-      MutexLock lock(&mu_);
-      request.set_next_step(FirstNew());
-    }
-    const absl::StatusOr<RejoinReply> reply = client_->Rejoin(request);
-    if (!reply.ok()) {
-      if (absl::IsAborted(reply.status())) return reply.status();
-      RECON_RETURN_IF_ERROR(Recover(reply.status(), used, &backoff));
-      continue;
-    }
-    MutexLock lock(&mu_);
-    unacknowledged_.erase(step);
-    unacknowledged_.insert(reply->step());
-    next_step_ = std::max(next_step_, reply->step() + 1);
-    return reply->step();
-  }
-}
-
-void Session::Acknowledge(uint64_t step) {
-  MutexLock lock(&mu_);
-  unacknowledged_.erase(step);
-  unreachable_since_ = absl::InfiniteFuture();
 }
 
 }  // namespace recon
