@@ -262,17 +262,14 @@ void CommPipeline::Label(const Push& push, const Session::Standing& standing,
   }
 }
 
-bool CommPipeline::StillWanted(const Push& push) {
+bool CommPipeline::StillWanted(const Push& push) const {
   const std::shared_ptr<const JobConfig> job = session_->job();
-  if (job->history() != push.history) {
-    LogWarn("push of step {} dropped: the job was rolled back", push.step);
-  } else if (job->has_local() != push.local) {
-    LogWarn("push dropped: it was made for the policy before");
-  } else {
-    return true;
-  }
+  return job->history() == push.history && job->has_local() == push.local;
+}
+
+void CommPipeline::NoteDropped(const Push& push, absl::string_view why) {
   dropped_.Increment();
-  return false;
+  LogWarn("push of step {} dropped: {}", push.step, why);
 }
 
 bool CommPipeline::MoveToLaterStep(const std::vector<absl::StatusOr<Frame>>& results, Push* push) {
@@ -324,7 +321,10 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(Outgoing* out) {
     const absl::Time start = Now();
     if (!out->exchange) {
       out->standing = session_->standing();
-      if (!StillWanted(push)) return false;
+      if (!StillWanted(push)) {
+        NoteDropped(push, "the job was rolled back, or its policy is another");
+        return false;
+      }
       Label(push, out->standing, &shards);
       out->exchange.emplace(client_, FrameKind::kPushPull, keep_reply_);
       out->exchange->Send(
@@ -348,8 +348,7 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(Outgoing* out) {
         header.step = push.step;
         continue;
       }
-      dropped_.Increment();
-      LogWarn("push dropped: {}", worst.message());
+      NoteDropped(push, worst.message());
       return false;
     }
     resent_.Increment();

@@ -9,6 +9,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "common/base/mutex.h"
 #include "common/codec/codec.h"
 #include "common/codec/frame.h"
@@ -114,8 +115,10 @@ class CommPipeline {
   absl::StatusOr<bool> PushUntilDone(Outgoing* out);
   // Gives a push whose step was closed without any of it a later one; false if it is to be dropped.
   bool MoveToLaterStep(const std::vector<absl::StatusOr<Frame>>& results, Push* push);
-  // Whether a push is of the state and the policy that the job has now; says so if not.
-  bool StillWanted(const Push& push);
+  // Whether a push is of the state and the policy that the job has now.
+  bool StillWanted(const Push& push) const;
+  // Counts a push that is dropped, and says why.
+  void NoteDropped(const Push& push, absl::string_view why);
   FrameHeader HeaderOf(const Push& push, double gradient_norm) const;
   // Writes beside each shard what its part of a frame says of it.
   void Label(const Push& push, const Session::Standing& standing, std::vector<EncodedShard>* shards) const;
