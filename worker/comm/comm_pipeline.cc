@@ -272,6 +272,20 @@ void CommPipeline::NoteDropped(const Push& push, absl::string_view why) {
   LogWarn("push of step {} dropped: {}", push.step, why);
 }
 
+std::vector<absl::StatusOr<Frame>> CommPipeline::AwaitReplies(ParamClient::Exchange* exchange,
+                                                              absl::Duration deadline) {
+  return exchange->Await(session_->fatal().ok() ? deadline : absl::ZeroDuration(), absl::InfiniteDuration());
+}
+
+std::vector<absl::StatusOr<Frame>> CommPipeline::CallAll(FrameKind kind, const FrameHeader& header,
+                                                         const WorkerIdentity& identity,
+                                                         const std::vector<EncodedShard>& shards) {
+  const std::function<void(Frame)> none;
+  ParamClient::Exchange exchange(client_, kind, none);
+  exchange.Send(FramesFor(*layout_, header, identity, shards, client_->server_of_shard()));
+  return AwaitReplies(&exchange, FrameDeadline(EncodedBytes(CodecId::kFp32, layout_->params())));
+}
+
 bool CommPipeline::MoveToLaterStep(const std::vector<absl::StatusOr<Frame>>& results, Push* push) {
   const bool none_counts = std::all_of(results.begin(), results.end(),
                                        [](const auto& result) { return absl::IsAborted(result.status()); });
@@ -320,6 +334,7 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(Outgoing* out) {
   while (true) {
     const absl::Time start = Now();
     if (!out->exchange) {
+      RECON_RETURN_IF_ERROR(session_->fatal());
       out->standing = session_->standing();
       if (!StillWanted(push)) {
         NoteDropped(push, "the job was rolled back, or its policy is another");
@@ -330,8 +345,7 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(Outgoing* out) {
       out->exchange->Send(
           FramesFor(*layout_, header, out->standing.identity, shards, client_->server_of_shard()));
     }
-    const std::vector<absl::StatusOr<Frame>> results =
-        out->exchange->Await(deadline, absl::InfiniteDuration());
+    const std::vector<absl::StatusOr<Frame>> results = AwaitReplies(&*out->exchange, deadline);
     out->exchange.reset();
     const absl::Status worst = Worst(results);
     if (worst.ok()) {
@@ -370,9 +384,7 @@ absl::StatusOr<std::vector<Frame>> CommPipeline::PullAll(const Known& known) {
       shards[i].codec = known.hashes[i].codec;
       shards[i].payload = known.hashes[i].payload;
     }
-    std::vector<absl::StatusOr<Frame>> results = client_->CallAll(
-        FrameKind::kPull, FramesFor(*layout_, header, standing.identity, shards, client_->server_of_shard()),
-        FrameDeadline(EncodedBytes(CodecId::kFp32, layout_->params())));
+    std::vector<absl::StatusOr<Frame>> results = CallAll(FrameKind::kPull, header, standing.identity, shards);
     const absl::Status worst = Worst(results);
     if (!worst.ok()) {
       RECON_RETURN_IF_ERROR(session_->Recover(worst, standing, &backoff));
@@ -389,10 +401,7 @@ absl::Status CommPipeline::SendInitialValues(std::vector<float> values) {
     return absl::InvalidArgumentError("an initial value is infinite or not a number");
   }
   const std::vector<EncodedShard> shards = PlainShards(*layout_, std::move(values));
-  const WorkerIdentity identity = session_->standing().identity;
-  return Worst(client_->CallAll(
-      FrameKind::kInit, FramesFor(*layout_, FrameHeader(), identity, shards, client_->server_of_shard()),
-      FrameDeadline(EncodedBytes(CodecId::kFp32, layout_->params()))));
+  return Worst(CallAll(FrameKind::kInit, FrameHeader(), session_->standing().identity, shards));
 }
 
 }  // namespace recon

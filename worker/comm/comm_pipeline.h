@@ -77,7 +77,7 @@ class CommPipeline {
   // Without a push.
   void ReturnBuffer(std::unique_ptr<GradientBuffer> buffer);
   void Submit(Push push);
-  // Waits until fewer than `pushes` are under way, or the session has failed.
+  // Waits until fewer than `pushes` are under way. A session that fails ends those.
   void WaitUntilBelow(int pushes);
   // The same, but returns false as soon as there are replies to be taken meanwhile.
   bool WaitUntilBelowOrReplies(int pushes);
@@ -119,6 +119,12 @@ class CommPipeline {
   bool StillWanted(const Push& push) const;
   // Counts a push that is dropped, and says why.
   void NoteDropped(const Push& push, absl::string_view why);
+  // Waits for the replies, but not once the session has failed: nobody cuts what was sent after its
+  // connections were.
+  std::vector<absl::StatusOr<Frame>> AwaitReplies(ParamClient::Exchange* exchange, absl::Duration deadline);
+  std::vector<absl::StatusOr<Frame>> CallAll(FrameKind kind, const FrameHeader& header,
+                                             const WorkerIdentity& identity,
+                                             const std::vector<EncodedShard>& shards);
   FrameHeader HeaderOf(const Push& push, double gradient_norm) const;
   // Writes beside each shard what its part of a frame says of it.
   void Label(const Push& push, const Session::Standing& standing, std::vector<EncodedShard>* shards) const;

@@ -74,8 +74,12 @@ absl::Status Session::fatal() const {
 
 void Session::Fail(const absl::Status& status) {
   RECON_CHECK(!status.ok(), "a session fails without an error");
-  MutexLock lock(&mu_);
-  fatal_.Update(status);
+  {
+    MutexLock lock(&mu_);
+    fatal_.Update(status);
+  }
+  // Whoever sends something looks at fatal() afterwards: it is set before connections are cut.
+  if (options_.on_failure) options_.on_failure();
 }
 
 bool Session::Pause(absl::Duration duration) {
@@ -235,15 +239,24 @@ absl::Status Session::Recover(const absl::Status& error, const Standing& used, B
                                                   : absl::CancelledError("the worker is stopping");
   }
   if (!absl::IsFailedPrecondition(error)) return error;
+  const absl::Status status = RegisterAgain(error, used);
+  // Without registering_, for which those may wait that it ends.
+  if (!fatal().ok() && options_.on_failure) options_.on_failure();
+  return status;
+}
+
+absl::Status Session::RegisterAgain(const absl::Status& why, const Standing& used) {
   MutexLock only_one(&registering_);
-  if (standing().registration != used.registration) return absl::OkStatus();  // Another thread did it.
   {
     MutexLock lock(&mu_);
+    RECON_RETURN_IF_ERROR(fatal_);
+    if (registrations_ != used.registration) return absl::OkStatus();  // Another thread did it.
     if (stopping_) return absl::CancelledError("the worker is stopping");
   }
-  LogWarn("registering again: {}", error.message());
+  LogWarn("registering again: {}", why.message());
   const absl::Status status = RegisterUntilOk();
-  if (!status.ok()) Fail(status);
+  MutexLock lock(&mu_);
+  fatal_.Update(status);  // Whose turn is next need not try, too.
   return status;
 }
 

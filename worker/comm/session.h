@@ -43,6 +43,9 @@ class Session {
     std::function<void(WorkerProgress*)> describe;
     // Heartbeats have had no answer for limits::kServerSilenceMax; again after as long. Heartbeat thread.
     std::function<void()> on_silence;
+    // The session has failed: ends what waits for servers, whose answers are of no use any more. Any thread;
+    // it must not call the session.
+    std::function<void()> on_failure;
     // Takes what every registration says of the job's servers. Any thread; must not call the session.
     std::function<absl::Status(const RegisterReply&)> adopt_servers;
     // Takes how many workers the job has, as heartbeats' answers say. Heartbeat thread.
@@ -116,6 +119,7 @@ class Session {
   JobPhase phase() const;
   // Why the worker cannot go on; OK while it can.
   absl::Status fatal() const;
+  // From now on it cannot. The first reason counts. Any thread.
   void Fail(const absl::Status& status);
 
   // Handles an error of a call that was made with the standing `used`: registers again if that is the cure,
@@ -170,6 +174,8 @@ class Session {
   absl::Status RegisterUntilOk();
   // Likewise, under a name that is free where it may be any.
   absl::Status RegisterFirst();
+  // Once for all who ask with the same standing. The session has failed if it cannot.
+  absl::Status RegisterAgain(const absl::Status& why, const Standing& used);
   // What `diagnose` says of a server that has not answered.
   absl::Status Diagnose(const absl::Status& error) const;
   RegisterRequest MakeRequest() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -112,6 +112,7 @@ Session::Options Member::MakeSessionOptions() {
     LogWarn("the server is silent: its connections are cut");
     servers_->Disconnect();
   };
+  options.on_failure = [this] { servers_->Disconnect(); };
   options.simulated = options_.simulated;
   options.reconnect_for = options_.reconnect_for;
   options.diagnose = [this] { return ProbeTls(options_.server, options_.tls); };
@@ -134,11 +135,6 @@ void Member::Describe(WorkerProgress* progress) {
   progress->set_wire_unix_ms(absl::ToUnixMillis(Now()));
   wire_sent_->Set(static_cast<double>(wire.sent));
   wire_received_->Set(static_cast<double>(wire.received));
-}
-
-void Member::Fail(const absl::Status& status) {
-  session_->Fail(status);
-  servers_->Disconnect();
 }
 
 void Member::RequestStop() {

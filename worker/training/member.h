@@ -78,7 +78,7 @@ class Member {
   std::optional<DeviceStatus> device() const { return device_watch_->Latest(Now()); }
 
   // Whatever waits ends soon, with this error.
-  void Fail(const absl::Status& status);
+  void Fail(const absl::Status& status) { session_->Fail(status); }
   // Ends after what is under way; where that takes too long, by Fail(). Once it was asked for, the trainer
   // begins nothing new.
   void RequestStop();

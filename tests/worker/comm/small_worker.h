@@ -89,6 +89,7 @@ class SmallWorker {
     options.incarnation = Incarnation(1);
     options.train_samples = setup.train_samples;
     options.test_samples = setup.test_samples;
+    options.on_failure = [this] { client.Disconnect(); };
     auto joined = Session::Join(options, head.get(), &stop);
     REQUIRE(joined.ok());
     session = *std::move(joined);
