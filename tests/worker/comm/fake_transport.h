@@ -120,10 +120,11 @@ class FakeTransport : public Transport {
     }
   }
 
-  // Waits until something is held, or until Release(); false then.
-  bool AwaitSomeHeld() {
+  // Waits until something is held, and then a moment for more; false after Release().
+  bool AwaitSomeHeld(size_t more, absl::Duration moment) {
     MutexLock lock(&mu_);
     mu_.Await([this] { return released_ || !held_.empty(); });
+    (void)mu_.AwaitFor(moment, [&] { return released_ || held_.size() >= more; });
     return !released_;
   }
   void Release() {

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "catch2/catch.hpp"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/metrics/metrics.h"
 #include "common/tensor/shard_assignment.h"
@@ -91,7 +92,7 @@ class SmallWorker {
     options.test_samples = setup.test_samples;
     options.on_failure = [this] { client.Disconnect(); };
     auto joined = Session::Join(options, head.get(), &stop);
-    REQUIRE(joined.ok());
+    RECON_CHECK(joined.ok());
     session = *std::move(joined);
   }
   ~SmallWorker() { End(); }
@@ -119,7 +120,7 @@ class SmallWorker {
   double CounterOf(const std::string& name) const {
     const std::string text = metrics.Text();
     const size_t at = text.find(absl::StrCat("\n", name, " "));
-    REQUIRE(at != std::string::npos);
+    RECON_CHECK(at != std::string::npos);
     return std::strtod(text.c_str() + at + name.size() + 2, nullptr);
   }
 
@@ -139,7 +140,7 @@ class SmallWorker {
   static CodecPolicy::Options Codec(const std::string& text) {
     CodecPolicy::Options options;
     options.rules = *CodecRules::Parse(text);
-    options.flush_period = absl::InfiniteDuration();
+    options.flush_period = absl::Hours(1000);
     return options;
   }
 };
@@ -186,10 +187,13 @@ class SmallPipeline : public SmallWorker {
 
   // A push whose gradient has this value everywhere; how it ends is noted under a number.
   CommPipeline::Push PushOf(float value, int number) {
-    CommPipeline::Push push;
     const auto step = session->TakeStep();
     REQUIRE(step.has_value());
-    push.step = *step;
+    return PushOf(value, number, *step);
+  }
+  CommPipeline::Push PushOf(float value, int number, uint64_t step) {
+    CommPipeline::Push push;
+    push.step = step;
     push.order_key = push.step;
     push.samples = 1;
     push.gradient = *pipeline->TakeBuffer();
