@@ -311,6 +311,11 @@ bool Group::changed() {
   return core_.changed();
 }
 
+std::vector<uint32_t> Group::lost() {
+  MutexLock lock(&mu_);
+  return core_.lost();
+}
+
 void Group::Leave(const std::string& why) {
   MutexLock lock(&mu_);
   if (!broken_.ok()) return;

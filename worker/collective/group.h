@@ -71,6 +71,8 @@ class Group {
   // The same without consequences.
   std::optional<SetEpoch> epoch();
   bool changed();
+  // Ranks that have gone from the epoch that was acknowledged last.
+  std::vector<uint32_t> lost();
 
   // Errors as MemberCore::Submit()'s.
   absl::StatusOr<std::shared_ptr<PendingCollective>> Start(const CallSpec& spec);

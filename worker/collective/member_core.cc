@@ -108,7 +108,21 @@ void MemberCore::Begin(uint64_t id, Call* call) {
 
 const SetEpoch* MemberCore::Acknowledge() {
   unknown_.clear();
-  return epoch_ ? &*epoch_ : nullptr;
+  if (!epoch_) return nullptr;
+  const auto is_over = [this](const auto& loss) { return loss.first < epoch_->epoch(); };
+  lost_.erase(std::remove_if(lost_.begin(), lost_.end(), is_over), lost_.end());
+  return &*epoch_;
+}
+
+std::vector<uint32_t> MemberCore::lost() const {
+  std::vector<uint32_t> ranks;
+  for (const auto& [epoch, rank] : lost_) ranks.push_back(rank);
+  return ranks;
+}
+
+void MemberCore::NoteLoss(uint64_t epoch, uint32_t rank) {
+  const std::pair<uint64_t, uint32_t> loss{epoch, rank};
+  if (std::find(lost_.begin(), lost_.end(), loss) == lost_.end()) lost_.push_back(loss);
 }
 
 void MemberCore::Pump() {
@@ -170,6 +184,7 @@ void MemberCore::OnEpoch(const CallFrame& frame) {
     return OnBroken(absl::InternalError("the head sent an epoch that cannot be read"));
   }
   if (epoch_) {
+    for (const Departure& went : epoch.went()) NoteLoss(epoch.epoch() - 1, went.rank());
     last_change_ = ChangeText(options_.set, epoch);
     // Losses alone are what shrinking is for.
     if (!options_.shrink || epoch.came_size() > 0 || !unknown_.empty()) unknown_ = last_change_;
@@ -215,6 +230,7 @@ void MemberCore::BeginNextEpochIfQuiet() {
 void MemberCore::OnLost(const CallFrame& frame) {
   MembersLost lost;
   if (!lost.ParseFromString(frame.payload.ToString()) || !epoch_) return;
+  for (const Departure& went : lost.went()) NoteLoss(lost.epoch(), went.rank());
   if (next_ && lost.epoch() == next_->epoch()) return early_losses_.push_back(lost);
   if (lost.epoch() != epoch_->epoch()) return;
   for (const Departure& went : lost.went()) TellOthers(*epoch_, went.place(), went.why());

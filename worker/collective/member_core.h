@@ -55,6 +55,8 @@ class MemberCore {
   const SetEpoch* epoch() const { return epoch_ ? &*epoch_ : nullptr; }
   // The set is another one than the caller knows.
   bool changed() const { return !unknown_.empty(); }
+  // Ranks that have gone from the epoch that the caller knows, in the order in which this was heard.
+  std::vector<uint32_t> lost() const;
 
   void OnFrame(size_t server, const CallFrame& frame);
   // No stream is left: all calls fail, and later ones.
@@ -94,6 +96,7 @@ class MemberCore {
   void OnEpoch(const CallFrame& frame);
   void OnLost(const CallFrame& frame);
   void OnOutcome(size_t server, const CallFrame& frame);
+  void NoteLoss(uint64_t epoch, uint32_t rank);
   void TellOthers(const SetEpoch& of, uint32_t lost, const std::string& why);
   absl::Status TakeResult(const Call& call, const CallFrame& frame);
   void FailCall(uint64_t id, Call* call, const absl::Status& why, uint32_t lost,
@@ -115,8 +118,9 @@ class MemberCore {
   std::optional<SetEpoch> next_;           // Which has begun, while outcomes of the one before are missing.
   std::vector<MembersLost> early_losses_;  // From next_.
   std::vector<std::string> servers_{""};
-  std::vector<size_t> epoch_servers_;  // Of epoch_, by what ServerOf() says.
-  std::string unknown_;                // Changes that the caller has not acknowledged.
+  std::vector<size_t> epoch_servers_;                // Of epoch_, by what ServerOf() says.
+  std::string unknown_;                              // Changes that the caller has not acknowledged.
+  std::vector<std::pair<uint64_t, uint32_t>> lost_;  // Epoch and rank, since the caller's epoch.
   std::string last_change_;
   absl::Status broken_;
   uint64_t last_call_ = 0;

@@ -355,5 +355,48 @@ TEST_CASE("a process that takes a dead one's rank begins a new epoch, and nobody
   for (uint32_t seed = 3000; seed < 3300; ++seed) Run(seed, seed % 2 == 0, 1, /*restart=*/true);
 }
 
+TEST_CASE("a member knows which ranks have gone, until its caller knows the epoch without them",
+          "[collective]") {
+  MemberCore core({"s", "w0", /*shrink=*/false});
+  SetEpoch epoch;
+  epoch.set_set(7);
+  epoch.set_epoch(1);
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    SetMember* member = epoch.add_members();
+    member->set_rank(rank);
+    member->set_name(absl::StrCat("w", rank));
+  }
+  const auto tell = [&core](CallFrameKind kind, const std::string& what) {
+    CallFrame frame;
+    frame.header.kind = kind;
+    frame.payload = ByteChain::FromString(what);
+    core.OnFrame(0, frame);
+  };
+  tell(CallFrameKind::kEpoch, epoch.SerializeAsString());
+  REQUIRE(core.Acknowledge() != nullptr);
+  CHECK(core.lost().empty());
+
+  MembersLost lost;
+  lost.set_set(7);
+  lost.set_epoch(1);
+  lost.add_went()->set_rank(2);
+  tell(CallFrameKind::kLost, lost.SerializeAsString());
+  CHECK(core.lost() == std::vector<uint32_t>{2});
+  core.Acknowledge();  // The epoch is the same one still.
+  CHECK(core.lost() == std::vector<uint32_t>{2});
+  CHECK_FALSE(core.changed());
+
+  epoch.set_epoch(2);
+  *epoch.add_went() = lost.went(0);
+  epoch.add_went()->set_rank(1);
+  *epoch.add_came() = epoch.members(1);
+  *epoch.add_came() = epoch.members(2);
+  tell(CallFrameKind::kEpoch, epoch.SerializeAsString());
+  CHECK(core.lost() == std::vector<uint32_t>{2, 1});
+  CHECK(core.changed());
+  core.Acknowledge();
+  CHECK(core.lost().empty());
+}
+
 }  // namespace
 }  // namespace recon
