@@ -18,23 +18,28 @@ server/collective/COLLECTIVES.md says what holds when somebody dies.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from recon import _core
+from recon import _core, adasum
 from recon._core import MemberLost, SetChanged
 
-__all__ = ["CallTimeout", "Group", "Handle", "MemberLost", "SetChanged", "sets"]
+__all__ = ["CallTimeout", "Group", "Handle", "MemberLost", "SetChanged", "host_label", "rack_label", "sets"]
 
 # As worker/collective/call.h numbers them.
 _KINDS = {name: number for number, name in enumerate(
     ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all", "barrier",
      "exchange", "send", "recv"))}
 _WIRES = {"": "", "fp16": "float16", "bf16": "bfloat16", "float16": "float16", "bfloat16": "bfloat16"}
+# Who waits for something beside an outcome looks for it so often.
+_LOOK_SECONDS = 0.1
 
 
 class CallTimeout(_core.JobLost):
@@ -108,13 +113,15 @@ class Group:
     members come and go and are numbered anew each time, and work begins with ``min_size`` of them. ``on_loss``:
     "raise", or "shrink" to go on without who is lost (a mean divides by those who are there). A member that is not
     heard for ``patience`` seconds is lost (recon-server's ``--evict-after`` by default); it is heard as long as its
-    process lives, whatever Python does. The environment's RECON_SERVER, RECON_TLS_CERT, RECON_TLS_KEY, RECON_TLS_CA
+    process lives, whatever Python does. While the set has not begun, ``interrupted()`` is asked ten times a second:
+    once it says yes, `SetChanged` is raised. The environment's RECON_SERVER, RECON_TLS_CERT, RECON_TLS_KEY, RECON_TLS_CA
     and RECON_INSECURE count where nothing is given.
     """
 
     def __init__(self, name: str, *, server: str | None = None, rank: int | None = None, size: int | None = None,
                  min_size: int = 1, member: str | None = None, on_loss: str = "raise", patience: float = 0.0,
-                 timeout: float = 300.0, tls: tuple[str, str, str, bool, str] | None = None) -> None:
+                 timeout: float = 300.0, tls: tuple[str, str, str, bool, str] | None = None,
+                 interrupted: Callable[[], bool] | None = None) -> None:
         if (rank is None) != (size is None):
             raise ValueError("rank and size go together: both, or neither for an elastic set")
         if on_loss not in ("raise", "shrink"):
@@ -123,12 +130,27 @@ class Group:
             raise ValueError(f"rank {rank} of {size} members")
         self.name, self.timeout = name, timeout
         member = member or f"{socket.gethostname()}-{os.getpid()}"
+        self.member, self.on_loss = member, on_loss
+        self._again = {"server": server, "tls": tls, "on_loss": on_loss, "patience": patience, "timeout": timeout}
+        self._splits = 0
         self._handles: list[Handle] = []
+        self._handles_lock = threading.Lock()
         self._core = _core.Group(server or _server(), tls or _tls(), name, member, rank is None, rank or 0,
                                  min_size if size is None else size, on_loss == "shrink", patience)
-        if not self._core.await_begun(timeout):
-            self._give_up(f"not begun within {timeout:g} s")
+        self._await_begun(interrupted)
         self.update()
+
+    def _await_begun(self, interrupted: Callable[[], bool] | None) -> None:
+        end = time.monotonic() + self.timeout
+        while True:
+            left = end - time.monotonic()
+            if self._core.await_begun(max(0.0, left if interrupted is None else min(left, _LOOK_SECONDS))):
+                return
+            if interrupted is not None and interrupted():
+                self._core.close()
+                raise SetChanged(f"set '{self.name}': not begun, as others have gone meanwhile")
+            if left <= 0:
+                self._give_up(f"not begun within {self.timeout:g} s")
 
     def update(self) -> tuple[int, int]:
         """From now on calls are those of the set as it is now. This member's rank, and the number of members."""
@@ -143,12 +165,47 @@ class Group:
         """Whether members came or went so that calls raise `SetChanged` until `update()`."""
         return self._core.changed
 
+    @property
+    def lost(self) -> list[int]:
+        """Ranks that have gone since `update()`, in the order in which this was heard."""
+        return self._core.lost
+
+    def tell(self, text: str) -> list[str]:
+        """What each member told, by place."""
+        line = np.frombuffer((json.dumps(text) + "\n").encode(), np.uint8)
+        return [json.loads(told) for told in self.all_gather(line).tobytes().decode().splitlines()]
+
+    def split(self, label: str) -> Group:
+        """Those members that give the same label, as a set of their own: all members call it. Ranks are in the
+        order of this set's, from 0 on. `MemberLost` or `SetChanged` if somebody goes meanwhile."""
+        labels = self.tell(label)
+        mine = [place for place, told in enumerate(labels) if told == label]
+        self._splits += 1
+        # The name says where the set comes from; two labels that are cut to one text have other first members.
+        shown = "".join(letter if letter.isprintable() else "?" for letter in label[:60])
+        name = f"{self.name[-150:]}/{self.epoch}.{self._splits}.{mine[0]} {shown}"
+        return Group(name.encode()[:250].decode(errors="ignore"), rank=mine.index(self._place), size=len(mine),
+                     member=self.member, interrupted=lambda: self.changed or bool(self.lost), **self._again)
+
+    def by_host(self) -> Group:
+        """The members on this host: those with the same `host_label()`."""
+        return self.split(host_label())
+
+    def by_rack(self) -> Group:
+        """The members in this rack: those with the same `rack_label()`."""
+        return self.split(rack_label())
+
     # Every operation returns its result, or with async_op a Handle whose wait() does.
 
     def all_reduce(self, array: Any, op: str = "sum", *, out: Any = None, wire: str = "", name: str = "",
                    async_op: bool = False) -> Any:
-        """Sum, mean, min, max or product over all members; ``out`` may be ``array``. ``wire``: "fp16" or "bf16"
-        halves what travels of float32, both ways."""
+        """Sum, mean, min, max, product or adasum over all members; ``out`` may be ``array``. ``wire``: "fp16" or
+        "bf16" halves what travels of float32, both ways. For adasum see `recon.adasum`; it has no ``wire`` and no
+        ``async_op``."""
+        if op == "adasum":
+            if wire or async_op:
+                raise ValueError("adasum has neither wire nor async_op")
+            return adasum.all_reduce(self, array, out)
         return self._reduction("all_reduce", array, op, out, wire, name, async_op)
 
     def reduce(self, array: Any, root: int, op: str = "sum", *, out: Any = None, wire: str = "", name: str = "",
@@ -305,8 +362,9 @@ class Group:
                                 list(in_counts), list(out_counts), peer, tag)
         handle = Handle(self, call, result, (memory, target), copy_to)
         # The memory stays until the call is done, whether somebody waits or not.
-        self._handles = [other for other in self._handles if not other.done()]
-        self._handles.append(handle)
+        with self._handles_lock:
+            self._handles = [other for other in self._handles if not other.done()]
+            self._handles.append(handle)
         return handle if async_op else handle.wait()
 
     def _give_up(self, what: str) -> None:
@@ -320,6 +378,19 @@ def _bytes(memory: _Memory) -> np.ndarray:
     if hasattr(array, "data_ptr"):
         array = array.reshape(-1).view(__import__("torch").uint8).numpy()
     return array.reshape(-1).view(np.uint8)
+
+
+def host_label() -> str:
+    """RECON_HOST, or this machine's name."""
+    return os.environ.get("RECON_HOST") or socket.gethostname()
+
+
+def rack_label() -> str:
+    """RECON_RACK; ValueError where it is not set."""
+    label = os.environ.get("RECON_RACK", "")
+    if not label:
+        raise ValueError("RECON_RACK does not say in which rack this process is")
+    return label
 
 
 def _server() -> str:

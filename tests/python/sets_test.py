@@ -1,0 +1,185 @@
+"""Adasum, sets by label and host, and meetings, with a real server and members in threads."""
+
+import os
+import unittest
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+import recon
+from recon import adasum, collective
+from recon.meeting import Meeting
+from jobs import Server, wait_for
+
+BINARIES = os.environ["RECON_TEST_BIN"]
+PATIENCE = 30.0  # A busy machine is no dead member.
+
+
+def pair(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    of_a = 1 - (a @ b) / (2 * (a @ a)) if a.any() else 1.0
+    of_b = 1 - (a @ b) / (2 * (b @ b)) if b.any() else 1.0
+    return of_a * a + of_b * b
+
+
+def reference(gradients: list[np.ndarray]) -> np.ndarray:
+    """Of ranks in their order: the first power of two, and the others."""
+    if len(gradients) == 1:
+        return gradients[0].astype(np.float64)
+    half = 1
+    while 2 * half < len(gradients):
+        half *= 2
+    return pair(reference(gradients[:half]), reference(gradients[half:]))
+
+
+class Sets(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.server = Server(BINARIES)
+        cls.addClassCleanup(cls.server.__exit__)
+
+    def together(self, name: str, size: int, work) -> list:
+        def member(rank: int) -> object:
+            with collective.Group(name, server=self.server.address, rank=rank, size=size, member=f"w{rank}",
+                                  patience=PATIENCE) as group:
+                result = work(group)
+                group.barrier()
+                return result
+        with ThreadPoolExecutor(size) as pool:
+            return list(pool.map(member, range(size)))
+
+    def test_adasum_is_that_of_the_paper(self) -> None:
+        random = np.random.default_rng(5)
+        for size in (1, 2, 3, 4, 5):
+            for dtype, tolerance in ((np.float32, 1e-5), (np.float64, 1e-12), (np.float16, 5e-3)):
+                common = random.normal(size=(7, 13))
+                parts = [(common + random.normal(size=(7, 13))).astype(dtype) for _ in range(size)]
+                expected = reference([part.reshape(-1) for part in parts]).reshape(7, 13)
+                results = self.together(f"a{size}{np.dtype(dtype)}", size,
+                                        lambda group: group.all_reduce(parts[group.rank], "adasum"))
+                for result in results:
+                    self.assertEqual(result.dtype, dtype)
+                    np.testing.assert_allclose(result, expected, rtol=tolerance, atol=tolerance)
+                    np.testing.assert_array_equal(result, results[0])
+
+    def test_adasum_adds_what_is_orthogonal_and_means_what_is_equal_for_each_tensor(self) -> None:
+        def work(group: collective.Group) -> list:
+            own = np.zeros(4, np.float32)
+            own[group.rank] = 2.0
+            same, none = np.arange(1, 6, dtype=np.float32), np.zeros((2, 0, 3), np.float32)
+            into = same.copy()
+            self.assertIs(group.all_reduce(into, "adasum", out=into), into)
+            return [*adasum.all_reduce_many(group, [own, same, none, np.zeros(3, np.float32)]), into]
+        for orthogonal, equal, none, zeros, into in self.together("shapes", 4, work):
+            np.testing.assert_allclose(orthogonal, np.full(4, 2.0))
+            np.testing.assert_allclose(equal, np.arange(1, 6), rtol=1e-6)
+            np.testing.assert_allclose(into, np.arange(1, 6), rtol=1e-6)
+            self.assertEqual(none.shape, (2, 0, 3))
+            self.assertFalse(zeros.any())
+
+    def test_wrong_use_of_adasum_is_named(self) -> None:
+        def work(group: collective.Group) -> None:
+            with self.assertRaisesRegex(ValueError, "adasum of int64: only of floating point"):
+                group.all_reduce(np.arange(3), "adasum")
+            with self.assertRaisesRegex(ValueError, "neither wire nor async_op"):
+                group.all_reduce(np.ones(3), "adasum", wire="fp16")
+            with self.assertRaisesRegex(ValueError, r"out is float64\[4\], the result is float64\[3\]"):
+                group.all_reduce(np.ones(3), "adasum", out=np.ones(4))
+        self.together("wrong", 2, work)
+
+    def test_members_with_one_label_make_a_set(self) -> None:
+        labels = ["rack a", "", "rack a", "ü\n", ""]
+
+        def work(group: collective.Group) -> tuple:
+            self.assertEqual(group.tell(labels[group.rank]), labels)
+            with group.split(labels[group.rank]) as part, group.split(labels[group.rank]) as again:
+                again.barrier()
+                return part.rank, part.size, float(part.all_reduce(np.array([float(group.rank)]))[0])
+        self.assertEqual(self.together("labels", 5, work),
+                         [(0, 2, 2.0), (0, 2, 5.0), (1, 2, 2.0), (0, 1, 3.0), (1, 2, 5.0)])
+
+    def test_sets_by_host_and_rack_take_the_environments_labels(self) -> None:
+        host, rack = os.environ.pop("RECON_HOST", None), os.environ.pop("RECON_RACK", None)
+        self.addCleanup(lambda: os.environ.update({name: value for name, value in (
+            ("RECON_HOST", host), ("RECON_RACK", rack)) if value is not None}))
+        with self.assertRaisesRegex(ValueError, "RECON_RACK does not say"):
+            collective.rack_label()
+        os.environ["RECON_RACK"] = "r7"
+        self.addCleanup(os.environ.pop, "RECON_RACK", None)
+
+        def work(group: collective.Group) -> tuple:
+            with group.by_host() as here, group.by_rack() as rack_set:
+                return here.size, rack_set.size, "r7" in rack_set.name
+        self.assertEqual(self.together("hosts", 2, work), [(2, 2, True)] * 2)
+        os.environ["RECON_HOST"] = "h1"
+        self.addCleanup(os.environ.pop, "RECON_HOST", None)
+        self.assertEqual(collective.host_label(), "h1")
+
+    def test_a_split_ends_when_a_member_dies_meanwhile(self) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(collective.Group, "dying", server=self.server.address, rank=0, size=2,
+                                  patience=PATIENCE)
+            other = collective.Group("dying", server=self.server.address, rank=1, size=2, patience=PATIENCE)
+            group = joining.result()
+            splitting = pool.submit(group.split, "all")
+            other.tell("all")
+            wait_for("the part", lambda: any(one["name"].startswith("dying/")
+                                             for one in collective.sets(self.server.address)))
+            self.assertEqual(group.lost, [])
+            other.close()
+            with self.assertRaisesRegex(collective.SetChanged, "not begun, as others have gone"):
+                splitting.result()
+            self.assertEqual(group.lost, [1])
+            group.close()
+
+    def test_who_comes_disturbs_nobody_until_the_next_meeting(self) -> None:
+        first = Meeting("m", server=self.server.address, member="a", patience=PATIENCE)
+        work = first.meet()
+        self.assertEqual((work.rank, work.size, first.changed), (0, 1, False))
+        second = Meeting("m", server=self.server.address, member="b", patience=PATIENCE)
+        wait_for("the newcomer", lambda: first.changed)
+        self.assertEqual(work.all_reduce(np.ones(1))[0], 1.0)
+        work.close()
+        with ThreadPoolExecutor(2) as pool:
+            groups = list(pool.map(Meeting.meet, (first, second)))
+            self.assertEqual([(group.rank, group.size) for group in groups], [(0, 2), (1, 2)])
+            self.assertEqual((first.rounds, second.senior), ([1, 0], 0))
+            first.close()
+            groups[0].close()
+            wait_for("the loss", lambda: second.changed)
+            with self.assertRaises(recon.ReconError):
+                groups[1].barrier()
+            groups[1].close()
+            alone = second.meet()
+            self.assertEqual((alone.rank, alone.size, second.rounds), (0, 1, [2]))
+            alone.close()
+            second.close()
+
+    def test_a_meeting_of_fixed_ranks_waits_for_who_takes_the_lost_one(self) -> None:
+        def meeting(rank: int, timeout: float = 600.0) -> Meeting:
+            return Meeting("f", server=self.server.address, rank=rank, size=2, member=f"w{rank}", patience=PATIENCE,
+                           timeout=timeout)
+        with ThreadPoolExecutor(2) as pool:
+            both = list(pool.map(meeting, range(2)))
+            groups = list(pool.map(Meeting.meet, both))
+            groups[1].close()
+            both[1].close()
+            wait_for("the loss", lambda: both[0].changed)
+            groups[0].close()
+            again = pool.submit(both[0].meet)
+            replacement = meeting(1)
+            group = replacement.meet()
+            self.assertEqual((group.rank, again.result().rank), (1, 0))
+            self.assertEqual(replacement.rounds, [1, 0])
+            group.close()
+            replacement.close()
+            wait_for("the loss", lambda: both[0].changed)
+            again.result().close()
+            both[0].timeout = 0.5
+            with self.assertRaisesRegex(collective.CallTimeout, "no meeting of 'f' within 0.5 s"):
+                both[0].meet()
+            both[0].close()
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,118 @@
+"""Where the processes of a job find each other again, whenever some come or go.
+
+    meeting = recon.meeting.Meeting("job", min_size=2)        # or with rank= and size=
+    while True:
+        group = meeting.meet()                                 # everybody who is here, as a fixed set
+        try:
+            train(group)                                       # with sets of its own, as group.split() makes them
+            break
+        except recon.ReconError:                               # somebody has gone
+            group.close()                                      # and those sets: so others hear of it at once
+
+A meeting is an elastic set (or one of fixed ranks) that carries nothing but the question who is here; work is done
+in fixed sets with a name of their own each time. So whoever comes disturbs nobody's work: `changed` says it, and the
+members meet again when it suits them. Whoever has been in the job longest has the lowest rank, where ranks are not
+given.
+
+Not thread-safe. Times are seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+import recon
+from recon import collective
+from recon.collective import CallTimeout, Group, MemberLost, SetChanged
+
+__all__ = ["Meeting"]
+
+_LOOK_SECONDS = 0.02
+
+
+class Meeting:
+    """This process as one that comes to the meetings of the job ``name``.
+
+    With ``rank`` and ``size`` they begin when every rank is there, and wait for who is lost until another process
+    has taken that rank. Without, they begin with ``min_size`` processes. ``on_loss``, ``patience``, ``server``,
+    ``member`` and ``tls`` are as for `recon.collective.Group`; ``on_loss`` is that of the sets in which work is done.
+    A meeting waits for ``timeout`` seconds for others, and for a server that has gone.
+    """
+
+    def __init__(self, name: str, *, server: str | None = None, rank: int | None = None, size: int | None = None,
+                 min_size: int = 1, member: str | None = None, on_loss: str = "raise", patience: float = 0.0,
+                 timeout: float = 600.0, tls: tuple[str, str, str, bool, str] | None = None) -> None:
+        self.name, self.timeout, self.on_loss = name, timeout, on_loss
+        self._shared: dict[str, Any] = {"server": server, "member": member, "patience": patience, "tls": tls}
+        self._numbers: dict[str, Any] = {"rank": rank, "size": size, "min_size": min_size}
+        self._met = 0
+        self.rounds: list[int] = []  # Of each member of the last meeting, by rank: how many it had been to before.
+        self._hall: Group | None = self._enter(timeout)
+
+    def _enter(self, timeout: float) -> Group:
+        return Group(f"{self.name}/meeting", timeout=timeout, **self._shared, **self._numbers)
+
+    @property
+    def changed(self) -> bool:
+        """Whether somebody has come or gone since the last meeting, or the server has."""
+        try:
+            return self._hall is None or self._hall.changed or bool(self._hall.lost)
+        except recon.ReconError:
+            return True
+
+    @property
+    def senior(self) -> int:
+        """The lowest rank among those who have been to most meetings: whose state counts."""
+        return self.rounds.index(max(self.rounds))
+
+    def meet(self) -> Group:
+        """Waits until all who are here have come, and returns them as a set of fixed ranks. `CallTimeout` after
+        ``timeout`` seconds, `recon.Refused` where the set cannot be. Close what it returned the last time before."""
+        end = time.monotonic() + self.timeout
+        while True:
+            try:
+                if self._hall is None:
+                    self._hall = self._enter(max(1.0, end - time.monotonic()))
+                return self._gather(self._hall, end)
+            except (SetChanged, MemberLost) as why:
+                # Who is lost is not told at the same moment everywhere; and there may be too few now.
+                self._await_change(why, end)
+            except CallTimeout:
+                raise
+            except recon.JobLost:
+                self.close()
+                self._hall = None
+                if time.monotonic() > end:
+                    raise
+
+    def _gather(self, hall: Group, end: float) -> Group:
+        rank, size = hall.update()
+        handle = hall.all_gather(np.array([self._met], np.int64), sizes=[1] * size, async_op=True)
+        rounds = [int(number) for number in handle.wait(max(1.0, end - time.monotonic()))]
+        place = hall.ranks.index(rank)
+        group = Group(f"{self.name}/{hall.epoch}.{max(rounds) + 1}", rank=place, size=size, on_loss=self.on_loss,
+                      timeout=max(1.0, end - time.monotonic()), interrupted=lambda: hall.changed or bool(hall.lost),
+                      **self._shared)
+        self._met, self.rounds = max(rounds) + 1, rounds
+        return group
+
+    def _await_change(self, why: Exception, end: float) -> None:
+        """Returns when there is another epoch, and after a second: the connection may be gone, too."""
+        assert self._hall is not None
+        until = time.monotonic() + 1.0
+        while not self._hall.changed and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
+        if time.monotonic() > end:
+            raise CallTimeout(f"no meeting of '{self.name}' within {self.timeout:g} s: {why}") from why
+
+    def close(self) -> None:
+        """Comes to no meeting any more; others are told."""
+        if self._hall is not None:
+            self._hall.close()
+
+    def sets(self) -> list[dict]:
+        """As `recon.collective.sets()`, of the job's server."""
+        return collective.sets(self._shared["server"], self._shared["tls"])
