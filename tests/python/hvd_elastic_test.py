@@ -1,0 +1,85 @@
+"""recon.hvd.elastic with a real server: ranks that die and come, and a server that does."""
+
+import os
+import sys
+import unittest
+
+try:
+    import torch  # noqa: F401: so that ranks have it.
+except ImportError:
+    print("SKIP: no PyTorch")
+    sys.exit(77)
+
+from jobs import HERE, Server
+from ranks import EXAMPLES, Rank, accuracy_of, all_end_well
+
+BINARIES = os.environ["RECON_TEST_BIN"]
+PATIENCE = ("--evict-after", "30s")  # A busy machine is no dead member.
+SCRIPT = HERE / "hvd_ranks.py"
+
+
+class Elastic(unittest.TestCase):
+    def setUp(self) -> None:
+        self.server = Server(BINARIES, *PATIENCE)
+        self.addCleanup(self.server.__exit__)
+
+    def rank(self, number: int, *arguments: str, script=SCRIPT, **environment: str) -> Rank:
+        return Rank(self.server, f"r{number}", script, *arguments, **environment)
+
+    def test_elastic_ranks_that_do_not_miss_who_dies_lose_no_batch(self) -> None:
+        end = self.server.root / "END"
+        ranks = [self.rank(number, "elastic", str(end), RECON_ON_LOSS="shrink") for number in range(3)]
+        for rank in ranks:
+            rank.wait_for_text("of 3 ranks")
+        said = len(ranks[1].log())
+        ranks[0].kill()
+        ranks[1].wait_for_text("of 2 ranks", said)
+        end.touch()
+        all_end_well(ranks[1:])
+        for rank in ranks[1:]:
+            batches = [int(line.split()[1]) for line in rank.log().splitlines() if line.startswith("batch")]
+            self.assertEqual(batches, list(range(batches[0], batches[-1] + 1)))
+
+    def test_elastic_ranks_go_on_without_who_dies_and_with_who_comes(self) -> None:
+        end = self.server.root / "END"
+        ranks = [self.rank(number, "elastic", str(end)) for number in range(3)]
+        for rank in ranks:
+            rank.wait_for_text("of 3 ranks")
+        survivors = [ranks[0], ranks[2]]
+        said = [len(rank.log()) for rank in survivors]
+        ranks[1].kill()
+        for rank, before in zip(survivors, said):
+            rank.wait_for_text("reset: 2 ranks", before)
+        newcomer = self.rank(3, "elastic", str(end))
+        newcomer.wait_for_text("of 3 ranks, this is 2")  # Who has been there longest has the lowest rank.
+        self.assertNotIn("batch 1 of", newcomer.log())
+        end.touch()
+        all_end_well([*survivors, newcomer])
+        self.assertEqual(len({rank.log().splitlines()[-1] for rank in (*survivors, newcomer)}), 1)
+
+    def test_elastic_ranks_outlive_the_server(self) -> None:
+        end = self.server.root / "END"
+        ranks = [self.rank(number, "elastic", str(end), RECON_MIN_SIZE="2") for number in range(2)]
+        for rank in ranks:
+            rank.wait_for_text("batch 5 of 2 ranks")
+        said = [len(rank.log()) for rank in ranks]
+        self.server.kill()
+        self.server.start()
+        for rank, before in zip(ranks, said):
+            rank.wait_for_text("reset: 2 ranks", before)
+        end.touch()
+        all_end_well(ranks)
+
+    def test_the_elastic_example_trains_while_a_rank_is_killed(self) -> None:
+        ranks = [self.rank(number, "--epochs", "2", "--samples", "16000", "--batches-per-commit", "5",
+                           script=EXAMPLES / "hvd_elastic.py", RECON_MIN_SIZE="2") for number in range(3)]
+        ranks[1].wait_for_text("of 3: loss")
+        ranks[1].kill()
+        all_end_well([ranks[0], ranks[2]])
+        for rank in (ranks[0], ranks[2]):
+            self.assertIn("2 ranks, this is rank", rank.log())
+            self.assertGreater(accuracy_of(rank), 0.6)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,292 @@
+"""One rank of hvd_test.py: hvd_ranks.py CASE"""
+
+import os
+import pathlib
+import sys
+
+import numpy as np
+import torch
+from torch import nn
+
+import recon
+import recon.hvd as hvd
+
+torch.set_num_threads(1)
+
+
+def equal(what, got, expected):
+    expected = torch.as_tensor(expected, dtype=got.dtype)
+    assert torch.allclose(got, expected), f"{what}: {got} instead of {expected}"
+
+
+def raises(error, text, call):
+    try:
+        call()
+    except error as caught:
+        assert text in str(caught), f"'{caught}' lacks '{text}'"
+        return
+    raise AssertionError(f"no {error.__name__}")
+
+
+def reductions(rank, size):
+    mine = torch.arange(6, dtype=torch.float32).reshape(2, 3) + rank
+    every = torch.stack([torch.arange(6, dtype=torch.float32).reshape(2, 3) + r for r in range(size)])
+    equal("average", hvd.allreduce(mine, name="first"), every.mean(0))
+    equal("sum", hvd.allreduce(mine, op=hvd.Sum), every.sum(0))
+    equal("average=False", hvd.allreduce(mine, average=False), every.sum(0))
+    equal("min", hvd.allreduce(mine, op=hvd.Min), every.min(0).values)
+    equal("max", hvd.allreduce(mine, op=hvd.Max), every.max(0).values)
+    equal("product", hvd.allreduce(mine, op=hvd.Product), every.prod(0))
+    equal("scaled", hvd.allreduce(mine, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0), 2 * every.sum(0))
+    equal("fp16", hvd.allreduce(mine, compression=hvd.Compression.fp16), every.mean(0))
+    equal("integers", hvd.allreduce(torch.tensor([rank, 2]), op=hvd.Sum), [sum(range(size)), 2 * size])
+    equal("a single value", hvd.allreduce(torch.tensor(float(rank))), (size - 1) / 2)
+    equal("adasum of equals", hvd.allreduce(torch.ones(5), op=hvd.Adasum), torch.ones(5))
+    handle = hvd.allreduce_async(mine, op=hvd.Sum)
+    again = mine.clone()
+    in_place = hvd.allreduce_async_(again, op=hvd.Sum)
+    equal("async", hvd.synchronize(handle), every.sum(0))
+    assert hvd.synchronize(in_place) is again and hvd.poll(in_place)
+    equal("in place", again, every.sum(0))
+    grouped = hvd.grouped_allreduce([mine, mine.double(), torch.ones(3)], op=hvd.Sum)
+    for got, expected in zip(grouped, (every.sum(0), every.sum(0), torch.full((3,), float(size)))):
+        equal("grouped", got, expected)
+    strided = torch.zeros(3, 2).t()
+    strided.copy_(mine)
+    equal("not contiguous", hvd.allreduce_(strided, op=hvd.Max), every.max(0).values)
+
+
+def movements(rank, size):
+    rows = torch.full((rank + 1, 2), rank, dtype=torch.int16)
+    whole = torch.cat([torch.full((r + 1, 2), r, dtype=torch.int16) for r in range(size)])
+    equal("allgather", hvd.allgather(rows, name="uneven"), whole)
+    equal("allgather of nothing", hvd.allgather(rows[:rank % 2]), torch.cat(
+        [torch.full((r % 2, 2), r, dtype=torch.int16) for r in range(size)]))
+    equal("allgather of single values", hvd.allgather(torch.tensor(rank)), list(range(size)))
+    equal("broadcast", hvd.broadcast(torch.full((3,), float(rank)), 1), [1.0] * 3)
+    changed = torch.tensor(rank)
+    hvd.broadcast_(changed, 2)
+    assert changed.item() == 2
+    table = torch.arange(size * 2 + 1, dtype=torch.float32).reshape(-1, 1) * (rank + 1)
+    parts = np.array_split(table.numpy() * sum(range(1, size + 1)) / (rank + 1), size)
+    equal("reducescatter", hvd.reducescatter(table, op=hvd.Sum), parts[rank])
+    equal("mean of it", hvd.reducescatter(table), parts[rank] / size)
+    sent = torch.cat([torch.full((to + 1,), 10 * rank + to) for to in range(size)])
+    got, came = hvd.alltoall(sent, splits=torch.arange(1, size + 1))
+    equal("alltoall", got, torch.cat([torch.full((rank + 1,), 10 * r + rank) for r in range(size)]))
+    equal("its splits", came, [rank + 1] * size)
+    equal("alltoall of equal parts", hvd.alltoall(torch.arange(size) + 10 * rank), [10 * r + rank for r in range(size)])
+    assert hvd.allgather_object({"rank": rank, "text": "x" * rank})[2] == {"rank": 2, "text": "xx"}
+    assert hvd.broadcast_object(("from", rank), root_rank=1) == ("from", 1)
+    hvd.barrier()
+
+
+def gradients(rank, size):
+    x = torch.full((2,), float(rank), requires_grad=True)
+    hvd.allreduce(x, op=hvd.Sum).sum().backward()
+    equal("gradient of allreduce", x.grad, [size] * 2)
+    x.grad = None
+    (hvd.allgather(x) * torch.arange(2.0 * size)).sum().backward()
+    equal("gradient of allgather", x.grad, [size * 2.0 * rank, size * (2.0 * rank + 1)])
+    x.grad = None
+    hvd.broadcast(x, 0).sum().backward()
+    equal("gradient of broadcast", x.grad, [float(size) if rank == 0 else 0.0] * 2)
+
+
+def process_sets(rank, size):
+    # In another order on each rank, and of overlapping ranks.
+    ends, first = hvd.ProcessSet([0, size - 1]), hvd.ProcessSet([0, 1])
+    for one in (ends, first) if rank == 1 else (first, ends):
+        hvd.add_process_set(one)
+    assert ends.included() == (rank in (0, size - 1)) and ends.size() == 2
+    if ends.included():
+        equal("in a set", hvd.allreduce(torch.tensor([float(rank)]), op=hvd.Sum, process_set=ends), [size - 1.0])
+        equal("from its last", hvd.broadcast(torch.tensor(rank), size - 1, process_set=ends), size - 1)
+        assert ends.rank() == (0 if rank == 0 else 1)
+    else:
+        raises(ValueError, "is not in the process set", lambda: hvd.allreduce(torch.ones(1), process_set=ends))
+    # Two ranks begin the same two sets in another order, and use them in one.
+    both, everybody = hvd.ProcessSet([0, 1]), hvd.ProcessSet(range(size))
+    hvd.remove_process_set(first)
+    for one in (everybody, both) if rank == 0 else (both, everybody):
+        hvd.add_process_set(one)
+    if both.included():
+        equal("both", hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=both), [2.0])
+    equal("everybody", hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=everybody), [float(size)])
+    raises(ValueError, "already", lambda: hvd.add_process_set([0, size - 1]))
+    raises(ValueError, "expected some of 0 to", lambda: hvd.add_process_set([0, size]))
+    assert hvd.remove_process_set(ends) and not hvd.remove_process_set(ends)
+    hvd.add_process_set([0, size - 1])
+    equal("all", hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=hvd.global_process_set), [float(size)])
+
+
+def wrong_use(rank, size):
+    raises(ValueError, "splits", lambda: hvd.alltoall(torch.ones(size + 1)))
+    raises(ValueError, "rank 9 is not in the process set", lambda: hvd.broadcast(torch.ones(1), 9))
+    raises(recon.Refused, "a mean of int64", lambda: hvd.allreduce(torch.tensor([1])))
+    raises(recon.Refused, f"rank {size - 1} calls all_reduce", lambda: hvd.allreduce(torch.ones(2 + rank // (size - 1))))
+    model = nn.Linear(2, 2)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    raises(ValueError, "already", lambda: hvd.DistributedOptimizer(optimizer))
+    raises(ValueError, "lacks 1 of", lambda: hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0), named_parameters=[("weight", model.weight)]))
+    model(torch.ones(1, 2)).sum().backward()
+    raises(AssertionError, "under way", optimizer.zero_grad)
+    optimizer.step()
+
+
+class Branched(nn.Module):
+    """Of which a rank uses one branch."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(8, 16)
+        self.out = nn.Linear(16, 3)
+
+    def forward(self, x, second):
+        return self.out(torch.tanh((self.second if second else self.first)(x)))
+
+
+def trained(rank, make, passes=1, **options):
+    """Parameters after 5 steps with this rank's data, from those that rank 0 begins with."""
+    torch.manual_seed(1 + rank)
+    model = Branched()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(make(model.parameters()), named_parameters=model.named_parameters(),
+                                         backward_passes_per_step=passes, **options)
+    data = torch.Generator().manual_seed(7)
+    for _ in range(5):
+        optimizer.zero_grad()
+        for _ in range(passes):
+            x, y = torch.randn(hvd.size(), 4, 8, generator=data), torch.randint(3, (hvd.size(), 4), generator=data)
+            nn.functional.cross_entropy(model(x[rank], rank % 2 == 1), y[rank]).backward()
+        optimizer.step()
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def optimizers(rank, size):
+    def sgd(parameters):
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    for make in (sgd, torch.optim.Adam):
+        expected = reference(size, make)
+        for options in ({}, {"num_groups": 2}, {"gradient_predivide_factor": 2.0}):
+            difference = (trained(rank, make, **options) - expected).abs().max()
+            assert difference < 1e-5, f"{make} {options}: {difference}"
+    difference = (trained(rank, sgd, passes=2) - reference(size, sgd, passes=2)).abs().max()
+    assert difference < 1e-5, f"two passes a step: {difference}"
+    together = hvd.allgather(trained(rank, sgd, op=hvd.Adasum).reshape(1, -1))
+    assert torch.equal(together[0], together[-1]), "adasum leaves ranks apart"
+
+
+def reference(size, make, passes=1):
+    """The same of all ranks' data in one process."""
+    torch.manual_seed(1)
+    model = Branched()
+    optimizer = make(model.parameters())
+    data = torch.Generator().manual_seed(7)
+    for _ in range(5):
+        optimizer.zero_grad()
+        for _ in range(passes):
+            x, y = torch.randn(size, 4, 8, generator=data), torch.randint(3, (size, 4), generator=data)
+            for rank in range(size):
+                (nn.functional.cross_entropy(model(x[rank], rank % 2 == 1), y[rank]) / size).backward()
+        for p in model.parameters():
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        optimizer.step()
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def optimizer_state(rank, size):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * (rank + 1))
+    if rank == 0:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.param_groups[0]["lr"] == 0.1 and len(optimizer.state) == 2
+    steps = hvd.allgather(optimizer.state[model.weight]["exp_avg"].reshape(1, -1))
+    assert torch.equal(steps[0], steps[-1])
+
+
+def sampling(rank, size):
+    sampler = hvd.elastic.ElasticSampler(range(20))
+    every = hvd.allgather_object(list(sampler))
+    assert all(len(part) == 7 for part in every) and set().union(*every) == set(range(20)), every
+    sampler.record_batch(1, 2)
+    sampler.merge(hvd.allgather_object(sampler.state_dict()))
+    had = {index for part in every for index in part[2:4]}
+    left = hvd.allgather_object(list(sampler))
+    assert len(had) == 2 * size and set().union(*left) == set(range(20)) - had, left
+    sampler.set_epoch(1)
+    assert hvd.allgather_object(list(sampler)) != every and len(sampler) == 7
+
+
+def joins(rank, size):
+    """Ranks have data for 2, 3 and 4 batches: means are over those who have some."""
+    for number in range(2 + rank):
+        there = [r for r in range(size) if number < 2 + r]
+        equal(f"batch {number}", hvd.allreduce(torch.tensor(float(rank))), sum(there) / len(there))
+    last = hvd.join()
+    assert last == size - 1, last
+    equal("all again", hvd.allreduce(torch.tensor(1.0), op=hvd.Sum), float(size))
+
+
+def operations():
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    assert (hvd.local_rank(), hvd.local_size()) == ((rank, 2) if rank < 2 else (0, 1))
+    assert (hvd.cross_rank(), hvd.cross_size()) == {0: (0, 2), 1: (0, 1), 2: (1, 2)}[rank]
+    assert hvd.is_initialized() and not hvd.is_homogeneous()
+    for case in (reductions, movements, gradients, process_sets, wrong_use, optimizers, optimizer_state, sampling, joins):
+        case(rank, size)
+        print(case.__name__, "ok", flush=True)
+    hvd.shutdown()
+    assert not hvd.is_initialized()
+    raises(ValueError, "call init() first", hvd.rank)
+
+
+def loses_one():
+    hvd.init()
+    rank = hvd.rank()
+    hvd.barrier()
+    if rank == 1:
+        os._exit(9)
+    if os.environ.get("RECON_ON_LOSS") == "shrink":
+        equal("the mean of who is left", hvd.allreduce(torch.tensor(float(rank))), 1.0)
+    else:
+        raises(hvd.HorovodInternalError, "rank 1", lambda: hvd.allreduce(torch.ones(1)))
+    print("ok", flush=True)
+
+
+def elastic():
+    """Counts batches until the file END is there; each adds 1 to a parameter, on all ranks alike."""
+    hvd.init()
+    end = pathlib.Path(sys.argv[2])
+    value = nn.Linear(1, 1, bias=False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(value.parameters(), lr=1.0))
+    state = hvd.elastic.TorchState(value, optimizer, batch=0, over=False)
+    with torch.no_grad():
+        value.weight.zero_()
+    state.save()
+    state.register_reset_callbacks([lambda: print(f"reset: {hvd.size()} ranks", flush=True)])
+
+    @hvd.elastic.run
+    def train(state):
+        while not state.over:
+            optimizer.zero_grad()
+            (-value.weight.sum()).backward()
+            optimizer.step()
+            state.batch += 1
+            assert value.weight.item() == state.batch, (value.weight, state.batch)
+            # All decide alike.
+            state.over = bool(hvd.allreduce(torch.tensor(int(end.exists())), op=hvd.Max))
+            print(f"batch {state.batch} of {hvd.size()} ranks, this is {hvd.rank()}", flush=True)
+            state.commit()
+
+    train(state)
+    print(f"ended with {state.batch}", flush=True)
+
+
+{"operations": operations, "loses_one": loses_one, "elastic": elastic}[sys.argv[1]]()

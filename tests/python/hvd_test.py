@@ -1,0 +1,46 @@
+"""recon.hvd with several processes and a real server: operations, optimizers, join, sets, and a rank that dies."""
+
+import os
+import sys
+import unittest
+
+try:
+    import torch  # noqa: F401: so that ranks have it.
+except ImportError:
+    print("SKIP: no PyTorch")
+    sys.exit(77)
+
+from jobs import HERE, Server
+from ranks import EXAMPLES, Rank, accuracy_of, all_end_well
+
+BINARIES = os.environ["RECON_TEST_BIN"]
+PATIENCE = ("--evict-after", "30s")  # A busy machine is no dead member.
+SCRIPT = HERE / "hvd_ranks.py"
+
+
+class Hvd(unittest.TestCase):
+    def setUp(self) -> None:
+        self.server = Server(BINARIES, *PATIENCE)
+        self.addCleanup(self.server.__exit__)
+
+    def ranks(self, count: int, *arguments: str, script=SCRIPT, **environment: str) -> list[Rank]:
+        return [Rank(self.server, f"r{rank}", script, *arguments, RECON_RANK=str(rank), RECON_SIZE=str(count),
+                     RECON_HOST=f"host{rank // 2}", **environment) for rank in range(count)]
+
+    def test_operations_sets_optimizers_and_join(self) -> None:
+        all_end_well(self.ranks(3, "operations"))
+
+    def test_a_rank_that_dies_is_an_error_or_is_not_missed(self) -> None:
+        for on_loss in ("raise", "shrink"):
+            ranks = self.ranks(3, "loses_one", RECON_ON_LOSS=on_loss, RECON_SET=on_loss)
+            all_end_well([ranks[0], ranks[2]])
+            self.assertEqual(ranks[1].wait(), 9)
+
+    def test_the_example_of_mnist_trains(self) -> None:
+        ranks = self.ranks(2, "--epochs", "2", "--samples", "4000", "--lr", "0.05", script=EXAMPLES / "hvd_mnist.py")
+        all_end_well(ranks)
+        self.assertGreater(accuracy_of(ranks[0]), 0.6)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

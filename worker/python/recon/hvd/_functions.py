@@ -1,0 +1,84 @@
+"""What goes from one rank to all before training, and objects."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ._context import ProcessSet, context, world
+from ._ops import allgather, broadcast_, broadcast_async_
+
+# Small tensors travel together, up to so many bytes.
+_TOGETHER_BYTES = 4 << 20
+
+
+def broadcast_parameters(params: dict[str, Any] | Iterable[tuple[str, torch.Tensor]], root_rank: int,
+                         process_set: ProcessSet = world) -> None:
+    """Rank ``root_rank``'s tensors into those of the others: a module's ``state_dict()`` or ``named_parameters()``,
+    which have the same names everywhere. Anything else in them is left alone."""
+    named = sorted(params.items()) if isinstance(params, dict) else list(params)
+    _broadcast_tensors([tensor for _, tensor in named if isinstance(tensor, torch.Tensor)], root_rank, process_set)
+
+
+def _broadcast_tensors(tensors: list[torch.Tensor], root_rank: int, process_set: ProcessSet) -> None:
+    batches: list[list[torch.Tensor]] = []
+    for tensor in tensors:
+        last = batches[-1] if batches else []
+        if (last and last[0].dtype == tensor.dtype and last[0].device == tensor.device
+                and (sum(t.numel() for t in last) + tensor.numel()) * tensor.element_size() <= _TOGETHER_BYTES):
+            last.append(tensor)
+        else:
+            batches.append([tensor])
+    flats = [batch[0].detach() if len(batch) == 1 else torch.cat([t.detach().reshape(-1) for t in batch])
+             for batch in batches]
+    handles = [broadcast_async_(flat, root_rank, None, process_set) for flat in flats]
+    for batch, flat, handle in zip(batches, flats, handles):
+        handle.wait()
+        if len(batch) > 1:
+            for tensor, part in zip(batch, flat.split([t.numel() for t in batch])):
+                tensor.detach().copy_(part.view(tensor.shape))
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None,
+                              process_set: ProcessSet = world) -> None:
+    """Rank ``root_rank``'s optimizer state and settings (learning rates and the like) into those of the others, whose
+    optimizers may have none yet. ``model`` is not used."""
+    state = broadcast_object(optimizer.state_dict(), root_rank, process_set=process_set)
+    if context.rank != root_rank:
+        optimizer.load_state_dict(state)
+
+
+def _dumped(value: Any) -> bytes:
+    # torch's own way, for tensors on devices that the receiver lacks.
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+def _loaded(data: bytes) -> Any:
+    # Objects are pickled: members of a job trust each other.
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = world) -> Any:
+    """Rank ``root_rank``'s object on all members; what others give is not looked at. Pickled."""
+    process_set.place_of(root_rank)
+    mine = context.rank == root_rank
+    data = _dumped(obj) if mine else b""
+    size = broadcast_(torch.tensor([len(data)]), root_rank, name, process_set)
+    content = torch.frombuffer(bytearray(data), dtype=torch.uint8) if mine else \
+        torch.empty(int(size), dtype=torch.uint8)
+    content = broadcast_(content, root_rank, name, process_set)
+    return obj if mine else _loaded(content.numpy().tobytes())
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = world) -> list[Any]:
+    """All members' objects, by rank. Pickled."""
+    data = pickle.dumps(obj)
+    sizes = allgather(torch.tensor([len(data)]), name, process_set).tolist()
+    whole = allgather(torch.frombuffer(bytearray(data), dtype=torch.uint8), name, process_set)
+    return [pickle.loads(part.numpy().tobytes()) for part in whole.split(sizes)]  # noqa: S301: of this job.
