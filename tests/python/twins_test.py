@@ -30,7 +30,8 @@ def changed_lines(plain, ours):
 
 class Twins(unittest.TestCase):
     def test_every_example_has_a_twin(self):
-        without = {"data.py", "models.py", "numpy_softmax.py", "jax_mlp.py", "on_ray.py"}
+        without = {"data.py", "models.py", "numpy_softmax.py", "jax_mlp.py", "on_ray.py", "hvd_mnist.py", "hvd_elastic.py",
+                   "pipeline.py", "pipeline_model.py"}
         scripts = {path.name for path in EXAMPLES.glob("*.py")} - without
         self.assertEqual(scripts, {f"{prefix}{name}.py" for name in NAMES for prefix in ("", "plain_")})
 
