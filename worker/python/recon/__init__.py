@@ -12,6 +12,7 @@ in, gradients go out. All of it raises
 Waiting is done without the interpreter's lock, and Ctrl-C ends it.
 """
 
+import recon._load  # noqa: F401: before anything else of ours.
 from recon._core import JobLost, ReconError, Refused
 from recon._core import version as __version__
 from recon._optimizers import Adam, AdamW, SGD
