@@ -213,6 +213,16 @@ class WholeJob(Launched):
         self.assertEqual(code, 1)
         self.assertRegex(last, r"failed: all workers have ended, but the job is not done at epoch 0.00 of 3$")
 
+    def test_scripts_that_only_call_collectives_end_well_without_a_job(self):
+        run = self.run_it("--workers", 2, "--only-sets", self.script(
+            "import os; print('at least', os.environ['RECON_MIN_SIZE'], 'at', os.environ['RECON_SERVER'])"))
+        run.until(r"^\[w\d\] at least 2 at 127\.0\.0\.1:\d+$", 2)
+        code, last = run.ended()
+        self.assertEqual(code, 0, run.text())
+        self.assertRegex(last, r"^\[run\] done in \d+ s$")
+        failing = self.run_it("--workers", 1, "--only-sets", "--restarts", 0, self.script("raise SystemExit(3)"))
+        self.assertEqual(failing.ended()[0], 3, failing.text())
+
 
 class Failures(Launched):
     """What is wrong with a script ends the job, and its cause is the last line."""

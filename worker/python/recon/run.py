@@ -39,6 +39,7 @@ class Launcher:
     def __init__(self, options: argparse.Namespace):
         self.processes = Processes()
         self.restarts = Restarts(options.restarts, options.restart_window)
+        self.only_sets = options.only_sets
         self.workers = Workers(self.processes, options.program, options.workers, dict(os.environ), options.spare,
                                self.restarts)
         self.server: Server | None = None
@@ -272,6 +273,9 @@ class Launcher:
                                    else f"{', '.join(unfinished)} did not end well")
             say(f"failed: {what}")
             return self.say_cause()
+        if self.only_sets:
+            say(f"done in {time.monotonic() - self.started:.0f} s")
+            return 0
         asked = self.server is not None or bool(self.status and self.status.last)
         if asked and not self.job_done():
             last = self.status.last if self.status else {}
@@ -323,6 +327,9 @@ def parser() -> argparse.ArgumentParser:
                      help="keep a process that has imported everything for the next worker that dies (default)")
     run.add_argument("--preload", action="append", metavar="MODULE",
                      help="what the spare imports (default: what the script's import lines name); may be repeated")
+    run.add_argument("--only-sets", action="store_true",
+                     help="the script trains no job of the server's and only calls collectives, as with recon.hvd: it is "
+                          "done when all workers have ended well")
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name, as for python -m")
     run.add_argument("script", metavar="SCRIPT")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")

@@ -89,6 +89,8 @@ class Workers:
         self.spare_pipe = -1
         self.environment = {**environment, "PYTHONUNBUFFERED": "1"}
         self.environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // count)))
+        # Scripts that call collectives (recon.hvd) begin when all are there.
+        self.environment.setdefault("RECON_MIN_SIZE", str(count))
         gpus = devices()
         host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:32]
         run = secrets.token_hex(3)
