@@ -75,7 +75,7 @@ for part in "${parts[@]}"; do
       ctest --preset "$part" -j "$(nproc)"
       ;;
     tsan)
-      tools/build.sh tsan cluster_test concurrent_test trace_test worker_comm_test
+      tools/build.sh tsan cluster_test concurrent_test trace_test worker_comm_test worker_training_test
       ctest --preset tsan -L concurrent
       ;;
     fuzz)

@@ -26,13 +26,14 @@
 namespace recon {
 
 // A model of one shard for each of its tensors; each is a group of its own: a, b, c, ...
-inline ModelSpec ModelOf(const std::vector<uint64_t>& sizes) {
+inline ModelSpec ModelOf(const std::vector<uint64_t>& sizes, const std::string& averaged = "") {
   ModelSpec model;
   model.set_name("small");
   for (size_t i = 0; i < sizes.size(); ++i) {
     TensorSpec* tensor = model.add_tensors();
     tensor->set_name(std::string(1, static_cast<char>('a' + i)));
     tensor->set_group(tensor->name());
+    tensor->set_averaged(averaged.find(tensor->name()) != std::string::npos);
     tensor->add_shape(sizes[i]);
   }
   return model;
@@ -57,11 +58,12 @@ inline RegisterReply SmallJob() {
 
 struct SmallWorkerSetup {
   std::vector<uint64_t> sizes = {4, 3, 5};
+  std::string averaged;  // Tensors that are, by name.
   uint32_t servers = 1;
   RegisterReply job = SmallJob();
   std::string codec = "fp32";
-  uint64_t train_samples = 40;
-  uint64_t test_samples = 40;
+  uint64_t train_samples = 100;
+  uint64_t test_samples = 100;
 };
 
 // A worker with its ways to a head and to servers in memory. Whatever still waits at its end is ended.
@@ -71,7 +73,7 @@ class SmallWorker {
 
   explicit SmallWorker(Setup made = {}, std::unique_ptr<FakeHead> given = std::make_unique<FakeHead>())
       : setup(std::move(made)),
-        layout(*ParamLayout::Create(ModelOf(setup.sizes))),
+        layout(*ParamLayout::Create(ModelOf(setup.sizes, setup.averaged))),
         sums(&layout),
         head(std::move(given)),
         client(AssignShards(layout, setup.servers)),
