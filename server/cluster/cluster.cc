@@ -17,8 +17,8 @@ namespace {
 
 std::string WithoutWhat(const ServerLinks::Gap& gap) {
   if (!gap.unsaved) return "from the newest snapshot";
-  return absl::StrCat("from the newest snapshot, without the ", *gap.unsaved,
-                      " records of its log that are not in it");
+  return absl::StrCat("from the newest snapshot, without what its log has beyond that: ", *gap.unsaved,
+                      " records when it was last heard, and what came since");
 }
 
 }  // namespace
@@ -116,33 +116,31 @@ void Cluster::Join(const std::shared_ptr<ServerLink>& link, const ServerHello& h
   LogInfo("server {} waits: all {} places are taken{}", hello.address(), servers(), OutlookForSpare(now));
 }
 
-std::string Cluster::Outlook(const ServerLinks::Gap& gap, absl::Time now) const {
-  std::string first;
-  {
-    MutexLock lock(&mu_);
-    if (table_.spares().empty()) return "";
-    first = table_.spares().front().hello.address();
+std::map<uint32_t, std::string> Cluster::Outlooks(absl::Time now) const {
+  const std::vector<ServerLinks::Gap> gaps = links_.Gaps();
+  std::map<uint32_t, std::string> outlooks;
+  MutexLock lock(&mu_);
+  // Each takes one place.
+  for (size_t i = 0; i < std::min(gaps.size(), table_.spares().size()); ++i) {
+    const absl::Duration left = std::max(absl::ZeroDuration(), gaps[i].since + options_.replace_after - now);
+    outlooks[gaps[i].place] =
+        absl::StrCat(table_.spares()[i].hello.address(), " takes the place of server ", gaps[i].place, " in ",
+                     absl::FormatDuration(absl::Ceil(left, absl::Seconds(1))), ", ", WithoutWhat(gaps[i]));
   }
-  const absl::Duration left = std::max(absl::ZeroDuration(), gap.since + options_.replace_after - now);
-  return absl::StrCat(first, " takes the place of server ", gap.place, " in ",
-                      absl::FormatDuration(absl::Ceil(left, absl::Seconds(1))), ", ", WithoutWhat(gap));
+  return outlooks;
 }
 
 std::string Cluster::OutlookForSpare(absl::Time now) const {
-  const std::vector<ServerLinks::Gap> gaps = links_.Gaps();
-  if (gaps.empty()) return ", and their servers are there";
-  std::vector<std::string> outlooks;
-  for (const ServerLinks::Gap& gap : gaps) outlooks.push_back(Outlook(gap, now));
-  return absl::StrCat("; unless their servers come back, ", absl::StrJoin(outlooks, "; "));
+  const std::map<uint32_t, std::string> outlooks = Outlooks(now);
+  if (outlooks.empty()) return ", and their servers are there";
+  std::vector<std::string> said;
+  for (const auto& [place, outlook] : outlooks) said.push_back(outlook);
+  return absl::StrCat("; unless their servers come back, ", absl::StrJoin(said, "; "));
 }
 
 std::string Cluster::Missing() const {
   std::string missing = links_.Missing();
-  const absl::Time now = Now();
-  for (const ServerLinks::Gap& gap : links_.Gaps()) {
-    const std::string outlook = Outlook(gap, now);
-    if (!outlook.empty()) absl::StrAppend(&missing, "; ", outlook);
-  }
+  for (const auto& [place, outlook] : Outlooks(Now())) absl::StrAppend(&missing, "; ", outlook);
   return missing;
 }
 
@@ -212,10 +210,7 @@ void Cluster::OnClosed(const std::shared_ptr<ServerLink>& link) {
   const absl::Time now = Now();
   const uint32_t place = links_.Drop(link.get(), now);
   if (place == 0) return;
-  std::string outlook;
-  for (const ServerLinks::Gap& gap : links_.Gaps()) {
-    if (gap.place == place) outlook = Outlook(gap, now);
-  }
+  std::string outlook = Outlooks(now)[place];
   if (outlook.empty()) {
     outlook = absl::StrCat("after ", absl::FormatDuration(options_.replace_after),
                            " another one with --join and an empty --data may take its place");

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -104,9 +105,9 @@ class Cluster final : public Followers, public ServerReports {
 
   // What the place has reported to others than the links. Errors are those of report_checks.h.
   absl::Status Hear(const std::shared_ptr<ServerLink>& link, uint32_t place, const ServerReport& report);
-  // What becomes of a place without a server: who takes it, when, and what is lost then. Empty if nobody
-  // waits for one.
-  std::string Outlook(const ServerLinks::Gap& gap, absl::Time now) const;
+  // What becomes of places without a server: who takes each, when, and what is lost then. Not of those for
+  // which nobody waits.
+  std::map<uint32_t, std::string> Outlooks(absl::Time now) const;
   // The same of all such places, for whoever has just begun to wait.
   std::string OutlookForSpare(absl::Time now) const;
   // Nothing is heard of the link any more.

@@ -79,6 +79,8 @@ void SnapshotParts::NotePublished() {
 }
 
 void SnapshotParts::NoteRestored(const Manifest& manifest) {
+  // Of another number of servers each had other shards.
+  if (manifest.servers_size() != static_cast<int>(links_->Hellos().size()) + 1) return;
   std::map<uint32_t, uint64_t> sequences;
   for (int i = 1; i < manifest.servers_size(); ++i) {
     sequences[static_cast<uint32_t>(i)] = manifest.servers(i).sequence();

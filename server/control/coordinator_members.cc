@@ -212,8 +212,10 @@ void Coordinator::NoteDiverged(WorkerId worker, const std::string& why, absl::Ti
 void Coordinator::NoteNonFinite(const NonFiniteUpdate& found) {
   const Membership::Member* member = membership_.Find(found.worker);
   const std::string worker = member == nullptr ? absl::StrCat("number ", found.worker.value()) : member->name;
-  divergence_.NoteUpdate(absl::StrCat("parameters are not finite after the push of worker ", worker,
-                                      " at step ", found.step, ": the first is in ", found.tensor),
+  const char* const when = found.large ? "after the large gradient of worker "
+                                       : "noticed up to 63 updates after the cause, at the push of worker ";
+  divergence_.NoteUpdate(absl::StrCat("parameters are not finite, ", when, worker, " at step ", found.step,
+                                      ": the first is in ", found.tensor),
                          found.wall);
 }
 

@@ -24,10 +24,11 @@ struct WorkerPushStats {
   uint64_t late_steps = 0;                 // Closed without its push, which a quorum did not wait for.
 };
 
-// An update after which a parameter was not finite.
+// An update after which a parameter was seen not to be finite.
 struct NonFiniteUpdate {
-  WorkerId worker;  // Whose push it was, or one of those of a synchronous step.
+  WorkerId worker;  // Whose push it was; of a synchronous step, whose gradient was the largest.
   uint64_t step = 0;
+  bool large = false;  // Its gradient was so large that it is the cause; else that may be some updates older.
   std::string tensor;
   absl::Time wall;  // When that was found, by the time of day.
 };

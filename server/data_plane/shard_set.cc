@@ -26,8 +26,8 @@ namespace {
 
 // For each thread that applies: most wait for the disk while others decode.
 constexpr int kReadersPerThread = 6;
-// Finite parameters do not become infinite by a smaller gradient; whoever sends one may say of it what he
-// likes, so that every so-many-th update is looked at, too. A look costs a thirtieth of an update.
+// A smaller gradient rarely makes parameters infinite, and whoever sends one may say of it what he likes:
+// every so-many-th update is looked at, too. A look costs a thirtieth of an update.
 constexpr float kLargeNorm = 1e12f;
 constexpr uint64_t kUpdatesBetweenLooks = 64;
 // Whoever waits for a server sees how far it is.
@@ -86,7 +86,6 @@ absl::Status ShardSet::Define(ShardMap map, const ApplyRules& rules, uint64_t pl
   const size_t in_frame = FrameBytesFor(servers_) / (2 * kShardParamsMax);
   const size_t for_lanes = map.owned().size() / (2 * static_cast<size_t>(lanes_.size()));
   shards_in_a_row_ = static_cast<uint32_t>(std::max<size_t>(1, std::min(in_frame, for_lanes)));
-  largest_.resize(shards.size());
   shards_ = std::move(shards);
   map_ = std::move(map);
   return absl::OkStatus();
@@ -165,14 +164,10 @@ void ShardSet::ApplyGradient(Operation* op, size_t index, EncodedGradient gradie
     contribution.order_key = header.order_key;
     contribution.samples = header.samples;
     contribution.weight = header.samples * scale;
+    contribution.norm = header.gradient_norm;
     contribution.learning_rate = id.learning_rate;
     contribution.gradient = std::move(gradient);
     outcome = shard.Contribute(id, std::move(contribution));
-    Largest& largest = largest_[part.shard][header.step % largest_[part.shard].size()];
-    if (outcome == PushOutcome::kTaken &&
-        (largest.step != header.step || header.gradient_norm >= largest.norm)) {
-      largest = {header.step, op->worker, header.gradient_norm};
-    }
   } else if (AnswersAtOnce(*op) && !IsSparse(gradient.codec)) {
     const auto codec = static_cast<CodecId>(header.reply_codec);
     const auto memory = [&] { return op->reply_buffer.ForPart(op->frame, index, gradient.payload); };
@@ -190,15 +185,22 @@ void ShardSet::ApplyGradient(Operation* op, size_t index, EncodedGradient gradie
 }
 
 void ShardSet::LookWhetherFinite(const Shard& shard, WorkerId worker, uint64_t step, float norm) {
-  if (norm < kLargeNorm && shard.version() % kUpdatesBetweenLooks != 0) return;
+  const bool large = !(norm < kLargeNorm);
+  if (!large && shard.version() % kUpdatesBetweenLooks != 0) return;
   if (found_non_finite_.load(std::memory_order_relaxed)) return;
   const std::optional<uint64_t> first = shard.FirstNonFinite();
-  if (!first || found_non_finite_.exchange(true)) return;
-  NonFiniteUpdate found{worker, step, NameOfParameter(*map_.layout(), shard.id().value(), *first), WallNow()};
-  LogError("PARAMETERS ARE NOT FINITE after the push of worker number {} at step {}: the first is in {}",
+  if (!first) return;
+  const NonFiniteUpdate found{worker, step, large,
+                              NameOfParameter(*map_.layout(), shard.id().value(), *first), WallNow()};
+  {
+    MutexLock lock(&non_finite_mu_);
+    if (non_finite_) return;
+    non_finite_ = found;
+    found_non_finite_ = true;
+  }
+  LogError("PARAMETERS ARE NOT FINITE, {} worker number {} at step {}: the first is in {}",
+           large ? "after the large gradient of" : "noticed up to 63 updates after the cause, at the push of",
            worker.value(), step, found.tensor);
-  MutexLock lock(&non_finite_mu_);
-  non_finite_ = std::move(found);
 }
 
 std::optional<NonFiniteUpdate> ShardSet::non_finite() const {
@@ -233,11 +235,9 @@ void ShardSet::Close(const StepClosing& closing) {
     lanes_.Post(LaneKey(i), [this, i, step = closing.step, contributors] {
       const ThreadCpuTimer timer(&apply_nanos_);
       const trace::Span span(trace::kClosing, {0, step, i + 1});
-      shards_[i]->CloseStep(step, *contributors);
+      const std::optional<Shard::Largest> largest = shards_[i]->CloseStep(step, *contributors);
       RaiseTo(shards_[i]->version(), &updates_);
-      if (const Largest& largest = largest_[i][step % largest_[i].size()]; largest.step == step) {
-        LookWhetherFinite(*shards_[i], largest.worker, step, largest.norm);
-      }
+      if (largest) LookWhetherFinite(*shards_[i], largest->worker, step, largest->norm);
     });
   }
 }
@@ -263,16 +263,14 @@ void ShardSet::DropContributions() {
 }
 
 void ShardSet::BeginHistory(uint64_t first_step) {
-  {
-    MutexLock lock(&non_finite_mu_);
-    non_finite_.reset();
-  }
-  found_non_finite_ = false;
   ForEach([first_step](Shard* shard) {
     shard->ForgetLeftOut();
     shard->DropContributions();
     if (first_step > 0) shard->CloseStep(first_step - 1, {});
   });
+  MutexLock lock(&non_finite_mu_);
+  non_finite_.reset();
+  found_non_finite_ = false;
 }
 
 void ShardSet::Cut(StateCut cut, bool hide, absl::AnyInvocable<void(StateCut)> done) {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -99,7 +98,7 @@ class ShardSet {
   absl::Status LoadInitialValues(
       const std::function<absl::StatusOr<std::vector<PageRef>>(uint32_t shard)>& pages_of);
 
-  // The first update that was found to leave a parameter that is not finite. Looked at are updates of large
+  // The first update after which a parameter was seen not to be finite. Looked at are updates of large
   // gradients, and every so-many-th.
   std::optional<NonFiniteUpdate> non_finite() const;
 
@@ -134,14 +133,6 @@ class ShardSet {
   ShardMap map_;
   uint32_t shards_in_a_row_ = 1;  // On one lane.
   std::vector<std::unique_ptr<Shard>> shards_;
-  // By shard, on its lane: the largest gradients of the last synchronous steps that were contributed to.
-  struct Largest {
-    uint64_t step = 0;
-    WorkerId worker;
-    float norm = 0;
-  };
-  std::vector<std::array<Largest, 4>> largest_;
-
   mutable Mutex non_finite_mu_;  // A leaf.
   std::optional<NonFiniteUpdate> non_finite_ ABSL_GUARDED_BY(non_finite_mu_);
   std::atomic<bool> found_non_finite_{false};  // Nothing is looked at any more.

@@ -158,7 +158,8 @@ SnapshotReply SnapshotService::ReplyOfNewest(const std::string& reason) const {
 }
 
 bool SnapshotService::NewestHas(const std::vector<ServerPart>& servers) {
-  // Where versions are kept, the cut was a record of each log, too.
+  // Where versions are kept each cut is itself a record of each log: the next number is this cut's own, and a
+  // push in between would make it the one after.
   const bool cut_is_record = params_->log()->on() && params_->rules().correction.versions > 0;
   const auto same = [cut_is_record](const ServerPart& now, const ServerPart& newest) {
     return now.id() == newest.id() && now.sequence() == newest.sequence() + (cut_is_record ? 1 : 0);

@@ -11,6 +11,10 @@
 namespace recon {
 namespace {
 
+bool Overlap(const Task& a, const Task& b) {
+  return a.kind == b.kind && a.data_epoch == b.data_epoch && a.begin < b.end && b.begin < a.end;
+}
+
 Task TaskOf(const Completion& completion) {
   Task task;
   task.kind = completion.kind();
@@ -62,35 +66,36 @@ absl::Status LeaseScheduler::Restore(const Completion& completion) {
 std::optional<Lease> LeaseScheduler::Grant(WorkerId worker, uint32_t splits, absl::Time now,
                                            std::optional<uint64_t> pushes) {
   RECON_CHECK(queue_.has_value());
-  const std::optional<Task> task = queue_->Next(splits);
+  const std::optional<Task> task = queue_->Next(splits, /*ahead=*/!leases_.HeldBy(worker).empty());
   if (!task) return std::nullopt;
   return LeaseOf(*task, leases_.Grant(*task, worker, now, pushes));
 }
 
 std::vector<Lease> LeaseScheduler::AdoptAll(const google::protobuf::RepeatedPtrField<Lease>& held,
                                             WorkerId worker, absl::Time now) {
-  std::vector<std::optional<uint64_t>> pushes;
-  for (const Lease& lease : held) pushes.push_back(leases_.PushesBefore(LeaseId(lease.lease()), worker));
+  RECON_CHECK(queue_.has_value());
+  const std::vector<LeaseTable::Lease> before = leases_.LeasesOf(worker);
   TakeBackAllOf(worker);
   std::vector<Lease> adopted;
-  for (int i = 0; i < held.size(); ++i) {
-    if (std::optional<Lease> lease = Adopt(held[i], worker, now, pushes[i]))
-      adopted.push_back(*std::move(lease));
+  for (const Lease& claimed : held) {
+    const std::optional<Task> task = TakeClaimed(claimed);
+    if (!task) continue;
+    // Whatever number it says that the lease had.
+    std::optional<uint64_t> pushes;
+    for (const LeaseTable::Lease& lease : before) {
+      if (Overlap(lease.task, *task)) pushes = lease.pushes;
+    }
+    adopted.push_back(LeaseOf(*task, leases_.Grant(*task, worker, now, pushes)));
   }
   return adopted;
 }
 
-std::optional<Lease> LeaseScheduler::Adopt(const Lease& held, WorkerId worker, absl::Time now,
-                                           std::optional<uint64_t> pushes) {
-  RECON_CHECK(queue_.has_value());
+std::optional<Task> LeaseScheduler::TakeClaimed(const Lease& held) {
   // No lease that was ever granted is larger.
   if (held.splits() > limits::kLeaseSplitsMax) return std::nullopt;
   const auto task =
       queue_->Find(held.kind(), held.data_epoch(), SplitId(held.split()), std::max(1u, held.splits()));
-  if (!task.ok()) return std::nullopt;
-  const std::optional<Task> rest = queue_->TakeRest(*task);
-  if (!rest) return std::nullopt;
-  return LeaseOf(*rest, leases_.Grant(*rest, worker, now, pushes));
+  return task.ok() ? queue_->TakeRest(*task) : std::nullopt;
 }
 
 absl::Status LeaseScheduler::GiveBack(LeaseId lease, WorkerId worker) {

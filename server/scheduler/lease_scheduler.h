@@ -84,8 +84,8 @@ class LeaseScheduler {
   uint64_t samples_of(const std::string& worker_name) const;
 
  private:
-  std::optional<Lease> Adopt(const Lease& held, WorkerId worker, absl::Time now,
-                             std::optional<uint64_t> pushes);
+  // What is left of the work that a worker says it holds, taken from the queue; nothing as AdoptAll() says.
+  std::optional<Task> TakeClaimed(const Lease& held);
   // Takes the split out of its lease and marks it as done.
   void MarkDone(LeaseId lease, WorkerId worker, const Completion& completion);
   void Count(const Completion& completion);

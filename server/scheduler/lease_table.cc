@@ -12,8 +12,12 @@ LeaseId LeaseTable::Grant(const Task& task, WorkerId holder, absl::Time now, std
   return id;
 }
 
-std::optional<uint64_t> LeaseTable::PushesBefore(LeaseId lease, WorkerId holder) const {
-  return Holds(lease, holder) ? leases_.at(lease).pushes : std::nullopt;
+std::vector<LeaseTable::Lease> LeaseTable::LeasesOf(WorkerId holder) const {
+  std::vector<Lease> leases;
+  for (const auto& [id, lease] : leases_) {
+    if (lease.holder == holder) leases.push_back(lease);
+  }
+  return leases;
 }
 
 bool LeaseTable::PushedFor(LeaseId lease, uint64_t pushes) const {

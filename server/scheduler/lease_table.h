@@ -32,8 +32,7 @@ class LeaseTable {
   // `pushes`: that have come of the holder so far; none for a lease that goes on, for which some came before.
   LeaseId Grant(const Task& task, WorkerId holder, absl::Time now,
                 std::optional<uint64_t> pushes = std::nullopt);
-  // As Grant() was given it; none if the worker does not hold the lease.
-  std::optional<uint64_t> PushesBefore(LeaseId lease, WorkerId holder) const;
+  std::vector<Lease> LeasesOf(WorkerId holder) const;
   // Whether something was pushed since it was granted, or may have been: `pushes` have come of its holder.
   bool PushedFor(LeaseId lease, uint64_t pushes) const;
   // Ends the lease and returns its task; nothing if the worker does not hold it.

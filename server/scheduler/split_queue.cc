@@ -86,7 +86,7 @@ Task SplitQueue::MakeTask(LeaseKind kind, uint32_t data_epoch, uint32_t split, u
   return task;
 }
 
-uint32_t SplitQueue::Takable(uint32_t data_epoch) const {
+uint32_t SplitQueue::FreeAhead(uint32_t data_epoch) const {
   const uint32_t free = train_[data_epoch].free;
   if (free == 0 || data_epoch == 0 || config_.test_samples == 0) return free;
   const auto before = evals_.find(data_epoch);  // After so many passes.
@@ -94,15 +94,16 @@ uint32_t SplitQueue::Takable(uint32_t data_epoch) const {
   return taken ? free : free - 1;
 }
 
-std::optional<Task> SplitQueue::Next(uint32_t splits) {
+std::optional<Task> SplitQueue::Next(uint32_t splits, bool ahead) {
   uint32_t first = 0;
   for (auto& [data_epoch, round] : evals_) {
     if (TakeFirstFree(&round, 1, &first) > 0) return MakeTask(LEASE_EVAL, data_epoch, first, 1);
   }
   for (uint32_t epoch = first_open_epoch_; epoch < train_.size(); ++epoch) {
-    const uint32_t taken = TakeFirstFree(&train_[epoch], std::min(splits, Takable(epoch)), &first);
+    const uint32_t wanted = ahead ? std::min(splits, FreeAhead(epoch)) : splits;
+    if (wanted == 0 && train_[epoch].free > 0) return std::nullopt;
+    const uint32_t taken = TakeFirstFree(&train_[epoch], wanted, &first);
     if (taken > 0) return MakeTask(LEASE_TRAIN, epoch, first, taken);
-    if (train_[epoch].free > 0) return std::nullopt;  // The last of the pass is kept.
     first_open_epoch_ = epoch + 1;
   }
   return std::nullopt;
@@ -110,7 +111,7 @@ std::optional<Task> SplitQueue::Next(uint32_t splits) {
 
 uint32_t SplitQueue::free_splits() const {
   for (uint32_t epoch = first_open_epoch_; epoch < train_.size(); ++epoch) {
-    if (train_[epoch].free > 0) return Takable(epoch);
+    if (train_[epoch].free > 0) return train_[epoch].free;
   }
   return 0;
 }

@@ -23,8 +23,7 @@ struct Task {
 
 // What is to be done, is being done and has been done: every split of every data epoch exactly once,
 // and an evaluation after each epoch, which goes before training. Splits of the next epoch follow at
-// once, so that nobody waits at the end of one. Only its last one is kept until somebody has the whole
-// evaluation before it: no two evaluations are of the same parameters.
+// once, so that nobody waits at the end of one.
 //
 // Threads: none of its own; the caller serializes. Work is O(1) per call, amortized.
 class SplitQueue {
@@ -41,9 +40,11 @@ class SplitQueue {
   static absl::StatusOr<SplitQueue> Create(const Config& config);
 
   // The next task, marked as taken; nothing if all are taken or done. Of training, up to `splits` splits:
-  // fewer where others lie between.
-  std::optional<Task> Next(uint32_t splits = 1);
-  // Splits of the pass that the next training task is of which that may have.
+  // fewer where others lie between. `ahead`: who asks has work yet, and gets the last free split of a pass
+  // only once somebody has all of the evaluation before it. Else he could end the pass before he asks again,
+  // with parameters that both evaluations were of.
+  std::optional<Task> Next(uint32_t splits = 1, bool ahead = false);
+  // Free splits of the pass that the next training task is of.
   uint32_t free_splits() const;
   // A taken task that will not be completed by its holder goes to the front again.
   void Return(const Task& task);
@@ -80,8 +81,8 @@ class SplitQueue {
   // The first free split and as many as are free behind it, at most `splits`; how many that are, 0 if none is
   // free.
   static uint32_t TakeFirstFree(Round* round, uint32_t splits, uint32_t* first);
-  // Splits of the pass that may be taken now.
-  uint32_t Takable(uint32_t data_epoch) const;
+  // Free splits of the pass, without the last one if that waits for the evaluation before it.
+  uint32_t FreeAhead(uint32_t data_epoch) const;
   Task MakeTask(LeaseKind kind, uint32_t data_epoch, uint32_t split, uint32_t splits) const;
   Round* RoundOf(const Task& task);
 

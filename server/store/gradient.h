@@ -30,6 +30,7 @@ struct Contribution {
   // Samples in its batch, times the clipping factor of the push.
   double weight = 0;
   uint32_t samples = 0;
+  float norm = 0;                       // Of the push's gradient, as its worker says.
   std::optional<double> learning_rate;  // As Shard::PushId has it.
   EncodedGradient gradient;
 };

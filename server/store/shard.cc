@@ -253,7 +253,7 @@ Shard::Outcome Shard::Contribute(const PushId& id, Contribution contribution) {
   return Outcome::kTaken;
 }
 
-void Shard::CloseStep(uint64_t step, const std::set<Contributor>& contributors) {
+std::optional<Shard::Largest> Shard::CloseStep(uint64_t step, const std::set<Contributor>& contributors) {
   first_open_step_ = std::max(first_open_step_, step + 1);
   std::vector<Contribution> counted;
   const auto found = contributions_.find(step);
@@ -266,14 +266,16 @@ void Shard::CloseStep(uint64_t step, const std::set<Contributor>& contributors) 
                                  return contributors.count({c.worker, c.incarnation}) == 0;
                                }),
                 counted.end());
-  if (counted.empty()) return;
+  if (counted.empty()) return std::nullopt;
   // By what was computed, not by who came first: the sum must not depend on timing.
   std::sort(counted.begin(), counted.end(), [](const Contribution& a, const Contribution& b) {
     return std::make_pair(a.order_key, a.worker) < std::make_pair(b.order_key, b.worker);
   });
   double samples = 0;
+  Largest largest{counted.front().worker, counted.front().norm};
   for (const Contribution& contribution : counted) {
     samples += contribution.samples;
+    if (contribution.norm > largest.norm) largest = {contribution.worker, contribution.norm};
     ledger_.Take(contribution.worker, contribution.incarnation, step);
   }
   const UpdateCoefficients c =
@@ -286,6 +288,7 @@ void Shard::CloseStep(uint64_t step, const std::set<Contributor>& contributors) 
     history_.NoteAll(version_ + 1);
   }
   ++version_;
+  return largest;
 }
 
 std::optional<uint64_t> Shard::FirstNonFinite() const {

@@ -91,8 +91,12 @@ class Shard {
   // so that a cut never says it has a gradient whose update it lacks.
   Outcome Contribute(const PushId& id, Contribution contribution);
   // One update with the mean over what `contributors` sent for `step`; drops what others sent
-  // for it and for earlier steps. No update if there is none.
-  void CloseStep(uint64_t step, const std::set<Contributor>& contributors);
+  // for it and for earlier steps. No update if there is none. Returns whose gradient was the largest in it.
+  struct Largest {
+    WorkerId worker;
+    float norm = 0;
+  };
+  std::optional<Largest> CloseStep(uint64_t step, const std::set<Contributor>& contributors);
 
   // The parameters as a payload of `codec`. FP32 refers to the pages; a 16-bit encoding of this version is
   // shared by all that ask while somebody has it.

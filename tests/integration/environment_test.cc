@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "catch2/catch.hpp"
@@ -414,12 +415,14 @@ TEST_CASE("what is installed runs from its prefix, and units name it there", "[e
 }
 
 TEST_CASE("as many threads compute as the control group's quota allows", "[environment]") {
-  if (geteuid() != 0) {
-    WARN("SKIP: control groups of one's own need root");
-    return;
-  }
   const TempDir groups;
   std::filesystem::create_directories(groups.path() + "/cpu");
+  Process mounts({"/usr/bin/unshare", "-m", "/bin/mount", "--bind", groups.path(), "/sys/fs/cgroup"},
+                 groups / "log");
+  if (mounts.Wait(absl::Seconds(30)) != 0) {
+    WARN("SKIP: nothing may be mounted here");
+    return;
+  }
   // How many threads a server has for updates where it may use so many hundredths of a core.
   const auto threads = [&](const std::string& quota) {
     WriteWholeFile(groups / "cpu.max", quota + " 100\n");
@@ -437,11 +440,11 @@ TEST_CASE("as many threads compute as the control group's quota allows", "[envir
          std::filesystem::directory_iterator(absl::StrCat("/proc/", server.pid(), "/task"))) {
       lanes += absl::StartsWith(ReadWholeFile(task.path() / "comm"), "lane") ? 1 : 0;
     }
-    if (quota == "50") CHECK(absl::StrContains(server.output(), "1 of "));
+    if (quota == "50") CHECK(absl::StrContains(server.output(), " 1 of "));
     return lanes;
   };
   CHECK(threads("50") == 1);
-  CHECK(threads("1000000") == std::min(16, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN))));
+  CHECK(threads("1000000") == std::min(16, static_cast<int>(std::thread::hardware_concurrency())));
 }
 
 }  // namespace recon

@@ -193,6 +193,8 @@ TEST_CASE("a heartbeat with more leases than a worker may hold is refused, and n
   heartbeat.mutable_identity()->set_incarnation(PlayedSecret().incarnation().value());
   heartbeat.mutable_identity()->set_cluster_epoch(registered->cluster_epoch());
   CHECK(control.Heartbeat(heartbeat).ok());
+  for (size_t i = 0; i <= limits::kLeasesPerWorkerMax; ++i) heartbeat.add_leases(UINT64_MAX);
+  CHECK(absl::IsInvalidArgument(control.Heartbeat(heartbeat).status()));
   for (int i = 0; i < 4; ++i) heartbeat.add_leases(UINT64_MAX - static_cast<uint64_t>(i));
   while (heartbeat.ByteSizeLong() < (31 << 20)) {
     for (int i = 0; i < 100'000; ++i) heartbeat.add_leases(UINT64_MAX);

@@ -143,8 +143,9 @@ TEST_CASE(
   INFO(job.ServerLog());
   // When it gets the place, and without what: all of that was in the snapshot.
   CHECK(absl::StrContains(job.ServerLog(), " takes the place of server 2 in "));
-  CHECK(absl::StrContains(job.ServerLog(),
-                          " takes its place, from the newest snapshot, without the 0 records"));
+  CHECK(absl::StrContains(
+      job.ServerLog(),
+      " takes its place, from the newest snapshot, without what its log has beyond that: 0 records"));
 
   // Other numbers of servers, the old ones' data directories among them.
   for (const int servers : {2, 1, 4}) {

@@ -287,18 +287,21 @@ class Bench:
         self.result["ratios"]["overlap_gain_bsp"] = rates["recon, bsp"] / rates["recon, bsp without overlap"]
 
     def alone(self):
-        """One worker over loopback with real computing, beside the plain loop, in turn."""
-        rates = {"plain": [], "recon, asp": []}
-        for _ in range(self.options.rounds):
+        """One worker over loopback with real computing, beside the plain loop, in turn: what a step costs beside its
+        computing is of the model's size, whatever the images'."""
+        for side, steps in ((28, 40), (56, 24)):
+            rates = {"plain": [], "recon, asp": []}
+            for _ in range(self.options.rounds):
+                for name, seen in rates.items():
+                    seen.append(self.one_worker(name, side, steps))
             for name, seen in rates.items():
-                seen.append(self.one_worker(name))
-        for name, seen in rates.items():
-            rates[name] = statistics.median(seen)
-            self.note("alone, 28 x 28 pixels, batches of 128, real computing", name, {"samples_per_second": seen},
-                      f"{rates[name]:.1f} samples/s")
-        self.result["ratios"]["alone_vs_plain"] = rates["recon, asp"] / rates["plain"]
+                rates[name] = statistics.median(seen)
+                self.note(f"alone, {side} x {side} pixels, batches of 128, real computing", name,
+                          {"samples_per_second": seen}, f"{rates[name]:.1f} samples/s")
+            label = "alone_vs_plain" if side == 28 else f"alone_vs_plain_{side}px"
+            self.result["ratios"][label] = rates["recon, asp"] / rates["plain"]
 
-    def one_worker(self, name):
+    def one_worker(self, name, side, steps):
         options = self.options
         with LocalJob(options.bin) as job:
             settings = {}
@@ -308,8 +311,8 @@ class Bench:
             log = job.path / "loss0"
             process = job.spawn("worker", 0, [
                 "env", f"PYTHONPATH={options.bin.parent / 'python'}", options.python, TRAIN, "--mode",
-                "plain" if name == "plain" else "recon", "--losses", log, "--batch", 128, "--side", 28, "--threads",
-                os.cpu_count(), "--steps", 40, "--settings", json.dumps(settings)])
+                "plain" if name == "plain" else "recon", "--losses", log, "--batch", 128, "--side", side, "--threads",
+                os.cpu_count(), "--steps", steps, "--samples", 8000, "--settings", json.dumps(settings)])
             job.wait(lambda: process.poll() == 0, 600)
             losses = Losses([log])
             losses.read()

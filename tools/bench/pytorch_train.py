@@ -27,8 +27,9 @@ from models import Block, ResNet  # noqa: E402
 
 def images(samples, side):
     train, _ = fashion_mnist()
-    small = F.avg_pool2d(train.tensors[0][:samples], 28 // side)
-    return TensorDataset(small, train.tensors[1][:samples])
+    data = train.tensors[0][:samples]
+    data = F.avg_pool2d(data, 28 // side) if side <= 28 else F.interpolate(data, size=side)
+    return TensorDataset(data, train.tensors[1][:samples])
 
 
 class Pace:
@@ -95,7 +96,7 @@ def main():
     parser.add_argument("--width", type=int, default=64, help="channels of the first stage")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--momentum", type=float, default=0)
-    parser.add_argument("--side", type=int, default=7, choices=[7, 14, 28], help="pixels of an image's side")
+    parser.add_argument("--side", type=int, default=7, choices=[7, 14, 28, 56], help="pixels of an image's side")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=0, help="end after so many; 0: the epochs count")
     parser.add_argument("--rank", type=int, default=2, help="of PowerSGD's matrices")

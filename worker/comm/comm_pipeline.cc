@@ -401,7 +401,10 @@ absl::Status CommPipeline::SendInitialValues(std::vector<float> values) {
     return absl::InvalidArgumentError("an initial value is infinite or not a number");
   }
   const std::vector<EncodedShard> shards = PlainShards(*layout_, std::move(values));
-  return Worst(CallAll(FrameKind::kInit, FrameHeader(), session_->standing().identity, shards));
+  const absl::Status worst =
+      Worst(CallAll(FrameKind::kInit, FrameHeader(), session_->standing().identity, shards));
+  // What ended the session is why there was no answer.
+  return worst.ok() || session_->fatal().ok() ? worst : session_->fatal();
 }
 
 }  // namespace recon

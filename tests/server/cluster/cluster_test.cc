@@ -388,13 +388,13 @@ TEST_CASE("a server that waits is told of with whose place it takes, when, and w
     Manifest restored;
     for (const uint64_t sequence : {9, 18, 7}) restored.add_servers()->set_sequence(sequence);
     job.cluster.snapshot()->NoteRestored(restored);
-    says(", without the 12 records of its log that are not in it");
+    says(", without what its log has beyond that: 12 records when it was last heard, and what came since");
   }
   SECTION("nothing, when it is all in a snapshot") {
     Manifest restored;
     for (const uint64_t sequence : {9, 31, 7}) restored.add_servers()->set_sequence(sequence);
     job.cluster.snapshot()->NoteRestored(restored);
-    says(", without the 0 records of its log that are not in it");
+    says(", without what its log has beyond that: 0 records when it was last heard, and what came since");
   }
 }
 

@@ -417,12 +417,13 @@ TEST_CASE("parameters that are not finite are a divergence, told once with worke
   const Worker worker = job.Begin("w", 1);
   job.PassAndTick(absl::Seconds(1));
   CHECK_FALSE(job.coordinator->TakeDivergence());
-  job.data_plane.non_finite = NonFiniteUpdate{worker.id(), 17, "layer0.weight", job.wall};
+  job.data_plane.non_finite = NonFiniteUpdate{worker.id(), 17, true, "layer0.weight", job.wall};
   job.PassAndTick(absl::Seconds(1));
   const auto found = job.coordinator->TakeDivergence();
   REQUIRE(found);
   CHECK(found->why ==
-        "parameters are not finite after the push of worker w at step 17: the first is in layer0.weight");
+        "parameters are not finite, after the large gradient of worker w at step 17: the first is in "
+        "layer0.weight");
   CHECK(found->since == job.wall - absl::Seconds(1));
   // Another sign comes between: the first is not told again.
   HeartbeatRequest beat = worker.Beat();
@@ -434,7 +435,7 @@ TEST_CASE("parameters that are not finite are a divergence, told once with worke
     CHECK_FALSE(job.coordinator->TakeDivergence());
   }
   // Of a worker that is nobody's any more.
-  job.data_plane.non_finite = NonFiniteUpdate{WorkerId(77), 18, "layer0.bias", job.wall};
+  job.data_plane.non_finite = NonFiniteUpdate{WorkerId(77), 18, false, "layer0.bias", job.wall};
   job.PassAndTick(absl::Seconds(1));
   CHECK(job.coordinator->TakeDivergence()->why.find("worker number 77 at step 18") != std::string::npos);
 }

@@ -370,6 +370,7 @@ TEST_CASE("an update that leaves parameters that are not finite is named: worker
   REQUIRE(found);
   CHECK(found->worker == WorkerId(2));
   CHECK(found->step == 5);
+  CHECK(found->large);
   CHECK(found->tensor == "bias");
   // It stays the first.
   REQUIRE(job.Call(LargeBias(&job, 1, 1, 3e38f, 3e38f)).ok());
@@ -393,6 +394,7 @@ TEST_CASE("whatever a worker says of its gradient, parameters that are not finit
   job.Settle();
   REQUIRE(job.server().GetStats().non_finite);
   CHECK(job.server().GetStats().non_finite->tensor == "bias");
+  CHECK_FALSE(job.server().GetStats().non_finite->large);  // It is not the cause.
 }
 
 TEST_CASE("of a synchronous step the worker with the largest gradient is named", "[param_server]") {
@@ -408,6 +410,7 @@ TEST_CASE("of a synchronous step the worker with the largest gradient is named",
   REQUIRE(found);
   CHECK(found->worker == WorkerId(2));
   CHECK(found->step == 2);
+  CHECK(found->large);
   CHECK(found->tensor == "bias");
 }
 

@@ -51,27 +51,30 @@ TEST_CASE("splits tile each data epoch, the next follows at once, evaluation goe
   CHECK(queue.samples_completed() == 25);
 }
 
-TEST_CASE("the last split of a pass waits until somebody has all of the evaluation before it",
+TEST_CASE("who has work yet gets the last split of a pass when somebody has all of the evaluation before it",
           "[scheduler]") {
   // Two splits a pass, two an evaluation.
   SplitQueue queue = *SplitQueue::Create(Config(20, 6, 3));
   const Task one = *queue.Next();
   const Task two = *queue.Next();
-  CHECK(queue.free_splits() == 1);
-  const Task ahead = *queue.Next(5);
+  CHECK(queue.free_splits() == 2);
+  const Task ahead = *queue.Next(5, /*ahead=*/true);
   CHECK(ahead.data_epoch == 1);
   CHECK(ahead.splits == 1);
-  CHECK(queue.free_splits() == 0);
-  CHECK_FALSE(queue.Next());  // With it the second pass could end before the first is evaluated.
+  CHECK(queue.free_splits() == 1);
+  // With it the second pass could end before the first is evaluated.
+  CHECK_FALSE(queue.Next(1, /*ahead=*/true));
   CHECK(queue.Complete(ahead, {}));
-  CHECK_FALSE(queue.Next());
+  CHECK_FALSE(queue.Next(1, /*ahead=*/true));
+  // Whoever has nothing to do waits for nobody.
+  queue.Return(*queue.Next());
   CHECK(queue.Complete(one, {}));
   CHECK(queue.Complete(two, {}));
   const Task eval = *queue.Next();
   CHECK(eval.kind == LEASE_EVAL);
   const Task eval2 = *queue.Next();
   CHECK(eval2.kind == LEASE_EVAL);
-  const Task last = *queue.Next();
+  const Task last = *queue.Next(1, /*ahead=*/true);
   CHECK(last.data_epoch == 1);
   // Who had part of the evaluation is gone: it goes first again, and what was given out is not taken back.
   queue.Return(eval2);
@@ -84,11 +87,11 @@ TEST_CASE("the last split of a pass waits until somebody has all of the evaluati
 TEST_CASE("where a pass is one split it waits for the evaluation, and without evaluations for nothing",
           "[scheduler]") {
   SplitQueue queue = *SplitQueue::Create(Config(10, 4, 2));
-  const Task pass = *queue.Next(4);
-  CHECK_FALSE(queue.Next());
+  const Task pass = *queue.Next(4, /*ahead=*/true);
+  CHECK_FALSE(queue.Next(4, /*ahead=*/true));
   CHECK(queue.Complete(pass, {}));
-  CHECK(queue.Next()->kind == LEASE_EVAL);
-  CHECK(queue.Next()->data_epoch == 1);
+  CHECK(queue.Next(4, /*ahead=*/true)->kind == LEASE_EVAL);
+  CHECK(queue.Next(4, /*ahead=*/true)->data_epoch == 1);
   SplitQueue untested = *SplitQueue::Create(Config(10, 0, 2));
   CHECK(untested.Next()->data_epoch == 0);
   CHECK(untested.Next()->data_epoch == 1);

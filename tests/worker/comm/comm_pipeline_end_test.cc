@@ -75,13 +75,10 @@ TEST_CASE("a pull and initial values end with the session", "[pipeline]") {
   SmallPipeline job;
   job.servers[0]->DecideAll(Fate::kHold);
   Outcomes ended;
-  std::thread pulls([&] {
-    const bool ok = job.pipeline->PullAll({}).ok();
-    ended.Note(0, ok);
-  });
+  std::thread pulls([&] { ended.Note(0, !absl::IsDataLoss(job.pipeline->PullAll({}).status())); });
   std::thread sends([&] {
-    const bool ok = job.pipeline->SendInitialValues(std::vector<float>(job.layout.params())).ok();
-    ended.Note(1, ok);
+    const absl::Status sent = job.pipeline->SendInitialValues(std::vector<float>(job.layout.params()));
+    ended.Note(1, !absl::IsDataLoss(sent));
   });
   job.servers[0]->AwaitHeld(2);
   job.session->Fail(absl::DataLossError("of the test"));

@@ -385,7 +385,8 @@ TEST_CASE("a pull by versions gets what has changed, and all of it in another cl
   const auto all = job.pipeline->PullAll(known);
   REQUIRE(all.ok());
   CHECK(all->front().header.payload_bytes == job.layout.params() * sizeof(float));
-  for (const PartHeader& part : job.servers[0]->requests().back().parts) CHECK(part.version == kNoVersion);
+  const std::vector<Frame> requests = job.servers[0]->requests();
+  for (const PartHeader& part : requests.back().parts) CHECK(part.version == kNoVersion);
 }
 
 TEST_CASE("a pull by hashes gets the pages that are others", "[pipeline]") {

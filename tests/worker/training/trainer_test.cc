@@ -185,8 +185,12 @@ TEST_CASE("a loss that is not finite waits for the rollback, and goes on from th
   const auto place = job.trainer->BeginBatch(8, again);
   REQUIRE((place.ok() && place->has_value()));
   CHECK((*place)->parameters.values[0] == 50);
-  job.trainer->DropBatch();
-  CHECK(job.completed().empty());
+  job.Fill(**place, 1);
+  REQUIRE(job.trainer->EndBatch(job.OneSample()).ok());
+  REQUIRE(job.trainer->CloseSplit(again).ok());
+  REQUIRE(job.trainer->Finish().ok());
+  CHECK(job.parameter() == 49);
+  CHECK(job.completed() == std::vector<uint32_t>{2});
 }
 
 TEST_CASE("a worker that is stopped sends what was kept back, and gives its split back", "[trainer]") {
