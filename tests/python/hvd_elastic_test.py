@@ -1,7 +1,10 @@
 """recon.hvd.elastic with a real server: ranks that die and come, and a server that does."""
 
+import itertools
 import os
+import random
 import sys
+import time
 import unittest
 
 try:
@@ -16,6 +19,11 @@ from ranks import EXAMPLES, Rank, accuracy_of, all_end_well
 BINARIES = os.environ["RECON_TEST_BIN"]
 PATIENCE = ("--evict-after", "30s")  # A busy machine is no dead member.
 SCRIPT = HERE / "hvd_ranks.py"
+
+
+def batches_of(rank: Rank) -> int:
+    """The last one that it has said."""
+    return max((int(line.split()[1]) for line in rank.log().splitlines() if line.startswith("batch ")), default=0)
 
 
 class Elastic(unittest.TestCase):
@@ -69,6 +77,52 @@ class Elastic(unittest.TestCase):
             rank.wait_for_text("reset: 2 ranks", before)
         end.touch()
         all_end_well(ranks)
+
+    def test_who_takes_a_lost_rank_gets_the_state_even_as_rank_0(self) -> None:
+        end = self.server.root / "END"
+        first, second = (self.rank(number, "elastic", str(end), RECON_RANK=str(number), RECON_SIZE="2")
+                         for number in range(2))
+        first.wait_for_text("batch 5 of")
+        first.kill()
+        again = self.rank(2, "elastic", str(end), RECON_RANK="0", RECON_SIZE="2")
+        again.wait_for_text("of 2 ranks, this is 0")
+        self.assertNotIn("batch 1 of", again.log())
+        end.touch()
+        all_end_well([again, second])
+
+    def test_ranks_and_the_server_die_at_any_moment(self) -> None:
+        seed = int(os.environ.get("RECON_FIRST_SEED", random.SystemRandom().randrange(1 << 31)))
+        print(f"seed {seed}", flush=True)
+        chance, end, number = random.Random(seed), self.server.root / "END", itertools.count()
+        on_loss = chance.choice(("raise", "shrink"))
+
+        def start() -> Rank:
+            return self.rank(next(number), "elastic", str(end), RECON_ON_LOSS=on_loss)
+
+        ranks, most = [start() for _ in range(3)], 0
+        over = time.monotonic() + float(os.environ.get("RECON_CHAOS_SECONDS", "5"))
+        while time.monotonic() < over:
+            time.sleep(chance.random())  # The disturbance itself: nothing is waited for.
+            self.assertFalse([rank.log() for rank in ranks if rank.ended()])
+            victim = chance.choice(ranks)
+            done = batches_of(victim)
+            # Somebody has to have what it has.
+            if max((batches_of(rank) for rank in ranks if rank is not victim), default=-2) >= done - 1:
+                victim.kill()
+                ranks.remove(victim)
+                most = max(most, done)
+            if len(ranks) < 4 and chance.random() < 0.7:
+                ranks.append(start())
+            if chance.random() < 0.1:
+                self.server.kill()
+                self.server.start()
+        said = [len(rank.log()) for rank in ranks]
+        for rank, before in zip(ranks, said):
+            rank.wait_for_text(f"of {len(ranks)} ranks", before)
+        end.touch()
+        all_end_well(ranks)
+        self.assertEqual(len({rank.log().splitlines()[-1] for rank in ranks}), 1)
+        self.assertGreaterEqual(batches_of(ranks[0]), most - 1)
 
     def test_the_elastic_example_trains_while_a_rank_is_killed(self) -> None:
         ranks = [self.rank(number, "--epochs", "2", "--samples", "16000", "--batches-per-commit", "5",

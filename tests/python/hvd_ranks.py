@@ -255,6 +255,8 @@ def loses_one():
         os._exit(9)
     if os.environ.get("RECON_ON_LOSS") == "shrink":
         equal("the mean of who is left", hvd.allreduce(torch.tensor(float(rank))), 1.0)
+        raises(hvd.HorovodInternalError, "rank 1 is not among", lambda: hvd.broadcast(torch.ones(1), 1))
+        raises(hvd.HorovodInternalError, "needs all 3 members", lambda: hvd.alltoall(torch.ones(3)))
     else:
         raises(hvd.HorovodInternalError, "rank 1", lambda: hvd.allreduce(torch.ones(1)))
     print("ok", flush=True)

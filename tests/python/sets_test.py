@@ -132,6 +132,18 @@ class Sets(unittest.TestCase):
             self.assertEqual(group.lost, [1])
             group.close()
 
+    def test_a_set_that_cannot_begin_is_not_waited_for_when_the_server_was_another_one(self) -> None:
+        with Server(BINARIES) as server:
+            hall = collective.Group("hall", server=server.address, patience=PATIENCE)
+            self.assertTrue(hall.alive)
+            self.assertFalse(hall.disturbed())
+            server.kill()
+            server.start()
+            wait_for("the loss", lambda: not hall.alive)
+            with self.assertRaisesRegex(collective.SetChanged, "not begun"):
+                collective.Group("part", server=server.address, rank=0, size=2, interrupted=hall.disturbed)
+            hall.close()
+
     def test_who_comes_disturbs_nobody_until_the_next_meeting(self) -> None:
         first = Meeting("m", server=self.server.address, member="a", patience=PATIENCE)
         work = first.meet()
@@ -143,7 +155,7 @@ class Sets(unittest.TestCase):
         with ThreadPoolExecutor(2) as pool:
             groups = list(pool.map(Meeting.meet, (first, second)))
             self.assertEqual([(group.rank, group.size) for group in groups], [(0, 2), (1, 2)])
-            self.assertEqual((first.rounds, second.senior), ([1, 0], 0))
+            self.assertEqual((first.numbers, second.number), ([1, 0], 2))
             first.close()
             groups[0].close()
             wait_for("the loss", lambda: second.changed)
@@ -151,7 +163,7 @@ class Sets(unittest.TestCase):
                 groups[1].barrier()
             groups[1].close()
             alone = second.meet()
-            self.assertEqual((alone.rank, alone.size, second.rounds), (0, 1, [2]))
+            self.assertEqual((alone.rank, alone.size, second.numbers), (0, 1, [2]))
             alone.close()
             second.close()
 
@@ -166,11 +178,11 @@ class Sets(unittest.TestCase):
             both[1].close()
             wait_for("the loss", lambda: both[0].changed)
             groups[0].close()
-            again = pool.submit(both[0].meet)
+            again = pool.submit(both[0].meet, 0)
             replacement = meeting(1)
-            group = replacement.meet()
+            group = replacement.meet(7)
             self.assertEqual((group.rank, again.result().rank), (1, 0))
-            self.assertEqual(replacement.rounds, [1, 0])
+            self.assertEqual((replacement.numbers, replacement.worths, both[0].senior), ([1, 0], [0, 7], 1))
             group.close()
             replacement.close()
             wait_for("the loss", lambda: both[0].changed)

@@ -122,6 +122,7 @@ class PyGroup {
   }
   bool changed() { return group()->changed(); }
   std::vector<uint32_t> lost() { return group()->lost(); }
+  bool alive() { return group_ != nullptr && getpid() == process_ && group_->status().ok(); }
 
   std::unique_ptr<PyCall> Start(uint8_t kind, const std::string& op, const std::string& dtype,
                                 const std::string& wire, const std::string& name, const std::string& shape,
@@ -236,6 +237,7 @@ void DefineCollectives(nb::module_& module) {
       .def("acknowledge", &PyGroup::Acknowledge)
       .def_prop_ro("changed", &PyGroup::changed)
       .def_prop_ro("lost", &PyGroup::lost)
+      .def_prop_ro("alive", &PyGroup::alive)
       .def("start", &PyGroup::Start, nb::arg("kind"), nb::arg("op"), nb::arg("dtype"), nb::arg("wire"),
            nb::arg("name"), nb::arg("shape"), nb::arg("in_"), nb::arg("out"), nb::arg("count"),
            nb::arg("in_counts"), nb::arg("out_counts"), nb::arg("peer"), nb::arg("tag"))

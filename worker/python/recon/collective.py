@@ -170,6 +170,15 @@ class Group:
         """Ranks that have gone since `update()`, in the order in which this was heard."""
         return self._core.lost
 
+    @property
+    def alive(self) -> bool:
+        """Whether this process is a member still: it has not left, and the connection is there."""
+        return self._core.alive
+
+    def disturbed(self) -> bool:
+        """Whether anything is other than at the last `update()`: members, or this membership."""
+        return not self.alive or self.changed or bool(self.lost)
+
     def tell(self, text: str) -> list[str]:
         """What each member told, by place."""
         line = np.frombuffer((json.dumps(text) + "\n").encode(), np.uint8)
@@ -185,7 +194,7 @@ class Group:
         shown = "".join(letter if letter.isprintable() else "?" for letter in label[:60])
         name = f"{self.name[-150:]}/{self.epoch}.{self._splits}.{mine[0]} {shown}"
         return Group(name.encode()[:250].decode(errors="ignore"), rank=mine.index(self._place), size=len(mine),
-                     member=self.member, interrupted=lambda: self.changed or bool(self.lost), **self._again)
+                     member=self.member, interrupted=self.disturbed, **self._again)
 
     def by_host(self) -> Group:
         """The members on this host: those with the same `host_label()`."""

@@ -47,36 +47,35 @@ class Meeting:
                  timeout: float = 600.0, tls: tuple[str, str, str, bool, str] | None = None) -> None:
         self.name, self.timeout, self.on_loss = name, timeout, on_loss
         self._shared: dict[str, Any] = {"server": server, "member": member, "patience": patience, "tls": tls}
-        self._numbers: dict[str, Any] = {"rank": rank, "size": size, "min_size": min_size}
-        self._met = 0
-        self.rounds: list[int] = []  # Of each member of the last meeting, by rank: how many it had been to before.
+        self._place: dict[str, Any] = {"rank": rank, "size": size, "min_size": min_size}
+        self.number = 0  # Of the last meeting; it grows from one to the next.
+        self.numbers: list[int] = []  # Of each member of the last meeting, by rank: which was its last one before. 0: none.
+        self.worths: list[int] = []  # The same, what it has said of itself.
         self._hall: Group | None = self._enter(timeout)
 
     def _enter(self, timeout: float) -> Group:
-        return Group(f"{self.name}/meeting", timeout=timeout, **self._shared, **self._numbers)
+        return Group(f"{self.name}/meeting", timeout=timeout, **self._shared, **self._place)
 
     @property
     def changed(self) -> bool:
         """Whether somebody has come or gone since the last meeting, or the server has."""
-        try:
-            return self._hall is None or self._hall.changed or bool(self._hall.lost)
-        except recon.ReconError:
-            return True
+        return self._hall is None or self._hall.disturbed()
 
     @property
     def senior(self) -> int:
-        """The lowest rank among those who have been to most meetings: whose state counts."""
-        return self.rounds.index(max(self.rounds))
+        """The lowest rank among those whose state is worth most."""
+        return self.worths.index(max(self.worths))
 
-    def meet(self) -> Group:
-        """Waits until all who are here have come, and returns them as a set of fixed ranks. `CallTimeout` after
-        ``timeout`` seconds, `recon.Refused` where the set cannot be. Close what it returned the last time before."""
+    def meet(self, worth: int = 0) -> Group:
+        """Waits until all who are here have come, and returns them as a set of fixed ranks. ``worth`` says what this
+        process' state is worth, 0 that it has none yet: `senior` tells whose to take. `CallTimeout` after ``timeout``
+        seconds, `recon.Refused` where the set cannot be. Close what it returned the last time before."""
         end = time.monotonic() + self.timeout
         while True:
             try:
                 if self._hall is None:
                     self._hall = self._enter(max(1.0, end - time.monotonic()))
-                return self._gather(self._hall, end)
+                return self._gather(self._hall, worth, end)
             except (SetChanged, MemberLost) as why:
                 # Who is lost is not told at the same moment everywhere; and there may be too few now.
                 self._await_change(why, end)
@@ -88,22 +87,21 @@ class Meeting:
                 if time.monotonic() > end:
                     raise
 
-    def _gather(self, hall: Group, end: float) -> Group:
+    def _gather(self, hall: Group, worth: int, end: float) -> Group:
         rank, size = hall.update()
-        handle = hall.all_gather(np.array([self._met], np.int64), sizes=[1] * size, async_op=True)
-        rounds = [int(number) for number in handle.wait(max(1.0, end - time.monotonic()))]
-        place = hall.ranks.index(rank)
-        group = Group(f"{self.name}/{hall.epoch}.{max(rounds) + 1}", rank=place, size=size, on_loss=self.on_loss,
-                      timeout=max(1.0, end - time.monotonic()), interrupted=lambda: hall.changed or bool(hall.lost),
-                      **self._shared)
-        self._met, self.rounds = max(rounds) + 1, rounds
+        handle = hall.all_gather(np.array([[self.number, worth]], np.int64), sizes=[1] * size, async_op=True)
+        numbers, worths = handle.wait(max(1.0, end - time.monotonic())).T.tolist()
+        number = max(numbers) + 1
+        group = Group(f"{self.name}/{hall.epoch}.{number}", rank=hall.ranks.index(rank), size=size, on_loss=self.on_loss,
+                      timeout=max(1.0, end - time.monotonic()), interrupted=hall.disturbed, **self._shared)
+        self.number, self.numbers, self.worths = number, numbers, worths
         return group
 
     def _await_change(self, why: Exception, end: float) -> None:
         """Returns when there is another epoch, and after a second: the connection may be gone, too."""
         assert self._hall is not None
         until = time.monotonic() + 1.0
-        while not self._hall.changed and time.monotonic() < until:
+        while not self._hall.changed and self._hall.alive and time.monotonic() < until:
             time.sleep(_LOOK_SECONDS)
         if time.monotonic() > end:
             raise CallTimeout(f"no meeting of '{self.name}' within {self.timeout:g} s: {why}") from why

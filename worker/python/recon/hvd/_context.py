@@ -77,8 +77,29 @@ class ProcessSet:
         if self._begun is None:
             raise ValueError("recon.hvd has not been initialized: call init() first" if context.group is None else
                              f"rank {context.rank} is not in the process set of ranks {self.ranks}, or that was removed")
-        with translated():
+        try:
             return self._begun.result()
+        except recon.Refused:
+            raise
+        except recon.ReconError as error:
+            raise HorovodInternalError(str(error)) from error
+
+    @contextlib.contextmanager
+    def call(self, with_all: bool = False) -> Iterator[Group]:
+        """The set, for a call. Errors become those that Horovod has; what was wrong in the call itself stays
+        `recon.Refused`. ``with_all``: the call means nothing without members that have joined or are lost."""
+        group = self.need()
+        if with_all and group.size < self.size():
+            raise HorovodInternalError(f"the call needs all {self.size()} members of '{group.name}', there are {group.size}")
+        try:
+            yield group
+        except recon.Refused as error:
+            # Of a set that has shrunk meanwhile: its root is gone, or there are sizes for too many.
+            if group.size < self.size() or group.disturbed():
+                raise HorovodInternalError(str(error)) from error
+            raise
+        except recon.ReconError as error:
+            raise HorovodInternalError(str(error)) from error
 
     def check(self, members: int) -> None:
         """After a call that ``members`` have taken part in: whether who is missing may be. HorovodInternalError if
@@ -128,17 +149,6 @@ class ProcessSet:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
 
-@contextlib.contextmanager
-def translated() -> Iterator[None]:
-    """Errors of recon as those that Horovod has; what was wrong in the call itself stays `recon.Refused`."""
-    try:
-        yield
-    except recon.Refused:
-        raise
-    except recon.ReconError as error:
-        raise HorovodInternalError(str(error)) from error
-
-
 class Context:
     """One for the process. The main thread's; calls may be started by backward()'s threads."""
 
@@ -146,6 +156,7 @@ class Context:
         self.meeting: Meeting | None = None
         self.group: Group | None = None
         self.on_loss = "raise"
+        self.worth = 0  # How many commits are in this process' elastic state; 0: it has not got everybody's yet.
         self.rank = self.size = 0
         self.local_rank = self.local_size = self.cross_rank = self.cross_size = 0
         self.sets: list[ProcessSet] = []  # Beside the one of all.
@@ -183,7 +194,7 @@ class Context:
         for optimizer in self.optimizers:
             optimizer.abandon()
         while True:
-            self.group = self.meeting.meet()
+            self.group = self.meeting.meet(self.worth)
             try:
                 hosts = self.group.tell(collective.host_label())
                 break
@@ -236,7 +247,7 @@ class Context:
 
             def make(closed: Callable[[], bool]) -> Group:
                 return Group(name, rank=ranks.index(self.rank), size=len(ranks), on_loss="shrink", member=whole.member,
-                             interrupted=lambda: closed() or whole.changed or bool(whole.lost), **self._shared())
+                             interrupted=lambda: closed() or whole.disturbed(), **self._shared())
 
         process_set.begin(make, self.last_id)
 
@@ -261,14 +272,16 @@ class Context:
     def joined(self) -> set[int]:
         """Ranks that wait in join()."""
         assert self.meeting is not None
-        with translated():
+        try:
             said = next((one for one in self.meeting.sets() if one["name"] == self._joined_name()), None)
+        except recon.ReconError as error:
+            raise HorovodInternalError(str(error)) from error
         return {int(name) for _, name in said["members"]} if said is not None else set()
 
     def join(self) -> int:
         """Leaves the work to others until they have joined, too; then all meet. The rank that came last."""
         assert self.meeting is not None and self.group is not None
-        with translated(), Group(self._joined_name(), member=str(self.rank), **self._shared()) as done:
+        with world.call(), Group(self._joined_name(), member=str(self.rank), **self._shared()) as done:
             # Whoever misses this rank from now on finds it among those who have joined.
             self._close_sets()
             while True:
@@ -283,7 +296,7 @@ class Context:
                 done.barrier()  # All know it, before the first one goes.
                 break
         self.meet()
-        if min(self.meeting.rounds) < max(self.meeting.rounds):
+        if min(self.meeting.numbers) < max(self.meeting.numbers):
             raise HostsUpdatedInterrupt()  # Newcomers expect elastic.run's beginning.
         return last
 
@@ -296,6 +309,7 @@ class Context:
         if self.meeting is not None:
             self.meeting.close()
         self.meeting = self.group = None
+        self.worth = 0
         self.sets.clear()
 
 

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from recon import adasum
-from recon.collective import Group
 
-from ._context import ProcessSet, translated, world
+from ._context import ProcessSet, world
 
 
 class Op:
@@ -52,16 +51,18 @@ class Handle:
         self._calls, self._set, self._finish = list(calls), process_set, finish
         self._result: Any = None
         self._finished = False
+        self.members = 0  # Who have taken part, when it is done.
 
     def done(self) -> bool:
         return all(call.done() for call in self._calls)
 
     def wait(self) -> Any:
         if not self._finished:
-            with translated():
+            with self._set.call():
                 for call in self._calls:
                     call.wait()
-                    self._set.check(call.members)
+                    self.members = call.members
+                    self._set.check(self.members)
             self._result, self._finished = self._finish(), True
         return self._result
 
@@ -112,13 +113,12 @@ def reduce_async(tensors: Sequence[torch.Tensor], into: Sequence[torch.Tensor] |
                  wire: str, prescale: float, postscale: float, process_set: ProcessSet) -> Handle:
     """One call for each type among the tensors, whose values travel together. Results are new tensors, or in
     ``into``; each has the shape, type and device of its tensor."""
-    group = process_set.need()
     by_type: dict[torch.dtype, list[int]] = {}
     for index, tensor in enumerate(tensors):
         by_type.setdefault(tensor.dtype, []).append(index)
     results: list[Any] = [None] * len(tensors)
     calls, flats = [], []
-    with translated():
+    with process_set.call(with_all=op is Adasum) as group:
         for dtype, indices in by_type.items():
             flat = torch.cat([_host(tensors[index]).reshape(-1) for index in indices])
             if prescale != 1.0:
@@ -231,11 +231,10 @@ def reducescatter_async(tensor: torch.Tensor, name: str | None = None, op: Op | 
                         prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                         process_set: ProcessSet = world) -> Handle:
     """As `reducescatter`."""
-    group, chosen = process_set.need(), _op(op, None)
-    flat = _host(tensor)
+    chosen, flat = _op(op, None), _host(tensor)
     if prescale_factor != 1.0:
         flat = (flat * prescale_factor).to(tensor.dtype)
-    with translated():
+    with process_set.call(with_all=True) as group:
         call = group.reduce_scatter(flat, chosen.name, name=name or "", async_op=True)
 
     def finish() -> torch.Tensor:
@@ -278,10 +277,9 @@ def _label(name: str | None, tensor: torch.Tensor) -> str:
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = world) -> Handle:
     """As `allgather`. Returns when the members have told each other their sizes."""
-    group = process_set.need()
     dense = _host(tensor if tensor.dim() else tensor.reshape(1))
     label, width = _label(name, dense), dense[:1].numel() * dense.element_size() if dense.shape[0] else 0
-    with translated():
+    with process_set.call() as group:
         rows = group.all_gather(torch.tensor([dense.shape[0]]), sizes=[1] * group.size, name=label).tolist()
         width = width or int(torch.tensor(dense.shape[1:]).prod()) * dense.element_size()
         call = group.all_gather(_bytes(dense), sizes=[row * width for row in rows], name=label, async_op=True)
@@ -305,10 +303,9 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Proces
 def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None,
                      process_set: ProcessSet = world) -> Handle:
     """Into the tensor itself, by the time of `synchronize`. ``root_rank`` is the job's rank."""
-    group = process_set.need()
     flat = _host(tensor).reshape(-1)
     whole = f"{name or ''} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}".strip()
-    with translated():
+    with process_set.call() as group:
         call = group.broadcast(flat.view(torch.uint8), process_set.place_of(root_rank), out=flat.view(torch.uint8),
                                name=whole, async_op=True)
 
@@ -355,8 +352,8 @@ def alltoall(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None =
     came: list[int] = []
 
     def exchange(values: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
-        with translated():
-            return process_set.need().all_to_all(list(_host(values).split(counts)), name=_label(name, values))
+        with process_set.call(with_all=True) as group:
+            return group.all_to_all(list(_host(values).split(counts)), name=_label(name, values))
 
     def run(values: torch.Tensor) -> torch.Tensor:
         parts = exchange(values, rows)
@@ -376,11 +373,8 @@ def alltoall_async(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | 
 
 def barrier(process_set: ProcessSet = world) -> None:
     """Returns when all members have called it."""
-    group: Group = process_set.need()
-    with translated():
-        call = group.barrier(async_op=True)
-        call.wait()
-        process_set.check(call.members)
+    with process_set.call() as group:
+        Handle([group.barrier(async_op=True)], process_set, lambda: None).wait()
 
 
 def grouped_allgather(tensors: Sequence[torch.Tensor], name: str | None = None,

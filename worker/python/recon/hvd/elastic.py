@@ -10,9 +10,9 @@
 
     train(state)
 
-A process that starts later calls the same function, gets the state of the one that has been there longest, and takes
-part. When one dies, the others go back to their last commit and go on without it; they do not stop for a newcomer
-before their next commit() or check_host_updates().
+A process that starts later calls the same function, gets the state of those with most commits, and takes part. When one
+dies, the others go back to their last commit and go on without it; they do not stop for a newcomer before their next
+commit() or check_host_updates().
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def run(func: Callable) -> Callable:
     init() and this function."""
     @functools.wraps(func)
     def with_recovery(state: State, *arguments: Any, **named: Any) -> Any:
+        if context.meeting is None:
+            raise ValueError("recon.hvd has not been initialized: call init() first")
         again = skip_sync = False
         while True:
             try:
@@ -45,6 +47,8 @@ def run(func: Callable) -> Callable:
                     state.on_reset()
                 if not skip_sync:
                     state.sync()
+                # Of two states that do not come from each other, as after a server's restart, the longer one goes on.
+                context.worth = max(context.meeting.worths + [1])
                 return func(state, *arguments, **named)
             except HorovodInternalError:
                 state.restore()
@@ -73,12 +77,17 @@ class State:
     def commit(self) -> None:
         """Keeps the state as it is for `restore`, then `check_host_updates`."""
         self.save()
+        context.worth += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
         """HostsUpdatedInterrupt, on all processes at once, if somebody has come or gone. One small call."""
         assert context.meeting is not None, "init() comes before"
-        if int(_ops.allreduce(torch.tensor([int(context.meeting.changed)]), op=_ops.Max)):
+        call = _ops.allreduce_async(torch.tensor([int(context.meeting.changed)]), op=_ops.Max)
+        changed = bool(call.wait())
+        # Somebody has left the work and waits for the others, or has died, and was not missed.
+        left = call.members < context.size and call.members < context.size - len(context.joined())
+        if changed or left:
             raise HostsUpdatedInterrupt()
 
     def save(self) -> None:
@@ -89,7 +98,7 @@ class State:
         raise NotImplementedError
 
     def sync(self) -> None:
-        """To the state of the process that has been there longest; saves it."""
+        """To the state of the lowest rank with most commits; saves it."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -201,7 +210,7 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.indices = padded[rank:each * size:size]
 
     def merge(self, states: Sequence[dict[str, Any]]) -> None:
-        """What any rank has had counts; the pass is that of the process that has been there longest."""
+        """What any rank has had counts; the pass is that of the lowest rank with most commits."""
         root = context.meeting.senior if context.meeting is not None else 0
         self.epoch = states[root]["epoch"]
         self.processed_indices = {index for state in states if state["epoch"] == self.epoch
