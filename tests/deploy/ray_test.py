@@ -92,6 +92,9 @@ class Nodes(unittest.TestCase):
     def setUpClass(cls) -> None:
         folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)  # Short: sockets' paths are in it.
         cls.addClassCleanup(folder.cleanup)
+        # Ray writes the cluster's address into a folder that it does not make, and that others may have made.
+        os.environ["RAY_TMPDIR"] = folder.name
+        pathlib.Path(folder.name, "ray").mkdir()
         cls.cluster = Cluster()
         cls.addClassCleanup(cls.cluster.shutdown)
         cls.addClassCleanup(ray.shutdown)
