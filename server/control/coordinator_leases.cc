@@ -97,8 +97,9 @@ absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request,
   }
   const std::optional<Lease> lease = GrantTo(worker, now);
   if (!lease) {
-    // Nothing to do until somebody fails: nobody shall wait for this worker's next step.
-    ports_.steps->Deactivate(worker);
+    // Nothing to do until somebody fails: nobody shall wait for this worker's next step, unless it asked
+    // ahead.
+    if (!work_.HeldBy(worker).trains) ports_.steps->Deactivate(worker);
     FinishIfDone(now);
     reply.set_phase(phase());
     return reply;

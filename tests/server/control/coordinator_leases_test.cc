@@ -359,6 +359,22 @@ TEST_CASE("synchronous steps do not wait for a worker that has nothing to do", "
   CHECK(job.data_plane.active(one.id()));
 }
 
+TEST_CASE("who asks ahead and gets nothing is waited for as long as it has work", "[coordinator]") {
+  CoordinatorJob::Options options = CoordinatorJob::SynchronousJob();
+  options.job.set_bound(2);
+  options.job.set_data_epochs(1);
+  CoordinatorJob job(options);
+  const Worker worker = job.Begin();
+  std::vector<Lease> leases;
+  for (int split = 0; split < 4; ++split) leases.push_back(worker.Acquire());
+  CHECK(worker.Acquire().kind() == LEASE_NONE);
+  CHECK(job.data_plane.active(worker.id()));
+  for (const Lease& lease : leases) REQUIRE(worker.Train(lease).ok());
+  REQUIRE(worker.Train(worker.Acquire()).ok());  // The evaluation.
+  CHECK(worker.Acquire().kind() == LEASE_NONE);
+  CHECK_FALSE(job.data_plane.active(worker.id()));
+}
+
 TEST_CASE("a worker that has computed nothing joins steps when it has something to push", "[coordinator]") {
   CoordinatorJob job(CoordinatorJob::SynchronousJob());
   const Worker one = job.Begin("one", 1);
