@@ -232,14 +232,18 @@ void ShardSet::Close(const StepClosing& closing) {
       std::make_shared<const std::set<Contributor>>(closing.contributors.begin(), closing.contributors.end());
   for (const uint32_t i : closing.shards) {
     if (!map_.has(i)) continue;
-    lanes_.Post(LaneKey(i), [this, i, step = closing.step, contributors] {
-      const ThreadCpuTimer timer(&apply_nanos_);
-      const trace::Span span(trace::kClosing, {0, step, i + 1});
-      const std::optional<Shard::Largest> largest = shards_[i]->CloseStep(step, *contributors);
-      RaiseTo(shards_[i]->version(), &updates_);
-      if (largest) LookWhetherFinite(*shards_[i], largest->worker, step, largest->norm);
-    });
+    lanes_.Post(LaneKey(i),
+                [this, i, step = closing.step, contributors] { CloseShard(i, step, *contributors); });
   }
+}
+
+void ShardSet::CloseShard(uint32_t number, uint64_t step, const std::set<Contributor>& contributors) {
+  const ThreadCpuTimer timer(&apply_nanos_);
+  const trace::Span span(trace::kClosing, {0, step, number + 1});
+  Shard& shard = *shards_[number];
+  const std::optional<Shard::Largest> largest = shard.CloseStep(step, contributors);
+  RaiseTo(shard.version(), &updates_);
+  if (largest) LookWhetherFinite(shard, largest->worker, step, largest->norm);
 }
 
 void ShardSet::ForEach(const std::function<void(Shard*)>& step) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -118,6 +119,8 @@ class ShardSet {
   void ApplyPart(Operation* op, size_t part);
   void ApplyGradient(Operation* op, size_t part, EncodedGradient gradient);
   void EncodePart(Operation* op, size_t part);
+  // On the shard's lane.
+  void CloseShard(uint32_t number, uint64_t step, const std::set<Contributor>& contributors);
   // On the shard's lane, after an update; `norm`: of the gradient.
   void LookWhetherFinite(const Shard& shard, WorkerId worker, uint64_t step, float norm);
   void ForEach(const std::function<void(Shard*)>& step);
