@@ -132,6 +132,36 @@ class Sets(unittest.TestCase):
             self.assertEqual(group.lost, [1])
             group.close()
 
+    def test_sizes_from_before_a_loss_are_never_taken_for_those_after_it(self) -> None:
+        calls = {"tell": lambda group: group.tell("x"),
+                 "gather": lambda group: group.all_gather(np.ones(2)),
+                 "known": lambda group: group.all_gather(np.ones(2), sizes=[2] * 3),
+                 "scatter": lambda group: group.reduce_scatter(np.ones(6)),
+                 "all to all": lambda group: group.all_to_all([np.ones(1)] * 3),
+                 "root": lambda group: group.broadcast(np.ones(1), 1),
+                 "adasum": lambda group: group.all_reduce(np.ones(3), "adasum")}
+
+        def member(rank: int) -> None:
+            for name, call in calls.items():
+                with collective.Group(f"before {name}", server=self.server.address, rank=rank, size=3,
+                                      member=f"w{rank}", on_loss="shrink", patience=PATIENCE) as group:
+                    group.barrier()
+                    if rank == 1:
+                        continue
+                    members = 3
+                    while members == 3:  # The set has shrunk, and this process has not said that it knows.
+                        handle = group.all_reduce(np.ones(1), async_op=True)
+                        handle.wait()
+                        members = handle.members
+                    with self.assertRaisesRegex(collective.SetChanged, "set 'before", msg=name):
+                        call(group)
+                    group.barrier()
+                    self.assertEqual(group.update(), (rank, 2))
+                    self.assertEqual(group.tell(str(rank)), ["0", "2"])
+                    group.barrier()
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(member, range(3)))
+
     def test_a_set_that_cannot_begin_is_not_waited_for_when_the_server_was_another_one(self) -> None:
         with Server(BINARIES) as server:
             hall = collective.Group("hall", server=server.address, patience=PATIENCE)

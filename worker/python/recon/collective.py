@@ -18,12 +18,13 @@ server/collective/COLLECTIVES.md says what holds when somebody dies.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,8 @@ class Handle:
         """The call's result. `CallTimeout` after so many seconds (the group's own, by default)."""
         if not self._call.wait(self._group.timeout if timeout is None else timeout):
             self._group._give_up(f"no outcome within {self._group.timeout if timeout is None else timeout:g} s")
-        self.members = self._call.result()
+        with self._group._own_sizes():
+            self.members = self._call.result()
         if self._copy_to is not None and not self._waited:
             self._copy_to[...] = self._result
         self._waited = True
@@ -357,18 +359,33 @@ class Group:
         return memory, sizes
 
     def _exchange(self, values: np.ndarray, name: str) -> np.ndarray:
-        """A row of each member."""
+        """A row of each member. `SetChanged` where there are fewer than this process knows of."""
         table = np.empty((self.size, values.size), values.dtype)
-        return self._run("exchange", _Memory(values), table, False, name=name, count=values.size,
-                         shape=str(list(values.shape)))
+        size, handle = self.size, self._run("exchange", _Memory(values), table, True, name=name, count=values.size,
+                                            shape=str(list(values.shape)))
+        handle.wait()
+        if handle.members != size:
+            raise SetChanged(f"set '{self.name}' has {handle.members} members now, this process knows of {size}")
+        return table
+
+    @contextlib.contextmanager
+    def _own_sizes(self) -> Iterator[None]:
+        """What is refused because sizes or a root are those of the set before a loss is `SetChanged`."""
+        try:
+            yield
+        except _core.Refused as error:
+            if self.disturbed():
+                raise SetChanged(f"set '{self.name}' has changed meanwhile: {error}") from error
+            raise
 
     def _run(self, kind: str, memory: _Memory | None, result: Any, async_op: bool, *, op: str = "sum", wire: str = "",
              name: str = "", shape: str = "", count: int = 0, in_counts: Sequence[int] = (),
              out_counts: Sequence[int] = (), peer: int = 0, tag: int = 0, copy_to: Any = None) -> Any:
         target = None if result is None else _Memory(result)
-        call = self._core.start(_KINDS[kind], op, memory.dtype if memory else "uint8", wire, name, shape,
-                                memory.address if memory else 0, target.address if target else 0, count,
-                                list(in_counts), list(out_counts), peer, tag)
+        with self._own_sizes():
+            call = self._core.start(_KINDS[kind], op, memory.dtype if memory else "uint8", wire, name, shape,
+                                    memory.address if memory else 0, target.address if target else 0, count,
+                                    list(in_counts), list(out_counts), peer, tag)
         handle = Handle(self, call, result, (memory, target), copy_to)
         # The memory stays until the call is done, whether somebody waits or not.
         with self._handles_lock:

@@ -17,7 +17,7 @@ from typing import Any
 import recon
 from recon import collective
 from recon._ranks import least_size, numbers_of_launcher
-from recon.collective import Group
+from recon.collective import Group, MemberLost, SetChanged
 from recon.meeting import Meeting
 
 _LOOK_SECONDS = 0.05
@@ -33,6 +33,12 @@ class HostsUpdatedInterrupt(RuntimeError):
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("processes have come or gone")
         self.skip_sync = skip_sync
+
+
+def is_loss(error: recon.ReconError) -> bool:
+    """Whether it says that somebody has gone, or the server: meeting anew helps. It does not where a limit is reached
+    or a right is missing."""
+    return isinstance(error, (MemberLost, SetChanged, recon.JobLost))
 
 
 class ProcessSet:
@@ -79,27 +85,27 @@ class ProcessSet:
                              f"rank {context.rank} is not in the process set of ranks {self.ranks}, or that was removed")
         try:
             return self._begun.result()
-        except recon.Refused:
-            raise
         except recon.ReconError as error:
-            raise HorovodInternalError(str(error)) from error
+            if is_loss(error):
+                raise HorovodInternalError(str(error)) from error
+            raise
 
     @contextlib.contextmanager
     def call(self, with_all: bool = False) -> Iterator[Group]:
-        """The set, for a call. Errors become those that Horovod has; what was wrong in the call itself stays
-        `recon.Refused`. ``with_all``: the call means nothing without members that have joined or are lost."""
+        """The set, for a call. That somebody or the server has gone becomes Horovod's error; what is wrong in the call
+        itself stays what it is. ``with_all``: the call means nothing without members that have joined or are lost."""
         group = self.need()
-        if with_all and group.size < self.size():
-            raise HorovodInternalError(f"the call needs all {self.size()} members of '{group.name}', there are {group.size}")
         try:
+            if group.lost:  # Sizes are those of the set as it is now; check() tells whether that may be.
+                group.update()
+            if with_all and group.size < self.size():
+                raise SetChanged(f"the call needs all {self.size()} members of '{group.name}', there are {group.size}")
             yield group
-        except recon.Refused as error:
-            # Of a set that has shrunk meanwhile: its root is gone, or there are sizes for too many.
-            if group.size < self.size() or group.disturbed():
+        except recon.ReconError as error:
+            # Refused, of a set that has shrunk: its root is gone.
+            if is_loss(error) or not group.alive or isinstance(error, recon.Refused) and group.size < self.size():
                 raise HorovodInternalError(str(error)) from error
             raise
-        except recon.ReconError as error:
-            raise HorovodInternalError(str(error)) from error
 
     def check(self, members: int) -> None:
         """After a call that ``members`` have taken part in: whether who is missing may be. HorovodInternalError if
@@ -108,13 +114,14 @@ class ProcessSet:
             return
         group = self.need()
         group.update()
-        self._complete = members
         if context.on_loss == "shrink":
+            self._complete = members
             return
         missing = {place for place in range(self.size()) if place not in group.ranks}
         dead = {self.ranks[place] for place in missing} - context.joined()
         if dead:
             raise HorovodInternalError(f"rank {', '.join(map(str, sorted(dead)))} of '{group.name}' is lost")
+        self._complete = members
 
     def begin(self, make: Callable[[Callable[[], bool]], Group] | None, number: int | None) -> None:
         """With the set that ``make`` waits for, which it is told when not to do any longer. Others are not waited for
@@ -198,10 +205,11 @@ class Context:
             try:
                 hosts = self.group.tell(collective.host_label())
                 break
-            except recon.Refused:
-                raise
-            except recon.ReconError:  # Somebody has gone since.
+            except recon.ReconError as error:
+                alive = self.group.alive
                 self.group.close()
+                if alive and not is_loss(error):
+                    raise
         self.rank, self.size = self.group.rank, self.group.size
         self.made.clear()
         world.hold(self.group)
@@ -274,7 +282,7 @@ class Context:
         assert self.meeting is not None
         try:
             said = next((one for one in self.meeting.sets() if one["name"] == self._joined_name()), None)
-        except recon.ReconError as error:
+        except recon.JobLost as error:
             raise HorovodInternalError(str(error)) from error
         return {int(name) for _, name in said["members"]} if said is not None else set()
 
