@@ -14,8 +14,9 @@ _LAUNCHERS = (("RECON_RANK", "RECON_SIZE"), ("HOROVOD_RANK", "HOROVOD_SIZE"),
 
 
 def numbers_of_launcher() -> dict[str, int | None]:
-    """``rank`` and ``size``, or None twice where nobody says both."""
-    for rank, size in _LAUNCHERS:
+    """``rank`` and ``size``, or None twice where nobody says both. Where RECON_MIN_SIZE is set, as `recon run` does,
+    other launchers' count for nothing: theirs is the process that has started this one."""
+    for rank, size in _LAUNCHERS[:1] if os.environ.get("RECON_MIN_SIZE") else _LAUNCHERS:
         if os.environ.get(rank, "").isdigit() and os.environ.get(size, "").isdigit():
             return {"rank": int(os.environ[rank]), "size": int(os.environ[size])}
     return {"rank": None, "size": None}
@@ -36,14 +37,20 @@ class Everybody:
 
     def join(self, name: str | None = None, timeout: float = 600.0) -> Group:
         """With the launcher's rank and size; else when RECON_MIN_SIZE processes are there, in the order of coming."""
-        if self._group is None:
+        if self._meeting is None:
             self._meeting = Meeting(name or os.environ.get("RECON_SET", self._default_name), min_size=least_size(),
                                     timeout=timeout, **numbers_of_launcher())
-            self._group = self._meeting.meet()
+        if self._group is None:
+            try:
+                self._group = self._meeting.meet()
+            except BaseException:
+                self.leave()
+                raise
         return self._group
 
     def leave(self) -> None:
-        if self._group is not None and self._meeting is not None:
-            self._group.close()
-            self._meeting.close()
-        self._group = self._meeting = None
+        """The next join() begins anew: so a script goes on after a loss."""
+        group, meeting, self._group, self._meeting = self._group, self._meeting, None, None
+        for one in (group, meeting):
+            if one is not None:
+                one.close()
