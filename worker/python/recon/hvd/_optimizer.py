@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -44,6 +46,19 @@ def _given_groups(parameters: list[torch.Tensor], groups: Sequence[Sequence[torc
     return [*_buckets([p for p in parameters if id(p) not in set(ids)]), *named[::-1]]
 
 
+def _hook(gradients: weakref.ref[_Gradients], bucket: _Bucket) -> Callable[[torch.Tensor], None]:
+    def made(parameter: torch.Tensor) -> None:
+        them = gradients()
+        if them is not None:
+            them.made(parameter, bucket)
+    return made
+
+
+def _remove_all(hooks: list[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
 class _Gradients:
     """The gradients of an optimizer, reduced while backward() makes others.
 
@@ -51,17 +66,28 @@ class _Gradients:
     """
 
     def __init__(self, buckets: list[list[torch.Tensor]], passes: int, dense: bool, process_set: ProcessSet,
-                 start: Callable[[list[torch.Tensor]], Handle]) -> None:
+                 start: Callable[[list[torch.Tensor], str], Handle]) -> None:
         self._buckets = [_Bucket(bucket) for bucket in buckets]
         self._passes, self._dense, self._set, self._start = passes, dense, process_set, start
         self._left: dict[int, int] = {}  # Passes until a parameter's gradient is whole.
         self._next = 0  # Of the buckets, which goes out next.
+        self._lock = threading.RLock()  # backward() has a thread for each device.
+        self._hooks: list[Any] = []
         self.reset()
         for bucket in self._buckets:
             for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(lambda p, of=bucket: self._made(p, of))
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), bucket)))
+        # Parameters live longer than their optimizers.
+        self._remove = weakref.finalize(self, _remove_all, self._hooks)
+
+    def retire(self, parameters: set[int]) -> None:
+        """Looks no longer at what backward() makes, if any of these parameters (ids) is its own."""
+        if any(id(parameter) in parameters for bucket in self._buckets for parameter in bucket.parameters):
+            self._remove()
 
     def set_passes(self, passes: int) -> None:
+        if self.under_way():
+            raise ValueError("set_backward_passes_per_step() between backward() and step(): gradients are under way")
         self._passes = passes
         self.reset()
 
@@ -75,22 +101,25 @@ class _Gradients:
     def under_way(self) -> bool:
         return self._next > 0
 
-    def _made(self, parameter: torch.Tensor, bucket: _Bucket) -> None:
+    def made(self, parameter: torch.Tensor, bucket: _Bucket) -> None:
+        """The parameter's gradient is there, of one more pass. Any thread calls it."""
         if not self._set.included():
             return
         if parameter.grad is not None and parameter.grad.is_sparse and not self._dense:
             raise ValueError("a gradient is sparse: say sparse_as_dense=True")
-        if self._left[id(parameter)] <= 0:
-            raise AssertionError("a gradient was computed more often than backward_passes_per_step since the last step()")
-        self._left[id(parameter)] -= 1
-        if self._left[id(parameter)] > 0:
-            return
-        bucket.waiting -= 1
-        while self._next < len(self._buckets) and self._buckets[self._next].waiting == 0:
-            self._go_out()
+        with self._lock:
+            if self._left[id(parameter)] <= 0:
+                raise AssertionError(
+                    "a gradient was computed more often than backward_passes_per_step since the last step()")
+            self._left[id(parameter)] -= 1
+            if self._left[id(parameter)] > 0:
+                return
+            bucket.waiting -= 1
+            while self._next < len(self._buckets) and self._buckets[self._next].waiting == 0:
+                self._go_out()
 
     def _go_out(self) -> None:
-        bucket = self._buckets[self._next]
+        bucket, name = self._buckets[self._next], f"gradients {self._next + 1} of {len(self._buckets)}"
         self._next += 1
         gradients = []
         for parameter in bucket.parameters:
@@ -99,12 +128,13 @@ class _Gradients:
             elif parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()
             gradients.append(parameter.grad)
-        bucket.handle = self._start(gradients)
+        bucket.handle = self._start(gradients, name)
 
     def synchronize(self) -> None:
         try:
-            while self._next < len(self._buckets):
-                self._go_out()
+            with self._lock:
+                while self._next < len(self._buckets):
+                    self._go_out()
             for bucket in self._buckets:
                 assert bucket.handle is not None
                 bucket.handle.wait()
@@ -149,6 +179,8 @@ class Distributed:
     def zero_grad(self, *arguments: Any, **named: Any) -> None:
         if self._gradients is not None and self._gradients.under_way():
             raise AssertionError("zero_grad() between backward() and step(): gradients are under way")
+        if self._gradients is not None:
+            self._gradients.reset()  # Nothing has gone out: those passes do not count.
         super().zero_grad(*arguments, **named)  # type: ignore[misc]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -200,13 +232,14 @@ def DistributedOptimizer(  # noqa: N802: Horovod's name.
         optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
         compression: Any = Compression.none, backward_passes_per_step: int = 1, op: Op = Average,
         gradient_predivide_factor: float = 1.0, num_groups: int = 0,
-        groups: Sequence[Sequence[torch.Tensor]] | None = None, sparse_as_dense: bool = False,
+        groups: int | Sequence[Sequence[torch.Tensor]] | None = None, sparse_as_dense: bool = False,
         process_set: ProcessSet = world) -> torch.optim.Optimizer:
     """The same optimizer object, whose `step()` from now on takes the gradients of all ranks.
 
     Gradients travel while backward() makes others, after ``backward_passes_per_step`` passes, whose sum is what
     counts. A parameter that a rank's loss does not use counts there with zeros. ``num_groups`` or ``groups`` (lists of
-    parameters) say which gradients travel together. With ``op=Adasum`` each rank's optimizer steps by itself, and what
+    parameters, or a number) say which gradients travel together. Parameters that another optimizer has had are this
+    one's from now on; that one reduces them at its step() only. With ``op=Adasum`` each rank's optimizer steps by itself, and what
     that changes is combined. ValueError for names or groups that do not fit the optimizer.
     """
     if gradient_predivide_factor != 1.0 and op is not Average:
@@ -215,6 +248,12 @@ def DistributedOptimizer(  # noqa: N802: Horovod's name.
         raise ValueError("give groups or num_groups, not both")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}, expected 1 or more")
+    if not hasattr(compression, "wire"):
+        raise ValueError(f"{compression} is no compression: there are Compression.none, .fp16 and .bf16")
+    if isinstance(groups, int):
+        groups, num_groups = None, groups
+    if op is Adasum and (compression.wire or groups or num_groups or backward_passes_per_step > 1):
+        raise ValueError("op=Adasum goes without compression, groups and backward_passes_per_step")
     if isinstance(optimizer, Distributed):
         raise ValueError("this optimizer is a DistributedOptimizer already")
     _check_names(optimizer, list(named_parameters or []))
@@ -227,10 +266,13 @@ def DistributedOptimizer(  # noqa: N802: Horovod's name.
     else:
         buckets = _buckets(parameters)
 
-    def start(gradients: list[torch.Tensor]) -> Handle:
+    def start(gradients: list[torch.Tensor], name: str) -> Handle:
         before, after = 1.0 / gradient_predivide_factor, gradient_predivide_factor
-        return reduce_async(gradients, gradients, op, None, compression.wire, before, after, process_set)
+        return reduce_async(gradients, gradients, op, name, compression.wire, before, after, process_set)
 
+    for other in list(context.optimizers):
+        if other._gradients is not None:
+            other._gradients.retire({id(p) for p in parameters})
     made: Any = optimizer
     made.__dict__.pop("step", None)  # A scheduler's wrapper of the step that there was.
     made.__class__ = type(type(optimizer).__name__, (Distributed, type(optimizer)), {})
