@@ -1,5 +1,6 @@
 """One rank of hvd_test.py: hvd_ranks.py CASE"""
 
+import gc
 import os
 import pathlib
 import sys
@@ -15,7 +16,9 @@ torch.set_num_threads(1)
 
 
 def equal(what, got, expected):
-    expected = torch.as_tensor(expected, dtype=got.dtype)
+    if not isinstance(expected, torch.Tensor):  # Python's values have no type of their own.
+        expected = torch.as_tensor(expected, dtype=got.dtype)
+    assert (got.dtype, got.shape) == (expected.dtype, expected.shape), f"{what}: {got} instead of {expected}"
     assert torch.allclose(got, expected), f"{what}: {got} instead of {expected}"
 
 
@@ -49,7 +52,7 @@ def reductions(rank, size):
     assert hvd.synchronize(in_place) is again and hvd.poll(in_place)
     equal("in place", again, every.sum(0))
     grouped = hvd.grouped_allreduce([mine, mine.double(), torch.ones(3)], op=hvd.Sum)
-    for got, expected in zip(grouped, (every.sum(0), every.sum(0), torch.full((3,), float(size)))):
+    for got, expected in zip(grouped, (every.sum(0), every.sum(0).double(), torch.full((3,), float(size)))):
         equal("grouped", got, expected)
     strided = torch.zeros(3, 2).t()
     strided.copy_(mine)
@@ -198,6 +201,32 @@ def reference(size, make, passes=1):
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
+def optimizer_after_optimizer(rank, size):
+    """Of a model that is wrapped again, and of one whose optimizer is gone."""
+    calls = []
+    started = hvd._optimizer.reduce_async
+    hvd._optimizer.reduce_async = lambda *call: calls.append(call) or started(*call)
+    try:
+        model = nn.Linear(2, 1)
+        first = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        again = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), groups=2)
+        model(torch.ones(1, 2)).sum().backward()
+        again.step()
+        assert len(calls) == 2, calls
+        del again
+        gc.collect()
+        model(torch.ones(1, 2)).sum().backward()
+        assert len(calls) == 2, calls
+        first.step()
+        assert len(calls) == 3, calls
+    finally:
+        hvd._optimizer.reduce_async = started
+    raises(ValueError, "Adasum goes without", lambda: hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), op=hvd.Adasum, groups=2))
+    raises(ValueError, "no compression", lambda: hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), compression="fp16"))
+
+
 def optimizer_state(rank, size):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * (rank + 1))
@@ -239,7 +268,7 @@ def operations():
     assert (hvd.local_rank(), hvd.local_size()) == ((rank, 2) if rank < 2 else (0, 1))
     assert (hvd.cross_rank(), hvd.cross_size()) == {0: (0, 2), 1: (0, 1), 2: (1, 2)}[rank]
     assert hvd.is_initialized() and not hvd.is_homogeneous()
-    for case in (reductions, movements, gradients, process_sets, wrong_use, optimizers, optimizer_state, sampling, joins):
+    for case in (reductions, movements, gradients, process_sets, wrong_use, optimizers, optimizer_after_optimizer, optimizer_state, sampling, joins):
         case(rank, size)
         print(case.__name__, "ok", flush=True)
     hvd.shutdown()
@@ -247,18 +276,44 @@ def operations():
     raises(ValueError, "call init() first", hvd.rank)
 
 
+FIRST_CALLS = {
+    "allreduce": lambda: hvd.allreduce(torch.ones(1)),
+    "allgather": lambda: hvd.allgather(torch.ones(2)),
+    "objects": lambda: hvd.allgather_object("x"),
+    "adasum": lambda: hvd.allreduce(torch.ones(3), op=hvd.Adasum),
+    "root": lambda: hvd.broadcast(torch.ones(1), 1),
+}
+
+
 def loses_one():
     hvd.init()
     rank = hvd.rank()
+    # In another order on each rank. Without one of the ranks they are equal.
+    two, three = hvd.ProcessSet([0, 1]), hvd.ProcessSet([0, 1, 2])
+    for one in (two, three) if rank == 0 else (three, two):
+        hvd.add_process_set(one)
     hvd.barrier()
     if rank == 1:
         os._exit(9)
+    call = FIRST_CALLS[sys.argv[2]]
     if os.environ.get("RECON_ON_LOSS") == "shrink":
+        try:
+            call()
+        except hvd.HorovodInternalError:
+            pass  # As it began before the loss was heard.
         equal("the mean of who is left", hvd.allreduce(torch.tensor(float(rank))), 1.0)
         raises(hvd.HorovodInternalError, "rank 1 is not among", lambda: hvd.broadcast(torch.ones(1), 1))
         raises(hvd.HorovodInternalError, "needs all 3 members", lambda: hvd.alltoall(torch.ones(3)))
+        assert hvd.join() in (0, 2)
+        assert (hvd.rank(), hvd.size()) == (rank // 2, 2)
+        equal("in one set", hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=two), [2.0])
+        equal("in the other", hvd.allreduce(torch.ones(2), op=hvd.Sum, process_set=three), [2.0, 2.0])
+        assert two.ranks == three.ranks == [0, 1]
+        equal("of all", hvd.allreduce(torch.ones(1), op=hvd.Sum), [2.0])
     else:
-        raises(hvd.HorovodInternalError, "rank 1", lambda: hvd.allreduce(torch.ones(1)))
+        raises(hvd.HorovodInternalError, "", call)
+        for _ in range(2):  # Not the first call alone.
+            raises(hvd.HorovodInternalError, "rank 1", lambda: hvd.allreduce(torch.ones(1)))
     print("ok", flush=True)
 
 

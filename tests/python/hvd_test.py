@@ -32,9 +32,11 @@ class Hvd(unittest.TestCase):
 
     def test_a_rank_that_dies_is_an_error_or_is_not_missed(self) -> None:
         for on_loss in ("raise", "shrink"):
-            ranks = self.ranks(3, "loses_one", RECON_ON_LOSS=on_loss, RECON_SET=on_loss)
-            all_end_well([ranks[0], ranks[2]])
-            self.assertEqual(ranks[1].wait(), 9)
+            for call in ("allreduce", "allgather", "objects", "adasum", "root"):
+                with self.subTest(on_loss=on_loss, call=call):
+                    ranks = self.ranks(3, "loses_one", call, RECON_ON_LOSS=on_loss, RECON_SET=f"{on_loss} {call}")
+                    all_end_well([ranks[0], ranks[2]])
+                    self.assertEqual(ranks[1].wait(), 9)
 
     def test_the_example_of_mnist_trains(self) -> None:
         ranks = self.ranks(2, "--epochs", "2", "--samples", "4000", "--lr", "0.05", script=EXAMPLES / "hvd_mnist.py")

@@ -46,6 +46,7 @@ class Meeting:
                  min_size: int = 1, member: str | None = None, on_loss: str = "raise", patience: float = 0.0,
                  timeout: float = 600.0, tls: tuple[str, str, str, bool, str] | None = None) -> None:
         self.name, self.timeout, self.on_loss = name, timeout, on_loss
+        self.hall_name = f"{name}/meeting"
         self._shared: dict[str, Any] = {"server": server, "member": member, "patience": patience, "tls": tls}
         self._place: dict[str, Any] = {"rank": rank, "size": size, "min_size": min_size}
         self.number = 0  # Of the last meeting; it grows from one to the next.
@@ -54,12 +55,19 @@ class Meeting:
         self._hall: Group | None = self._enter(timeout)
 
     def _enter(self, timeout: float) -> Group:
-        return Group(f"{self.name}/meeting", timeout=timeout, **self._shared, **self._place)
+        return Group(self.hall_name, timeout=timeout, **self._shared, **self._place)
 
     @property
     def changed(self) -> bool:
         """Whether somebody has come or gone since the last meeting, or the server has."""
         return self._hall is None or self._hall.disturbed()
+
+    @property
+    def lost(self) -> list[int] | None:
+        """Ranks at the last meeting of those who have gone since; None where the server has."""
+        if self._hall is None or not self._hall.alive:
+            return None
+        return [rank for rank in self._hall.lost if rank in self._hall.ranks]
 
     @property
     def senior(self) -> int:

@@ -53,9 +53,9 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int] | None:
-        """Ranks of the job; None before init()."""
+        """Ranks of the job, those given as far as they are there now; None before init()."""
         if self._given is not None:
-            return list(self._given)
+            return [rank for rank in self._given if context.group is None or rank < context.size]
         return list(range(context.size)) if context.group is not None else None
 
     def included(self) -> bool:
@@ -168,6 +168,7 @@ class Context:
         self.local_rank = self.local_size = self.cross_rank = self.cross_size = 0
         self.sets: list[ProcessSet] = []  # Beside the one of all.
         self.made: dict[tuple[int, ...], int] = {}  # How often a set of these ranks was begun since the meeting.
+        self.joins = 0  # Since the meeting.
         self.last_id = 0
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -210,12 +211,17 @@ class Context:
                 self.group.close()
                 if alive and not is_loss(error):
                     raise
+        self.joins = 0
+        self._use(hosts)
+
+    def _use(self, hosts: list[str]) -> None:
+        """From now on calls are those of ``group``, on whose members' hosts they are."""
+        assert self.group is not None
         self.rank, self.size = self.group.rank, self.group.size
         self.made.clear()
         world.hold(self.group)
         self._place(hosts)
         for process_set in self.sets:
-            process_set._given = [rank for rank in process_set.ranks or [] if rank < self.size]
             self._begin_set(process_set)
 
     def _place(self, hosts: list[str]) -> None:
@@ -233,9 +239,9 @@ class Context:
     def add(self, process_set: ProcessSet) -> None:
         if process_set in self.sets or process_set is world:
             raise ValueError(f"{process_set} was added before")
-        if any(other.ranks == process_set.ranks for other in self.sets):
-            raise ValueError(f"there is a process set of ranks {process_set.ranks} already")
-        ranks = process_set.ranks or []
+        ranks = process_set._given or []
+        if any(other._given == ranks for other in self.sets):
+            raise ValueError(f"there is a process set of ranks {ranks} already")
         if not ranks or len(set(ranks)) != len(ranks) or ranks[0] < 0 or ranks[-1] >= self.size:
             raise ValueError(f"a process set of ranks {ranks}: expected some of 0 to {self.size - 1}, each once")
         self._begin_set(process_set)
@@ -246,12 +252,13 @@ class Context:
         whole, ranks, make = self.group, process_set.ranks or [], None
         self.last_id += 1
         if self.rank in ranks:
-            # Ranks name it, so that processes may begin sets in any order; and how many there were of these before.
-            key = tuple(ranks)
+            # The ranks given name it, so that processes may begin sets in any order, also where of two sets the same
+            # ranks are there now; and how many there were of these before.
+            key = tuple(process_set._given or ranks)
             self.made[key] = self.made.get(key, 0) + 1
-            name = f"{whole.name}/{self.made[key]}:{','.join(map(str, ranks))}"
+            name = f"{whole.name}/{self.made[key]}:{','.join(map(str, key))}"
             if len(name) > 200:
-                name = f"{whole.name}/{self.made[key]}:{ranks[0]}..{ranks[-1]}:{zlib.crc32(str(key).encode()):x}"
+                name = f"{whole.name}/{self.made[key]}:{key[0]}..{key[-1]}:{zlib.crc32(str(key).encode()):x}"
 
             def make(closed: Callable[[], bool]) -> Group:
                 return Group(name, rank=ranks.index(self.rank), size=len(ranks), on_loss="shrink", member=whole.member,
@@ -287,26 +294,50 @@ class Context:
         return {int(name) for _, name in said["members"]} if said is not None else set()
 
     def join(self) -> int:
-        """Leaves the work to others until they have joined, too; then all meet. The rank that came last."""
+        """Leaves the work to others until they have joined, too; then all go on. The rank that came last."""
         assert self.meeting is not None and self.group is not None
-        with world.call(), Group(self._joined_name(), member=str(self.rank), **self._shared()) as done:
+        with world.call() as whole, Group(self._joined_name(), member=str(self.rank), **self._shared()) as done:
             # Whoever misses this rank from now on finds it among those who have joined.
             self._close_sets()
-            while True:
-                if self.meeting.changed:
-                    raise HorovodInternalError("somebody has come or gone while this rank had joined")
-                if done.changed:
-                    done.update()
-                if done.size < self.size:
-                    time.sleep(_LOOK_SECONDS)
-                    continue
-                last = int(done.members[-1])
-                done.barrier()  # All know it, before the first one goes.
-                break
-        self.meet()
-        if min(self.meeting.numbers) < max(self.meeting.numbers):
-            raise HostsUpdatedInterrupt()  # Newcomers expect elastic.run's beginning.
+            self._await_joined(done)
+            last = int(done.members[-1])
+            # Those who are left, in their order. Who has come meanwhile is met later.
+            ranks = sorted(int(name) for name in done.members)
+            self.joins += 1
+            name = f"{whole.name.split('/joined')[0]}/joined{self.joins}"
+            self.group = Group(name, rank=ranks.index(self.rank), size=len(ranks), on_loss="shrink", member=whole.member,
+                               **self._shared())
+            self._use(self.group.tell(collective.host_label()))
         return last
+
+    def _await_joined(self, done: Group) -> None:
+        """Until all who are alive have joined and know it. HorovodInternalError when somebody dies who may not, or the
+        server; HostsUpdatedInterrupt when the others have gone to a meeting."""
+        assert self.meeting is not None and self.group is not None
+        while True:
+            lost = self.meeting.lost
+            if lost is None or lost and self.on_loss == "raise":
+                raise HorovodInternalError("somebody has gone while this rank had joined, or the server has")
+            if done.disturbed():
+                done.update()
+            if done.size + len(lost) >= self.size:
+                done.barrier()
+                return
+            if self.meeting.changed and self._have_gone_to_meet(len(lost)):
+                raise HostsUpdatedInterrupt()
+            time.sleep(_LOOK_SECONDS)
+
+    def _have_gone_to_meet(self, lost: int) -> bool:
+        """Whether nobody works any more where this process did, some have not joined, and one of those who worked
+        there waits at the meeting."""
+        assert self.meeting is not None and self.group is not None
+        said = {one["name"]: one for one in self.meeting.sets()}
+        if said.get(self.group.name, {"members": []})["members"]:
+            return False
+        if len(said.get(self._joined_name(), {"members": []})["members"]) + lost >= self.size:
+            return False
+        calls = said.get(self.meeting.hall_name, {"calls": []})["calls"]
+        return any(name in here for call in calls for here in call["here"] for name in self.group.members)
 
     def _close_sets(self) -> None:
         for process_set in (*self.sets, world):

@@ -15,7 +15,7 @@ import torch
 
 from recon import adasum
 
-from ._context import ProcessSet, world
+from ._context import HorovodInternalError, ProcessSet, world
 
 
 class Op:
@@ -292,8 +292,12 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Proces
     counts as a row."""
     def back(gradient: torch.Tensor) -> torch.Tensor:
         rows = tensor.shape[0] if tensor.dim() else 1
+        with process_set.call() as group:  # By place: a set may have shrunk.
+            place, size = group.ranks.index(group.rank), group.size
         every = allgather(torch.tensor([rows]), process_set=process_set).tolist()
-        first = sum(every[:process_set.rank()])
+        if len(every) != size:
+            raise HorovodInternalError(f"'{group.name}' has changed between allgather and its gradient")
+        first = sum(every[:place])
         total = reduce_async([gradient], None, Sum, None, "", 1.0, 1.0, process_set).wait()[0]
         return total[first:first + rows].reshape(tensor.shape)
 
