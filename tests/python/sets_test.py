@@ -1,13 +1,15 @@
 """Adasum, sets by label and host, and meetings, with a real server and members in threads."""
 
+import itertools
 import os
 import unittest
+import unittest.mock
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 import recon
-from recon import adasum, collective
+from recon import _ranks, adasum, collective
 from recon.meeting import Meeting
 from jobs import Server, wait_for
 
@@ -161,6 +163,35 @@ class Sets(unittest.TestCase):
                     group.barrier()
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(member, range(3)))
+
+    def test_a_rank_is_the_launchers_unless_recon_run_has_started_the_process(self) -> None:
+        with unittest.mock.patch.dict(os.environ, {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}):
+            self.assertEqual(_ranks.numbers_of_launcher(), {"rank": 0, "size": 1})
+            os.environ["RECON_MIN_SIZE"] = "4"
+            self.assertEqual(_ranks.numbers_of_launcher(), {"rank": None, "size": None})
+            os.environ.update(RECON_RANK="2", RECON_SIZE="4")
+            self.assertEqual(_ranks.numbers_of_launcher(), {"rank": 2, "size": 4})
+
+    def test_a_set_of_all_begins_anew_after_a_loss(self) -> None:
+        with unittest.mock.patch.dict(os.environ, {"RECON_SERVER": self.server.address, "RECON_MIN_SIZE": "2"}), \
+                ThreadPoolExecutor(2) as pool:
+            # Members of one process need names of their own.
+            with unittest.mock.patch("socket.gethostname", side_effect=itertools.count().__next__):
+                first, second, third = (_ranks.Everybody("all") for _ in range(3))
+                groups = list(pool.map(lambda one: one.join(timeout=60.0), (first, second)))
+                second.leave()
+                wait_for("the loss", lambda: groups[0].lost)
+                self.assertIs(first.join(), groups[0])  # Until it is told to begin anew.
+                first.leave()
+                self.assertFalse(groups[0].alive)
+                again = list(pool.map(lambda one: one.join(timeout=60.0), (first, third)))
+                self.assertEqual([group.size for group in again], [2, 2])
+                third.leave()
+                first.leave()
+                # A meeting that does not come about is left, too.
+                with self.assertRaises(recon.JobLost):
+                    first.join(timeout=0.5)
+                self.assertIsNone(first._meeting)
 
     def test_a_set_that_cannot_begin_is_not_waited_for_when_the_server_was_another_one(self) -> None:
         with Server(BINARIES) as server:
