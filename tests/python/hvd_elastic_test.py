@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pathlib
 import random
 import sys
 import time
@@ -13,7 +14,7 @@ except ImportError:
     print("SKIP: no PyTorch")
     sys.exit(77)
 
-from jobs import HERE, Server
+from jobs import HERE, Server, wait_for
 from ranks import EXAMPLES, Rank, accuracy_of, all_end_well
 
 BINARIES = os.environ["RECON_TEST_BIN"]
@@ -90,6 +91,42 @@ class Elastic(unittest.TestCase):
         end.touch()
         all_end_well([again, second])
 
+    def test_who_dies_before_it_has_the_state_leaves_it_to_those_who_have(self) -> None:
+        end, die = self.server.root / "END", self.server.root / "DIE"
+
+        def start(number: int, rank: int, **environment: str) -> Rank:
+            return self.rank(number, "elastic", str(end), RECON_RANK=str(rank), RECON_SIZE="3", **environment)
+
+        ranks = [start(0, 0), start(1, 1), start(2, 2, DIE_IN_SYNC=str(die))]
+        for rank in ranks:
+            rank.wait_for_text("batch 5 of")
+        ranks[0].kill()
+        die.touch()
+        said = len(ranks[1].log())
+        again = [start(3, 0)]
+        self.assertEqual(ranks[2].wait(), 9)
+        again.append(start(4, 2))
+        for rank in again:
+            rank.wait_for_text("of 3 ranks")
+            self.assertNotIn("batch 1 of", rank.log())
+        ranks[1].wait_for_text("of 3 ranks", said)
+        self.assertNotIn("batch 1 of", ranks[1].log()[said:])
+        self.assertIn("goes back to its last commit", ranks[1].log())
+        end.touch()
+        all_end_well([ranks[1], *again])
+
+    def test_who_has_joined_meets_a_newcomer_with_the_others_and_loses_nothing(self) -> None:
+        end = self.server.root / "END"
+        ranks = [self.rank(number, "elastic_join", str(end), RECON_MIN_SIZE="3") for number in range(3)]
+        wait_for("a rank that has joined", lambda: any("joins 3" in rank.log() for rank in ranks))
+        ranks.append(self.rank(3, "elastic_join", str(end), RECON_MIN_SIZE="3"))
+        wait_for("all four", lambda: sum("of 4 ranks" in rank.log() for rank in ranks) == 3
+                 and any("joins 4" in rank.log() for rank in ranks))
+        end.touch()
+        all_end_well(ranks)
+        for rank in ranks:
+            self.assertNotIn("goes back", rank.log())
+
     def test_ranks_and_the_server_die_at_any_moment(self) -> None:
         seed = int(os.environ.get("RECON_FIRST_SEED", random.SystemRandom().randrange(1 << 31)))
         print(f"seed {seed}", flush=True)
@@ -125,9 +162,14 @@ class Elastic(unittest.TestCase):
         self.assertGreaterEqual(batches_of(ranks[0]), most - 1)
 
     def test_the_elastic_example_trains_while_a_rank_is_killed(self) -> None:
-        ranks = [self.rank(number, "--epochs", "2", "--samples", "16000", "--batches-per-commit", "5",
-                           script=EXAMPLES / "hvd_elastic.py", RECON_MIN_SIZE="2") for number in range(3)]
-        ranks[1].wait_for_text("of 3: loss")
+        options = ("--epochs", "2", "--samples", "16000", "--batches-per-commit", "5")
+
+        def start(number: int, script: pathlib.Path, *arguments: str) -> Rank:
+            return self.rank(number, *arguments, *options, script=script, RECON_MIN_SIZE="2")
+
+        ranks = [start(0, EXAMPLES / "hvd_elastic.py"), start(1, HERE / "stands_still.py", "hvd_elastic.py"),
+                 start(2, EXAMPLES / "hvd_elastic.py")]
+        ranks[1].wait_for_text("stands still")
         ranks[1].kill()
         all_end_well([ranks[0], ranks[2]])
         for rank in (ranks[0], ranks[2]):

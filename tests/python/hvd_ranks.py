@@ -136,6 +136,12 @@ def wrong_use(rank, size):
     model(torch.ones(1, 2)).sum().backward()
     raises(AssertionError, "under way", optimizer.zero_grad)
     optimizer.step()
+    # A call between backward() and step(), where a rank has not used the parameter that goes out first.
+    first, second = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first, second], lr=1.0), groups=2)
+    (first if rank == size - 1 else first + second).sum().backward()
+    raises(recon.Refused, "gradients", lambda: hvd.allreduce(torch.ones(1)))
+    raises(recon.Refused, "gradients", optimizer.step)
 
 
 class Branched(nn.Module):
@@ -323,7 +329,14 @@ def elastic():
     end = pathlib.Path(sys.argv[2])
     value = nn.Linear(1, 1, bias=False)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(value.parameters(), lr=1.0))
-    state = hvd.elastic.TorchState(value, optimizer, batch=0, over=False)
+
+    class State(hvd.elastic.TorchState):
+        def sync(self):
+            if os.path.exists(os.environ.get("DIE_IN_SYNC", "")):
+                os._exit(9)
+            super().sync()
+
+    state = State(value, optimizer, batch=0, over=False)
     with torch.no_grad():
         value.weight.zero_()
     state.save()
@@ -346,4 +359,23 @@ def elastic():
     print(f"ended with {state.batch}", flush=True)
 
 
-{"operations": operations, "loses_one": loses_one, "elastic": elastic}[sys.argv[1]]()
+def elastic_join():
+    """Rank 0 has no data; the others have until the file END is there."""
+    hvd.init()
+    end = pathlib.Path(sys.argv[2])
+    state = hvd.elastic.ObjectState(batch=0)
+
+    @hvd.elastic.run
+    def train(state):
+        while hvd.rank() > 0 and not end.exists():
+            hvd.allreduce(torch.ones(1))
+            state.batch += 1
+            print(f"batch {state.batch} of {hvd.size()} ranks", flush=True)
+            state.commit()
+        print(f"joins {hvd.size()} ranks", flush=True)
+        hvd.join()
+
+    train(state)
+
+
+{"elastic_join": elastic_join, "operations": operations, "loses_one": loses_one, "elastic": elastic}[sys.argv[1]]()

@@ -8,7 +8,9 @@ gradients of all.
     updates, state = optimizer.update(grads, state, params)        # also in jax.jit
 
 All processes call the same in the same order. Arrays on the CPU are read by DLPack, without a copy; those on a GPU go
-by way of the host. Within `jax.jit` a call is an ordered `io_callback`. Errors are those of `recon.collective`; within
+by way of the host. Within `jax.jit` a call is an ordered `io_callback`, which JAX has for computations on one device;
+arrays that are sharded over several are gathered outside of it only. After a loss `leave()`, then `init()`, begin anew
+with those who are there. Errors are those of `recon.collective`; within
 `jax.jit` JAX raises its own, with their text.
 """
 
@@ -87,7 +89,8 @@ def _host(leaf: Any) -> np.ndarray:
     if isinstance(leaf, jax.Array) and leaf.dtype != jax.numpy.bfloat16 and leaf.is_fully_addressable \
             and next(iter(leaf.devices())).platform == "cpu" and len(leaf.devices()) == 1:
         return np.from_dlpack(leaf)
-    return np.asarray(jax.device_get(leaf))  # NumPy has no bfloat16 of its own to take by DLPack.
+    # Python's values travel as the type that JAX gives them.
+    return np.asarray(jax.device_get(leaf), jax.dtypes.result_type(leaf))  # NumPy has no bfloat16 of its own to take by DLPack.
 
 
 def _as(leaf: Any, value: np.ndarray) -> Any:

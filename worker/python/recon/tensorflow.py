@@ -12,7 +12,8 @@ optimizer for `Model.fit`, and callbacks.
     model.fit(..., callbacks=[rtf.BroadcastGlobalVariables(0), rtf.MetricAverage()])
 
 All processes call the same in the same order. Tensors go by way of the host's memory. Within `tf.function` a call is
-`tf.numpy_function`, which XLA (``jit_compile=True``) does not have. Errors are those of `recon.collective`; within
+`tf.numpy_function`, which XLA (``jit_compile=True``) does not have. After a loss `leave()`, then `init()`, begin anew
+with those who are there. Errors are those of `recon.collective`; within
 `tf.function` TensorFlow raises its own, with their text.
 """
 

@@ -166,6 +166,7 @@ class Context:
         self.worth = 0  # How many commits are in this process' elastic state; 0: it has not got everybody's yet.
         self.rank = self.size = 0
         self.local_rank = self.local_size = self.cross_rank = self.cross_size = 0
+        self.homogeneous = True  # Whether all hosts have equally many processes.
         self.sets: list[ProcessSet] = []  # Beside the one of all.
         self.made: dict[tuple[int, ...], int] = {}  # How often a set of these ranks was begun since the meeting.
         self.joins = 0  # Since the meeting.
@@ -234,6 +235,7 @@ class Context:
             if counted.get(host, 0) == self.local_rank:
                 across.append(rank)
             counted[host] = counted.get(host, 0) + 1
+        self.homogeneous = len(set(counted.values())) == 1
         self.cross_rank, self.cross_size = across.index(self.rank), len(across)
 
     def add(self, process_set: ProcessSet) -> None:

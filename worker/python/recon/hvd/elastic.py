@@ -21,6 +21,7 @@ import copy
 import functools
 import math
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -50,7 +51,8 @@ def run(func: Callable) -> Callable:
                 # Of two states that do not come from each other, as after a server's restart, the longer one goes on.
                 context.worth = max(context.meeting.worths + [1])
                 return func(state, *arguments, **named)
-            except HorovodInternalError:
+            except HorovodInternalError as error:
+                print(f"recon.hvd: rank {context.rank} goes back to its last commit: {error}", file=sys.stderr, flush=True)
                 state.restore()
                 skip_sync = False
             except HostsUpdatedInterrupt as interrupt:
