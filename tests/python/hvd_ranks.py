@@ -227,6 +227,17 @@ def optimizer_after_optimizer(rank, size):
         assert len(calls) == 3, calls
     finally:
         hvd._optimizer.reduce_async = started
+    # Gradients of which nothing has gone out may be thrown away; others not.
+    unused, used = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([used, unused], lr=1.0), groups=2)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (2.0 * used).sum().backward()
+    optimizer.step()
+    equal("after zero_grad", used.detach(), [-1.0])
+    unused.sum().backward()
+    raises(ValueError, "under way", lambda: optimizer.set_backward_passes_per_step(2))
+    optimizer.step()
     raises(ValueError, "Adasum goes without", lambda: hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), op=hvd.Adasum, groups=2))
     raises(ValueError, "no compression", lambda: hvd.DistributedOptimizer(

@@ -37,6 +37,7 @@ def check_trees() -> None:
         assert total["c"].dtype == np.int32 and int(total["c"][-1]) == 1
     np.testing.assert_array_equal(recon.jax.all_reduce(tree["a"], wire="fp16"), np.arange(6.0).reshape(2, 3) + 0.5)
     np.testing.assert_allclose(recon.jax.all_reduce(jnp.ones(3), "adasum"), np.ones(3))
+    assert recon.jax._host(0.5).dtype == np.float32 and recon.jax.all_reduce([rank], "sum")[0].dtype == np.int32
     np.testing.assert_array_equal(recon.jax.broadcast(tree["a"], 1), np.arange(6.0).reshape(2, 3) + 1)
 
 
