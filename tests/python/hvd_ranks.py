@@ -4,6 +4,7 @@ import gc
 import os
 import pathlib
 import sys
+import types
 
 import numpy as np
 import torch
@@ -142,6 +143,19 @@ def wrong_use(rank, size):
     (first if rank == size - 1 else first + second).sum().backward()
     raises(recon.Refused, "gradients", lambda: hvd.allreduce(torch.ones(1)))
     raises(recon.Refused, "gradients", optimizer.step)
+    # To meet anew helps after a loss, and does not where a limit is reached.
+    group = types.SimpleNamespace(name="full", size=size, lost=[], alive=True)
+    full = hvd.ProcessSet(range(size))
+    full.hold(group)
+
+    def fail(error):
+        with full.call():
+            raise error
+
+    raises(recon.ReconError, "calls under way", lambda: fail(recon.ReconError("too many calls under way")))
+    raises(hvd.HorovodInternalError, "gone", lambda: fail(recon.JobLost("gone")))
+    group.alive = False
+    raises(hvd.HorovodInternalError, "left", lambda: fail(recon.ReconError("this process has left it")))
 
 
 class Branched(nn.Module):
