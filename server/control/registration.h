@@ -10,8 +10,8 @@
 #include "proto/control.pb.h"
 #include "server/membership/membership.h"
 
-// Decisions of a registration that need nothing but the request and the members. Pure, but for a line in the
-// log.
+// Decisions of a registration that need nothing but the request and the members. Pure, but for lines in the
+// log and for CheckName(), which remembers who waits for a name.
 namespace recon {
 
 // InvalidArgument, with the number and the limit, for what no worker says: every field is checked against
@@ -25,7 +25,8 @@ uint64_t FirstNewStep(const RegisterRequest& request);
 
 // A worker of this name is `worker`: whether the name is free for this process. Another one that is alive and
 // connected keeps it: AlreadyExists if nobody asked for this name, else Aborted, and the worker asks again.
-// `peer`: from where the request came. `connected`: who has connections; null: not known.
+// The log says so once for each process that waits. `peer`: from where the request came. `connected`: who has
+// connections; null: not known.
 absl::Status CheckName(const RegisterRequest& request, WorkerId worker, const std::string& peer,
                        Membership* membership, const ConnectedProcesses* connected, absl::Time now);
 
