@@ -170,6 +170,8 @@ class Values(unittest.TestCase):
         second.close()
 
     def test_wrong_use_is_named(self) -> None:
+        told = threading.Barrier(3)  # Nobody leaves before all have been told: that would be another error.
+
         def work(group: collective.Group) -> object:
             with self.assertRaisesRegex(recon.Refused, "a mean of int32"):
                 group.all_reduce(np.ones(3, np.int32), "mean")
@@ -181,7 +183,10 @@ class Values(unittest.TestCase):
                 group.broadcast(np.ones(3), 5)
             with self.assertRaisesRegex(ValueError, r"out is float64\[4\], the result is float64\[3\]"):
                 group.all_reduce(np.ones(3), out=np.ones(4))
-            return group.all_reduce(np.ones(3 + group.rank // 2))
+            try:
+                return group.all_reduce(np.ones(3 + group.rank // 2))
+            finally:
+                told.wait(60)
         for result in together(self.server, work):
             self.assertIsInstance(result, recon.Refused)
             self.assertRegex(str(result), r"rank \d calls all_reduce sum float64\[3\]")
