@@ -1,6 +1,6 @@
 // Many workers against one server and several, killed or stopped at any moment, and connections that never
 // say anything. RECON_CHAOS_SECONDS and RECON_CHAOS_WORKERS make it longer and larger; RECON_SOAK_SECONDS the
-// last part, in which something happens every ten seconds, and what that costs is measured.
+// last part, in which something happens every ten seconds, and makes what that costs a bar.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -352,7 +352,8 @@ TEST_CASE("and so are servers: the head and two more", "[chaos]") {
 }
 
 TEST_CASE("a bad day costs little: 32 workers, two servers, something every ten seconds", "[chaos]") {
-  const absl::Duration duration = absl::Seconds(FromEnvironment("RECON_SOAK_SECONDS", kMeasures ? 60 : 20));
+  const uint32_t asked = FromEnvironment("RECON_SOAK_SECONDS", 0);
+  const absl::Duration duration = absl::Seconds(asked > 0 ? asked : 20);
   const absl::Duration quiet = std::clamp(duration / 4, absl::Seconds(5), absl::Seconds(60));
   Chaos chaos(FromEnvironment("RECON_CHAOS_WORKERS", 32), 2);
   chaos.CheckAllGoOn();  // All have joined.
@@ -363,8 +364,9 @@ TEST_CASE("a bad day costs little: 32 workers, two servers, something every ten 
   const double kept = disturbed / ((before + after) / 2);
   WARN("pushes a second: " << before << " before, " << disturbed << " disturbed, " << after
                            << " after: " << kept);
-  // In a minute there are few events, and one server's death more or less counts.
-  if (kMeasures) CHECK(kept >= (duration >= absl::Minutes(5) ? 0.9 : 0.75));
+  // A rate is judged where somebody asks for it on a machine that does nothing else. In a minute there are
+  // few events, and one server's death more or less counts.
+  if (asked > 0) CHECK(kept >= (duration >= absl::Minutes(5) ? 0.9 : 0.75));
   chaos.CheckParameters();
 }
 
