@@ -164,6 +164,26 @@ TEST_CASE(
   CHECK(job.SamplesReach(before + 400));
 }
 
+TEST_CASE("the head says that a server with a copy of another's data takes its place", "[servers]") {
+  ServersJob job(2, JobFlags("asp", 100'000, 1));
+  REQUIRE(job.StartAll());
+  const auto worker = job.StartWorker("one");
+  REQUIRE(job.SamplesReach(1000));
+  job.process(1).Kill();
+  const std::string copy = job.directory() / "copy";
+  std::filesystem::copy(job.DataOf(1), copy, std::filesystem::copy_options::recursive);
+  std::filesystem::permissions(copy, std::filesystem::perms::owner_all);
+  REQUIRE(job.Start(1));
+  REQUIRE(job.SamplesReach(job.Status()->samples_completed() + 1000));
+  CHECK_FALSE(absl::StrContains(job.ServerLog(), "has a copy of the other's --data"));
+  Process other({"recon-server", "--join", job.address(), "--listen", "127.0.0.1:0", "--data", copy},
+                job.directory() / "copy.log");
+  CHECK(Eventually([&] { return absl::StrContains(job.ServerLog(), "has a copy of the other's --data"); }));
+  other.Kill();
+  CHECK(Eventually([&] { return job.Status().ok(); }));
+  CHECK(job.SamplesReach(job.Status()->samples_completed() + 1000));
+}
+
 TEST_CASE("servers say what is wrong with how they are started", "[servers]") {
   ServersJob job(2, JobFlags("asp", 1000));
   REQUIRE(job.Start(0));
