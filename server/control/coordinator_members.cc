@@ -170,6 +170,7 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
   reply.set_push_batches(PushBatchesOf(worker));
   reply.set_workers(static_cast<uint32_t>(membership_.alive()));
   reply.set_phase(phase());
+  reply.set_rival(member.rival_peer);
   for (const uint64_t lease : request.leases()) {
     work_.Renew(LeaseId(lease), worker, now);
     if (!work_.Holds(LeaseId(lease), worker)) reply.add_lost(lease);

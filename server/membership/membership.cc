@@ -45,9 +45,10 @@ bool Membership::HeldByAnother(WorkerId worker, Incarnation incarnation, absl::T
   return found->second.incarnation != incarnation && !suspect(found->second, now);
 }
 
-bool Membership::NoteRival(WorkerId worker, Incarnation rival) {
+bool Membership::NoteRival(WorkerId worker, Incarnation rival, const std::string& peer) {
   const auto found = members_.find(worker);
   RECON_CHECK(found != members_.end());
+  found->second.rival_peer = peer;
   return std::exchange(found->second.rival, rival) != rival;
 }
 

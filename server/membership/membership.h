@@ -37,6 +37,7 @@ class Membership {
     bool computes = false;   // Its process has computed a batch of this job.
     std::string peer;        // From where it registered, as people read it; empty if unknown.
     Incarnation rival;       // The last process that has waited for its name; 0: none.
+    std::string rival_peer;  // From where it has asked.
   };
 
   explicit Membership(const Timeouts& timeouts) : timeouts_(timeouts) {}
@@ -70,8 +71,8 @@ class Membership {
   }
   // Whether another process than `incarnation` has the name and was heard of lately.
   bool HeldByAnother(WorkerId worker, Incarnation incarnation, absl::Time now) const;
-  // Another process waits for the name of this member; true when that is new.
-  bool NoteRival(WorkerId worker, Incarnation rival);
+  // Another process, at `peer`, waits for the name of this member; true when that is new.
+  bool NoteRival(WorkerId worker, Incarnation rival, const std::string& peer);
 
  private:
   // Makes room: those that are gone are only shown.

@@ -127,6 +127,8 @@ TEST_CASE(
   }));
   CHECK(absl::StrContains(job.ServerLog(), "worker one: the process at 127.0.0.1:"));
   CHECK(absl::StrContains(job.ServerLog(), " waits for the name of the one at 127.0.0.1:"));
+  CHECK(
+      Eventually([&] { return absl::StrContains(older->output(), " waits for this worker's name, one:"); }));
   CHECK(job.SamplesReach(job.Status()->samples_completed() + 4000));
   CHECK(job.Status()->members_size() == 1);
   CHECK(older->running());

@@ -314,6 +314,12 @@ void Session::HeartbeatOnce(double samples_per_second) {
     if (!recovered.ok() && !absl::IsCancelled(recovered)) Fail(recovered);
     return;
   }
+  if (reply->rival() != rival_ && !reply->rival().empty()) {
+    LogWarn(
+        "the process at {} waits for this worker's name, {}: if both were meant to run, give them two names",
+        reply->rival(), name_);
+  }
+  rival_ = reply->rival();
   if (options_.adopt_codec) options_.adopt_codec(reply->codec_choice());
   if (options_.adopt_workers) options_.adopt_workers(reply->workers());
   if (options_.follow_trace) options_.follow_trace(*reply, name_, used.identity.worker());

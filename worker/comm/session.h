@@ -220,6 +220,7 @@ class Session {
   absl::Status fatal_ ABSL_GUARDED_BY(mu_);
   std::string diverged_ ABSL_GUARDED_BY(mu_);
   absl::Time silent_since_ = absl::InfiniteFuture();  // Heartbeat thread only.
+  std::string rival_;                                 // Likewise: where a process waits for the name.
   absl::Time unreachable_since_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
 

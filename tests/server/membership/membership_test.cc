@@ -75,12 +75,14 @@ TEST_CASE("a name is held while its process is heard of, and who loses it learns
 TEST_CASE("a process that waits for a member's name is news once, and another one is again", "[membership]") {
   Membership members = Fresh();
   REQUIRE(members.Admit(kOne, Process(7), kStart).ok());
-  CHECK(members.NoteRival(kOne, Incarnation(8)));
-  CHECK_FALSE(members.NoteRival(kOne, Incarnation(8)));
-  CHECK(members.NoteRival(kOne, Incarnation(9)));
+  CHECK(members.NoteRival(kOne, Incarnation(8), "10.0.0.8:4711"));
+  CHECK_FALSE(members.NoteRival(kOne, Incarnation(8), "10.0.0.8:4711"));
+  CHECK(members.NoteRival(kOne, Incarnation(9), "10.0.0.9:4711"));
+  CHECK(members.Find(kOne)->rival_peer == "10.0.0.9:4711");
   // Whoever has got the name has no rival yet.
   REQUIRE(members.Admit(kOne, Process(9), kStart).ok());
-  CHECK(members.NoteRival(kOne, Incarnation(8)));
+  CHECK(members.Find(kOne)->rival_peer.empty());
+  CHECK(members.NoteRival(kOne, Incarnation(8), "10.0.0.8:4711"));
 }
 
 TEST_CASE("unknown workers and wrong incarnations are to register", "[membership]") {
