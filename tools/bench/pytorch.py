@@ -49,6 +49,7 @@ METHODS = {
     "recon, local:4": {**recon("local:4", job={"local_steps_by_speed": True}), "lr": 0.02},
     "recon, local:8": {**recon("local:8", job={"local_steps_by_speed": True}), "lr": 0.02},
     "recon, local:16": {**recon("local:16", job={"local_steps_by_speed": True}), "lr": 0.02},
+    "recon, local:16 in 4 fragments": {**recon("local:16", job={"fragments": 4}), "lr": 0.02},
 }
 
 
