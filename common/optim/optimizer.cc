@@ -103,6 +103,10 @@ absl::Status CheckOptimizer(const OptimizerConfig& config) {
   return status;
 }
 
+bool ZerosChangeNothing(const OptimizerConfig& config) {
+  return config.kind == OptimizerKind::kSgd && config.weight_decay == 0;
+}
+
 int StatePlanes(OptimizerKind kind) {
   switch (kind) {
     case OptimizerKind::kSgd:

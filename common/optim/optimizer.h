@@ -66,6 +66,9 @@ absl::StatusOr<LearningRateSchedule> ParseSchedule(absl::string_view text);
 // InvalidArgument with the flag's name for a value outside its range.
 absl::Status CheckOptimizer(const OptimizerConfig& config);
 
+// Whether a gradient of 0 leaves a parameter and its state as they are: a push may leave zeros out then.
+bool ZerosChangeNothing(const OptimizerConfig& config);
+
 // FP32 values kept per parameter beside the parameter: 0 (sgd), 1 (momentum) or 2 (Adam's moments).
 int StatePlanes(OptimizerKind kind);
 

@@ -326,6 +326,7 @@ absl::Status ResolveGradients(const PolicySettings& settings, const PolicyBase& 
     return absl::InvalidArgumentError("--local-steps-by-speed is for local steps (--sync local:H)");
   }
   policy->job.set_clip_norm(base.optimizer.clip_norm);
+  policy->job.set_zeros_change_nothing(ZerosChangeNothing(policy->rules.optimizer));
   *policy->job.mutable_sync_periods() = settings.sync_periods();
   return CheckStep(settings, *policy, base);
 }
@@ -355,6 +356,7 @@ absl::Status ResolveLocal(const PolicySettings& settings, const Sync& sync, uint
   RECON_RETURN_IF_ERROR(CheckStep(settings, *policy, base));
   policy->rules.groups.clear();
   RECON_ASSIGN_OR_RETURN(policy->rules.optimizer, OuterOptimizer(settings, sync, base.workers_min));
+  policy->job.set_zeros_change_nothing(ZerosChangeNothing(policy->rules.optimizer));
   return absl::OkStatus();
 }
 
@@ -384,6 +386,7 @@ absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const Polic
 void TellWorkers(const Policy& policy, JobConfig* job) {
   job->set_bound(policy.job.bound());
   job->set_clip_norm(policy.job.clip_norm());
+  job->set_zeros_change_nothing(policy.job.zeros_change_nothing());
   *job->mutable_policy() = policy.job.policy();
   *job->mutable_sync_periods() = policy.job.sync_periods();
   job->clear_local();

@@ -13,6 +13,7 @@ except ImportError as error:
     raise SystemExit(77) from None
 import recon
 import recon.torch as rt
+from jobs import wait_for
 from torch_small import BATCH, DATA, SAMPLES, Case, accuracy, loss_of, make_model, sgd
 from torch import nn
 from torch.nn import functional
@@ -202,6 +203,50 @@ class Models(Case):
         self.assertEqual(set(model.state_dict()) - set(exported), {"empty", "frozen.weight", "frozen.bias", "mask"})
         for name, tensor in exported.items():
             self.assertLess(float((tensor - model.state_dict()[name]).abs().max()), 1e-2, name)
+
+    def test_of_a_large_table_only_rows_with_a_gradient_are_sent(self) -> None:
+        class Table(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.rows, self.head = nn.Embedding(200_000, 16, sparse=True), nn.Linear(32, 4)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                index = (x[:, :1].abs() * 50_000).long().clamp(max=199_999)  # A row of its own for each sample, about.
+                return self.head(torch.cat([x, self.rows(index).squeeze(1)], 1))
+
+        def pushed(work: dict[str, Any]) -> float:
+            """Bytes of a push, as a heartbeat has told while the job ran."""
+            if not work:
+                told = self.server.status()["members"][0]["progress"].get("step_work", {})
+                work.update(told if int(told.get("pushes", 0)) > 0 else {})
+            return int(work["push_bytes"]) / int(work["pushes"]) if work else 0.0
+
+        table_bytes = 200_000 * 16 * 4
+        for momentum in (0.0, 0.9):  # With momentum each step moves all that has ever had a gradient.
+            with self.subTest(momentum=momentum):
+                self.setUp()
+                torch.manual_seed(1)
+                model, plain = Table(), Table()
+                plain.load_state_dict(model.state_dict())
+                optimizer, its_own = (torch.optim.SGD(m.parameters(), lr=0.5, momentum=momentum) for m in (model, plain))
+                loader, _ = self.join(model, optimizer, epochs=1, codec="fp32")
+                batches, work = 0, {}
+                for batch in loader:
+                    for m, o in ((model, optimizer), (plain, its_own)):
+                        loss_of(m, batch).backward()
+                        o.step()
+                        o.zero_grad()
+                    batches += 1
+                    if batches == 10:
+                        wait_for("a heartbeat that tells of pushes", lambda: pushed(work) > 0)
+                self.assertEqual(batches, SAMPLES // BATCH)
+                if momentum == 0:
+                    self.assertLess(pushed(work), 0.01 * table_bytes)
+                else:
+                    self.assertGreater(pushed(work), table_bytes)
+                self.expect_done()
+                for ours, theirs in zip(model.parameters(), plain.parameters()):
+                    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)  # Sums of many samples in a row.
 
     def test_convolutions_in_channels_last_and_a_batchnorm_without_momentum(self) -> None:
         torch.manual_seed(1)

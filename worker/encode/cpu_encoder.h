@@ -23,6 +23,9 @@ class CpuEncoder : public GradientEncoder {
                            EncodedPush* push);
   EncodedShard EncodeSparse(const ShardPlacement& shard, uint32_t first_page, const float* gradient,
                             const CodecSpec& spec, uint64_t seed, EncodedPush* push);
+  // The values that are not 0.
+  EncodedShard EncodeNonZero(const ShardPlacement& shard, const float* gradient, CodecId codec,
+                             EncodedPush* push);
   // To `bytes`: EncodedBytes() of the shard's values.
   void EncodeDense(const ShardPlacement& shard, uint32_t first_page, const float* gradient, CodecId codec,
                    bool keep, bool add_residual, uint64_t seed, uint8_t* bytes, EncodedPush* push);
@@ -43,6 +46,7 @@ class CpuEncoder : public GradientEncoder {
   uint64_t pushes_ = 0;
   double residual_norm_ = 0;  // Of some pushes ago.
   std::vector<float> sums_, decoded_;
+  std::vector<uint16_t> indices_;
 };
 
 }  // namespace recon

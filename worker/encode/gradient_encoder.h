@@ -44,6 +44,9 @@ struct EncodePlan {
   // Shards that send all that they kept back too, in FP32: nothing stays. Empty: none.
   std::vector<bool> flush;
   bool Flushes(uint32_t shard) const { return !flush.empty() && flush[shard]; }
+  // Zeros change nothing on the server: a shard of which few values are others may be sent without them, by
+  // fp32, fp16 and bf16, too.
+  bool zeros_change_nothing = false;
   // Shards of the same push, which are not due here, are encoded by later calls.
   bool more_follows = false;
   uint64_t seed = 0;  // Of random choices; another one for each push.

@@ -86,6 +86,32 @@ TEST_CASE("local steps without a bound are of many updates that make a mean, DiL
   CHECK(diloco->rules.optimizer.momentum == 0.9);
 }
 
+TEST_CASE("workers may leave zeros out where the server's optimizer is plain SGD without weight decay",
+          "[policy]") {
+  const auto may = [](const std::string& sync, OptimizerKind kind, double decay) {
+    PolicyBase base = Base();
+    base.optimizer.kind = kind;
+    base.optimizer.weight_decay = decay;
+    const Policy policy = *ResolvePolicy(Sync(sync), base);
+    JobConfig job;
+    job.set_zeros_change_nothing(!policy.job.zeros_change_nothing());
+    TellWorkers(policy, &job);
+    return job.zeros_change_nothing();
+  };
+  for (const char* sync : {"asp", "ssp:2", "bsp"}) {
+    INFO(sync);
+    CHECK(may(sync, OptimizerKind::kSgd, 0));
+    CHECK_FALSE(may(sync, OptimizerKind::kSgd, 0.01));
+    CHECK_FALSE(may(sync, OptimizerKind::kMomentum, 0));
+    CHECK_FALSE(may(sync, OptimizerKind::kNesterov, 0));
+    CHECK_FALSE(may(sync, OptimizerKind::kAdam, 0));
+    CHECK_FALSE(may(sync, OptimizerKind::kAdamW, 0));
+  }
+  // With local steps it is the outer one that counts.
+  CHECK(may("local:8", OptimizerKind::kAdam, 0.01));
+  CHECK_FALSE(may("diloco:8", OptimizerKind::kSgd, 0));
+}
+
 TEST_CASE("a correction of staleness is part of the rules", "[policy]") {
   PolicySettings settings = Sync("ssp:4");
   settings.set_staleness_correction("inverse");

@@ -194,6 +194,65 @@ TEST_CASE("dense payloads lie in the memory that the plan gives", "[encode]") {
   CHECK(Decoded(layout, push) == Decoded(layout, *another.Encode(&gradient, Plan("fp16", "int8"))));
 }
 
+TEST_CASE("where zeros change nothing, a shard of which few values are others goes without them",
+          "[encode]") {
+  const ParamLayout layout = TwoGroups();
+  CpuEncoder encoder({}, &layout);
+  GradientBuffer gradient = Random(layout, 1);
+  // The first shard of the weight has 1 value in 16, the second all of them; the bias has none.
+  const ShardPlacement& thin = layout.shards()[0];
+  for (uint32_t i = 0; i < thin.size; ++i) {
+    if (i % 16 != 3) gradient.host[thin.offset + i] = 0;
+  }
+  for (const ShardPlacement& shard : layout.shards()) {
+    if (layout.groups()[shard.group] == "no_decay")
+      std::fill_n(&gradient.host[shard.offset], shard.size, 0.0f);
+  }
+  const GradientBuffer copy = gradient;
+  for (const char* codec : {"fp32", "fp16", "bf16"}) {
+    INFO(codec);
+    EncodePlan plan = Plan(codec, codec);
+    const EncodedPush all = *encoder.Encode(&gradient, plan);
+    plan.zeros_change_nothing = true;
+    const EncodedPush few = *encoder.Encode(&gradient, plan);
+    CHECK(Decoded(layout, few) == Decoded(layout, all));
+    CHECK(few.norm == Approx(all.norm));
+    CHECK(few.shards[0].codec == SparseCodec(all.shards[0].codec));
+    CHECK(few.shards[0].payload.size() * 4 < all.shards[0].payload.size());
+    CHECK(few.shards[1].codec == all.shards[1].codec);
+    CHECK(IsSparse(few.shards.back().codec));
+    CHECK(few.shards.back().payload.size() == kSparsePageHeaderBytes);
+  }
+  CHECK(gradient.host == copy.host);
+
+  // What is no number is counted, and what an encoder keeps back has zeros of its own.
+  EncodePlan plan = Plan("fp16", "int8");
+  plan.zeros_change_nothing = true;
+  gradient.host[thin.offset + 5] = std::nanf("");
+  const EncodedPush push = *encoder.Encode(&gradient, plan);
+  CHECK(IsSparse(push.shards[0].codec));
+  CHECK(push.stats.non_finite == 1);
+  CHECK(push.shards.back().codec == CodecId::kInt8);
+}
+
+TEST_CASE("averaged values are sent with their zeros", "[encode]") {
+  ModelSpec model;
+  model.set_name("norm");
+  TensorSpec* mean = model.add_tensors();
+  mean->set_name("mean");
+  mean->add_shape(300);
+  mean->set_group("buffers");
+  mean->set_averaged(true);
+  const ParamLayout layout = *ParamLayout::Create(model);
+  CpuEncoder encoder({}, &layout);
+  GradientBuffer gradient;
+  gradient.host.resize(layout.params());
+  EncodePlan plan;
+  plan.groups = {*ParseCodecSpec("fp16")};
+  plan.zeros_change_nothing = true;
+  CHECK(encoder.Encode(&gradient, plan)->shards[0].codec == CodecId::kFp16);
+}
+
 TEST_CASE("without feedback nothing is kept", "[encode]") {
   const ParamLayout layout = TwoGroups();
   EncoderOptions options;

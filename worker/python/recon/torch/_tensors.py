@@ -152,7 +152,7 @@ class Tensors:
             elif tensor.grad is None:
                 place.zero_()
             elif tensor.grad.is_sparse:
-                place.copy_(tensor.grad.to_dense().reshape(-1))
+                _scatter(tensor.grad.coalesce(), place.view(tensor.shape))
             else:
                 place.copy_(tensor.grad.reshape(-1))
 
@@ -164,6 +164,12 @@ class Tensors:
     def detach(self) -> None:
         """The model's tensors are its own from here on."""
         self._base = None
+
+
+def _scatter(sparse: torch.Tensor, place: torch.Tensor) -> None:
+    """Writes a coalesced sparse tensor to `place`, with zeros elsewhere."""
+    place.zero_()
+    place.index_put_(tuple(sparse.indices()), sparse.values().to(place.device, place.dtype))
 
 
 def _tensor_of(values: np.ndarray) -> torch.Tensor:
