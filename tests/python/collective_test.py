@@ -217,6 +217,22 @@ class Values(unittest.TestCase):
         self.assertRegex(str(results[0]), "all_reduce 'late' sum float64.2., waits for w1")
         self.assertRegex(str(results[2]), "w0")
 
+    def test_the_list_of_sets_says_who_is_lost_and_names_no_one_else(self) -> None:
+        def said() -> dict:
+            return next(one for one in collective.sets(self.server.address) if one["name"] == "listed")
+
+        with ThreadPoolExecutor(2) as pool:
+            members = list(pool.map(lambda rank: collective.Group(
+                "listed", server=self.server.address, rank=rank, size=2, member=f"w{rank}", patience=PATIENCE), range(2)))
+        with members[1]:
+            self.assertEqual((said()["members"], said()["lost"]), ([(0, "w0"), (1, "w1")], []))
+            members[0].close()
+            wait_for("the loss", lambda: members[1].lost == [0])
+            self.assertEqual((said()["members"], said()["lost"]), ([(1, "w1")], [(0, "w0", "it left")]))
+            # Who takes the rank is a member, in a new epoch that nobody is lost from.
+            with collective.Group("listed", server=self.server.address, rank=0, size=2, member="again", patience=PATIENCE):
+                self.assertEqual((said()["members"], said()["lost"]), ([(0, "again"), (1, "w1")], []))
+
 
 MEMBER = """
 import sys

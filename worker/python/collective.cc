@@ -191,9 +191,16 @@ nb::list Sets(const std::string& server, const PyGroup::Tls& tls) {
     said["epoch"] = set.epoch();
     said["elastic"] = set.elastic();
     said["on_loss"] = set.shrink() ? "shrink" : "raise";
-    nb::list members, waiting, calls;
-    for (const SetMember& member : set.members())
-      members.append(nb::make_tuple(member.rank(), member.name()));
+    nb::list members, lost, waiting, calls;
+    std::vector<bool> is_lost(static_cast<size_t>(set.members_size()));
+    for (const Departure& went : set.lost()) {
+      lost.append(nb::make_tuple(went.rank(), went.name(), went.why()));
+      if (went.place() < is_lost.size()) is_lost[went.place()] = true;
+    }
+    for (size_t place = 0; place < is_lost.size(); ++place) {
+      const SetMember& member = set.members(static_cast<int>(place));
+      if (!is_lost[place]) members.append(nb::make_tuple(member.rank(), member.name()));
+    }
     for (const SetMember& member : set.waiting())
       waiting.append(nb::make_tuple(member.rank(), member.name()));
     for (const PendingCall& call : set.calls()) {
@@ -206,6 +213,7 @@ nb::list Sets(const std::string& server, const PyGroup::Tls& tls) {
       calls.append(one);
     }
     said["members"] = members;
+    said["lost"] = lost;
     said["waiting"] = waiting;
     said["calls"] = calls;
     sets.append(said);

@@ -430,5 +430,6 @@ def _tls() -> tuple[str, str, str, bool, str]:
 
 
 def sets(server: str | None = None, tls: tuple[str, str, str, bool, str] | None = None) -> list[dict]:
-    """All sets of a job: members, and which calls wait for whom and for how long."""
+    """All sets of a job: ``members`` that are there, those that are ``lost`` from the set as it is and why, who is
+    ``waiting`` to be one, and which ``calls`` wait for whom and for how long. Members are rank and name."""
     return _core.sets(server or _server(), tls or _tls())
