@@ -9,7 +9,7 @@ import time
 import unittest
 
 try:
-    import torch  # noqa: F401: so that ranks have it.
+    import torch._dynamo  # noqa: F401: so that ranks have it, and what an optimizer loads, too.
 except ImportError:
     print("SKIP: no PyTorch")
     sys.exit(77)

@@ -1,11 +1,12 @@
 """recon.hvd with several processes and a real server: operations, optimizers, join, sets, and a rank that dies."""
 
 import os
+import subprocess
 import sys
 import unittest
 
 try:
-    import torch  # noqa: F401: so that ranks have it.
+    import torch._dynamo  # noqa: F401: so that ranks have it, and what an optimizer loads, too.
 except ImportError:
     print("SKIP: no PyTorch")
     sys.exit(77)
@@ -37,6 +38,17 @@ class Hvd(unittest.TestCase):
                     ranks = self.ranks(3, "loses_one", call, RECON_ON_LOSS=on_loss, RECON_SET=f"{on_loss} {call}")
                     all_end_well([ranks[0], ranks[2]])
                     self.assertEqual(ranks[1].wait(), 9)
+
+    def test_what_an_optimizer_loads_is_there_before_others_wait(self) -> None:
+        script = ("import sys, recon.meeting\n"
+                  "class Meeting(recon.meeting.Meeting):\n"
+                  "    def __init__(self, *options, **named):\n"
+                  "        sys.exit(0 if 'torch._dynamo' in sys.modules else 'an optimizer loads torch._dynamo')\n"
+                  "recon.meeting.Meeting = Meeting\n"
+                  "import recon.hvd\n"
+                  "recon.hvd.init()\n")
+        run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        self.assertEqual((run.returncode, run.stderr), (0, ""))
 
     def test_the_example_of_mnist_trains(self) -> None:
         ranks = self.ranks(2, "--epochs", "2", "--samples", "4000", "--lr", "0.05", script=EXAMPLES / "hvd_mnist.py")

@@ -6,7 +6,7 @@ import sys
 import unittest
 
 try:
-    import torch  # noqa: F401: so that workers have it.
+    import torch._dynamo  # noqa: F401: so that workers have it, and what an optimizer loads, too.
 except ImportError:
     print("SKIP: no PyTorch")
     sys.exit(77)

@@ -8,6 +8,7 @@ RECON_RANK and RECON_SIZE. HOROVOD.md beside this package says what is the same 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 
 from . import elastic
@@ -47,6 +48,8 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
     """
     if comm:
         raise ValueError("init(comm=...) is not supported: use process sets")
+    # torch loads it for a process' first optimizer, which takes seconds of a processor. From init() on others wait.
+    importlib.import_module("torch._dynamo")
     sets = list(process_sets) if process_sets and not isinstance(process_sets, str) else []
     context.begin(sets, {"server": server, "name": name, "rank": rank, "size": size, "min_size": min_size,
                          "on_loss": on_loss, "patience": patience, "timeout": timeout})
