@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/hash.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
 
@@ -54,6 +55,10 @@ absl::Status CheckChunk(const CallHeader& header, size_t payload) {
 }
 
 }  // namespace
+
+uint64_t NamedChannel(absl::string_view name) {
+  return (uint64_t{1} << 62) | (Hash64(name.data(), name.size()) >> 2);
+}
 
 uint64_t ChannelOf(uint32_t source, uint32_t receiver, uint32_t tag) {
   return (uint64_t{1} << 63) | (uint64_t{source} << 47) | (uint64_t{receiver} << 32) | tag;

@@ -56,7 +56,7 @@ struct CallHeader {
   uint32_t reserved = 0;
   uint64_t set = 0;
   uint64_t epoch = 0;
-  uint64_t channel = 0;   // kCollectives, or ChannelOf() for point to point.
+  uint64_t channel = 0;   // kCollectives, NamedChannel(), or ChannelOf() for point to point.
   uint64_t sequence = 0;  // Of the call, in its channel and epoch.
   uint64_t chunk = 0;     // Of the call.
   uint64_t bytes = 0;     // Of one source's part of this chunk.
@@ -66,6 +66,8 @@ inline constexpr size_t kCallHeaderBytes = 8 + 8 * 4 + 7 * 8;
 static_assert(sizeof(CallHeader) == kCallHeaderBytes);
 
 inline constexpr uint64_t kCollectives = 0;
+// Calls that match by a name, whatever comes between them.
+uint64_t NamedChannel(absl::string_view name);
 // Messages from one rank to another that have a tag; not 0.
 uint64_t ChannelOf(uint32_t source, uint32_t receiver, uint32_t tag);
 

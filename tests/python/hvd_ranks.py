@@ -5,6 +5,7 @@ import os
 import pathlib
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -137,12 +138,6 @@ def wrong_use(rank, size):
     model(torch.ones(1, 2)).sum().backward()
     raises(AssertionError, "under way", optimizer.zero_grad)
     optimizer.step()
-    # A call between backward() and step(), where a rank has not used the parameter that goes out first.
-    first, second = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first, second], lr=1.0), groups=2)
-    (first if rank == size - 1 else first + second).sum().backward()
-    raises(recon.Refused, "gradients", lambda: hvd.allreduce(torch.ones(1)))
-    raises(recon.Refused, "gradients", optimizer.step)
     # To meet anew helps after a loss, and does not where a limit is reached.
     group = types.SimpleNamespace(name="full", size=size, lost=[], alive=True)
     full = hvd.ProcessSet(range(size))
@@ -156,6 +151,74 @@ def wrong_use(rank, size):
     raises(hvd.HorovodInternalError, "gone", lambda: fail(recon.JobLost("gone")))
     group.alive = False
     raises(hvd.HorovodInternalError, "left", lambda: fail(recon.ReconError("this process has left it")))
+
+
+def names(rank, size):
+    """Calls that match by their names, in another order on each rank."""
+    places = range(8) if rank == 0 else reversed(range(8))
+    handles = {place: hvd.allreduce_async(torch.full((3,), float(place)), name=f"v{place}", op=hvd.Sum) for place in places}
+    for place, handle in handles.items():
+        equal("by name", hvd.synchronize(handle), torch.full((3,), float(place * size)))
+    # Of those without a name one operation's are in one order, whatever the others'.
+    if rank == 0:
+        sums = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)
+        gathered = hvd.allgather(torch.tensor([rank]))
+    else:
+        gathered = hvd.allgather(torch.tensor([rank]))
+        sums = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)
+    equal("a sum", sums.wait(), torch.full((2,), float(size)))
+    equal("gathered", gathered, torch.arange(size))
+
+    def calls_of(thread):
+        for number in range(5):
+            values = torch.full((100 * (thread + 1),), float(thread * number))
+            equal("of a thread", hvd.allreduce(values, name=f"t{thread}", op=hvd.Max), values)
+            equal("of a thread", hvd.broadcast(values + rank, 0, name=f"t{thread}"), values)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(calls_of, range(4) if rank == 0 else reversed(range(4))))
+
+    # Two types under one name, and one name for two calls.
+    wide, narrow = hvd.grouped_allreduce([torch.ones(1), torch.ones(1, dtype=torch.float64)], name="g", op=hvd.Sum)
+    equal("wide and narrow", torch.cat([wide.double(), narrow]), [float(size)] * 2)
+    if rank == 0:
+        first = hvd.allreduce_async(torch.ones(2), name="twice", op=hvd.Sum)
+        raises(recon.Refused, "'twice': a call of set", lambda: hvd.allreduce(torch.ones(2), name="twice"))
+    else:
+        first = hvd.allreduce_async(torch.ones(2), name="twice", op=hvd.Sum)
+    equal("the first one", first.wait(), [float(size)] * 2)
+    # Ranks that mean different things by one name are told both.
+    def ask():
+        return hvd.broadcast(torch.ones(2), 0, name="x") if rank == 0 else hvd.allreduce(torch.ones(2), name="x")
+    for text in ("rank 0 calls broadcast 'x' uint8 of float32[2]", "calls all_reduce 'x' mean float32[2]"):
+        raises(recon.Refused, text, ask)
+    raises(recon.Refused, f"rank {size - 1} calls all_gather 'x' int64 of rows of float32[*, 2]",
+           lambda: hvd.allgather(torch.ones(1, 1 + rank // (size - 1)), name="x"))
+
+
+def names_of_optimizers(rank, size):
+    # A call between backward() and step(), where a rank has not used the parameter that goes out first.
+    first, second = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first, second], lr=1.0), groups=2)
+    (first if rank == size - 1 else first + second).sum().backward()
+    equal("meanwhile", hvd.allreduce(torch.tensor([float(rank)]), op=hvd.Sum), [sum(range(size))])
+    optimizer.step()
+    equal("gradients", torch.cat([first.detach(), second.detach()]), [0.0, 1.0 - (size - 1) / size])
+    # Two of equal parameters under way at once: with names made and used in another order on each rank.
+    for named in (False, True):
+        kept = {}
+        for which in ("ab" if rank == 0 or not named else "ba"):
+            value = nn.Parameter(torch.zeros(4))
+            kept[which] = value, hvd.DistributedOptimizer(torch.optim.SGD([value], lr=1.0), [(which, value)] if named else None)
+        for which in ("ab" if rank == 0 else "ba"):
+            (kept[which][0] * ({"a": 1.0, "b": 10.0}[which] + rank)).sum().backward()
+        for which in ("ba" if rank == 0 else "ab"):
+            kept[which][1].step()
+            expected = -({"a": 1.0, "b": 10.0}[which] + (size - 1) / 2)
+            equal(f"optimizer {which}", kept[which][0].detach(), [expected] * 4)
+    # One after another of the same parameters has the name of the one before.
+    for op in (hvd.Average, hvd.Adasum):
+        made = [hvd.DistributedOptimizer(torch.optim.SGD([value], lr=1.0), [("v", value)], op=op) for _ in range(3)]
+        assert len({one._name for one in made}) == 1, made
 
 
 class Branched(nn.Module):
@@ -299,7 +362,7 @@ def operations():
     assert (hvd.local_rank(), hvd.local_size()) == ((rank, 2) if rank < 2 else (0, 1))
     assert (hvd.cross_rank(), hvd.cross_size()) == {0: (0, 2), 1: (0, 1), 2: (1, 2)}[rank]
     assert hvd.is_initialized() and not hvd.is_homogeneous()
-    for case in (reductions, movements, gradients, process_sets, wrong_use, optimizers, optimizer_after_optimizer, optimizer_state, sampling, joins):
+    for case in (reductions, movements, gradients, process_sets, wrong_use, names, names_of_optimizers, optimizers, optimizer_after_optimizer, optimizer_state, sampling, joins):
         case(rank, size)
         print(case.__name__, "ok", flush=True)
     hvd.shutdown()

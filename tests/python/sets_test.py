@@ -1,7 +1,10 @@
 """Adasum, sets by label and host, and meetings, with a real server and members in threads."""
 
+import contextlib
+import io
 import itertools
 import os
+import threading
 import unittest
 import unittest.mock
 from concurrent.futures import ThreadPoolExecutor
@@ -88,6 +91,31 @@ class Sets(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, r"out is float64\[4\], the result is float64\[3\]"):
                 group.all_reduce(np.ones(3), "adasum", out=np.ones(4))
         self.together("wrong", 2, work)
+
+    def test_who_waits_for_calls_of_different_names_says_both_sides(self) -> None:
+        os.environ["RECON_STALL_SECONDS"] = "0.3"
+        self.addCleanup(os.environ.pop, "RECON_STALL_SECONDS")
+        both = threading.Barrier(2)
+
+        def member(rank: int) -> Exception:
+            with collective.Group("names", server=self.server.address, rank=rank, size=2, member=f"w{rank}",
+                                  patience=PATIENCE, by_name=True) as group:
+                group.all_reduce(np.ones(1))
+                handle = group.all_reduce(np.ones(1), name="ab"[rank], async_op=True)
+                both.wait()
+                try:
+                    return handle.wait(2.0 if rank == 0 else None)
+                except recon.ReconError as error:
+                    return error
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said), ThreadPoolExecutor(2) as pool:
+            errors = list(pool.map(member, range(2)))
+        self.assertIsInstance(errors[0], collective.CallTimeout)
+        self.assertIsInstance(errors[1], collective.MemberLost)
+        for text in (str(errors[0]), said.getvalue()):
+            self.assertRegex(text, "all_reduce 'a' sum float64.1., waits for w1")
+            self.assertRegex(text, "all_reduce 'b' sum float64.1., waits for w0")
+        self.assertIn("recon: rank 1 of set 'names' has waited for 0.3 s", said.getvalue())
 
     def test_members_with_one_label_make_a_set(self) -> None:
         labels = ["rack a", "", "rack a", "ü\n", ""]

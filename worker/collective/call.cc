@@ -200,6 +200,10 @@ absl::Status Planner::PlanMessage(CallPlan* plan) {
 
 absl::Status Planner::Plan(CallPlan* plan) {
   plan->text = Text();
+  if (spec_.by_name) {
+    plan->channel = NamedChannel(spec_.name.empty() ? absl::StrCat("kind ", CallKindName(spec_.kind))
+                                                    : absl::StrCat("name ", spec_.name));
+  }
   const bool reduces = spec_.kind == CallKind::kAllReduce || spec_.kind == CallKind::kReduce ||
                        spec_.kind == CallKind::kReduceScatter;
   if (reduces) RECON_RETURN_IF_ERROR(CheckReduction(spec_.op, spec_.dtype, spec_.wire));
@@ -252,6 +256,15 @@ size_t ServerOf(uint64_t chunk, size_t servers) {
 bool CanShrink(const CallSpec& spec) {
   return spec.kind == CallKind::kAllReduce || spec.kind == CallKind::kBarrier ||
          spec.kind == CallKind::kBroadcast;
+}
+
+bool HasChannelOfItsName(const CallSpec& spec) {
+  return spec.by_name && !spec.name.empty() && spec.kind != CallKind::kSend &&
+         spec.kind != CallKind::kReceive;
+}
+
+bool EndsByPairs(CallKind kind) {
+  return kind == CallKind::kGather || kind == CallKind::kScatter || kind == CallKind::kAllToAll;
 }
 
 absl::StatusOr<CallPlan> PlanCall(const CallSpec& spec, const SetEpoch& epoch, size_t servers) {

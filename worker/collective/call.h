@@ -35,7 +35,10 @@ struct CallSpec {
   ReduceOp op = ReduceOp::kSum;
   DType dtype = DType::kUint8;
   Wire wire = Wire::kSame;
-  std::string name;   // Empty, or the same at all members.
+  std::string name;  // Empty, or the same at all members.
+  // Others of its set may come in another order at each member: calls of one name match, and of those without
+  // a name calls of one kind. For all but messages, which have tags.
+  bool by_name = false;
   std::string shape;  // For texts: of what must be of one shape everywhere.
   const uint8_t* in = nullptr;
   uint8_t* out = nullptr;                       // May be `in`.
@@ -70,5 +73,10 @@ size_t ServerOf(uint64_t chunk, size_t servers);
 
 // Whether a call means the same when members are missing: a reduction for all, a barrier, a broadcast.
 bool CanShrink(const CallSpec& spec);
+
+// Whether its name alone says which call of others it is.
+bool HasChannelOfItsName(const CallSpec& spec);
+// Whether members may disagree on how a call ended, as each pair of them is on its own.
+bool EndsByPairs(CallKind kind);
 
 }  // namespace recon

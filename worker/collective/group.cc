@@ -20,6 +20,7 @@ namespace {
 
 // What a server has for its part of an orderly end.
 constexpr absl::Duration kFarewell = absl::Seconds(1);
+constexpr int kCallsSaidMax = 4;
 
 // Channels of equal numbers would share one connection.
 int NextConnection() {
@@ -36,6 +37,22 @@ absl::StatusOr<SetsReply> SetsOf(const std::shared_ptr<grpc::Channel>& channel, 
   const grpc::Status status = stub->Sets(&context, SetsRequest(), &reply);
   if (!status.ok()) return FromGrpc(status);
   return reply;
+}
+
+// Several: where members call different things, each of these waits for those who have called another.
+std::string WaitingCalls(const SetStatus& set) {
+  std::vector<std::string> said;
+  for (const PendingCall& call : set.calls()) {
+    if (said.size() == size_t{kCallsSaidMax}) {
+      said.push_back(absl::StrCat("and ", set.calls_size() - kCallsSaidMax, " more"));
+      break;
+    }
+    said.push_back(absl::StrCat(
+        "call ", call.sequence(), " of set '", set.name(), "', ", call.what(), ", waits for ",
+        absl::StrJoin(call.missing(), ", "), " since ",
+        absl::FormatDuration(absl::Trunc(absl::Seconds(call.waiting_seconds()), absl::Milliseconds(1)))));
+  }
+  return absl::StrJoin(said, "; ");
 }
 
 }  // namespace
@@ -355,11 +372,7 @@ std::string Group::WhoIsMissing() {
     }
     if (set.calls_size() == 0)
       return absl::StrCat("set '", set.name(), "' has no call that waits for a member");
-    const PendingCall& call = set.calls(0);
-    return absl::StrCat(
-        "call ", call.sequence(), " of set '", set.name(), "', ", call.what(), ", waits for ",
-        absl::StrJoin(call.missing(), ", "), " since ",
-        absl::FormatDuration(absl::Trunc(absl::Seconds(call.waiting_seconds()), absl::Milliseconds(1))));
+    return WaitingCalls(set);
   }
   return absl::StrCat("the server at ", options_.server, " has no set '", options_.set, "'");
 }

@@ -81,7 +81,8 @@ class Group {
   void Leave(const std::string& why);
   // What the head knows of its sets. Waits for up to two seconds.
   absl::StatusOr<SetsReply> Sets();
-  // Whom the oldest call waits for, as a sentence; also before the first epoch. Asks the head.
+  // Whom the calls wait for that have waited longest, as a sentence; also before the first epoch. Asks the
+  // head.
   std::string WhoIsMissing();
 
  private:

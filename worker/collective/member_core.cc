@@ -73,6 +73,7 @@ absl::Status MemberCore::Submit(const CallSpec& spec, Done done) {
     return absl::ResourceExhaustedError(
         absl::StrCat("set '", options_.set, "' has ", calls_.size(), " calls under way: wait for some"));
   }
+  RECON_RETURN_IF_ERROR(CheckName(spec));
   Call call;
   call.spec = spec;
   call.done = std::move(done);
@@ -84,6 +85,7 @@ absl::Status MemberCore::Submit(const CallSpec& spec, Done done) {
   if (begins) {
     RECON_ASSIGN_OR_RETURN(call.plan, PlanCall(call.spec, *epoch_, epoch_servers_.size()));
   }
+  if (HasChannelOfItsName(spec)) names_.insert(spec.name);
   const uint64_t id = ++last_call_;
   Call& kept = calls_[id] = std::move(call);
   if (begins) Begin(id, &kept);
@@ -91,9 +93,22 @@ absl::Status MemberCore::Submit(const CallSpec& spec, Done done) {
   return absl::OkStatus();
 }
 
+absl::Status MemberCore::CheckName(const CallSpec& spec) const {
+  if (!HasChannelOfItsName(spec)) return absl::OkStatus();
+  if (names_.count(spec.name) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(CallKindName(spec.kind), " '", spec.name, "': a call of set '", options_.set,
+                     "' with this name is under way: wait for it, or give another"));
+  }
+  if (channels_.size() < limits::kCollectiveCallsMax) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("set '", options_.set, "' has ", channels_.size(), " names of calls: use one again"));
+}
+
 void MemberCore::Begin(uint64_t id, Call* call) {
   Channel& channel = channels_[call->plan.channel];
-  call->sequence = channel.next_sequence++;
+  channel.by_name = call->spec.by_name;
+  call->sequence = HasChannelOfItsName(call->spec) ? channel.next_sequence : channel.next_sequence++;
   call->begun = true;
   call->segment = call->piece = 0;
   call->all_sent = call->put_off = false;
@@ -125,6 +140,11 @@ void MemberCore::NoteLoss(uint64_t epoch, uint32_t rank) {
   if (std::find(lost_.begin(), lost_.end(), loss) == lost_.end()) lost_.push_back(loss);
 }
 
+bool MemberCore::IsFull(const Channel& channel) const {
+  if (!channel.by_name) return channel.bytes_under_way >= Window();
+  return channel.bytes_under_way > 0 && named_bytes_under_way_ >= Window();
+}
+
 void MemberCore::Pump() {
   if (!epoch_ || next_) return;
   for (auto& [number, channel] : channels_) {
@@ -132,7 +152,7 @@ void MemberCore::Pump() {
       const auto found = calls_.find(channel.unsent.front());
       RECON_CHECK(found != calls_.end(), "a call is to be sent that has ended");
       Call& call = found->second;
-      if (channel.bytes_under_way >= Window()) break;
+      if (IsFull(channel)) break;
       SendNext(&channel, &call);
       if (call.all_sent) channel.unsent.pop_front();
     }
@@ -153,6 +173,7 @@ void MemberCore::SendNext(Channel* channel, Call* call) {
   frame.header.chunk = segment.first_chunk + call->piece;
   frame.header.bytes = values * WireItemBytes(segment.header.dtype, segment.header.wire);
   channel->bytes_under_way += ChargeOf(frame.header);
+  if (channel->by_name) named_bytes_under_way_ += ChargeOf(frame.header);
   ++call->under_way;
   outgoing_.push_back(
       {epoch_servers_[ServerOf(frame.header.chunk, epoch_servers_.size())], std::move(frame)});
@@ -208,6 +229,7 @@ void MemberCore::BeginNextEpochIfQuiet() {
     for (const Departure& went : lost.went()) TellOthers(*epoch_, went.place(), went.why());
   }
   channels_.clear();
+  named_bytes_under_way_ = 0;
   std::vector<uint64_t> ids;
   for (const auto& [id, call] : calls_) ids.push_back(id);
   for (const uint64_t id : ids) {
@@ -263,7 +285,9 @@ void MemberCore::OnOutcome(size_t server, const CallFrame& frame) {
   Call& call = calls_[id];
   if (call.under_way == 0) return;
   --call.under_way;
-  channel->second.bytes_under_way -= std::min(channel->second.bytes_under_way, ChargeOf(header));
+  const size_t charged = std::min(channel->second.bytes_under_way, ChargeOf(header));
+  channel->second.bytes_under_way -= charged;
+  if (channel->second.by_name) named_bytes_under_way_ -= std::min(named_bytes_under_way_, charged);
   if (header.code == 0) {
     const absl::Status taken = call.failed.ok() ? TakeResult(call, frame) : absl::OkStatus();
     if (!taken.ok()) FailCall(id, &call, taken, kNobody, std::nullopt);
@@ -315,8 +339,7 @@ void MemberCore::FailCall(uint64_t id, Call* call, const absl::Status& why, uint
   if (lost < kNobody) absl::StrAppend(&text, "member ", NameOf(lost), " is lost: ");
   const absl::StatusCode code = lost == kEverybody ? absl::StatusCode::kFailedPrecondition : why.code();
   call->failed = absl::Status(code, absl::StrCat(text, why.message()));
-  auto& unsent = channels_[call->plan.channel].unsent;
-  unsent.erase(std::remove(unsent.begin(), unsent.end(), id), unsent.end());
+  channels_[call->plan.channel].unsent.remove(id);
   for (const size_t server : epoch_servers_) {
     if (told_by == server) continue;
     CallHeader header;
@@ -347,16 +370,25 @@ void MemberCore::End(uint64_t id, const absl::Status& status) {
   const auto found = calls_.find(id);
   RECON_CHECK(found != calls_.end(), "a call ends twice");
   Call& call = found->second;
-  const auto channel = channels_.find(call.plan.channel);
-  if (channel != channels_.end()) {
-    const auto by_sequence = channel->second.by_sequence.find(call.sequence);
-    if (by_sequence != channel->second.by_sequence.end() && by_sequence->second == id) {
-      channel->second.by_sequence.erase(by_sequence);
-    }
-  }
+  LeaveChannel(id, call, status.ok());
   finished_.push_back(
       {std::move(call.done), status, epoch_ ? static_cast<uint32_t>(epoch_->members_size()) : 0});
   calls_.erase(found);
+}
+
+void MemberCore::LeaveChannel(uint64_t id, const Call& call, bool well) {
+  const bool named = HasChannelOfItsName(call.spec);
+  if (named) names_.erase(call.spec.name);
+  const auto channel = channels_.find(call.plan.channel);
+  if (channel == channels_.end()) return;
+  auto& by_sequence = channel->second.by_sequence;
+  const auto found = by_sequence.find(call.sequence);
+  if (found == by_sequence.end() || found->second != id) return;
+  by_sequence.erase(found);
+  if (!named) return;
+  // All members know how it ended, and servers remember a call that has failed by its number.
+  if (!well || EndsByPairs(call.spec.kind)) ++channel->second.next_sequence;
+  if (channel->second.next_sequence == 0) channels_.erase(channel);
 }
 
 void MemberCore::OnBroken(const absl::Status& why) {

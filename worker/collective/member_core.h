@@ -2,11 +2,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,10 +22,13 @@ namespace recon {
 // One member of a set, without threads or connections: which frames it sends, and what comes of its calls.
 //
 // Calls of a channel begin in the order in which they were submitted, and their chunks go out as far as the
-// window lets them. A call is done when every chunk that was sent has its outcome: with what failed first, or
-// well. When the set's epoch changes, nothing more is sent until the outcomes of all that was sent are here;
-// servers decide each chunk once, so all members agree which calls were done in the old epoch. Those that
-// were not are begun again in the new one, where the caller wants that and the call can; else they fail.
+// window lets them. Those that match by name (CallSpec::by_name) share one window, of which each channel may
+// have a chunk at any time: members that make them in other orders would wait for each other for ever. Of a
+// name one call is under way at a time, so that a channel is forgotten when its call has ended well. A call
+// is done when every chunk that was sent has its outcome: with what failed first, or well. When the set's
+// epoch changes, nothing more is sent until the outcomes of all that was sent are here; servers decide each
+// chunk once, so all members agree which calls were done in the old epoch. Those that were not are begun
+// again in the new one, where the caller wants that and the call can; else they fail.
 //
 // Pure; one thread at a time. `done` callbacks are handed out, not called.
 class MemberCore {
@@ -47,8 +51,8 @@ class MemberCore {
   explicit MemberCore(Options options) : options_(std::move(options)) {}
 
   // FailedPrecondition, naming who came and went, if the set has changed since the caller last knew
-  // (Acknowledge()); InvalidArgument for a call that cannot be; ResourceExhausted for too many. A call of a
-  // set that has no members yet waits for them.
+  // (Acknowledge()); InvalidArgument for a call that cannot be, and for a second one of a name under way;
+  // ResourceExhausted for too many. A call of a set that has no members yet waits for them.
   absl::Status Submit(const CallSpec& spec, Done done);
   // The caller knows the epoch and who is in it; none if there is none yet.
   const SetEpoch* Acknowledge();
@@ -87,9 +91,10 @@ class MemberCore {
     std::vector<uint8_t> kept;  // The input, where the result is written over it.
   };
   struct Channel {
+    bool by_name = false;
     uint64_t next_sequence = 0;
     size_t bytes_under_way = 0;
-    std::deque<uint64_t> unsent;               // Calls with chunks to send, in order.
+    std::list<uint64_t> unsent;                // Calls with chunks to send, in order.
     std::map<uint64_t, uint64_t> by_sequence;  // Calls that have begun.
   };
 
@@ -103,6 +108,9 @@ class MemberCore {
                 std::optional<size_t> told_by);
   void EndIfDone(uint64_t id);
   void End(uint64_t id, const absl::Status& status);
+  absl::Status CheckName(const CallSpec& spec) const;
+  void LeaveChannel(uint64_t id, const Call& call, bool well);
+  bool IsFull(const Channel& channel) const;
   // A call that is planned goes into its channel, in the epoch that there is.
   void Begin(uint64_t id, Call* call);
   void BeginNextEpochIfQuiet();
@@ -126,6 +134,8 @@ class MemberCore {
   uint64_t last_call_ = 0;
   std::map<uint64_t, Call> calls_;
   std::map<uint64_t, Channel> channels_;
+  size_t named_bytes_under_way_ = 0;  // Of all channels by name.
+  std::set<std::string> names_;       // Of calls that have channels of their names.
   std::vector<Out> outgoing_;
   std::vector<Finished> finished_;
 };

@@ -2,6 +2,7 @@
 // network.
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <functional>
 #include <map>
@@ -21,7 +22,7 @@
 namespace recon {
 namespace {
 
-constexpr int kCalls = 6;
+constexpr int kCalls = 6, kNames = 3;
 
 // What a call's caller gets, and whether it may be.
 struct Made {
@@ -45,13 +46,14 @@ struct SimulatedMember {
   uint32_t rank = 0;
   bool alive = true, left = false;
   int next_call = 0;
+  std::array<int, kNames> calls_of_name{};
   std::deque<Made> calls;
   std::map<size_t, Link> links;  // By server.
 };
 
 class World {
  public:
-  World(uint32_t seed, bool shrink) : random_(seed), shrink_(shrink) {
+  World(uint32_t seed, bool shrink, bool by_name) : random_(seed), shrink_(shrink), by_name_(by_name) {
     servers_ = 1 + Below(3);
     size_ = 2 + Below(4);
     for (size_t server = 0; server < servers_; ++server) {
@@ -179,19 +181,43 @@ class World {
   bool CanCall(const SimulatedMember& member) const {
     const auto under_way =
         std::count_if(member.calls.begin(), member.calls.end(), [](const Made& m) { return !m.done; });
-    return member.next_call < kCalls && under_way < 3 && member.core.epoch() != nullptr;
+    return member.next_call < kCalls && under_way < 3 && member.core.epoch() != nullptr &&
+           (!by_name_ || !FreeNames(member).empty());
   }
   static bool IsFinished(const SimulatedMember& member) {
     return member.next_call == kCalls &&
            std::all_of(member.calls.begin(), member.calls.end(), [](const Made& m) { return m.done; });
   }
 
+  // The next call of a name that none is under way of. Each member has an order of names of its own.
+  static std::vector<int> FreeNames(const SimulatedMember& member) {
+    std::vector<int> names;
+    for (int name = 0; name < kNames; ++name) {
+      const bool free = std::none_of(member.calls.begin(), member.calls.end(), [name](const Made& made) {
+        return !made.done && made.number % kNames == name;
+      });
+      if (free && kNames * member.calls_of_name[static_cast<size_t>(name)] + name < kCalls) {
+        names.push_back(name);
+      }
+    }
+    return names;
+  }
+  int AnyOfNames(SimulatedMember* member) {
+    const std::vector<int> names = FreeNames(*member);
+    const int name = names[Below(names.size())];
+    return kNames * member->calls_of_name[static_cast<size_t>(name)]++ + name;
+  }
+
   void MakeCall(SimulatedMember* member) {
+    const int number = by_name_ ? AnyOfNames(member) : member->next_call;
     Made& made = member->calls.emplace_back();
-    made.number = member->next_call++;
+    made.number = number;
+    ++member->next_call;
     made.spec.kind = KindOf(made.number);
     made.spec.dtype = DType::kInt32;
-    made.spec.name = absl::StrCat("call ", made.number);
+    made.spec.name = absl::StrCat("call ", by_name_ ? number % kNames : number);
+    made.spec.by_name = by_name_;
+    made.spec.shape = absl::StrCat(" number ", number);
     made.spec.count = CountOf(made.number);
     if (made.spec.kind == CallKind::kBarrier) made.spec.count = 0;
     const auto members = static_cast<uint64_t>(member->core.epoch()->members_size());
@@ -300,7 +326,7 @@ class World {
   }
 
   std::mt19937 random_;
-  const bool shrink_;
+  const bool shrink_, by_name_;
   size_t servers_ = 1, size_ = 2;
   const uint64_t script_ = (uint64_t{random_()} << 32) | random_();
   std::vector<std::unique_ptr<CallDesk>> desks_;
@@ -311,10 +337,10 @@ class World {
 };
 
 // Events until nothing happens any more; `deaths` of them on the way.
-void Run(uint32_t seed, bool shrink, int deaths, bool restart) {
+void Run(uint32_t seed, bool shrink, int deaths, bool restart, bool by_name = false) {
   INFO("seed " << seed << (shrink ? ", shrink" : "") << ", deaths " << deaths
                << (restart ? ", restarts" : ""));
-  World world(seed, shrink);
+  World world(seed, shrink, by_name);
   std::vector<uint32_t> when;
   for (int i = 0; i < deaths; ++i) when.push_back(world.Below(60 * world.size()));
   uint32_t step = 0;
@@ -353,6 +379,14 @@ TEST_CASE("a set that shrinks goes on with those who are left, and its results c
 
 TEST_CASE("a process that takes a dead one's rank begins a new epoch, and nobody hangs", "[collective]") {
   for (uint32_t seed = 3000; seed < 3300; ++seed) Run(seed, seed % 2 == 0, 1, /*restart=*/true);
+}
+
+TEST_CASE("calls that match by name end well in whatever order members make them, and who dies",
+          "[collective]") {
+  for (uint32_t seed = 4000; seed < 4300; ++seed) {
+    Run(seed, /*shrink=*/seed % 2 == 0, /*deaths=*/static_cast<int>(seed / 2 % 3), /*restart=*/false,
+        /*by_name=*/true);
+  }
 }
 
 TEST_CASE("a member knows which ranks have gone, until its caller knows the epoch without them",

@@ -45,10 +45,10 @@ def pairs(first: int, end: int) -> list[list[tuple[int, int]]]:
     return [*levels, [(first, first + half)]]
 
 
-def all_reduce(group: Group, array: Any, out: Any = None) -> Any:
+def all_reduce(group: Group, array: Any, out: Any = None, name: str = "") -> Any:
     """Adasum of one array over all members; into ``out``, which may be ``array``, or a new one of its kind.
     ValueError for integers or an ``out`` of another type or shape."""
-    result = all_reduce_many(group, [array])[0]
+    result = all_reduce_many(group, [array], name)[0]
     if out is None:
         return result
     if tuple(out.shape) != tuple(result.shape) or out.dtype != result.dtype:
@@ -57,9 +57,9 @@ def all_reduce(group: Group, array: Any, out: Any = None) -> Any:
     return out
 
 
-def all_reduce_many(group: Group, arrays: Sequence[Any]) -> list[Any]:
+def all_reduce_many(group: Group, arrays: Sequence[Any], name: str = "") -> list[Any]:
     """Adasum over all members of each array by itself, as the paper has it for a model's layers. New arrays of the
-    same kinds (NumPy's, PyTorch's on the CPU), shapes and types."""
+    same kinds (NumPy's, PyTorch's on the CPU), shapes and types. ``name`` is that of all calls which it makes."""
     parts = [_flat(array) for array in arrays]
     if not parts:
         return []
@@ -68,15 +68,15 @@ def all_reduce_many(group: Group, arrays: Sequence[Any]) -> list[Any]:
     whole = np.concatenate([part.astype(wide, copy=False) for part in parts])
     # By place in the set, whatever ranks are missing in it.
     cuts = [len(whole) * place // group.size for place in range(group.size + 1)]
-    rows = group.all_to_all([whole[a:b] for a, b in zip(cuts, cuts[1:])])
+    rows = group.all_to_all([whole[a:b] for a, b in zip(cuts, cuts[1:])], name=name)
     mine = group.ranks.index(group.rank)
     sections = _sections(ends, cuts[mine], cuts[mine + 1])
     for level in pairs(0, group.size):
         products = np.array([_products(rows[a], rows[b], sections) for a, b in level])
-        group.all_reduce(products, out=products)
+        group.all_reduce(products, out=products, name=name)
         for (a, b), (ab, aa, bb) in zip(level, products):
             rows[a] = _combined(rows[a], rows[b], ab, aa, bb, sections)
-    result = group.all_gather(rows[0], sizes=[b - a for a, b in zip(cuts, cuts[1:])])
+    result = group.all_gather(rows[0], sizes=[b - a for a, b in zip(cuts, cuts[1:])], name=name)
     return [_like(array, values) for array, values in zip(arrays, np.split(result, ends[:-1]))]
 
 

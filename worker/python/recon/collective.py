@@ -22,6 +22,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -98,8 +99,15 @@ class Handle:
 
     def wait(self, timeout: float | None = None) -> Any:
         """The call's result. `CallTimeout` after so many seconds (the group's own, by default)."""
-        if not self._call.wait(self._group.timeout if timeout is None else timeout):
-            self._group._give_up(f"no outcome within {self._group.timeout if timeout is None else timeout:g} s")
+        timeout = self._group.timeout if timeout is None else timeout
+        # Of calls that match by name nobody can tell that members mean different things. Whoever waits can.
+        stalls = min(timeout, _stall_seconds()) if self._group._by_name else timeout
+        if not self._call.wait(stalls):
+            if stalls < timeout:
+                print(f"recon: rank {self._group.rank} of set '{self._group.name}' has waited for {stalls:g} s: "
+                      f"{self._group._core.who_is_missing()}", file=sys.stderr, flush=True)
+            if not self._call.wait(timeout - stalls):
+                self._group._give_up(f"no outcome within {timeout:g} s")
         with self._group._own_sizes():
             self.members = self._call.result()
         if self._copy_to is not None and not self._waited:
@@ -116,14 +124,16 @@ class Group:
     "raise", or "shrink" to go on without who is lost (a mean divides by those who are there). A member that is not
     heard for ``patience`` seconds is lost (recon-server's ``--evict-after`` by default); it is heard as long as its
     process lives, whatever Python does. While the set has not begun, ``interrupted()`` is asked ten times a second:
-    once it says yes, `SetChanged` is raised. The environment's RECON_SERVER, RECON_TLS_CERT, RECON_TLS_KEY, RECON_TLS_CA
+    once it says yes, `SetChanged` is raised. ``by_name``: calls of one ``name`` match, and of those without one calls
+    of one operation, whatever others come between them on each member, from any thread; a name is one call's at a
+    time. All members say the same of this. The environment's RECON_SERVER, RECON_TLS_CERT, RECON_TLS_KEY, RECON_TLS_CA
     and RECON_INSECURE count where nothing is given.
     """
 
     def __init__(self, name: str, *, server: str | None = None, rank: int | None = None, size: int | None = None,
                  min_size: int = 1, member: str | None = None, on_loss: str = "raise", patience: float = 0.0,
                  timeout: float = 300.0, tls: tuple[str, str, str, bool, str] | None = None,
-                 interrupted: Callable[[], bool] | None = None) -> None:
+                 interrupted: Callable[[], bool] | None = None, by_name: bool = False) -> None:
         if (rank is None) != (size is None):
             raise ValueError("rank and size go together: both, or neither for an elastic set")
         if on_loss not in ("raise", "shrink"):
@@ -133,7 +143,9 @@ class Group:
         self.name, self.timeout = name, timeout
         member = member or f"{socket.gethostname()}-{os.getpid()}"
         self.member, self.on_loss = member, on_loss
-        self._again = {"server": server, "tls": tls, "on_loss": on_loss, "patience": patience, "timeout": timeout}
+        self._again = {"server": server, "tls": tls, "on_loss": on_loss, "patience": patience, "timeout": timeout,
+                       "by_name": by_name}
+        self._by_name = by_name
         self._splits = 0
         self._handles: list[Handle] = []
         self._handles_lock = threading.Lock()
@@ -216,7 +228,7 @@ class Group:
         if op == "adasum":
             if wire or async_op:
                 raise ValueError("adasum has neither wire nor async_op")
-            return adasum.all_reduce(self, array, out)
+            return adasum.all_reduce(self, array, out, name)
         return self._reduction("all_reduce", array, op, out, wire, name, async_op)
 
     def reduce(self, array: Any, root: int, op: str = "sum", *, out: Any = None, wire: str = "", name: str = "",
@@ -233,22 +245,24 @@ class Group:
         return self._run(kind, memory, result, async_op, op=op, wire=_WIRES[wire], name=name, count=memory.count,
                          shape=str(list(memory.shape)), peer=root, copy_to=copy_to)
 
-    def broadcast(self, array: Any, root: int = 0, *, out: Any = None, name: str = "", async_op: bool = False) -> Any:
-        """Rank ``root``'s array; those of others say shape and type."""
+    def broadcast(self, array: Any, root: int = 0, *, out: Any = None, of: str = "", name: str = "",
+                  async_op: bool = False) -> Any:
+        """Rank ``root``'s array; those of others say shape and type. ``of`` says in errors what the array's values are,
+        where it holds the bytes of others; it is the same at all members."""
         memory = _Memory.of(array)
         result, copy_to = self._output(memory, out, memory.shape)
         return self._run("broadcast", memory, result, async_op, name=name, count=memory.count,
-                         shape=str(list(memory.shape)), peer=root, copy_to=copy_to)
+                         shape=_shape(memory.shape, of), peer=root, copy_to=copy_to)
 
-    def all_gather(self, array: Any, *, sizes: Sequence[int] | None = None, name: str = "",
+    def all_gather(self, array: Any, *, sizes: Sequence[int] | None = None, of: str = "", name: str = "",
                    async_op: bool = False) -> Any:
         """All members' arrays one after another along the first dimension, in which they may differ. ``sizes`` of
-        that by member saves asking for them."""
+        that by member saves asking for them. ``of`` as for `broadcast`."""
         memory, sizes = self._known_sizes(array, sizes, name)
         inner = int(np.prod(memory.shape[1:]))
         result = memory.like((sum(sizes), *memory.shape[1:]))
         return self._run("all_gather", memory, result, async_op, name=name, count=memory.count,
-                         out_counts=[size * inner for size in sizes], shape=str(["*", *memory.shape[1:]]))
+                         out_counts=[size * inner for size in sizes], shape=_shape(["*", *memory.shape[1:]], of))
 
     def reduce_scatter(self, array: Any, op: str = "sum", *, sizes: Sequence[int] | None = None, wire: str = "",
                        name: str = "", async_op: bool = False) -> Any:
@@ -299,7 +313,6 @@ class Group:
             raise ValueError(f"{len(arrays)} arrays for {self.size} members")
         memories = [_Memory.of(array) for array in arrays]
         rows = [_rows(memory) for memory in memories] if out is None else []
-        inner = int(np.prod(memories[0].shape[1:]))
         if out is None:
             table = self._exchange(np.array(rows, np.int64), name)
             out = [memories[0].like((int(n), *memories[0].shape[1:])) for n in table[:, self._place]]
@@ -309,7 +322,7 @@ class Group:
         self._run("all_to_all", _Memory(flat), received, False, name=name,
                   in_counts=[_bytes(memory).size for memory in memories],
                   out_counts=[_bytes(target).size for target in targets],
-                  shape=f" of {memories[0].dtype}, {inner} values a row")
+                  shape=_shape([], f"{memories[0].dtype}{['*', *memories[0].shape[1:]]}"))
         at = 0
         for target in targets:
             view = _bytes(target)
@@ -383,7 +396,7 @@ class Group:
              out_counts: Sequence[int] = (), peer: int = 0, tag: int = 0, copy_to: Any = None) -> Any:
         target = None if result is None else _Memory(result)
         with self._own_sizes():
-            call = self._core.start(_KINDS[kind], op, memory.dtype if memory else "uint8", wire, name, shape,
+            call = self._core.start(_KINDS[kind], op, memory.dtype if memory else "uint8", wire, name, self._by_name, shape,
                                     memory.address if memory else 0, target.address if target else 0, count,
                                     list(in_counts), list(out_counts), peer, tag)
         handle = Handle(self, call, result, (memory, target), copy_to)
@@ -397,6 +410,11 @@ class Group:
         missing = self._core.who_is_missing()
         self._core.leave("a call of its took too long")
         raise CallTimeout(f"set '{self.name}': {what}: {missing}")
+
+
+def _shape(shape: Sequence[Any], of: str) -> str:
+    """As errors say it behind the type of the array."""
+    return f" of {of}" if of else str(list(shape))
 
 
 def _bytes(memory: _Memory) -> np.ndarray:
@@ -417,6 +435,11 @@ def rack_label() -> str:
     if not label:
         raise ValueError("RECON_RACK does not say in which rack this process is")
     return label
+
+
+def _stall_seconds() -> float:
+    """After which whoever waits for a call that matches by name says so."""
+    return float(os.environ.get("RECON_STALL_SECONDS", "60"))
 
 
 def _server() -> str:

@@ -39,13 +39,15 @@ class Meeting:
     With ``rank`` and ``size`` they begin when every rank is there, and wait for who is lost until another process
     has taken that rank. Without, they begin with ``min_size`` processes. ``on_loss``, ``patience``, ``server``,
     ``member`` and ``tls`` are as for `recon.collective.Group`; ``on_loss`` is that of the sets in which work is done.
-    A meeting waits for ``timeout`` seconds for others, and for a server that has gone.
+    ``by_name`` is that of these sets, too. A meeting waits for ``timeout`` seconds for others, and for a server that has
+    gone.
     """
 
     def __init__(self, name: str, *, server: str | None = None, rank: int | None = None, size: int | None = None,
                  min_size: int = 1, member: str | None = None, on_loss: str = "raise", patience: float = 0.0,
-                 timeout: float = 600.0, tls: tuple[str, str, str, bool, str] | None = None) -> None:
-        self.name, self.timeout, self.on_loss = name, timeout, on_loss
+                 timeout: float = 600.0, tls: tuple[str, str, str, bool, str] | None = None,
+                 by_name: bool = False) -> None:
+        self.name, self.timeout, self.on_loss, self.by_name = name, timeout, on_loss, by_name
         self.hall_name = f"{name}/meeting"
         self._shared: dict[str, Any] = {"server": server, "member": member, "patience": patience, "tls": tls}
         self._place: dict[str, Any] = {"rank": rank, "size": size, "min_size": min_size}
@@ -101,7 +103,8 @@ class Meeting:
         numbers, worths = handle.wait(max(1.0, end - time.monotonic())).T.tolist()
         number = max(numbers) + 1
         group = Group(f"{self.name}/{hall.epoch}.{number}", rank=hall.ranks.index(rank), size=size, on_loss=self.on_loss,
-                      timeout=max(1.0, end - time.monotonic()), interrupted=hall.disturbed, **self._shared)
+                      timeout=max(1.0, end - time.monotonic()), interrupted=hall.disturbed, by_name=self.by_name,
+                      **self._shared)
         self.number, self.numbers, self.worths = number, numbers, worths
         return group
 

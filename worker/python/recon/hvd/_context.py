@@ -186,7 +186,7 @@ class Context:
         member = os.environ.get("RECON_NAME") or f"{socket.gethostname()}-{os.getpid()}"
         # A set that shrinks, always: who has joined (join()) is not missed. ProcessSet.check() knows who may go.
         self.meeting = Meeting(options.pop("name") or os.environ.get("RECON_SET", "hvd"), min_size=least, member=member,
-                               on_loss="shrink", **numbers, **options)
+                               on_loss="shrink", by_name=True, **numbers, **options)
         try:
             self.meet()
             for process_set in process_sets:
@@ -264,7 +264,7 @@ class Context:
 
             def make(closed: Callable[[], bool]) -> Group:
                 return Group(name, rank=ranks.index(self.rank), size=len(ranks), on_loss="shrink", member=whole.member,
-                             interrupted=lambda: closed() or whole.disturbed(), **self._shared())
+                             by_name=True, interrupted=lambda: closed() or whole.disturbed(), **self._shared())
 
         process_set.begin(make, self.last_id)
 
@@ -308,7 +308,7 @@ class Context:
             self.joins += 1
             name = f"{whole.name.split('/joined')[0]}/joined{self.joins}"
             self.group = Group(name, rank=ranks.index(self.rank), size=len(ranks), on_loss="shrink", member=whole.member,
-                               **self._shared())
+                               by_name=True, **self._shared())
             self._use(self.group.tell(collective.host_label()))
         return last
 

@@ -1,5 +1,8 @@
-"""Operations on tensors. All members of a process set call the same ones in the same order, and wait for them in the
-same order; what differs is told to all by `recon.Refused`, with both sides.
+"""Operations on tensors. All members of a process set call the same ones. Calls of one ``name`` match, whatever other
+calls come between them, from any thread; of those without a name the first `allreduce` of each member is one call, the
+second one another, and so on for each operation and process set. A name is one call's at a time: `recon.Refused` says
+so, and to all where calls of one name differ, with both sides. Whoever waits for longer than a minute
+(RECON_STALL_SECONDS) says on stderr which calls wait for whom.
 
 Tensors may be on a GPU and then go by way of the host. Where a tensor needs gradients, the blocking operations that
 give a new one are differentiable. Errors: `HorovodInternalError` where somebody has gone, ValueError and
@@ -8,6 +11,7 @@ give a new one are differentiable. Errors: `HorovodInternalError` where somebody
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -98,6 +102,11 @@ def _host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().contiguous()
 
 
+def _back(name: str | None) -> str | None:
+    """Of the call for the gradient of one with this name."""
+    return f"{name} (gradient)" if name else None
+
+
 def _op(op: Op | None, average: bool | None) -> Op:
     if average is not None:
         if op is not None:
@@ -119,17 +128,18 @@ def reduce_async(tensors: Sequence[torch.Tensor], into: Sequence[torch.Tensor] |
     results: list[Any] = [None] * len(tensors)
     calls, flats = [], []
     with process_set.call(with_all=op is Adasum) as group:
-        for dtype, indices in by_type.items():
+        for number, (dtype, indices) in enumerate(by_type.items()):
+            of_type = f"{name} ({str(dtype).removeprefix('torch.')})" if name and number else name or ""
             flat = torch.cat([_host(tensors[index]).reshape(-1) for index in indices])
             if prescale != 1.0:
                 flat = (flat * prescale).to(dtype)
             flats.append((indices, flat))
             if op is Adasum:
                 parts = flat.split([tensors[index].numel() for index in indices])
-                flat.copy_(torch.cat(adasum.all_reduce_many(group, parts)))
+                flat.copy_(torch.cat(adasum.all_reduce_many(group, parts, of_type)))
             else:
                 calls.append(group.all_reduce(flat, op.name, out=flat, wire=wire if dtype == torch.float32 else "",
-                                              name=name or "", async_op=True))
+                                              name=of_type, async_op=True))
 
     def finish() -> list[torch.Tensor]:
         for indices, flat in flats:
@@ -169,8 +179,7 @@ def allreduce(tensor: torch.Tensor, average: bool | None = None, name: str | Non
               op: Op | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
               process_set: ProcessSet = world) -> torch.Tensor:
     """A new tensor of the same shape: over all members the Average (the default), Sum, Min, Max, Product or Adasum.
-    Values are multiplied by ``prescale_factor`` before and by ``postscale_factor`` after. ``name``, where given, is the
-    same on all members."""
+    Values are multiplied by ``prescale_factor`` before and by ``postscale_factor`` after."""
     chosen = _op(op, average)
 
     def run(values: torch.Tensor) -> torch.Tensor:
@@ -180,7 +189,7 @@ def allreduce(tensor: torch.Tensor, average: bool | None = None, name: str | Non
     def back(gradient: torch.Tensor) -> torch.Tensor:
         if chosen not in (Average, Sum):
             raise NotImplementedError(f"no gradient of allreduce {chosen}")
-        return reduce_async([gradient], None, chosen, None, _wire(compression), prescale_factor, postscale_factor,
+        return reduce_async([gradient], None, chosen, _back(name), _wire(compression), prescale_factor, postscale_factor,
                             process_set).wait()[0]
 
     return _with_gradient(tensor, run, back)
@@ -258,7 +267,7 @@ def reducescatter(tensor: torch.Tensor, op: Op | None = None, name: str | None =
         if chosen not in (Average, Sum):
             raise NotImplementedError(f"no gradient of reducescatter {chosen}")
         scale = prescale_factor * postscale_factor / (process_set.size() if chosen is Average else 1)
-        return allgather(gradient, process_set=process_set) * scale
+        return allgather(gradient, _back(name), process_set) * scale
 
     return _with_gradient(tensor, run, back)
 
@@ -270,19 +279,18 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _label(name: str | None, tensor: torch.Tensor) -> str:
-    """All members' values are of one type, and of one shape but for the first dimension."""
-    return f"{name or ''} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape[1:])}".strip()
+def _type(tensor: torch.Tensor, shape: Sequence[Any]) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = world) -> Handle:
     """As `allgather`. Returns when the members have told each other their sizes."""
     dense = _host(tensor if tensor.dim() else tensor.reshape(1))
-    label, width = _label(name, dense), dense[:1].numel() * dense.element_size() if dense.shape[0] else 0
+    of, width = _type(dense, ["*", *dense.shape[1:]]), math.prod(dense.shape[1:]) * dense.element_size()
     with process_set.call() as group:
-        rows = group.all_gather(torch.tensor([dense.shape[0]]), sizes=[1] * group.size, name=label).tolist()
-        width = width or int(torch.tensor(dense.shape[1:]).prod()) * dense.element_size()
-        call = group.all_gather(_bytes(dense), sizes=[row * width for row in rows], name=label, async_op=True)
+        rows = group.all_gather(torch.tensor([dense.shape[0]]), sizes=[1] * group.size, of=f"rows of {of}",
+                                name=name or "").tolist()
+        call = group.all_gather(_bytes(dense), sizes=[row * width for row in rows], of=of, name=name or "", async_op=True)
     return Handle([call], process_set, lambda: call.wait().view(dense.dtype).view(sum(rows), *dense.shape[1:])
                   .to(tensor.device))
 
@@ -294,11 +302,11 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Proces
         rows = tensor.shape[0] if tensor.dim() else 1
         with process_set.call() as group:  # By place: a set may have shrunk.
             place, size = group.ranks.index(group.rank), group.size
-        every = allgather(torch.tensor([rows]), process_set=process_set).tolist()
+        every = allgather(torch.tensor([rows]), _back(name), process_set).tolist()
         if len(every) != size:
             raise HorovodInternalError(f"'{group.name}' has changed between allgather and its gradient")
         first = sum(every[:place])
-        total = reduce_async([gradient], None, Sum, None, "", 1.0, 1.0, process_set).wait()[0]
+        total = reduce_async([gradient], None, Sum, _back(name), "", 1.0, 1.0, process_set).wait()[0]
         return total[first:first + rows].reshape(tensor.shape)
 
     return _with_gradient(tensor, lambda values: allgather_async(values, name, process_set).wait(), back)
@@ -308,10 +316,9 @@ def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = No
                      process_set: ProcessSet = world) -> Handle:
     """Into the tensor itself, by the time of `synchronize`. ``root_rank`` is the job's rank."""
     flat = _host(tensor).reshape(-1)
-    whole = f"{name or ''} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}".strip()
     with process_set.call() as group:
         call = group.broadcast(flat.view(torch.uint8), process_set.place_of(root_rank), out=flat.view(torch.uint8),
-                               name=whole, async_op=True)
+                               of=_type(tensor, tensor.shape), name=name or "", async_op=True)
 
     def finish() -> torch.Tensor:
         if flat.data_ptr() != tensor.data_ptr():
@@ -337,7 +344,7 @@ def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None,
               process_set: ProcessSet = world) -> torch.Tensor:
     """A new tensor of rank ``root_rank``'s values. All members' tensors have one shape and type."""
     def back(gradient: torch.Tensor) -> torch.Tensor:
-        total = reduce_async([gradient], None, Sum, None, "", 1.0, 1.0, process_set).wait()[0]
+        total = reduce_async([gradient], None, Sum, _back(name), "", 1.0, 1.0, process_set).wait()[0]
         return total if process_set.rank() == process_set.place_of(root_rank) else torch.zeros_like(total)
 
     return _with_gradient(tensor, lambda values: broadcast_async(values, root_rank, name, process_set).wait(), back)
@@ -355,16 +362,16 @@ def alltoall(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None =
         raise ValueError(f"splits are {rows}, expected {size} of them and {tensor.shape[0]} together")
     came: list[int] = []
 
-    def exchange(values: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
+    def exchange(values: torch.Tensor, counts: list[int], name: str | None) -> list[torch.Tensor]:
         with process_set.call(with_all=True) as group:
-            return group.all_to_all(list(_host(values).split(counts)), name=_label(name, values))
+            return group.all_to_all(list(_host(values).split(counts)), name=name or "")
 
     def run(values: torch.Tensor) -> torch.Tensor:
-        parts = exchange(values, rows)
+        parts = exchange(values, rows, name)
         came.extend(len(part) for part in parts)
         return torch.cat(parts).to(values.device)
 
-    result = _with_gradient(tensor, run, lambda gradient: torch.cat(exchange(gradient, came)).to(gradient.device))
+    result = _with_gradient(tensor, run, lambda gradient: torch.cat(exchange(gradient, came, _back(name))).to(gradient.device))
     return result if splits is None else (result, torch.tensor(came, dtype=torch.int32))
 
 
@@ -381,17 +388,22 @@ def barrier(process_set: ProcessSet = world) -> None:
         Handle([group.barrier(async_op=True)], process_set, lambda: None).wait()
 
 
+def _numbered(name: str | None, number: int) -> str | None:
+    return f"{name} {number + 1}" if name else None
+
+
 def grouped_allgather(tensors: Sequence[torch.Tensor], name: str | None = None,
                       process_set: ProcessSet = world) -> list[torch.Tensor]:
     """`allgather` of each."""
-    handles = [allgather_async(tensor, name, process_set) for tensor in tensors]
+    handles = [allgather_async(tensor, _numbered(name, i), process_set) for i, tensor in enumerate(tensors)]
     return [handle.wait() for handle in handles]
 
 
 def grouped_reducescatter(tensors: Sequence[torch.Tensor], op: Op | None = None, name: str | None = None,
                           process_set: ProcessSet = world) -> list[torch.Tensor]:
     """`reducescatter` of each."""
-    handles = [reducescatter_async(tensor, name, op, process_set=process_set) for tensor in tensors]
+    handles = [reducescatter_async(tensor, _numbered(name, i), op, process_set=process_set)
+               for i, tensor in enumerate(tensors)]
     return [handle.wait() for handle in handles]
 
 

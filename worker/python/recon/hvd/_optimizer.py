@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import itertools
 import threading
 import warnings
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -62,11 +65,13 @@ def _remove_all(hooks: list[Any]) -> None:
 class _Gradients:
     """The gradients of an optimizer, reduced while backward() makes others.
 
-    Buckets go out in one order on all ranks, whatever the order in which backward() makes them ready.
+    Buckets go out in one order on all ranks, whatever the order in which backward() makes them ready, under names that
+    no other optimizer's have: ``name`` says what is their own.
     """
 
-    def __init__(self, buckets: list[list[torch.Tensor]], passes: int, dense: bool, process_set: ProcessSet,
+    def __init__(self, name: str, buckets: list[list[torch.Tensor]], passes: int, dense: bool, process_set: ProcessSet,
                  start: Callable[[list[torch.Tensor], str], Handle]) -> None:
+        self.name = name
         self._buckets = [_Bucket(bucket) for bucket in buckets]
         self._passes, self._dense, self._set, self._start = passes, dense, process_set, start
         self._left: dict[int, int] = {}  # Passes until a parameter's gradient is whole.
@@ -80,10 +85,9 @@ class _Gradients:
         # Parameters live longer than their optimizers.
         self._remove = weakref.finalize(self, _remove_all, self._hooks)
 
-    def retire(self, parameters: set[int]) -> None:
-        """Looks no longer at what backward() makes, if any of these parameters (ids) is its own."""
-        if any(id(parameter) in parameters for bucket in self._buckets for parameter in bucket.parameters):
-            self._remove()
+    def retire(self) -> None:
+        """Looks no longer at what backward() makes."""
+        self._remove()
 
     def set_passes(self, passes: int) -> None:
         if self.under_way():
@@ -119,7 +123,7 @@ class _Gradients:
                 self._go_out()
 
     def _go_out(self) -> None:
-        bucket, name = self._buckets[self._next], f"gradients {self._next + 1} of {len(self._buckets)}"
+        bucket, name = self._buckets[self._next], f"gradients {self._next + 1} of {len(self._buckets)} of {self.name}"
         self._next += 1
         gradients = []
         for parameter in bucket.parameters:
@@ -135,9 +139,16 @@ class _Gradients:
             with self._lock:
                 while self._next < len(self._buckets):
                     self._go_out()
+            # All of them, also after an error: names that are under way cannot be used again.
+            errors = []
             for bucket in self._buckets:
                 assert bucket.handle is not None
-                bucket.handle.wait()
+                try:
+                    bucket.handle.wait()
+                except Exception as error:  # noqa: BLE001: the first one is raised.
+                    errors.append(error)
+            if errors:
+                raise errors[0]
         finally:
             self.reset()
 
@@ -146,6 +157,8 @@ class Distributed:
     """What `DistributedOptimizer` adds to an optimizer's class."""
 
     _gradients: _Gradients | None
+    _name: str
+    _retired: bool
     _set: ProcessSet
     _op: Op
 
@@ -169,6 +182,13 @@ class Distributed:
         """How often backward() is called before step(), from the next step on."""
         if self._gradients is not None:
             self._gradients.set_passes(passes)
+
+    def retire(self, parameters: set[int]) -> None:
+        """Another one has its parameters from now on, if any of these (ids) is its own."""
+        if any(id(parameter) in parameters for group in self.param_groups for parameter in group["params"]):  # type: ignore
+            self._retired = True
+            if self._gradients is not None:
+                self._gradients.retire()
 
     def abandon(self) -> None:
         """Forgets calls under way, after an error."""
@@ -212,7 +232,7 @@ class Distributed:
             return result
         with torch.no_grad():
             moved = [p.detach() - old for p, old in zip(parameters, before)]
-            combined = reduce_async(moved, None, Adasum, None, "", 1.0, 1.0, self._set).wait()
+            combined = reduce_async(moved, None, Adasum, f"movement of {self._name}", "", 1.0, 1.0, self._set).wait()
             for parameter, old, movement in zip(parameters, before, combined):
                 parameter.copy_(old + movement)
         return result
@@ -228,6 +248,20 @@ def _check_names(optimizer: torch.optim.Optimizer, named: list[tuple[str, torch.
         raise ValueError(f"named_parameters lacks {unnamed} of the optimizer's parameters")
 
 
+def _free_name(process_set: ProcessSet, names: Sequence[str]) -> str:
+    """Under which an optimizer's calls go that has parameters of these names, or of none. Optimizers that have the same
+    are numbered in the order in which ranks make them; one whose parameters another has now does not count."""
+    of = f"'{names[0]}' to '{names[-1]}' ({zlib.crc32(repr(list(names)).encode()):08x})" if names else "optimizer"
+
+    def taken() -> set[str]:
+        return {other._name for other in list(context.optimizers) if other._set is process_set and not other._retired}
+
+    if f"{of} 1" in taken():
+        gc.collect()  # Whoever is not there any more is not on any rank.
+    used = taken()
+    return next(name for name in (f"{of} {number}" for number in itertools.count(1)) if name not in used)
+
+
 def DistributedOptimizer(  # noqa: N802: Horovod's name.
         optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
         compression: Any = Compression.none, backward_passes_per_step: int = 1, op: Op = Average,
@@ -237,7 +271,8 @@ def DistributedOptimizer(  # noqa: N802: Horovod's name.
     """The same optimizer object, whose `step()` from now on takes the gradients of all ranks.
 
     Gradients travel while backward() makes others, after ``backward_passes_per_step`` passes, whose sum is what
-    counts. A parameter that a rank's loss does not use counts there with zeros. ``num_groups`` or ``groups`` (lists of
+    counts. ``named_parameters`` say on all ranks which optimizer of several this is, in whatever order they make them;
+    without names it is their order. A parameter that a rank's loss does not use counts there with zeros. ``num_groups`` or ``groups`` (lists of
     parameters, or a number) say which gradients travel together. Parameters that another optimizer has had are this
     one's from now on; that one reduces them at its step() only. With ``op=Adasum`` each rank's optimizer steps by itself, and what
     that changes is combined. ValueError for names or groups that do not fit the optimizer.
@@ -256,7 +291,8 @@ def DistributedOptimizer(  # noqa: N802: Horovod's name.
         raise ValueError("op=Adasum goes without compression, groups and backward_passes_per_step")
     if isinstance(optimizer, Distributed):
         raise ValueError("this optimizer is a DistributedOptimizer already")
-    _check_names(optimizer, list(named_parameters or []))
+    named = list(named_parameters or [])
+    _check_names(optimizer, named)
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if groups is not None:
         buckets = _given_groups(parameters, groups)
@@ -271,13 +307,13 @@ def DistributedOptimizer(  # noqa: N802: Horovod's name.
         return reduce_async(gradients, gradients, op, name, compression.wire, before, after, process_set)
 
     for other in list(context.optimizers):
-        if other._gradients is not None:
-            other._gradients.retire({id(p) for p in parameters})
+        other.retire({id(p) for p in parameters})
     made: Any = optimizer
     made.__dict__.pop("step", None)  # A scheduler's wrapper of the step that there was.
     made.__class__ = type(type(optimizer).__name__, (Distributed, type(optimizer)), {})
-    made._set, made._op, made._skip, made._synchronized = process_set, op, False, False
-    made._gradients = None if op is Adasum else _Gradients(buckets, backward_passes_per_step, sparse_as_dense,
+    made._set, made._op, made._skip, made._synchronized, made._retired = process_set, op, False, False, False
+    made._name = _free_name(process_set, [name for name, _ in named])
+    made._gradients = None if op is Adasum else _Gradients(made._name, buckets, backward_passes_per_step, sparse_as_dense,
                                                              process_set, start)
     context.optimizers.add(made)
     return made
