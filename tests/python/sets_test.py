@@ -256,6 +256,25 @@ class Sets(unittest.TestCase):
             alone.close()
             second.close()
 
+    def test_who_waits_for_others_at_a_first_meeting_outlives_the_server(self) -> None:
+        with Server(BINARIES) as server, ThreadPoolExecutor(2) as pool:
+            def come(member: str) -> tuple[int, int]:
+                meeting = Meeting("o", server=server.address, min_size=2, member=member, patience=PATIENCE, timeout=60.0)
+                with meeting.meet() as group:
+                    group.barrier()
+                    meeting.close()
+                    return group.rank, group.size
+
+            def waiting() -> list:
+                return [one["waiting"] for one in collective.sets(server.address) if one["name"] == "o/meeting"]
+            first = pool.submit(come, "a")
+            wait_for("the first one", lambda: waiting() == [[(0, "a")]])
+            server.kill()
+            server.start()
+            wait_for("the first one again", lambda: first.done() or waiting() == [[(0, "a")]])
+            self.assertEqual(pool.submit(come, "b").result(), (1, 2))
+            self.assertEqual(first.result(), (0, 2))
+
     def test_a_meeting_of_fixed_ranks_waits_for_who_takes_the_lost_one(self) -> None:
         def meeting(rank: int, timeout: float = 600.0) -> Meeting:
             return Meeting("f", server=self.server.address, rank=rank, size=2, member=f"w{rank}", patience=PATIENCE,

@@ -54,10 +54,17 @@ class Meeting:
         self.number = 0  # Of the last meeting; it grows from one to the next.
         self.numbers: list[int] = []  # Of each member of the last meeting, by rank: which was its last one before. 0: none.
         self.worths: list[int] = []  # The same, what it has said of itself.
-        self._hall: Group | None = self._enter(timeout)
+        self._hall: Group | None = self._enter(time.monotonic() + timeout)
 
-    def _enter(self, timeout: float) -> Group:
-        return Group(self.hall_name, timeout=timeout, **self._shared, **self._place)
+    def _enter(self, end: float) -> Group:
+        while True:
+            try:
+                return Group(self.hall_name, timeout=max(1.0, end - time.monotonic()), **self._shared, **self._place)
+            except CallTimeout:
+                raise
+            except recon.JobLost:  # The server has died while the set had not begun.
+                if time.monotonic() > end:
+                    raise
 
     @property
     def changed(self) -> bool:
@@ -84,7 +91,7 @@ class Meeting:
         while True:
             try:
                 if self._hall is None:
-                    self._hall = self._enter(max(1.0, end - time.monotonic()))
+                    self._hall = self._enter(end)
                 return self._gather(self._hall, worth, end)
             except (SetChanged, MemberLost) as why:
                 # Who is lost is not told at the same moment everywhere; and there may be too few now.
