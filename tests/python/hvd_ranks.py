@@ -7,95 +7,14 @@ import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import torch
 from torch import nn
 
 import recon
 import recon.hvd as hvd
+from hvd_operations import batch_norm, equal, gradients, later, movements, raises, reductions
 
 torch.set_num_threads(1)
-
-
-def equal(what, got, expected):
-    if not isinstance(expected, torch.Tensor):  # Python's values have no type of their own.
-        expected = torch.as_tensor(expected, dtype=got.dtype)
-    assert (got.dtype, got.shape) == (expected.dtype, expected.shape), f"{what}: {got} instead of {expected}"
-    assert torch.allclose(got, expected), f"{what}: {got} instead of {expected}"
-
-
-def raises(error, text, call):
-    try:
-        call()
-    except error as caught:
-        assert text in str(caught), f"'{caught}' lacks '{text}'"
-        return
-    raise AssertionError(f"no {error.__name__}")
-
-
-def reductions(rank, size):
-    mine = torch.arange(6, dtype=torch.float32).reshape(2, 3) + rank
-    every = torch.stack([torch.arange(6, dtype=torch.float32).reshape(2, 3) + r for r in range(size)])
-    equal("average", hvd.allreduce(mine, name="first"), every.mean(0))
-    equal("sum", hvd.allreduce(mine, op=hvd.Sum), every.sum(0))
-    equal("average=False", hvd.allreduce(mine, average=False), every.sum(0))
-    equal("min", hvd.allreduce(mine, op=hvd.Min), every.min(0).values)
-    equal("max", hvd.allreduce(mine, op=hvd.Max), every.max(0).values)
-    equal("product", hvd.allreduce(mine, op=hvd.Product), every.prod(0))
-    equal("scaled", hvd.allreduce(mine, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0), 2 * every.sum(0))
-    equal("fp16", hvd.allreduce(mine, compression=hvd.Compression.fp16), every.mean(0))
-    equal("integers", hvd.allreduce(torch.tensor([rank, 2]), op=hvd.Sum), [sum(range(size)), 2 * size])
-    equal("a single value", hvd.allreduce(torch.tensor(float(rank))), (size - 1) / 2)
-    equal("adasum of equals", hvd.allreduce(torch.ones(5), op=hvd.Adasum), torch.ones(5))
-    handle = hvd.allreduce_async(mine, op=hvd.Sum)
-    again = mine.clone()
-    in_place = hvd.allreduce_async_(again, op=hvd.Sum)
-    equal("async", hvd.synchronize(handle), every.sum(0))
-    assert hvd.synchronize(in_place) is again and hvd.poll(in_place)
-    equal("in place", again, every.sum(0))
-    grouped = hvd.grouped_allreduce([mine, mine.double(), torch.ones(3)], op=hvd.Sum)
-    for got, expected in zip(grouped, (every.sum(0), every.sum(0).double(), torch.full((3,), float(size)))):
-        equal("grouped", got, expected)
-    strided = torch.zeros(3, 2).t()
-    strided.copy_(mine)
-    equal("not contiguous", hvd.allreduce_(strided, op=hvd.Max), every.max(0).values)
-
-
-def movements(rank, size):
-    rows = torch.full((rank + 1, 2), rank, dtype=torch.int16)
-    whole = torch.cat([torch.full((r + 1, 2), r, dtype=torch.int16) for r in range(size)])
-    equal("allgather", hvd.allgather(rows, name="uneven"), whole)
-    equal("allgather of nothing", hvd.allgather(rows[:rank % 2]), torch.cat(
-        [torch.full((r % 2, 2), r, dtype=torch.int16) for r in range(size)]))
-    equal("allgather of single values", hvd.allgather(torch.tensor(rank)), list(range(size)))
-    equal("broadcast", hvd.broadcast(torch.full((3,), float(rank)), 1), [1.0] * 3)
-    changed = torch.tensor(rank)
-    hvd.broadcast_(changed, 2)
-    assert changed.item() == 2
-    table = torch.arange(size * 2 + 1, dtype=torch.float32).reshape(-1, 1) * (rank + 1)
-    parts = np.array_split(table.numpy() * sum(range(1, size + 1)) / (rank + 1), size)
-    equal("reducescatter", hvd.reducescatter(table, op=hvd.Sum), parts[rank])
-    equal("mean of it", hvd.reducescatter(table), parts[rank] / size)
-    sent = torch.cat([torch.full((to + 1,), 10 * rank + to) for to in range(size)])
-    got, came = hvd.alltoall(sent, splits=torch.arange(1, size + 1))
-    equal("alltoall", got, torch.cat([torch.full((rank + 1,), 10 * r + rank) for r in range(size)]))
-    equal("its splits", came, [rank + 1] * size)
-    equal("alltoall of equal parts", hvd.alltoall(torch.arange(size) + 10 * rank), [10 * r + rank for r in range(size)])
-    assert hvd.allgather_object({"rank": rank, "text": "x" * rank})[2] == {"rank": 2, "text": "xx"}
-    assert hvd.broadcast_object(("from", rank), root_rank=1) == ("from", 1)
-    hvd.barrier()
-
-
-def gradients(rank, size):
-    x = torch.full((2,), float(rank), requires_grad=True)
-    hvd.allreduce(x, op=hvd.Sum).sum().backward()
-    equal("gradient of allreduce", x.grad, [size] * 2)
-    x.grad = None
-    (hvd.allgather(x) * torch.arange(2.0 * size)).sum().backward()
-    equal("gradient of allgather", x.grad, [size * 2.0 * rank, size * (2.0 * rank + 1)])
-    x.grad = None
-    hvd.broadcast(x, 0).sum().backward()
-    equal("gradient of broadcast", x.grad, [float(size) if rank == 0 else 0.0] * 2)
 
 
 def process_sets(rank, size):
@@ -362,7 +281,7 @@ def operations():
     assert (hvd.local_rank(), hvd.local_size()) == ((rank, 2) if rank < 2 else (0, 1))
     assert (hvd.cross_rank(), hvd.cross_size()) == {0: (0, 2), 1: (0, 1), 2: (1, 2)}[rank]
     assert hvd.is_initialized() and not hvd.is_homogeneous()
-    for case in (reductions, movements, gradients, process_sets, wrong_use, names, names_of_optimizers, optimizers, optimizer_after_optimizer, optimizer_state, sampling, joins):
+    for case in (reductions, movements, later, gradients, batch_norm, process_sets, wrong_use, names, names_of_optimizers, optimizers, optimizer_after_optimizer, optimizer_state, sampling, joins):
         case(rank, size)
         print(case.__name__, "ok", flush=True)
     hvd.shutdown()

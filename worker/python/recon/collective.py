@@ -89,9 +89,8 @@ def _rows(memory: _Memory) -> int:
 class Handle:
     """A call under way."""
 
-    def __init__(self, group: Group, call: Any, result: Any, kept: tuple, copy_to: Any = None) -> None:
-        self._group, self._call, self._result, self._kept, self._copy_to = group, call, result, kept, copy_to
-        self._waited = False
+    def __init__(self, group: Group, call: Any, result: Any, kept: tuple, finish: Callable[[], Any] | None = None) -> None:
+        self._group, self._call, self._result, self._kept, self._finish = group, call, result, kept, finish
         self.members = 0  # How many count in the result, when it is done.
 
     def done(self) -> bool:
@@ -110,10 +109,9 @@ class Handle:
                 self._group._give_up(f"no outcome within {timeout:g} s")
         with self._group._own_sizes():
             self.members = self._call.result()
-        if self._copy_to is not None and not self._waited:
-            self._copy_to[...] = self._result
-        self._waited = True
-        return self._result if self._copy_to is None else self._copy_to
+        if self._finish is not None:
+            self._result, self._finish = self._finish(), None
+        return self._result
 
 
 class Group:
@@ -239,20 +237,20 @@ class Group:
     def _reduction(self, kind: str, array: Any, op: str, out: Any, wire: str, name: str, async_op: bool,
                    root: int = 0) -> Any:
         memory = _Memory.of(array)
-        result, copy_to = self._output(memory, out, memory.shape)
+        result, finish = self._output(memory, out, memory.shape)
         if wire not in _WIRES:
             raise ValueError(f'wire is "{wire}", expected "", "fp16" or "bf16"')
         return self._run(kind, memory, result, async_op, op=op, wire=_WIRES[wire], name=name, count=memory.count,
-                         shape=str(list(memory.shape)), peer=root, copy_to=copy_to)
+                         shape=str(list(memory.shape)), peer=root, finish=finish)
 
     def broadcast(self, array: Any, root: int = 0, *, out: Any = None, of: str = "", name: str = "",
                   async_op: bool = False) -> Any:
         """Rank ``root``'s array; those of others say shape and type. ``of`` says in errors what the array's values are,
         where it holds the bytes of others; it is the same at all members."""
         memory = _Memory.of(array)
-        result, copy_to = self._output(memory, out, memory.shape)
+        result, finish = self._output(memory, out, memory.shape)
         return self._run("broadcast", memory, result, async_op, name=name, count=memory.count,
-                         shape=_shape(memory.shape, of), peer=root, copy_to=copy_to)
+                         shape=_shape(memory.shape, of), peer=root, finish=finish)
 
     def all_gather(self, array: Any, *, sizes: Sequence[int] | None = None, of: str = "", name: str = "",
                    async_op: bool = False) -> Any:
@@ -306,9 +304,10 @@ class Group:
             raise ValueError("out is not contiguous")
         return self._run("scatter", memory, out, async_op, name=name, count=target.count, in_counts=counts, peer=root)
 
-    def all_to_all(self, arrays: Sequence[Any], *, out: Sequence[Any] | None = None, name: str = "") -> list[Any]:
-        """To each member one array; what each had for this one. Without ``out`` shapes may differ in their first
-        dimension, and are asked for."""
+    def all_to_all(self, arrays: Sequence[Any], *, out: Sequence[Any] | None = None, name: str = "",
+                   async_op: bool = False) -> Any:
+        """To each member one array; a list of what each had for this one. Without ``out`` shapes may differ in their
+        first dimension, and are asked for, before this returns."""
         if len(arrays) != self.size:
             raise ValueError(f"{len(arrays)} arrays for {self.size} members")
         memories = [_Memory.of(array) for array in arrays]
@@ -319,16 +318,19 @@ class Group:
         flat = np.concatenate([_bytes(memory) for memory in memories]) if memories else np.empty(0, np.uint8)
         targets = [_Memory(array) for array in out]
         received = np.empty(sum(_bytes(target).size for target in targets), np.uint8)
-        self._run("all_to_all", _Memory(flat), received, False, name=name,
-                  in_counts=[_bytes(memory).size for memory in memories],
-                  out_counts=[_bytes(target).size for target in targets],
-                  shape=_shape([], f"{memories[0].dtype}{['*', *memories[0].shape[1:]]}"))
-        at = 0
-        for target in targets:
-            view = _bytes(target)
-            view[:] = received[at:at + view.size]
-            at += view.size
-        return list(out)
+
+        def finish() -> list[Any]:
+            at = 0
+            for target in targets:
+                view = _bytes(target)
+                view[:] = received[at:at + view.size]
+                at += view.size
+            return [target.array for target in targets]
+
+        return self._run("all_to_all", _Memory(flat), received, async_op, name=name,
+                         in_counts=[_bytes(memory).size for memory in memories],
+                         out_counts=[_bytes(target).size for target in targets],
+                         shape=_shape([], f"{memories[0].dtype}{['*', *memories[0].shape[1:]]}"), finish=finish)
 
     def barrier(self, *, name: str = "", async_op: bool = False) -> Any:
         return self._run("barrier", None, None, async_op, name=name)
@@ -357,13 +359,21 @@ class Group:
         self.close()
 
     def _output(self, memory: _Memory, out: Any, shape: Sequence[int]) -> tuple[Any, Any]:
-        """Where the result goes, and what it is to be copied to afterwards."""
+        """Where the result goes, and what is to be done with it afterwards."""
         if out is None:
             return memory.like(), None
         target = _Memory(out)
         if target.shape != tuple(shape) or target.dtype != memory.dtype:
             raise ValueError(f"out is {target.dtype}{list(target.shape)}, the result is {memory.dtype}{list(shape)}")
-        return (out, None) if target.contiguous else (memory.like(), out)
+        if target.contiguous:
+            return out, None
+        result = memory.like()
+
+        def finish() -> Any:
+            out[...] = result
+            return out
+
+        return result, finish
 
     def _known_sizes(self, array: Any, sizes: Sequence[int] | None, name: str) -> tuple[_Memory, Sequence[int]]:
         memory = _Memory.of(array)
@@ -393,13 +403,14 @@ class Group:
 
     def _run(self, kind: str, memory: _Memory | None, result: Any, async_op: bool, *, op: str = "sum", wire: str = "",
              name: str = "", shape: str = "", count: int = 0, in_counts: Sequence[int] = (),
-             out_counts: Sequence[int] = (), peer: int = 0, tag: int = 0, copy_to: Any = None) -> Any:
+             out_counts: Sequence[int] = (), peer: int = 0, tag: int = 0,
+             finish: Callable[[], Any] | None = None) -> Any:
         target = None if result is None else _Memory(result)
         with self._own_sizes():
             call = self._core.start(_KINDS[kind], op, memory.dtype if memory else "uint8", wire, name, self._by_name, shape,
                                     memory.address if memory else 0, target.address if target else 0, count,
                                     list(in_counts), list(out_counts), peer, tag)
-        handle = Handle(self, call, result, (memory, target), copy_to)
+        handle = Handle(self, call, result, (memory, target), finish)
         # The memory stays until the call is done, whether somebody waits or not.
         with self._handles_lock:
             self._handles = [other for other in self._handles if not other.done()]

@@ -12,25 +12,28 @@ import importlib
 from collections.abc import Sequence
 
 from . import elastic
+from ._batch_norm import SyncBatchNorm
 from ._context import HorovodInternalError, HostsUpdatedInterrupt, ProcessSet, context
 from ._context import world as global_process_set
 from ._functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from ._ops import (Adasum, Average, Compression, Max, Min, Product, Sum, allgather, allgather_async, allreduce, allreduce_,
-                   allreduce_async, allreduce_async_, alltoall, alltoall_async, barrier, broadcast, broadcast_,
-                   broadcast_async, broadcast_async_, grouped_allgather, grouped_allreduce, grouped_allreduce_,
-                   grouped_allreduce_async, grouped_allreduce_async_, grouped_reducescatter, poll, reducescatter,
-                   reducescatter_async, synchronize)
+from ._movements import (allgather, allgather_async, alltoall, alltoall_async, barrier, broadcast, broadcast_,
+                         broadcast_async, broadcast_async_, grouped_allgather, grouped_allgather_async,
+                         grouped_reducescatter, grouped_reducescatter_async, reducescatter, reducescatter_async)
+from ._ops import (Adasum, Average, Compression, Max, Min, Product, Sum, allreduce, allreduce_, allreduce_async,
+                   allreduce_async_, grouped_allreduce, grouped_allreduce_, grouped_allreduce_async,
+                   grouped_allreduce_async_, poll, synchronize)
 from ._optimizer import DistributedOptimizer
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "HostsUpdatedInterrupt", "Max",
-    "Min", "ProcessSet", "Product", "Sum", "add_process_set", "allgather", "allgather_async", "allgather_object",
-    "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async", "barrier",
-    "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object", "broadcast_optimizer_state",
-    "broadcast_parameters", "cross_rank", "cross_size", "elastic", "global_process_set", "grouped_allgather",
-    "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_",
-    "grouped_reducescatter", "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size", "poll",
-    "rank", "reducescatter", "reducescatter_async", "remove_process_set", "shutdown", "size", "synchronize",
+    "Min", "ProcessSet", "Product", "Sum", "SyncBatchNorm", "add_process_set", "allgather", "allgather_async",
+    "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async",
+    "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
+    "broadcast_optimizer_state", "broadcast_parameters", "cross_rank", "cross_size", "elastic", "global_process_set",
+    "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
+    "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
+    "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size", "poll", "rank", "reducescatter",
+    "reducescatter_async", "remove_process_set", "shutdown", "size", "synchronize",
 ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ._context import ProcessSet, context, world
-from ._ops import allgather, broadcast_, broadcast_async_
+from ._movements import allgather, broadcast_, broadcast_async_
 
 # Small tensors travel together, up to so many bytes.
 _TOGETHER_BYTES = 4 << 20
