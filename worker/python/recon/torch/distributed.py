@@ -114,6 +114,14 @@ class ProcessGroup(dist.ProcessGroup):
         return "recon"
 
     @property
+    def _device_types(self) -> list[torch.device]:
+        """Whose tensors it takes; torch's own groups know it of the backends that they are made of. None before torch knows
+        the group: it would attach a recorder of calls to it, which needs such a backend."""
+        if self not in dist.distributed_c10d._world.pg_names:
+            return []
+        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
+
+    @property
     def pg_name(self) -> str:
         return dist.distributed_c10d._world.pg_names[self]
 
