@@ -27,7 +27,7 @@ absl::Status CheckChunk(const CallHeader& header, size_t payload) {
                  " members");
   }
   if (header.combine > Combine::kConcat || header.op > ReduceOp::kProduct || header.dtype > DType::kBool ||
-      header.wire > Wire::kBfloat16 || header.pair > 1) {
+      header.wire > Wire::kInt8 || header.pair > 1) {
     return wrong("an unknown operation or type");
   }
   if ((header.combine == Combine::kCopy) != (header.source != kEverybody)) {
@@ -45,8 +45,10 @@ absl::Status CheckChunk(const CallHeader& header, size_t payload) {
   }
   if (header.combine == Combine::kReduce) {
     RECON_RETURN_IF_ERROR(CheckReduction(header.op, header.dtype, header.wire));
-    const size_t width = WireItemBytes(header.dtype, header.wire);
-    if (header.bytes % width != 0) return wrong(header.bytes, " bytes of items of ", width);
+    if (!WireValues(header.dtype, header.wire, header.bytes)) {
+      return wrong(header.bytes, " bytes are no number of values of ", DTypeName(header.dtype),
+                   header.wire == Wire::kSame ? "" : " as ", WireName(header.wire));
+    }
   }
   if (!TakesPart(header, header.place)) return wrong("place ", header.place, " takes no part in it");
   const uint64_t expected = IsSource(header, header.place) ? header.bytes : 0;

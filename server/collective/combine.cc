@@ -1,7 +1,9 @@
 #include "server/collective/combine.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -108,11 +110,12 @@ ByteChain ReduceAs(ReduceOp op, size_t bytes, const std::vector<ByteChain>& cont
   return Owned(std::move(result), bytes);
 }
 
-// Values of 16 bits, by way of FP32, a tile that stays in the cache at a time.
-ByteChain ReduceHalves(ReduceOp op, Wire format, size_t bytes, const std::vector<ByteChain>& contributions) {
-  constexpr size_t kTile = 4096;
-  constexpr size_t kWidth = 2;
-  const size_t count = bytes / kWidth;
+// Values of 16 or 8 bits, by way of FP32, a tile that stays in the cache at a time: of whole blocks.
+ByteChain ReduceNarrow(ReduceOp op, Wire format, size_t bytes, const std::vector<ByteChain>& contributions) {
+  constexpr size_t kTile = 16 * kInt8BlockValues;
+  const std::optional<uint64_t> values = WireValues(DType::kFloat32, format, bytes);
+  RECON_CHECK(values.has_value(), "a chunk that was not checked");
+  const size_t count = *values;
   std::shared_ptr<uint8_t[]> result(new uint8_t[bytes]);
   std::vector<ByteReader> readers;
   readers.reserve(contributions.size());
@@ -121,15 +124,11 @@ ByteChain ReduceHalves(ReduceOp op, Wire format, size_t bytes, const std::vector
   for (size_t begin = 0; begin < count; begin += kTile) {
     const size_t tile = std::min(kTile, count - begin);
     for (size_t i = 0; i < readers.size(); ++i) {
-      uint8_t scratch[kWidth];
-      for (size_t done = 0, items = 0; done < tile; done += items) {
-        const uint8_t* from = readers[i].ReadRun(kWidth, tile - done, scratch, &items);
-        WidenFrom(format, from, items, (i == 0 ? sum : wide).data() + done);
-      }
+      WidenNext(format, &readers[i], tile, (i == 0 ? sum : wide).data());
       if (i > 0) Into(op, sum.data(), reinterpret_cast<const uint8_t*>(wide.data()), tile);
     }
     Divide(op, contributions.size(), sum.data(), tile);
-    NarrowTo(format, sum.data(), tile, result.get() + kWidth * begin);
+    NarrowTo(format, sum.data(), tile, result.get() + WireBytes(DType::kFloat32, format, begin));
   }
   return Owned(std::move(result), bytes);
 }
@@ -152,14 +151,14 @@ ByteChain ReduceBools(ReduceOp op, size_t bytes, const std::vector<ByteChain>& c
 }
 
 ByteChain Reduce(const CallHeader& chunk, const std::vector<ByteChain>& contributions) {
-  if (chunk.wire != Wire::kSame) return ReduceHalves(chunk.op, chunk.wire, chunk.bytes, contributions);
+  if (chunk.wire != Wire::kSame) return ReduceNarrow(chunk.op, chunk.wire, chunk.bytes, contributions);
   switch (chunk.dtype) {
     case DType::kFloat32:
       return ReduceAs<float>(chunk.op, chunk.bytes, contributions);
     case DType::kFloat16:
-      return ReduceHalves(chunk.op, Wire::kFloat16, chunk.bytes, contributions);
+      return ReduceNarrow(chunk.op, Wire::kFloat16, chunk.bytes, contributions);
     case DType::kBfloat16:
-      return ReduceHalves(chunk.op, Wire::kBfloat16, chunk.bytes, contributions);
+      return ReduceNarrow(chunk.op, Wire::kBfloat16, chunk.bytes, contributions);
     case DType::kFloat64:
       return ReduceAs<double>(chunk.op, chunk.bytes, contributions);
     case DType::kInt32:

@@ -76,13 +76,19 @@ class Values(unittest.TestCase):
     def test_means_and_formats_on_the_way(self) -> None:
         parts = [values("float32", rank, (1000, 301)) for rank in range(RANKS)]
         results = self.check(together(self.server, lambda group: [
-            group.all_reduce(parts[group.rank], "mean", wire=wire) for wire in ("", "fp16", "bf16")]))
+            *(group.all_reduce(parts[group.rank], "mean", wire=wire) for wire in ("", "fp16", "bf16", "int8")),
+            group.reduce_scatter(parts[group.rank], "mean", wire="int8")]))
         total = (parts[0] + parts[1]) + parts[2]
-        for result in results:
+        for rank, result in enumerate(results):
             np.testing.assert_array_equal(result[0], total / np.float32(3))
             np.testing.assert_allclose(result[1], total / 3, atol=4e-3)
             np.testing.assert_allclose(result[2], total / 3, atol=3e-2)
-            np.testing.assert_array_equal(result[1], results[0][1])
+            for wire in (1, 3):
+                np.testing.assert_array_equal(result[wire], results[0][wire])
+            # A step is the largest of 256 values / 127: 4 or so at most.
+            np.testing.assert_allclose(result[3], total / 3, atol=0.1)
+            self.assertLess(abs(float((result[3] - total / 3).mean())), 1e-3)
+            np.testing.assert_allclose(result[4], np.array_split(total / 3, RANKS)[rank], atol=0.1)
 
     def test_arrays_that_are_not_contiguous_and_in_place(self) -> None:
         def work(group: collective.Group) -> tuple:

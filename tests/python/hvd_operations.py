@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
+import recon
 import recon.hvd as hvd
 
 
@@ -33,6 +34,10 @@ def reductions(rank, size):
     equal("max", hvd.allreduce(mine, op=hvd.Max), every.max(0).values)
     equal("product", hvd.allreduce(mine, op=hvd.Product), every.prod(0))
     equal("scaled", hvd.allreduce(mine, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0), 2 * every.sum(0))
+    big = 100 * mine
+    assert (hvd.allreduce(big, compression=hvd.Compression.int8) - 100 * every.mean(0)).abs().max() <= 2 * big.max() / 127 + 2
+    raises(recon.Refused, "int8 is for sum and mean",
+           lambda: hvd.grouped_allreduce([mine], op=hvd.Max, compression=hvd.Compression.int8))
     equal("fp16", hvd.allreduce(mine, compression=hvd.Compression.fp16), every.mean(0))
     equal("integers", hvd.allreduce(torch.tensor([rank, 2]), op=hvd.Sum), [sum(range(size)), 2 * size])
     equal("a single value", hvd.allreduce(torch.tensor(float(rank))), (size - 1) / 2)

@@ -98,18 +98,17 @@ void Planner::Add(CallPlan* plan, Combine combine, bool pair, uint32_t source, u
   segment.header.members = members_;
   segment.header.source = source;
   segment.header.receiver = receiver;
-  const uint64_t width = WireItemBytes(spec_.dtype, spec_.wire);
-  segment.header.total = values * width;
+  segment.header.total = WireBytes(spec_.dtype, spec_.wire, values);
   segment.first_chunk = part << kPartShift;
   segment.values = values;
   // The same at all who take part: it hangs on the size and the servers alone. A member's window is that of
   // all servers together: each is to have several chunks of it, so that it receives some while it sends
   // others.
-  const uint64_t piece = values * width / (kPiecesMin * servers_);
+  const uint64_t piece = segment.header.total / (kPiecesMin * servers_);
   const uint64_t bytes_max =
       std::max(limits::kCollectiveChunkBytesMax / servers_, limits::kFrameTargetBytesMin);
   const uint64_t bytes = std::clamp<uint64_t>(piece, limits::kCollectiveChunkBytesMin, bytes_max);
-  segment.chunk_values = std::max<uint64_t>(1, bytes / 64 * 64 / width);
+  segment.chunk_values = WireValuesIn(spec_.dtype, spec_.wire, bytes);
   segment.chunks = std::max<uint64_t>(1, (values + segment.chunk_values - 1) / segment.chunk_values);
   segment.in = IsSource(segment.header, me_) ? in : nullptr;
   segment.out = IsReceiver(segment.header, me_) ? out : nullptr;

@@ -259,6 +259,10 @@ TEST_CASE("a frame comes back as it was, and one that cannot be is refused", "[c
   CHECK(refused([](CallFrame* f) { f->header.op = ReduceOp::kMean; }));  // Of integers.
   CHECK(refused([](CallFrame* f) { f->header.dtype = static_cast<DType>(99); }));
   CHECK(refused([](CallFrame* f) { f->header.wire = Wire::kFloat16; }));
+  CHECK(refused([](CallFrame* f) {  // A scale without values.
+    f->header.dtype = DType::kFloat32;
+    f->header.wire = Wire::kInt8;
+  }));
   CHECK(refused([](CallFrame* f) { f->header.combine = Combine::kCopy; }));  // Of everybody.
   // A sum, or a concatenation, of one member's bytes, or of a pair's: nothing to be combined with would come.
   for (const Combine combine : {Combine::kReduce, Combine::kConcat}) {

@@ -1,8 +1,10 @@
 #include "server/collective/combine.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <random>
 
 #include "catch2/catch.hpp"
@@ -73,6 +75,65 @@ TEST_CASE("values that are not numbers go through", "[collective]") {
     CHECK(wide[3] == -inf);
     CHECK(wide[4] == inf);
   }
+}
+
+TEST_CASE("values in blocks of 8 bits are as near as their block's scale, and right in the mean",
+          "[collective]") {
+  std::mt19937 random(2);
+  std::normal_distribution<float> normal;
+  constexpr size_t kCount = 10 * kInt8BlockValues + 7, kMembers = 3, kRounds = 400;
+  std::vector<double> errors(kCount);
+  for (size_t round = 0; round < kRounds; ++round) {
+    std::vector<float> expected(kCount), largest(kCount / kInt8BlockValues + 1);
+    std::vector<ByteChain> sent;
+    for (size_t member = 0; member < kMembers; ++member) {
+      std::vector<float> values(kCount);
+      std::vector<float> block_largest(largest.size());
+      for (size_t i = 0; i < kCount; ++i) {
+        // Blocks of very different size; the fourth one is 0.
+        const size_t block = i / kInt8BlockValues;
+        values[i] = block == 3 ? 0 : normal(random) * std::ldexp(1.0F, 4 * static_cast<int>(block) - 20);
+        expected[i] += values[i];
+        block_largest[block] = std::max(block_largest[block], std::fabs(values[i]));
+      }
+      for (size_t block = 0; block < largest.size(); ++block) largest[block] += block_largest[block];
+      std::vector<uint8_t> bytes(WireBytes(DType::kFloat32, Wire::kInt8, kCount));
+      NarrowTo(Wire::kInt8, values.data(), kCount, bytes.data());
+      sent.push_back(Bytes(bytes, 1 + random() % bytes.size()));
+    }
+    const auto sum = Reduced<uint8_t>(ReduceOp::kSum, DType::kFloat32, sent, Wire::kInt8);
+    std::vector<float> wide(kCount);
+    WidenFrom(Wire::kInt8, sum.data(), kCount, wide.data());
+    for (size_t i = 0; i < kCount; ++i) {
+      const float step = largest[i / kInt8BlockValues] / 127;
+      // Of each member's step one, and of the sum's, which is no larger than all of these.
+      REQUIRE(std::fabs(wide[i] - expected[i]) <= 2.1F * step);
+      if (step > 0) errors[i] += (wide[i] - expected[i]) / step / kRounds;
+    }
+  }
+  for (const double error : errors)
+    CHECK(std::fabs(error) < 0.2);  // Rounding to nearest of equal values would add up.
+  // Of which no number of values has so many bytes, and how many values others have.
+  CHECK(WireValues(DType::kFloat32, Wire::kInt8, 4) == std::nullopt);
+  CHECK(WireValues(DType::kFloat32, Wire::kInt8, kInt8BlockBytes + 3) == std::nullopt);
+  for (const uint64_t count : {0, 1, 255, 256, 257, 1000}) {
+    CHECK(WireValues(DType::kFloat32, Wire::kInt8, WireBytes(DType::kFloat32, Wire::kInt8, count)) == count);
+  }
+  CHECK_FALSE(CheckReduction(ReduceOp::kMax, DType::kFloat32, Wire::kInt8).ok());
+  CHECK_FALSE(CheckReduction(ReduceOp::kSum, DType::kFloat64, Wire::kInt8).ok());
+}
+
+TEST_CASE("a block of 8 bits with a value that is not finite is not a number, and others are",
+          "[collective]") {
+  std::vector<float> values(2 * kInt8BlockValues, 1.0F);
+  values[kInt8BlockValues + 5] = std::numeric_limits<float>::infinity();
+  std::vector<uint8_t> bytes(WireBytes(DType::kFloat32, Wire::kInt8, values.size()));
+  NarrowTo(Wire::kInt8, values.data(), values.size(), bytes.data());
+  const auto mean =
+      Reduced<uint8_t>(ReduceOp::kMean, DType::kFloat32, {Bytes(bytes), Bytes(bytes)}, Wire::kInt8);
+  WidenFrom(Wire::kInt8, mean.data(), values.size(), values.data());
+  for (size_t i = 0; i < kInt8BlockValues; ++i) REQUIRE(std::fabs(values[i] - 1.0F) < 0.02F);
+  for (size_t i = kInt8BlockValues; i < values.size(); ++i) REQUIRE(std::isnan(values[i]));
 }
 
 TEST_CASE("integers wrap, and of bools a sum is or", "[collective]") {

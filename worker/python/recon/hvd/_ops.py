@@ -46,6 +46,10 @@ class Compression:
     class bf16:  # noqa: N801
         wire = "bf16"
 
+    class int8:  # noqa: N801
+        """A byte a value and a scale for each 256 values, of Sum and Average."""
+        wire = "int8"
+
 
 class Handle:
     """A call under way; `synchronize()` gives its result."""
@@ -200,7 +204,7 @@ def allreduce(tensor: torch.Tensor, average: bool | None = None, name: str | Non
 
 def _wire(compression: Any) -> str:
     if not hasattr(compression, "wire"):
-        raise ValueError(f"{compression} is no compression: there are Compression.none, .fp16 and .bf16")
+        raise ValueError(f"{compression} is no compression: there are Compression.none, .fp16, .bf16 and .int8")
     return compression.wire
 
 

@@ -284,7 +284,7 @@ def DistributedOptimizer(  # noqa: N802: Horovod's name.
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}, expected 1 or more")
     if not hasattr(compression, "wire"):
-        raise ValueError(f"{compression} is no compression: there are Compression.none, .fp16 and .bf16")
+        raise ValueError(f"{compression} is no compression: there are Compression.none, .fp16, .bf16 and .int8")
     if isinstance(groups, int):
         groups, num_groups = None, groups
     if op is Adasum and (compression.wire or groups or num_groups or backward_passes_per_step > 1):
