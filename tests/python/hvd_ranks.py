@@ -240,6 +240,50 @@ def optimizer_after_optimizer(rank, size):
         torch.optim.SGD(model.parameters(), lr=0.1), compression="fp16"))
 
 
+def largest_values(rank, size):
+    """Gradients of which the largest travel: nothing is lost, but late."""
+    def made(fraction, dtype=torch.float32, **options):
+        values = [nn.Parameter(torch.zeros(3, 8, dtype=dtype)), nn.Parameter(torch.zeros(6, dtype=dtype))]
+        return values, hvd.DistributedOptimizer(torch.optim.SGD(values, lr=1.0), compression=hvd.Compression.topk(fraction),
+                                                **options)
+
+    def gradients_of(which):
+        return [torch.randn(shape, generator=torch.Generator().manual_seed(10 * which + i), dtype=torch.float64)
+                for i, shape in enumerate(((3, 8), (6,)))]
+
+    def step(values, optimizer):
+        optimizer.zero_grad()
+        sum((value * part.to(value.dtype)).sum() for value, part in zip(values, gradients_of(rank))).backward()
+        optimizer.step()
+        return torch.cat([value.detach().reshape(-1) for value in values])
+
+    means = torch.cat([sum(parts).reshape(-1) for parts in zip(*(gradients_of(r) for r in range(size)))]) / size
+    equal("all values", step(*made(1.0)), -means.float())
+    equal("a sum of 16 bits", step(*made(1.0, torch.bfloat16, op=hvd.Sum)).float().round(), -(means * size).float().round())
+    values, optimizer = made(0.2, torch.float64)
+    for number in range(1, 31):
+        sent = step(values, optimizer)
+        changed = int((sent != 0).sum())
+        if number == 1:
+            assert 6 <= changed <= 6 * size, changed  # Of 30 each rank has sent 6.
+        # What has arrived, and what all have kept: the first bucket has the last parameter first.
+        kept = hvd.allreduce(next(iter(optimizer._sparse._kept.values())))
+        equal("all that there was", sent - torch.cat([kept[6:], kept[:6]]), -number * means)
+    assert (sent / number + means).abs().max() < 0.35, (sent / number + means).abs().max()
+    optimizer.abandon()
+    assert not optimizer._sparse._kept
+    value = nn.Parameter(torch.zeros(4))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([value], lr=1.0), compression=hvd.Compression.topk(0.25))
+    (value * torch.tensor([1.0, float("nan") if rank == 1 else 2.0, 3.0, 9.0])).sum().backward()
+    optimizer.step()
+    assert torch.isnan(value[1]) and value[3] == -9.0 * (size - 1) / size, value
+    for fraction in (0.0, 1.5):
+        raises(ValueError, "expected more than 0", lambda: hvd.Compression.topk(fraction))
+    raises(ValueError, "goes with op=Average and op=Sum", lambda: made(0.5, op=hvd.Adasum))
+    raises(ValueError, ".topk() of a DistributedOptimizer",
+           lambda: hvd.allreduce(torch.ones(2), compression=hvd.Compression.topk(0.5)))
+
+
 def optimizer_state(rank, size):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * (rank + 1))
@@ -281,7 +325,7 @@ def operations():
     assert (hvd.local_rank(), hvd.local_size()) == ((rank, 2) if rank < 2 else (0, 1))
     assert (hvd.cross_rank(), hvd.cross_size()) == {0: (0, 2), 1: (0, 1), 2: (1, 2)}[rank]
     assert hvd.is_initialized() and not hvd.is_homogeneous()
-    for case in (reductions, movements, later, gradients, batch_norm, process_sets, wrong_use, names, names_of_optimizers, optimizers, optimizer_after_optimizer, optimizer_state, sampling, joins):
+    for case in (reductions, movements, later, gradients, batch_norm, process_sets, wrong_use, names, names_of_optimizers, optimizers, optimizer_after_optimizer, largest_values, optimizer_state, sampling, joins):
         case(rank, size)
         print(case.__name__, "ok", flush=True)
     hvd.shutdown()

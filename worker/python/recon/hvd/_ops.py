@@ -34,8 +34,21 @@ class Op:
 Average, Sum, Min, Max, Product, Adasum = map(Op, ("mean", "sum", "min", "max", "product", "adasum"))
 
 
+class TopK:
+    """Of each bucket of gradients only the ``fraction`` (above 0, to 1) that is largest travels, and the rest is kept for
+    the next step. `DistributedOptimizer`'s alone, of Average and Sum. A rank sends 8 bytes for each such value, and
+    gets as many from each other rank. ValueError for another fraction."""
+
+    def __init__(self, fraction: float) -> None:
+        if not 0.0 < fraction <= 1.0:
+            raise ValueError(f"fraction is {fraction}, expected more than 0, and 1 at most")
+        self.fraction = fraction
+
+
 class Compression:
     """In what form float32 values travel. They are summed in float32 all the same."""
+
+    topk = TopK
 
     class none:  # noqa: N801: Horovod's name.
         wire = ""
@@ -202,9 +215,10 @@ def allreduce(tensor: torch.Tensor, average: bool | None = None, name: str | Non
     return grouped_allreduce([tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set)[0]
 
 
-def _wire(compression: Any) -> str:
+def wire_of(compression: Any) -> str:
     if not hasattr(compression, "wire"):
-        raise ValueError(f"{compression} is no compression: there are Compression.none, .fp16, .bf16 and .int8")
+        raise ValueError(f"{compression} is no compression: there are Compression.none, .fp16, .bf16 and .int8, and "
+                         ".topk() of a DistributedOptimizer")
     return compression.wire
 
 
@@ -232,7 +246,7 @@ def grouped_allreduce(tensors: Sequence[torch.Tensor], average: bool | None = No
                       compression: Any = Compression.none, op: Op | None = None, prescale_factor: float = 1.0,
                       postscale_factor: float = 1.0, process_set: ProcessSet = world) -> list[torch.Tensor]:
     """Several tensors, those of one type in one call."""
-    chosen, wire = chosen_op(op, average), _wire(compression)
+    chosen, wire = chosen_op(op, average), wire_of(compression)
 
     def run(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return reduce_async(values, None, chosen, name, wire, prescale_factor, postscale_factor, process_set).wait()

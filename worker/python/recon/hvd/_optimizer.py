@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from ._context import ProcessSet, context, world
-from ._ops import Adasum, Average, Compression, Handle, Op, reduce_async
+from ._ops import Adasum, Average, Compression, Handle, Op, Sum, TopK, reduce_async, wire_of
+from ._sparse import SparseSums
 
 # Gradients up to so many bytes travel in one call.
 _BUCKET_BYTES = 1 << 20
@@ -159,6 +160,7 @@ class Distributed:
     _gradients: _Gradients | None
     _name: str
     _retired: bool
+    _sparse: SparseSums | None
     _set: ProcessSet
     _op: Op
 
@@ -194,6 +196,8 @@ class Distributed:
         """Forgets calls under way, after an error."""
         if self._gradients is not None:
             self._gradients.reset()
+        if self._sparse is not None:
+            self._sparse.forget()
         self._synchronized = False
 
     def zero_grad(self, *arguments: Any, **named: Any) -> None:
@@ -283,11 +287,13 @@ def DistributedOptimizer(  # noqa: N802: Horovod's name.
         raise ValueError("give groups or num_groups, not both")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}, expected 1 or more")
-    if not hasattr(compression, "wire"):
-        raise ValueError(f"{compression} is no compression: there are Compression.none, .fp16, .bf16 and .int8")
+    largest = isinstance(compression, TopK)
+    if largest and op not in (Average, Sum):
+        raise ValueError(f"Compression.topk() goes with op=Average and op=Sum, not with {op}")
+    wire = "" if largest else wire_of(compression)
     if isinstance(groups, int):
         groups, num_groups = None, groups
-    if op is Adasum and (compression.wire or groups or num_groups or backward_passes_per_step > 1):
+    if op is Adasum and (wire or groups or num_groups or backward_passes_per_step > 1):
         raise ValueError("op=Adasum goes without compression, groups and backward_passes_per_step")
     if isinstance(optimizer, Distributed):
         raise ValueError("this optimizer is a DistributedOptimizer already")
@@ -302,9 +308,10 @@ def DistributedOptimizer(  # noqa: N802: Horovod's name.
     else:
         buckets = _buckets(parameters)
 
+    before, after = 1.0 / gradient_predivide_factor, gradient_predivide_factor
+
     def start(gradients: list[torch.Tensor], name: str) -> Handle:
-        before, after = 1.0 / gradient_predivide_factor, gradient_predivide_factor
-        return reduce_async(gradients, gradients, op, name, compression.wire, before, after, process_set)
+        return reduce_async(gradients, gradients, op, name, wire, before, after, process_set)
 
     for other in list(context.optimizers):
         other.retire({id(p) for p in parameters})
@@ -312,8 +319,9 @@ def DistributedOptimizer(  # noqa: N802: Horovod's name.
     made.__dict__.pop("step", None)  # A scheduler's wrapper of the step that there was.
     made.__class__ = type(type(optimizer).__name__, (Distributed, type(optimizer)), {})
     made._set, made._op, made._skip, made._synchronized, made._retired = process_set, op, False, False, False
+    made._sparse = SparseSums(compression, op, before, after, process_set) if largest else None
     made._name = _free_name(process_set, [name for name, _ in named])
     made._gradients = None if op is Adasum else _Gradients(made._name, buckets, backward_passes_per_step, sparse_as_dense,
-                                                             process_set, start)
+                                                             process_set, made._sparse.start if largest else start)
     context.optimizers.add(made)
     return made
