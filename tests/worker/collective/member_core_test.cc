@@ -216,6 +216,7 @@ class World {
     made.spec.kind = KindOf(made.number);
     made.spec.dtype = DType::kInt32;
     made.spec.name = absl::StrCat("call ", by_name_ ? number % kNames : number);
+    if (by_name_ && number % kNames == 0) made.spec.name.clear();  // Those match by their kind.
     made.spec.by_name = by_name_;
     made.spec.shape = absl::StrCat(" number ", number);
     made.spec.count = CountOf(made.number);
