@@ -34,6 +34,7 @@ def process_sets(rank, size):
     hvd.remove_process_set(first)
     for one in (everybody, both) if rank == 0 else (both, everybody):
         hvd.add_process_set(one)
+    assert hvd.global_process_set.need().timeout == everybody.need().timeout == 600.0  # That of init().
     if both.included():
         equal("both", hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=both), [2.0])
     equal("everybody", hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=everybody), [float(size)])

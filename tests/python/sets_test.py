@@ -237,6 +237,8 @@ class Sets(unittest.TestCase):
         first = Meeting("m", server=self.server.address, member="a", patience=PATIENCE)
         work = first.meet()
         self.assertEqual((work.rank, work.size, first.changed), (0, 1, False))
+        with work.split("") as part:  # However long others have been waited for.
+            self.assertEqual((work.timeout, part.timeout), (600.0, 600.0))
         second = Meeting("m", server=self.server.address, member="b", patience=PATIENCE)
         wait_for("the newcomer", lambda: first.changed)
         self.assertEqual(work.all_reduce(np.ones(1))[0], 1.0)

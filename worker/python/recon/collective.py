@@ -141,8 +141,7 @@ class Group:
         self.name, self.timeout = name, timeout
         member = member or f"{socket.gethostname()}-{os.getpid()}"
         self.member, self.on_loss = member, on_loss
-        self._again = {"server": server, "tls": tls, "on_loss": on_loss, "patience": patience, "timeout": timeout,
-                       "by_name": by_name}
+        self._again = {"server": server, "tls": tls, "on_loss": on_loss, "patience": patience, "by_name": by_name}
         self._by_name = by_name
         self._splits = 0
         self._handles: list[Handle] = []
@@ -206,7 +205,7 @@ class Group:
         shown = "".join(letter if letter.isprintable() else "?" for letter in label[:60])
         name = f"{self.name[-150:]}/{self.epoch}.{self._splits}.{mine[0]} {shown}"
         return Group(name.encode()[:250].decode(errors="ignore"), rank=mine.index(self._place), size=len(mine),
-                     member=self.member, interrupted=self.disturbed, **self._again)
+                     member=self.member, interrupted=self.disturbed, timeout=self.timeout, **self._again)
 
     def by_host(self) -> Group:
         """The members on this host: those with the same `host_label()`."""

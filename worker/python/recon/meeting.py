@@ -40,7 +40,7 @@ class Meeting:
     has taken that rank. Without, they begin with ``min_size`` processes. ``on_loss``, ``patience``, ``server``,
     ``member`` and ``tls`` are as for `recon.collective.Group`; ``on_loss`` is that of the sets in which work is done.
     ``by_name`` is that of these sets, too. A meeting waits for ``timeout`` seconds for others, and for a server that has
-    gone.
+    gone; so does a call of these sets.
     """
 
     def __init__(self, name: str, *, server: str | None = None, rank: int | None = None, size: int | None = None,
@@ -112,6 +112,7 @@ class Meeting:
         group = Group(f"{self.name}/{hall.epoch}.{number}", rank=hall.ranks.index(rank), size=size, on_loss=self.on_loss,
                       timeout=max(1.0, end - time.monotonic()), interrupted=hall.disturbed, by_name=self.by_name,
                       **self._shared)
+        group.timeout = self.timeout  # What was left of it was for the beginning.
         self.number, self.numbers, self.worths = number, numbers, worths
         return group
 

@@ -46,8 +46,8 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
     torchrun), for all of them; else for ``min_size`` processes (RECON_MIN_SIZE, or 1), and more may come. Whoever has
     come first has rank 0. ``process_sets``: sets to begin at once; "dynamic" changes nothing, as they may always be
     added. ``on_loss`` (RECON_ON_LOSS): "raise", or "shrink" to go on without who dies, with means over those who are
-    there. ``patience``: seconds until a process that is not heard is lost; ``timeout``: seconds to wait for others.
-    A second call does nothing. Errors are `recon.collective.Group`'s, and HorovodInternalError.
+    there. ``patience``: seconds until a process that is not heard is lost; ``timeout``: seconds to wait for others, also
+    in a call. A second call does nothing. Errors are `recon.collective.Group`'s, and HorovodInternalError.
     """
     if comm:
         raise ValueError("init(comm=...) is not supported: use process sets")

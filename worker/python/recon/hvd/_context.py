@@ -270,7 +270,8 @@ class Context:
 
     def _shared(self) -> dict[str, Any]:
         assert self.meeting is not None
-        return {key: value for key, value in self.meeting._shared.items() if key != "member"}
+        shared = {key: value for key, value in self.meeting._shared.items() if key != "member"}
+        return {**shared, "timeout": self.meeting.timeout}
 
     def remove(self, process_set: ProcessSet) -> bool:
         if process_set not in self.sets:
