@@ -125,10 +125,10 @@ def names_of_optimizers(rank, size):
     equal("gradients", torch.cat([first.detach(), second.detach()]), [0.0, 1.0 - (size - 1) / size])
     # Two of equal parameters under way at once: with names made and used in another order on each rank.
     for named in (False, True):
-        kept = {}
+        values, kept = {which: nn.Parameter(torch.zeros(4)) for which in "ab"}, {}
         for which in ("ab" if rank == 0 or not named else "ba"):
-            value = nn.Parameter(torch.zeros(4))
-            kept[which] = value, hvd.DistributedOptimizer(torch.optim.SGD([value], lr=1.0), [(which, value)] if named else None)
+            value = values[which]  # Names are those of a whole model, of which each optimizer has a part.
+            kept[which] = value, hvd.DistributedOptimizer(torch.optim.SGD([value], lr=1.0), values.items() if named else None)
         for which in ("ab" if rank == 0 else "ba"):
             (kept[which][0] * ({"a": 1.0, "b": 10.0}[which] + rank)).sum().backward()
         for which in ("ba" if rank == 0 else "ab"):

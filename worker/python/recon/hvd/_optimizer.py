@@ -313,14 +313,15 @@ def DistributedOptimizer(  # noqa: N802: Horovod's name.
     def start(gradients: list[torch.Tensor], name: str) -> Handle:
         return reduce_async(gradients, gradients, op, name, wire, before, after, process_set)
 
+    own = {id(p) for p in parameters}
     for other in list(context.optimizers):
-        other.retire({id(p) for p in parameters})
+        other.retire(own)
     made: Any = optimizer
     made.__dict__.pop("step", None)  # A scheduler's wrapper of the step that there was.
     made.__class__ = type(type(optimizer).__name__, (Distributed, type(optimizer)), {})
     made._set, made._op, made._skip, made._synchronized, made._retired = process_set, op, False, False, False
     made._sparse = SparseSums(compression, op, before, after, process_set) if largest else None
-    made._name = _free_name(process_set, [name for name, _ in named])
+    made._name = _free_name(process_set, [name for name, p in named if id(p) in own])
     made._gradients = None if op is Adasum else _Gradients(made._name, buckets, backward_passes_per_step, sparse_as_dense,
                                                              process_set, made._sparse.start if largest else start)
     context.optimizers.add(made)
