@@ -45,7 +45,7 @@ absl::Status CheckChunk(const CallHeader& header, size_t payload) {
   }
   if (header.combine == Combine::kReduce) {
     RECON_RETURN_IF_ERROR(CheckReduction(header.op, header.dtype, header.wire));
-    if (!WireValues(header.dtype, header.wire, header.bytes)) {
+    if (!ValuesOnWire(header.dtype, header.wire, header.bytes)) {
       return wrong(header.bytes, " bytes are no number of values of ", DTypeName(header.dtype),
                    header.wire == Wire::kSame ? "" : " as ", WireName(header.wire));
     }

@@ -94,24 +94,24 @@ const char* WireName(Wire wire) { return kWires[static_cast<size_t>(wire)]; }
 
 size_t ItemBytes(DType dtype) { return kTypes[static_cast<size_t>(dtype)].bytes; }
 
-uint64_t WireBytes(DType dtype, Wire wire, uint64_t values) {
+uint64_t BytesOnWire(DType dtype, Wire wire, uint64_t values) {
   if (wire == Wire::kInt8) {
     return values + sizeof(float) * ((values + kInt8BlockValues - 1) / kInt8BlockValues);
   }
   return values * (wire == Wire::kSame ? ItemBytes(dtype) : 2);
 }
 
-std::optional<uint64_t> WireValues(DType dtype, Wire wire, uint64_t bytes) {
+std::optional<uint64_t> ValuesOnWire(DType dtype, Wire wire, uint64_t bytes) {
   const uint64_t blocks = (bytes + kInt8BlockBytes - 1) / kInt8BlockBytes;
   const uint64_t values = wire == Wire::kInt8 ? bytes - std::min(bytes, sizeof(float) * blocks)
-                                              : bytes / WireBytes(dtype, wire, 1);
-  if (WireBytes(dtype, wire, values) != bytes) return std::nullopt;
+                                              : bytes / BytesOnWire(dtype, wire, 1);
+  if (BytesOnWire(dtype, wire, values) != bytes) return std::nullopt;
   return values;
 }
 
 uint64_t WireValuesIn(DType dtype, Wire wire, uint64_t bytes) {
   if (wire == Wire::kInt8) return std::max<uint64_t>(1, bytes / kInt8BlockBytes) * kInt8BlockValues;
-  return std::max<uint64_t>(1, bytes / 64 * 64 / WireBytes(dtype, wire, 1));
+  return std::max<uint64_t>(1, bytes / 64 * 64 / BytesOnWire(dtype, wire, 1));
 }
 
 absl::Status CheckReduction(ReduceOp op, DType dtype, Wire wire) {

@@ -31,9 +31,9 @@ const char* WireName(Wire wire);
 
 size_t ItemBytes(DType dtype);
 // Of so many values under way, from the beginning of a block on.
-uint64_t WireBytes(DType dtype, Wire wire, uint64_t values);
+uint64_t BytesOnWire(DType dtype, Wire wire, uint64_t values);
 // The reverse; none where no number of values has so many bytes.
-std::optional<uint64_t> WireValues(DType dtype, Wire wire, uint64_t bytes);
+std::optional<uint64_t> ValuesOnWire(DType dtype, Wire wire, uint64_t bytes);
 // As many values as have at most so many bytes, a multiple of 64 and of whole blocks; at least one block, or
 // one value.
 uint64_t WireValuesIn(DType dtype, Wire wire, uint64_t bytes);

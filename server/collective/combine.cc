@@ -113,7 +113,7 @@ ByteChain ReduceAs(ReduceOp op, size_t bytes, const std::vector<ByteChain>& cont
 // Values of 16 or 8 bits, by way of FP32, a tile that stays in the cache at a time: of whole blocks.
 ByteChain ReduceNarrow(ReduceOp op, Wire format, size_t bytes, const std::vector<ByteChain>& contributions) {
   constexpr size_t kTile = 16 * kInt8BlockValues;
-  const std::optional<uint64_t> values = WireValues(DType::kFloat32, format, bytes);
+  const std::optional<uint64_t> values = ValuesOnWire(DType::kFloat32, format, bytes);
   RECON_CHECK(values.has_value(), "a chunk that was not checked");
   const size_t count = *values;
   std::shared_ptr<uint8_t[]> result(new uint8_t[bytes]);
@@ -128,7 +128,7 @@ ByteChain ReduceNarrow(ReduceOp op, Wire format, size_t bytes, const std::vector
       if (i > 0) Into(op, sum.data(), reinterpret_cast<const uint8_t*>(wide.data()), tile);
     }
     Divide(op, contributions.size(), sum.data(), tile);
-    NarrowTo(format, sum.data(), tile, result.get() + WireBytes(DType::kFloat32, format, begin));
+    NarrowTo(format, sum.data(), tile, result.get() + BytesOnWire(DType::kFloat32, format, begin));
   }
   return Owned(std::move(result), bytes);
 }

@@ -98,7 +98,7 @@ void Planner::Add(CallPlan* plan, Combine combine, bool pair, uint32_t source, u
   segment.header.members = members_;
   segment.header.source = source;
   segment.header.receiver = receiver;
-  segment.header.total = WireBytes(spec_.dtype, spec_.wire, values);
+  segment.header.total = BytesOnWire(spec_.dtype, spec_.wire, values);
   segment.first_chunk = part << kPartShift;
   segment.values = values;
   // The same at all who take part: it hangs on the size and the servers alone. A member's window is that of

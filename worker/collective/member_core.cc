@@ -26,7 +26,7 @@ ByteChain PayloadOf(const Segment& segment, uint64_t first, uint64_t values) {
     payload.Append(from, values * ItemBytes(segment.header.dtype), nullptr);
     return payload;
   }
-  const size_t bytes = WireBytes(segment.header.dtype, segment.header.wire, values);
+  const size_t bytes = BytesOnWire(segment.header.dtype, segment.header.wire, values);
   std::shared_ptr<uint8_t[]> narrow(new uint8_t[bytes]);
   NarrowTo(segment.header.wire, reinterpret_cast<const float*>(from), values, narrow.get());
   payload.Append(narrow.get(), bytes, std::shared_ptr<const void>(narrow, narrow.get()));
@@ -171,7 +171,7 @@ void MemberCore::SendNext(Channel* channel, Call* call) {
   frame.header.channel = call->plan.channel;
   frame.header.sequence = call->sequence;
   frame.header.chunk = segment.first_chunk + call->piece;
-  frame.header.bytes = WireBytes(segment.header.dtype, segment.header.wire, values);
+  frame.header.bytes = BytesOnWire(segment.header.dtype, segment.header.wire, values);
   channel->bytes_under_way += ChargeOf(frame.header);
   if (channel->by_name) named_bytes_under_way_ += ChargeOf(frame.header);
   ++call->under_way;
@@ -313,7 +313,7 @@ absl::Status MemberCore::TakeResult(const Call& call, const CallFrame& frame) {
   uint64_t values = std::min(segment->chunk_values, segment->values - first);
   if (segment->header.combine == Combine::kConcat) values *= static_cast<uint64_t>(epoch_->members_size());
   const Wire wire = segment->header.wire;
-  if (frame.payload.size() != WireBytes(segment->header.dtype, wire, values)) {
+  if (frame.payload.size() != BytesOnWire(segment->header.dtype, wire, values)) {
     return absl::InternalError(
         absl::StrCat("a result of ", frame.payload.size(), " bytes for ", values, " values"));
   }

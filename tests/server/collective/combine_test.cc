@@ -97,7 +97,7 @@ TEST_CASE("values in blocks of 8 bits are as near as their block's scale, and ri
         block_largest[block] = std::max(block_largest[block], std::fabs(values[i]));
       }
       for (size_t block = 0; block < largest.size(); ++block) largest[block] += block_largest[block];
-      std::vector<uint8_t> bytes(WireBytes(DType::kFloat32, Wire::kInt8, kCount));
+      std::vector<uint8_t> bytes(BytesOnWire(DType::kFloat32, Wire::kInt8, kCount));
       NarrowTo(Wire::kInt8, values.data(), kCount, bytes.data());
       sent.push_back(Bytes(bytes, 1 + random() % bytes.size()));
     }
@@ -114,10 +114,11 @@ TEST_CASE("values in blocks of 8 bits are as near as their block's scale, and ri
   for (const double error : errors)
     CHECK(std::fabs(error) < 0.2);  // Rounding to nearest of equal values would add up.
   // Of which no number of values has so many bytes, and how many values others have.
-  CHECK(WireValues(DType::kFloat32, Wire::kInt8, 4) == std::nullopt);
-  CHECK(WireValues(DType::kFloat32, Wire::kInt8, kInt8BlockBytes + 3) == std::nullopt);
+  CHECK(ValuesOnWire(DType::kFloat32, Wire::kInt8, 4) == std::nullopt);
+  CHECK(ValuesOnWire(DType::kFloat32, Wire::kInt8, kInt8BlockBytes + 3) == std::nullopt);
   for (const uint64_t count : {0, 1, 255, 256, 257, 1000}) {
-    CHECK(WireValues(DType::kFloat32, Wire::kInt8, WireBytes(DType::kFloat32, Wire::kInt8, count)) == count);
+    CHECK(ValuesOnWire(DType::kFloat32, Wire::kInt8, BytesOnWire(DType::kFloat32, Wire::kInt8, count)) ==
+          count);
   }
   CHECK_FALSE(CheckReduction(ReduceOp::kMax, DType::kFloat32, Wire::kInt8).ok());
   CHECK_FALSE(CheckReduction(ReduceOp::kSum, DType::kFloat64, Wire::kInt8).ok());
@@ -127,7 +128,7 @@ TEST_CASE("a block of 8 bits with a value that is not finite is not a number, an
           "[collective]") {
   std::vector<float> values(2 * kInt8BlockValues, 1.0F);
   values[kInt8BlockValues + 5] = std::numeric_limits<float>::infinity();
-  std::vector<uint8_t> bytes(WireBytes(DType::kFloat32, Wire::kInt8, values.size()));
+  std::vector<uint8_t> bytes(BytesOnWire(DType::kFloat32, Wire::kInt8, values.size()));
   NarrowTo(Wire::kInt8, values.data(), values.size(), bytes.data());
   const auto mean =
       Reduced<uint8_t>(ReduceOp::kMean, DType::kFloat32, {Bytes(bytes), Bytes(bytes)}, Wire::kInt8);
