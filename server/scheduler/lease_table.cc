@@ -9,14 +9,22 @@ LeaseId LeaseTable::Grant(const Task& task, WorkerId holder, absl::Time now, std
   const LeaseId id(++next_);
   const bool is_new = leases_.insert({id, {task, holder, now + duration_, pushes}}).second;
   RECON_CHECK(is_new, "two leases have one number");
+  held_[holder].insert(id);
   return id;
+}
+
+LeaseTable::Lease LeaseTable::Remove(std::map<LeaseId, Lease>::iterator lease) {
+  const auto holder = held_.find(lease->second.holder);
+  RECON_CHECK(holder != held_.end() && holder->second.erase(lease->first) == 1, "a lease of nobody");
+  if (holder->second.empty()) held_.erase(holder);
+  const Lease ended = lease->second;
+  leases_.erase(lease);
+  return ended;
 }
 
 std::vector<LeaseTable::Lease> LeaseTable::LeasesOf(WorkerId holder) const {
   std::vector<Lease> leases;
-  for (const auto& [id, lease] : leases_) {
-    if (lease.holder == holder) leases.push_back(lease);
-  }
+  for (const LeaseId id : HeldBy(holder)) leases.push_back(leases_.at(id));
   return leases;
 }
 
@@ -36,11 +44,12 @@ const Task* LeaseTable::Find(LeaseId lease, WorkerId holder) const {
 
 bool LeaseTable::TakeFirst(LeaseId lease, WorkerId holder, const Task& first) {
   if (!Holds(lease, holder)) return false;
-  Task& task = leases_[lease].task;
+  const auto found = leases_.find(lease);
+  Task& task = found->second.task;
   if (task.split != first.split) return false;
   RECON_CHECK_GT(task.splits, 0, "a lease of nothing");
   if (--task.splits == 0) {
-    leases_.erase(lease);
+    Remove(found);
     return true;
   }
   task.split = SplitId(task.split.value() + 1);
@@ -51,9 +60,7 @@ bool LeaseTable::TakeFirst(LeaseId lease, WorkerId holder, const Task& first) {
 
 std::optional<Task> LeaseTable::Take(LeaseId lease, WorkerId holder) {
   if (!Holds(lease, holder)) return std::nullopt;
-  const Task task = leases_[lease].task;
-  leases_.erase(lease);
-  return task;
+  return Remove(leases_.find(lease)).task;
 }
 
 void LeaseTable::Renew(LeaseId lease, WorkerId holder, absl::Time now) {
@@ -61,16 +68,14 @@ void LeaseTable::Renew(LeaseId lease, WorkerId holder, absl::Time now) {
 }
 
 std::vector<LeaseId> LeaseTable::HeldBy(WorkerId holder) const {
-  std::vector<LeaseId> held;
-  for (const auto& [id, lease] : leases_) {
-    if (lease.holder == holder) held.push_back(id);
-  }
-  return held;
+  const auto found = held_.find(holder);
+  if (found == held_.end()) return {};
+  return {found->second.begin(), found->second.end()};
 }
 
 std::set<WorkerId> LeaseTable::Holders() const {
   std::set<WorkerId> holders;
-  for (const auto& [id, lease] : leases_) holders.insert(lease.holder);
+  for (const auto& [holder, leases] : held_) holders.insert(holders.end(), holder);
   return holders;
 }
 
@@ -87,12 +92,8 @@ std::vector<Task> LeaseTable::TakeAllOf(WorkerId holder) {
 std::vector<LeaseTable::Lease> LeaseTable::TakeExpired(absl::Time now) {
   std::vector<Lease> expired;
   for (auto it = leases_.begin(); it != leases_.end();) {
-    if (it->second.expires > now) {
-      ++it;
-      continue;
-    }
-    expired.push_back(it->second);
-    it = leases_.erase(it);
+    const auto lease = it++;
+    if (lease->second.expires <= now) expired.push_back(Remove(lease));
   }
   return expired;
 }

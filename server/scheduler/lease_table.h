@@ -54,9 +54,14 @@ class LeaseTable {
   std::vector<Lease> TakeExpired(absl::Time now);
 
  private:
+  // Ends one that there is.
+  Lease Remove(std::map<LeaseId, Lease>::iterator lease);
+
   absl::Duration duration_;
   uint64_t next_;
   std::map<LeaseId, Lease> leases_;
+  // The numbers of each holder's leases; who holds none is not there.
+  std::map<WorkerId, std::set<LeaseId>> held_;
 };
 
 }  // namespace recon

@@ -1,6 +1,11 @@
 #include "server/scheduler/lease_table.h"
 
 #include <cmath>
+#include <iterator>
+#include <map>
+#include <random>
+#include <set>
+#include <vector>
 
 #include "catch2/catch.hpp"
 #include "common/base/limits.h"
@@ -49,6 +54,53 @@ TEST_CASE("only its holder renews a lease, and only the leases it knows of", "[s
   CHECK(expired[0].holder == kTwo);
   CHECK(leases.TakeAllOf(kOne).size() == 2);
   CHECK(leases.HeldBy(kOne).empty());
+}
+
+TEST_CASE("who holds what is known after any sequence of grants and ends", "[scheduler]") {
+  LeaseTable leases(absl::Seconds(10), 0);
+  std::map<WorkerId, std::map<LeaseId, absl::Time>> expected;  // Until when.
+  std::mt19937 random(7);
+  const auto of = [&](unsigned most) { return std::uniform_int_distribution<unsigned>(0, most - 1)(random); };
+  absl::Time now = kStart;
+  for (int i = 0; i < 2000; ++i) {
+    const WorkerId worker(1 + of(5));
+    auto& held = expected[worker];
+    const LeaseId any = held.empty() ? LeaseId(99'999) : std::next(held.begin(), of(held.size()))->first;
+    switch (of(6)) {
+      case 0:
+      case 1:
+        held[leases.Grant(Split(7), worker, now)] = now + absl::Seconds(10);
+        break;
+      case 2:
+        CHECK(leases.Take(any, worker).has_value() == (held.erase(any) > 0));
+        break;
+      case 3:
+        CHECK(leases.TakeFirst(any, worker, Split(7)) == (held.erase(any) > 0));
+        break;
+      case 4:
+        now += absl::Seconds(of(4));
+        for (const LeaseTable::Lease& lease : leases.TakeExpired(now)) CHECK(lease.expires <= now);
+        for (auto& [holder, all] : expected) {
+          for (auto one = all.begin(); one != all.end();)
+            one = one->second <= now ? all.erase(one) : std::next(one);
+        }
+        break;
+      case 5:
+        if (of(8) > 0) break;
+        CHECK(leases.TakeAllOf(worker).size() == held.size());
+        held.clear();
+        break;
+    }
+    std::set<WorkerId> holders;
+    for (const auto& [holder, all] : expected) {
+      std::vector<LeaseId> ids;
+      for (const auto& [id, until] : all) ids.push_back(id);
+      CHECK(leases.HeldBy(holder) == ids);
+      CHECK(leases.LeasesOf(holder).size() == ids.size());
+      if (!ids.empty()) holders.insert(holder);
+    }
+    CHECK(leases.Holders() == holders);
+  }
 }
 
 TEST_CASE("the splits of a lease are completed in their order, and it ends with the last", "[scheduler]") {
