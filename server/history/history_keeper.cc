@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/log.h"
 #include "server/history/history_file.h"
@@ -145,8 +146,15 @@ JobHistory HistoryKeeper::Encode(const std::string& worker, int64_t since_ms) co
   return history_.Encode(worker, since_ms);
 }
 
-void HistoryKeeper::EncodeLater(const HistoryRequest& request, std::function<void(HistoryReply)> done) {
+void HistoryKeeper::EncodeLater(const HistoryRequest& request,
+                                std::function<void(absl::StatusOr<HistoryReply>)> done) {
+  if (requests_.fetch_add(1) >= kRequestsMax) {
+    --requests_;
+    return done(absl::ResourceExhaustedError(
+        absl::StrCat(kRequestsMax, " requests for the job's history wait already: ask again")));
+  }
   lane_->Post([this, request, done = std::move(done)] {
+    --requests_;
     HistoryReply reply;
     *reply.mutable_history() = Encode(request.worker(), request.since_unix_ms());
     done(std::move(reply));

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/base/lane.h"
 #include "common/base/mutex.h"
@@ -26,6 +27,9 @@ namespace recon {
 // writes the file, if anything was noted.
 class HistoryKeeper {
  public:
+  // So many requests wait on the keeper's thread at most.
+  static constexpr int kRequestsMax = 64;
+
   // `files` must outlive the keeper.
   HistoryKeeper(const std::string& data_directory, uint64_t job_id, FileSystem* files);
   ~HistoryKeeper();
@@ -46,8 +50,9 @@ class HistoryKeeper {
   void NoteWatched(absl::Time now);
 
   JobHistory Encode(const std::string& worker, int64_t since_ms) const;
-  // The same on the keeper's thread, for those that must not wait.
-  void EncodeLater(const HistoryRequest& request, std::function<void(HistoryReply)> done);
+  // The same on the keeper's thread, for those that must not wait. ResourceExhausted, at once, while
+  // kRequestsMax requests wait.
+  void EncodeLater(const HistoryRequest& request, std::function<void(absl::StatusOr<HistoryReply>)> done);
   // Calls `read` with the history.
   void Read(const std::function<void(const History&)>& read) const;
 
@@ -75,7 +80,8 @@ class HistoryKeeper {
   int64_t events_until_ms_ = 0;
   uint64_t saved_event_ = 0;
 
-  std::atomic<int> waiting_{0};  // Statuses that are not taken up.
+  std::atomic<int> waiting_{0};   // Statuses that are not taken up.
+  std::atomic<int> requests_{0};  // That wait.
   std::unique_ptr<Lane> lane_;
 };
 

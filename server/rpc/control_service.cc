@@ -133,9 +133,10 @@ ControlService::Reactor* ControlService::History(Context* context, const History
   const absl::Status allowed = access_->Check(context, Role::kObserver, "History");
   if (!allowed.ok()) return Refuse(context, allowed);
   Reactor* reactor = context->DefaultReactor();
-  history_(*request, [reactor, reply](HistoryReply history) {
-    *reply = std::move(history);
-    reactor->Finish(grpc::Status::OK);
+  history_(*request, [reactor, reply](absl::StatusOr<HistoryReply> history) {
+    const absl::Status status = history.status();
+    if (status.ok()) *reply = *std::move(history);
+    reactor->Finish(ToGrpc(status));
   });
   return reactor;
 }

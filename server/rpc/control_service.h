@@ -26,7 +26,7 @@ class ControlService : public Control::CallbackService {
   using RollbackDone = std::function<void(const absl::StatusOr<RollbackReply>&)>;
   using RollbackHandler = std::function<void(const RollbackRequest&, const RollbackDone& done)>;
 
-  using HistoryDone = std::function<void(HistoryReply)>;
+  using HistoryDone = std::function<void(absl::StatusOr<HistoryReply>)>;
   using HistoryHandler = std::function<void(const HistoryRequest&, HistoryDone done)>;
 
   ControlService(Access* access, LaneCoordinator* coordinator, SnapshotService* snapshots,
