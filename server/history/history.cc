@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/base/clipped_text.h"
 #include "server/history/status_changes.h"
 
@@ -37,6 +38,8 @@ constexpr const char* kWorkerSeries[] = {"loss",
                                          "waiting",
                                          "link"};
 constexpr size_t kNameBytes = 256;
+// Clocks that are kept right are set back by less.
+constexpr int64_t kToldBackMs = 1000;
 
 float LossOf(const MemberStatus& member) {
   // A worker that has not computed a batch yet has none.
@@ -68,6 +71,8 @@ History::History(uint64_t job_id, const Limits& limits)
 
 void History::Note(std::shared_ptr<const StatusReply> now, int64_t unix_ms) {
   const StatusReply& status = *now;
+  if (unix_ms < latest_ms_) SetBack(unix_ms);
+  latest_ms_ = unix_ms;
   if (!status.model().empty()) model_ = ClippedText(status.model(), kNameBytes);
   for (const MemberStatus& member : status.members()) {
     if (member.state() == MEMBER_GONE) {
@@ -79,20 +84,40 @@ void History::Note(std::shared_ptr<const StatusReply> now, int64_t unix_ms) {
   const uint64_t pushes_before = before_ == nullptr ? 0 : before_->pushes();
   if (status.pushes() > pushes_before) last_push_ms_ = unix_ms;
   NoteEvents(status, unix_ms);
-  NoteEvaluations(status);
+  NoteEvaluations(status, unix_ms);
   if (unix_ms - job_at_ms_ >= limits_.job_interval_ms || unix_ms < job_at_ms_) NoteJob(status, unix_ms);
   if (unix_ms - workers_at_ms_ >= limits_.worker_interval_ms || unix_ms < workers_at_ms_)
     NoteWorkers(status, unix_ms);
   before_ = std::move(now);
 }
 
+void History::SetBack(int64_t unix_ms) {
+  const int64_t limit_ms = unix_ms - 1, by_ms = limit_ms - latest_ms_;
+  const auto move = [&](int64_t ms) { return ms > limit_ms ? ms + by_ms : ms; };
+  job_.MoveLater(limit_ms, by_ms);
+  evaluations_.MoveLater(limit_ms, by_ms);
+  for (auto& [name, track] : workers_) track.MoveLater(limit_ms, by_ms);
+  for (auto& [kind, of_kind] : events_) {
+    for (HistoryEvent& event : of_kind) event.set_unix_ms(move(event.unix_ms()));
+  }
+  last_push_ms_ = move(last_push_ms_);
+  if (-by_ms <= kToldBackMs) return;
+  HistoryEvent event;
+  event.set_kind("clock");
+  event.set_unix_ms(unix_ms);
+  event.set_text(absl::StrFormat("set back by %.1f s: what was noted as later has been moved",
+                                 static_cast<double>(-by_ms) / 1000));
+  AddEvent(std::move(event));
+}
+
 void History::NoteEvents(const StatusReply& status, int64_t unix_ms) {
   for (HistoryEvent& event : StatusChanges(before_.get(), status)) {
     const auto& rollbacks = events_["rollback"];
-    const bool told =
-        event.kind() == "rollback" && !rollbacks.empty() && rollbacks.back().unix_ms() >= event.unix_ms();
+    const bool told = event.kind() == "rollback" && !rollbacks.empty() &&
+                      rollbacks.back().text() == ClippedText(event.text(), limits_.text_bytes);
     if (told) continue;  // Before a restart.
-    if (event.unix_ms() == 0) event.set_unix_ms(unix_ms);
+    const bool known = event.unix_ms() > 0 && event.unix_ms() < unix_ms;
+    if (!known) event.set_unix_ms(unix_ms);
     // A server that has been restarted sees all for the first time; its history does not.
     if (event.kind() == "joined" && workers_.count(event.subject()) > 0) event.set_kind("returned");
     AddEvent(std::move(event));
@@ -108,10 +133,14 @@ void History::AddEvent(HistoryEvent event) {
   if (of_kind.size() > limits_.events_of_kind) of_kind.pop_front();
 }
 
-void History::NoteEvaluations(const StatusReply& status) {
-  for (const EvalEntry& entry : status.evaluations()) {
-    if (entry.unix_ms() <= evaluations_.last_ms()) continue;
-    evaluations_.Add(entry.unix_ms(),
+void History::NoteEvaluations(const StatusReply& status, int64_t unix_ms) {
+  // In one process they only become more. The first status of one has those of before, too.
+  for (int i = before_ == nullptr ? 0 : before_->evaluations_size(); i < status.evaluations_size(); ++i) {
+    const EvalEntry& entry = status.evaluations(i);
+    // After a rollback there are some of the same data epochs once more.
+    const bool later = entry.unix_ms() > evaluations_.last_ms() && entry.unix_ms() <= unix_ms;
+    if (before_ == nullptr && entry.data_epochs() <= evaluated_epochs_ && !later) continue;
+    evaluations_.Add(std::min(entry.unix_ms(), unix_ms),
                      {static_cast<float>(entry.accuracy()), static_cast<float>(entry.loss())});
     evaluated_epochs_ = entry.data_epochs();
   }
@@ -248,6 +277,9 @@ absl::Status History::Restore(const JobHistory& encoded) {
   model_ = ClippedText(encoded.model(), kNameBytes);
   evaluated_epochs_ = encoded.evaluated_epochs();
   last_push_ms_ = encoded.last_push_ms();
+  latest_ms_ = std::max({job_.last_ms(), evaluations_.last_ms(), last_push_ms_});
+  for (const auto& [name, track] : workers_) latest_ms_ = std::max(latest_ms_, track.last_ms());
+  for (const HistoryEvent& event : encoded.events()) latest_ms_ = std::max(latest_ms_, event.unix_ms());
   return absl::OkStatus();
 }
 

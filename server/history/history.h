@@ -25,9 +25,10 @@ namespace recon {
 // worker: those of the job that are about one.
 //
 // Kinds of events: started, running, draining, finished; joined, restarted, returned, suspected, heard, left,
-// evicted; server; policy, codec; snapshot, snapshot_failed; rollback, diverged; standing, moving.
+// evicted; server; policy, codec; snapshot, snapshot_failed; rollback, diverged; standing, moving; clock.
 //
-// Pure: no clock, `unix_ms` is the time of day; not thread-safe.
+// Pure: no clock, `unix_ms` is the time of day; not thread-safe. That may be set back, also between two
+// processes: what is later than the present then is moved to before it, by as much.
 class History {
  public:
   struct Limits {
@@ -66,10 +67,11 @@ class History {
   size_t bytes() const;
 
  private:
+  void SetBack(int64_t unix_ms);
   void NoteEvents(const StatusReply& status, int64_t unix_ms);
   void NoteJob(const StatusReply& status, int64_t unix_ms);
   void NoteWorkers(const StatusReply& status, int64_t unix_ms);
-  void NoteEvaluations(const StatusReply& status);
+  void NoteEvaluations(const StatusReply& status, int64_t unix_ms);
   void AddEvent(HistoryEvent event);
   Track* TrackOf(const std::string& worker);
   void DropDeparted(const StatusReply& status);
@@ -88,6 +90,7 @@ class History {
   int64_t last_push_ms_ = 0;
   // Of this process, once there was one.
   std::shared_ptr<const StatusReply> before_;
+  int64_t latest_ms_ = 0;  // Nothing in it is later.
   int64_t job_at_ms_ = 0, workers_at_ms_ = 0;
   uint64_t pushes_at_sample_ = 0;
 };

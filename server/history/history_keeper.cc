@@ -111,6 +111,7 @@ void HistoryKeeper::Save(absl::Time now) {
 void HistoryKeeper::AppendEvents(absl::Time wall) {
   RECON_CHECK(lane_->IsCurrent());
   const int64_t wall_ms = absl::ToUnixMillis(wall);
+  events_until_ms_ = std::min(events_until_ms_, wall_ms - 1);  // The clock may have been set back.
   absl::Status status;
   if (events_ == nullptr) {
     events_until_ms_ = wall_ms - 1;  // What came before has been written by the process before.

@@ -74,6 +74,21 @@ void Track::Add(int64_t unix_ms, absl::Span<const float> values) {
   Thin();
 }
 
+void Track::MoveLater(int64_t limit_ms, int64_t by_ms) {
+  int64_t before = 0;
+  const auto move = [&](int64_t* time) {
+    if (*time > limit_ms) *time = std::max(before, *time + by_ms);
+    before = *time;
+  };
+  for (size_t k = levels_.size(); k-- > 0;) {
+    for (Point& point : levels_[k].points) {
+      move(&point.begin_ms);
+      move(&point.end_ms);
+    }
+  }
+  last_ms_ = before;
+}
+
 HistoryTrack Track::Encode(const std::string& name, int64_t since_ms) const {
   HistoryTrack track;
   track.set_name(name);

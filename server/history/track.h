@@ -31,6 +31,10 @@ class Track {
   // One value for each name.
   void Add(int64_t unix_ms, absl::Span<const float> values);
 
+  // The clock was set back: times later than `limit_ms` are moved by `by_ms`, which is negative, but none to
+  // before the point that precedes it.
+  void MoveLater(int64_t limit_ms, int64_t by_ms);
+
   // Points that end after `since_ms`, oldest first.
   HistoryTrack Encode(const std::string& name, int64_t since_ms) const;
   // Takes up what Encode() gave. Series of other names are dropped, those it lacks are NaN. DataLoss, and the
