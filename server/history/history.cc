@@ -1,6 +1,7 @@
 #include "server/history/history.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 #include <vector>
@@ -37,6 +38,7 @@ constexpr const char* kWorkerSeries[] = {"loss",
                                          "computing",
                                          "waiting",
                                          "link"};
+constexpr const char* kPhaseEvents[] = {"running", "draining", "finished"};
 constexpr size_t kNameBytes = 256;
 // Clocks that are kept right are set back by less.
 constexpr int64_t kToldBackMs = 1000;
@@ -112,16 +114,30 @@ void History::SetBack(int64_t unix_ms) {
 
 void History::NoteEvents(const StatusReply& status, int64_t unix_ms) {
   for (HistoryEvent& event : StatusChanges(before_.get(), status)) {
-    const auto& rollbacks = events_["rollback"];
-    const bool told = event.kind() == "rollback" && !rollbacks.empty() &&
-                      rollbacks.back().text() == ClippedText(event.text(), limits_.text_bytes);
-    if (told) continue;  // Before a restart.
+    event.set_text(ClippedText(event.text(), limits_.text_bytes));
+    if (Told(event)) continue;
     const bool known = event.unix_ms() > 0 && event.unix_ms() < unix_ms;
     if (!known) event.set_unix_ms(unix_ms);
     // A server that has been restarted sees all for the first time; its history does not.
     if (event.kind() == "joined" && workers_.count(event.subject()) > 0) event.set_kind("returned");
     AddEvent(std::move(event));
   }
+}
+
+bool History::Told(const HistoryEvent& event) const {
+  const auto same = [&](const HistoryEvent& other) { return other.text() == event.text(); };
+  if (std::count(std::begin(kPhaseEvents), std::end(kPhaseEvents), event.kind()) > 0) {
+    const HistoryEvent* last = nullptr;
+    for (const char* kind : kPhaseEvents) {
+      const auto found = events_.find(kind);
+      if (found == events_.end() || found->second.empty()) continue;
+      if (last == nullptr || found->second.back().number() > last->number()) last = &found->second.back();
+    }
+    return last != nullptr && last->kind() == event.kind() && same(*last);
+  }
+  if (before_ != nullptr || (event.kind() != "rollback" && event.kind() != "diverged")) return false;
+  const auto found = events_.find(event.kind());
+  return found != events_.end() && std::any_of(found->second.begin(), found->second.end(), same);
 }
 
 void History::AddEvent(HistoryEvent event) {

@@ -72,6 +72,8 @@ class History {
   void NoteJob(const StatusReply& status, int64_t unix_ms);
   void NoteWorkers(const StatusReply& status, int64_t unix_ms);
   void NoteEvaluations(const StatusReply& status, int64_t unix_ms);
+  // Whether it happened once, and a server that has been restarted only sees it again.
+  bool Told(const HistoryEvent& event) const;
   void AddEvent(HistoryEvent event);
   Track* TrackOf(const std::string& worker);
   void DropDeparted(const StatusReply& status);

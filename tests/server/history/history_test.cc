@@ -195,6 +195,37 @@ TEST_CASE("workers that a restarted server sees for the first time return", "[hi
   CHECK(KindsOf(told, "w2") == std::vector<std::string>{"joined"});
 }
 
+TEST_CASE("what a restarted server only sees again is not told again", "[history]") {
+  SimulatedStatus job(0);
+  job.edit().mutable_snapshot()->set_non_finite_values(3);
+  job.edit().set_divergence("the loss is not finite");
+  auto history = std::make_unique<History>(7);
+  int second = 0;
+  const auto start = [&](JobPhase phase) {
+    auto next = std::make_unique<History>(7);
+    REQUIRE(next->Restore(history->EncodeAll()).ok());
+    history = std::move(next);
+    for (int i = 0; i < 2; ++i) {
+      job.edit().set_phase(i == 0 ? PHASE_WAITING : phase);
+      job.edit().mutable_snapshot()->set_generation(5);
+      ++second;
+      history->Note(job.At(second), kBegin + 1000 * second);
+    }
+  };
+  start(PHASE_RUNNING);
+  start(PHASE_RUNNING);
+  start(PHASE_DRAINING);
+  start(PHASE_RUNNING);
+  start(PHASE_FINISHED);
+  start(PHASE_FINISHED);
+  job.edit().mutable_snapshot()->set_non_finite_values(4);
+  start(PHASE_FINISHED);
+  CHECK(KindsOf(history->EncodeAll(), "") ==
+        std::vector<std::string>{"started", "diverged", "diverged", "running", "started", "started",
+                                 "draining", "started", "running", "started", "finished", "started",
+                                 "started", "diverged"});
+}
+
 TEST_CASE("a rollback is told once, however often the server restarts", "[history]") {
   SimulatedStatus job(1);
   RollbackRecord* rollback = job.edit().mutable_rollback();
