@@ -27,9 +27,9 @@ class EventFile {
   static absl::StatusOr<std::unique_ptr<EventFile>> Create(FileSystem* files, const std::string& directory,
                                                            int64_t unix_ms, const std::string& host);
 
-  // What has come to a history since the last call: "train/NAME" for each series of the job, "eval/NAME" for
-  // those of evaluations, at their times and by updates of the parameters; what is not finite is left out.
-  // `worker` (may be null): its series instead.
+  // A history, or the next piece of it: "train/NAME" for each series of the job, "eval/NAME" for those of
+  // evaluations, at their times and by updates of the parameters; what is not finite is left out. `worker`
+  // (may be null): its series instead.
   absl::Status Add(const JobHistory& piece, const HistoryTrack* worker);
 
  private:

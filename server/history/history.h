@@ -57,6 +57,8 @@ class History {
   // FailedPrecondition if it is of another job.
   absl::Status Restore(const JobHistory& encoded);
 
+  const Track& job() const { return job_; }
+  const Track& evaluations() const { return evaluations_; }
   // Of a worker's last reports; null if it is not known.
   const WorkerRates* RatesOf(const std::string& name) const { return rates_.Find(name); }
   // When the job's count of pushes was last seen to grow; 0 if never.

@@ -1,7 +1,5 @@
 #include "server/history/history_keeper.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -47,7 +45,14 @@ HistoryKeeper::HistoryKeeper(const std::string& data_directory, uint64_t job_id,
 
 HistoryKeeper::~HistoryKeeper() {
   lane_->Stop();
-  if (status() != nullptr) Save(absl::InfiniteFuture());
+  if (status() == nullptr) return;
+  if (events_ != nullptr) AppendEvents(taken_up_wall_, /*all=*/true);
+  Save(absl::InfiniteFuture());
+}
+
+void HistoryKeeper::WriteEvents(const std::string& directory) {
+  MutexLock lock(&mu_);
+  events_ = std::make_unique<EventStream>(files_, directory, history_);
 }
 
 bool HistoryKeeper::Due(absl::Time now) {
@@ -88,7 +93,8 @@ void HistoryKeeper::TakeUp(const std::shared_ptr<const StatusReply>& status, abs
     history_.Note(status, absl::ToUnixMillis(wall));
     happened = history_.next_event() != saved_event_;
   }
-  if (!events_directory_.empty()) AppendEvents(wall);
+  taken_up_wall_ = wall;
+  if (events_ != nullptr) AppendEvents(wall, /*all=*/false);
   if (now >= (happened ? save_events_at_ : save_at_)) Save(now);
 }
 
@@ -108,28 +114,16 @@ void HistoryKeeper::Save(absl::Time now) {
   said_unwritten_ = !bytes.ok();
 }
 
-void HistoryKeeper::AppendEvents(absl::Time wall) {
-  RECON_CHECK(lane_->IsCurrent());
-  const int64_t wall_ms = absl::ToUnixMillis(wall);
-  events_until_ms_ = std::min(events_until_ms_, wall_ms - 1);  // The clock may have been set back.
-  absl::Status status;
-  if (events_ == nullptr) {
-    events_until_ms_ = wall_ms - 1;  // What came before has been written by the process before.
-    char host[256] = "";
-    gethostname(host, sizeof host - 1);
-    absl::StatusOr<std::unique_ptr<EventFile>> file =
-        EventFile::Create(files_, events_directory_, wall_ms, host);
-    status = file.status();
-    if (file.ok()) events_ = *std::move(file);
+void HistoryKeeper::AppendEvents(absl::Time wall, bool all) {
+  JobHistory piece;
+  {
+    MutexLock lock(&mu_);
+    piece = events_->Take(history_, absl::ToUnixMillis(wall), all);
   }
-  if (status.ok()) {
-    const JobHistory piece = Encode("", events_until_ms_);
-    for (const int64_t end_ms : piece.job().end_ms()) events_until_ms_ = std::max(events_until_ms_, end_ms);
-    status = events_->Add(piece, nullptr);
-  }
+  const absl::Status status = events_->Write(piece);
   if (status.ok()) return;
   LogWarn("no more events for TensorBoard: {}", status.message());
-  events_directory_.clear();
+  events_ = nullptr;
 }
 
 std::shared_ptr<const StatusReply> HistoryKeeper::status() const {

@@ -13,7 +13,7 @@
 #include "common/base/mutex.h"
 #include "common/storage/file_system.h"
 #include "proto/control.pb.h"
-#include "server/history/event_file.h"
+#include "server/history/event_stream.h"
 #include "server/history/history.h"
 
 namespace recon {
@@ -36,7 +36,7 @@ class HistoryKeeper {
 
   // From now on what comes to the history goes to an event file for TensorBoard, too, in `directory`; a
   // failure to write it ends that, with a line in the log. Before the first Note().
-  void WriteEvents(const std::string& directory) { events_directory_ = directory; }
+  void WriteEvents(const std::string& directory);
 
   // Whether a status is wanted now: each second, and twice a second while somebody looks.
   bool Due(absl::Time now);
@@ -59,7 +59,8 @@ class HistoryKeeper {
  private:
   void TakeUp(const std::shared_ptr<const StatusReply>& status, absl::Time now, absl::Time wall);
   void Save(absl::Time now);
-  void AppendEvents(absl::Time wall);
+  // `all`: there will be no more.
+  void AppendEvents(absl::Time wall, bool all);
 
   const std::string data_directory_;
   FileSystem* const files_;
@@ -75,9 +76,8 @@ class HistoryKeeper {
   absl::Time save_at_ = absl::InfinitePast();         // The latest series,
   absl::Time save_events_at_ = absl::InfinitePast();  // and as soon as something happens.
   bool said_unwritten_ = false;
-  std::string events_directory_;  // Empty: no event file.
-  std::unique_ptr<EventFile> events_;
-  int64_t events_until_ms_ = 0;
+  std::unique_ptr<EventStream> events_;  // Null: no event file.
+  absl::Time taken_up_wall_ = absl::InfinitePast();
   uint64_t saved_event_ = 0;
 
   std::atomic<int> waiting_{0};   // Statuses that are not taken up.

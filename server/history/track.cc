@@ -155,6 +155,13 @@ size_t Track::points() const {
   return points;
 }
 
+int64_t Track::first_ms() const {
+  for (size_t k = levels_.size(); k-- > 0;) {
+    if (!levels_[k].points.empty()) return levels_[k].points.front().begin_ms;
+  }
+  return 0;
+}
+
 size_t Track::bytes_max() const {
   const size_t point = sizeof(Point) + names_.size() * sizeof(Value);
   return sizeof(Track) + shape_.levels * (sizeof(Level) + (shape_.level_points + 2) * point);

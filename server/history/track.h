@@ -45,6 +45,8 @@ class Track {
   // Of memory, at most, whatever is added.
   size_t bytes_max() const;
   int64_t last_ms() const { return last_ms_; }
+  // When its first point begins; 0 if there is none.
+  int64_t first_ms() const;
 
  private:
   struct Value {

@@ -1,6 +1,5 @@
 #include "server/history/history.h"
 
-#include <cstring>
 #include <functional>
 #include <map>
 
@@ -8,6 +7,7 @@
 #include "catch2/catch.hpp"
 #include "server/history/event_file.h"
 #include "server/history/history_file.h"
+#include "tests/server/history/read_events.h"
 #include "tests/server/history/simulated_status.h"
 #include "tests/support/faulty_file_system.h"
 
@@ -374,14 +374,7 @@ TEST_CASE("event files have the frames that TensorFlow's have", "[history]") {
   REQUIRE(file.ok());
   REQUIRE((*file)->Add(history.Encode("", 0), nullptr).ok());
   const std::string bytes = files.Content("/runs/a/events.out.tfevents.1700000000.host.0");
-  std::vector<TensorBoardEvent> events;
-  for (size_t at = 0; at < bytes.size();) {
-    uint64_t length = 0;
-    std::memcpy(&length, bytes.data() + at, sizeof length);
-    REQUIRE(at + 16 + length <= bytes.size());
-    REQUIRE(events.emplace_back().ParseFromString(bytes.substr(at + 12, length)));
-    at += 16 + length;
-  }
+  const std::vector<TensorBoardEvent> events = ReadEvents(bytes);
   REQUIRE(events.size() == 6);
   CHECK(events[0].file_version() == "brain.Event:2");
   CHECK(events[5].step() == 500);
