@@ -36,6 +36,12 @@ std::string SnapshotView::Json(uint64_t newest, absl::Time now) {
     lane_.Post([this] { Look(); });
   }
   for (auto entry = entries_.rbegin(); entry != entries_.rend(); ++entry) {
+    if (!entry->second.error.empty()) {
+      list.push_back({{"generation", entry->first.value()},
+                      {"pinned", entry->second.pinned},
+                      {"error", entry->second.error}});
+      continue;
+    }
     const Manifest& manifest = entry->second.summary;
     nlohmann::ordered_json non_finite;  // Null where nobody has looked.
     if (manifest.has_non_finite_values()) non_finite = manifest.non_finite_values();
@@ -116,28 +122,35 @@ absl::StatusOr<std::map<Generation, SnapshotView::Entry>> SnapshotView::ReadEntr
   for (const Generation generation : generations) {
     if (stopping_.load()) break;
     const auto found = known.find(generation);
-    Entry entry;
-    if (found != known.end()) {
-      entry = found->second;
-    } else {
-      absl::StatusOr<Manifest> manifest = reader_.ReadManifest(generation);
-      if (absl::IsNotFound(manifest.status())) continue;  // Removed meanwhile.
-      RECON_RETURN_IF_ERROR(manifest.status());
-      const SnapshotSizes sizes = SizesOf(*manifest);
-      entry.raw_bytes = sizes.raw;
-      entry.stored_bytes = sizes.stored;
-      entry.summary.set_generation(manifest->generation());
-      entry.summary.set_created_unix_ms(manifest->created_unix_ms());
-      entry.summary.set_reason(manifest->reason());
-      entry.summary.set_sequence(manifest->sequence());
-      entry.summary.set_state_root(manifest->state_root());
-      if (manifest->has_non_finite_values())
-        entry.summary.set_non_finite_values(manifest->non_finite_values());
-    }
-    entry.pinned = pinned.count(generation) > 0;
-    entries[generation] = std::move(entry);
+    // Somebody may have mended one that could not be read.
+    const bool whole = found != known.end() && found->second.error.empty();
+    absl::StatusOr<Entry> entry = whole ? found->second : ReadEntry(generation);
+    if (absl::IsNotFound(entry.status())) continue;  // Removed meanwhile.
+    RECON_RETURN_IF_ERROR(entry.status());
+    entry->pinned = pinned.count(generation) > 0;
+    entries[generation] = *std::move(entry);
   }
   return entries;
+}
+
+absl::StatusOr<SnapshotView::Entry> SnapshotView::ReadEntry(Generation generation) const {
+  const absl::StatusOr<Manifest> manifest = reader_.ReadManifest(generation);
+  if (absl::IsNotFound(manifest.status()) || absl::IsUnavailable(manifest.status())) return manifest.status();
+  Entry entry;
+  if (!manifest.ok()) {
+    entry.error = std::string(manifest.status().message());
+    return entry;
+  }
+  const SnapshotSizes sizes = SizesOf(*manifest);
+  entry.raw_bytes = sizes.raw;
+  entry.stored_bytes = sizes.stored;
+  entry.summary.set_generation(manifest->generation());
+  entry.summary.set_created_unix_ms(manifest->created_unix_ms());
+  entry.summary.set_reason(manifest->reason());
+  entry.summary.set_sequence(manifest->sequence());
+  entry.summary.set_state_root(manifest->state_root());
+  if (manifest->has_non_finite_values()) entry.summary.set_non_finite_values(manifest->non_finite_values());
+  return entry;
 }
 
 }  // namespace recon

@@ -33,8 +33,9 @@ class SnapshotView {
   // What is known now, as JSON: {"loading", "error", "snapshots": [{"generation", "created_unix_ms",
   // "reason", "state_root", "raw_bytes", "stored_bytes", "non_finite_values", "pinned", "sequence"}],
   // "verify": null or
-  // {"generation", "running", "done", "chunks", "ok", "error"}}. Has the store looked at again if `newest` is
-  // another generation than before or the last look is some seconds old.
+  // {"generation", "running", "done", "chunks", "ok", "error"}}; of a snapshot whose manifest is damaged or
+  // cannot be read {"generation", "pinned", "error"}. Has the store looked at again if `newest` is another
+  // generation than before or the last look is some seconds old.
   std::string Json(uint64_t newest, absl::Time now);
 
   // Begins to read a snapshot back; Json() tells how far it is. AlreadyExists while another one is being
@@ -46,6 +47,7 @@ class SnapshotView {
     Manifest summary;  // Without chunks and ledgers.
     uint64_t raw_bytes = 0, stored_bytes = 0;
     bool pinned = false;
+    std::string error;  // Not empty: nothing else of it is known.
   };
   struct Verification {
     uint64_t generation = 0;
@@ -56,6 +58,9 @@ class SnapshotView {
 
   void Look();
   absl::StatusOr<std::map<Generation, Entry>> ReadEntries();
+  // NotFound if it has been removed; Unavailable if the store does not answer. What else is wrong is the
+  // entry's error.
+  absl::StatusOr<Entry> ReadEntry(Generation generation) const;
   absl::Status ReadBack(Generation generation);
 
   ObjectStore* const store_;

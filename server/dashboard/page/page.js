@@ -178,9 +178,15 @@ function snapshotRow(snapshot) {
   button.dataset.generation = snapshot.generation;
   button.addEventListener("click", () => verify(snapshot.generation));
   cell.append(button);
+  const number = snapshot.generation + (snapshot.pinned ? " pinned" : "") + (snapshot.non_finite_values ? " NOT FINITE" : "");
+  if (snapshot.error) {
+    const damage = element("td", snapshot.error, "bad damage");
+    damage.colSpan = 3;
+    row.append(element("td", number, "bad"), damage, cell);
+    return row;
+  }
   const root = element("td", snapshot.state_root.slice(0, 12) + "…");
   root.title = snapshot.state_root;
-  const number = snapshot.generation + (snapshot.pinned ? " pinned" : "") + (snapshot.non_finite_values ? " NOT FINITE" : "");
   row.append(element("td", number, snapshot.non_finite_values ? "bad" : ""),
              element("td", seconds(Math.max(0, (Date.now() - snapshot.created_unix_ms) / 1000))), root,
              element("td", `${bytes(snapshot.stored_bytes)} of ${bytes(snapshot.raw_bytes)}`), cell);
