@@ -79,18 +79,23 @@ Dashboard::~Dashboard() {
   Detach();
 }
 
-void Dashboard::Attach(HistoryKeeper* history, ObjectStore* snapshots) {
+void Dashboard::Attach(HistoryKeeper* history, std::shared_ptr<ObjectStore> snapshots) {
   MutexLock lock(&mu_);
   history_ = history;
-  if (snapshots != nullptr) snapshots_ = std::make_unique<SnapshotView>(snapshots);
+  if (snapshots != nullptr) snapshots_ = std::make_unique<SnapshotView>(std::move(snapshots));
 }
 
 void Dashboard::Detach() {
-  std::unique_ptr<SnapshotView> snapshots;  // Its end waits for the store: not under the lock.
-  MutexLock lock(&mu_);
-  history_ = nullptr;
-  rendered_.clear();
-  snapshots.swap(snapshots_);
+  std::unique_ptr<SnapshotView> view;
+  {
+    MutexLock lock(&mu_);
+    history_ = nullptr;
+    rendered_.clear();
+    view.swap(snapshots_);
+  }
+  if (view == nullptr) return;
+  view->GiveUp();
+  ended_views_.Post([view = std::move(view)] {});
 }
 
 std::string Dashboard::url() const { return absl::StrCat(tls_ ? "https://" : "http://", address(), "/"); }

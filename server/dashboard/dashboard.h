@@ -6,6 +6,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "common/base/lane.h"
 #include "common/base/mutex.h"
 #include "common/storage/object_store.h"
 #include "server/dashboard/http_server.h"
@@ -29,9 +30,10 @@ class Dashboard {
   static absl::StatusOr<std::unique_ptr<Dashboard>> Start(const std::string& address, const TlsFlags& tls);
   ~Dashboard();
 
-  // The job that is shown from now on. `snapshots` may be null. Both must live until Detach().
-  void Attach(HistoryKeeper* history, ObjectStore* snapshots);
-  // None: its data is answered with 503. Waits for what reads it.
+  // The job that is shown from now on. `history` must live until Detach(). `snapshots` may be null, and is
+  // used for as long as it takes until it has answered.
+  void Attach(HistoryKeeper* history, std::shared_ptr<ObjectStore> snapshots);
+  // None: its data is answered with 503. Waits for an answer that is being made, and not for the store.
   void Detach();
 
   // As a browser takes it.
@@ -63,6 +65,8 @@ class Dashboard {
   std::unique_ptr<SnapshotView> snapshots_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, Rendered> rendered_ ABSL_GUARDED_BY(mu_);
 
+  // Where views end: that waits for their stores. ~Dashboard() waits for it.
+  Lane ended_views_{"dashboard"};
   std::unique_ptr<HttpServer> http_;  // Last: its handler uses all of this.
 };
 

@@ -20,11 +20,12 @@ constexpr int kPriority = 15;  // Training comes first.
 
 }  // namespace
 
-SnapshotView::SnapshotView(ObjectStore* store) : store_(store), reader_(store), lane_("snapshot view") {
+SnapshotView::SnapshotView(std::shared_ptr<ObjectStore> store)
+    : store_(std::move(store)), reader_(store_.get()), lane_("snapshot view") {
   lane_.Post([] { (void)setpriority(PRIO_PROCESS, 0, kPriority); });  // On Linux it is the thread's.
 }
 
-SnapshotView::~SnapshotView() { stopping_.store(true); }
+SnapshotView::~SnapshotView() { GiveUp(); }
 
 std::string SnapshotView::Json(uint64_t newest, absl::Time now) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
@@ -88,9 +89,9 @@ absl::Status SnapshotView::Verify(uint64_t generation) {
 }
 
 absl::Status SnapshotView::ReadBack(Generation generation) {
-  RECON_ASSIGN_OR_RETURN(const auto lease, ReaderLease::TakeIfWritable(store_, generation));
+  RECON_ASSIGN_OR_RETURN(const auto lease, ReaderLease::TakeIfWritable(store_.get(), generation));
   RECON_ASSIGN_OR_RETURN(const Manifest manifest, reader_.ReadManifest(generation));
-  RECON_RETURN_IF_ERROR(ReadCarried(store_, manifest).status());
+  RECON_RETURN_IF_ERROR(ReadCarried(store_.get(), manifest).status());
   for (int i = 0; i < manifest.chunks_size(); ++i) {
     if (stopping_.load()) return absl::CancelledError("the server stops");
     RECON_RETURN_IF_ERROR(reader_.ReadChunk(manifest, i).status());

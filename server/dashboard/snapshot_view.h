@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,14 +21,14 @@ namespace recon {
 // take turns on a thread of their own, at low priority: nobody who asks waits for the store.
 //
 // Threads: thread-safe.
-// Shutdown: the destructor gives up a verification within one chunk.
+// Shutdown: the destructor gives up a verification within one chunk. It waits for what the store is asked
+// just then.
 class SnapshotView {
  public:
   // Older ones are not shown: each costs its manifest's bytes to read, once.
   static constexpr size_t kShownMax = 64;
 
-  // `store` must outlive the view.
-  explicit SnapshotView(ObjectStore* store);
+  explicit SnapshotView(std::shared_ptr<ObjectStore> store);
   ~SnapshotView();
 
   // What is known now, as JSON: {"loading", "error", "snapshots": [{"generation", "created_unix_ms",
@@ -41,6 +42,8 @@ class SnapshotView {
   // Begins to read a snapshot back; Json() tells how far it is. AlreadyExists while another one is being
   // read.
   absl::Status Verify(uint64_t generation);
+  // What the store is asked just then is the last: as the destructor, but waits for nothing.
+  void GiveUp() { stopping_.store(true); }
 
  private:
   struct Entry {
@@ -63,7 +66,7 @@ class SnapshotView {
   absl::StatusOr<Entry> ReadEntry(Generation generation) const;
   absl::Status ReadBack(Generation generation);
 
-  ObjectStore* const store_;
+  const std::shared_ptr<ObjectStore> store_;
   const SnapshotReader reader_;
   std::atomic<bool> stopping_{false};
 

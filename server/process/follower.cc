@@ -177,7 +177,7 @@ absl::Status Follower::MakePartWriter(const Assignment& assignment, const std::s
   RECON_ASSIGN_OR_RETURN(const StoreUrl url, ParseStoreUrl(directory));
   options.shared = !url.local();
   parts_ = std::make_unique<PartWriter>(process_.params(),
-                                        std::make_unique<SnapshotWriter>(process_.store(), options),
+                                        std::make_unique<SnapshotWriter>(process_.store().get(), options),
                                         assignment.snapshot_memory_percent() / 100.0,
                                         [this](ServerReport report) { joined_.Report(std::move(report)); });
   return absl::OkStatus();

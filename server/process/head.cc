@@ -208,7 +208,7 @@ absl::Status Head::MakeSnapshots() {
     if (recovery_->rolled_back()) return *recovery_->rolled_back();
     return journal_->StateAt(sequence);
   };
-  snapshots_ = std::make_unique<SnapshotService>(options, process_.params(), process_.store(),
+  snapshots_ = std::make_unique<SnapshotService>(options, process_.params(), process_.store().get(),
                                                  process_.metrics(), cluster_.get());
   return absl::OkStatus();
 }

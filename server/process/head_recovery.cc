@@ -70,7 +70,7 @@ absl::StatusOr<std::optional<Manifest>> HeadRecovery::Recover(const Manifest& ne
   options.servers = process_.flags().servers;
   options.synced = synced();
   options.before_load = [&](const Manifest& manifest) -> absl::Status {
-    RECON_ASSIGN_OR_RETURN(carried, ReadCarried(process_.store(), manifest));
+    RECON_ASSIGN_OR_RETURN(carried, ReadCarried(process_.store().get(), manifest));
     return absl::OkStatus();
   };
   options.restored = [&](const Manifest& snapshot) -> absl::StatusOr<bool> {
@@ -124,7 +124,7 @@ absl::StatusOr<std::optional<Manifest>> HeadRecovery::BeginNewJob() {
 }
 
 absl::StatusOr<std::optional<Manifest>> HeadRecovery::GoBack(RollbackRecord record, const Manifest& newest) {
-  const SnapshotReader reader(process_.store());
+  const SnapshotReader reader(process_.store().get());
   ControlDb* const db = process_.db();
   RECON_ASSIGN_OR_RETURN(const ControlState now, db->Load());
   LogWarn("rollback {}: from snapshot {}{}", record.reason(), record.generation(),
@@ -142,7 +142,7 @@ absl::StatusOr<std::optional<Manifest>> HeadRecovery::GoBack(RollbackRecord reco
     return std::nullopt;
   }
   RECON_RETURN_IF_ERROR(back.status());
-  RECON_ASSIGN_OR_RETURN(auto carried, ReadCarried(process_.store(), back->base));
+  RECON_ASSIGN_OR_RETURN(auto carried, ReadCarried(process_.store().get(), back->base));
   parts_.snapshots->SetCarried(std::move(carried));
   parts_.snapshots->NoteRestored(back->base);
   restored_sequence_ = process_.params()->position().sequence;

@@ -134,7 +134,7 @@ absl::StatusOr<JobOnDisk> OpenJob(ServerProcess* process) {
   JobOnDisk job;
   RECON_ASSIGN_OR_RETURN(const StoreUrl snapshot_url, ParseStoreUrl(flags.snapshots.directory));
   RECON_RETURN_IF_ERROR(OpenOwnStore(snapshot_url, process));
-  RECON_ASSIGN_OR_RETURN(job.newest, NewestManifest(process->store()));
+  RECON_ASSIGN_OR_RETURN(job.newest, NewestManifest(process->store().get()));
   if (job.newest.generation() == 0 && !flags.from_snapshot.directory.empty()) {
     RECON_ASSIGN_OR_RETURN(
         job.initial, InitialValues::Open(flags.from_snapshot.directory, flags.from_snapshot.generation));

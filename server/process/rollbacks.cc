@@ -34,7 +34,7 @@ absl::StatusOr<RollbackReply> Rollbacks::Plan(const RollbackRequest& request, bo
   }
   if (certain()) return absl::FailedPreconditionError("a rollback is under way already");
   const ParamServer& params = *process_.params();
-  const SnapshotReader reader(process_.store());
+  const SnapshotReader reader(process_.store().get());
   RollbackBasis basis;
   basis.reader = &reader;
   basis.files = FileSystem::Local();
@@ -53,7 +53,7 @@ absl::StatusOr<RollbackReply> Rollbacks::Plan(const RollbackRequest& request, bo
   if (request.dry_run()) return reply;
   // Until the restart, should a snapshot come before it.
   RECON_ASSIGN_OR_RETURN(kept_,
-                         ReaderLease::TakeIfWritable(process_.store(), Generation(plan->generation())));
+                         ReaderLease::TakeIfWritable(process_.store().get(), Generation(plan->generation())));
   RECON_RETURN_IF_ERROR(process_.db()->rollbacks().SaveNext(*plan));
   LogWarn("rollback {} is asked for: from snapshot {} (sequence {}); the state was at sequence {}",
           plan->reason(), plan->generation(), reply.snapshot_sequence(), reply.last_sequence());
@@ -65,7 +65,7 @@ void Rollbacks::SayLargestPushes(const absl::StatusOr<Generation>& good) {
   uint64_t first = 1;
   std::string since = "since the job began";
   if (good.ok()) {
-    const absl::StatusOr<Manifest> manifest = SnapshotReader(process_.store()).ReadManifest(*good);
+    const absl::StatusOr<Manifest> manifest = SnapshotReader(process_.store().get()).ReadManifest(*good);
     if (!manifest.ok()) return;
     first = manifest->sequence() + 1;
     since = absl::StrCat("since snapshot ", good->value());
@@ -93,8 +93,8 @@ void Rollbacks::SayLargestPushes(const absl::StatusOr<Generation>& good) {
 absl::Status Rollbacks::OnDivergence(const DivergenceWatch::Finding& finding) {
   const ServerFlags::OnDivergence wanted = process_.flags().on_divergence;
   if (certain()) return absl::OkStatus();
-  const absl::StatusOr<Generation> good = LastGoodBefore(finding.since, SnapshotReader(process_.store()),
-                                                         process_.params()->rules().job_id, last_);
+  const absl::StatusOr<Generation> good = LastGoodBefore(
+      finding.since, SnapshotReader(process_.store().get()), process_.params()->rules().job_id, last_);
   if (wanted == ServerFlags::OnDivergence::kIgnore) {
     lane_.Post([this, good] { SayLargestPushes(good); });
     return absl::OkStatus();

@@ -103,7 +103,7 @@ void ServerProcess::StopServing(absl::Duration timeout) {
 }
 
 RecoveryTarget TargetOf(ServerProcess* process) {
-  return {process->params(), process->store(), FileSystem::Local(), process->log_directory(),
+  return {process->params(), process->store().get(), FileSystem::Local(), process->log_directory(),
           process->metrics()};
 }
 

@@ -75,7 +75,8 @@ class ServerProcess {
   Metrics* metrics() { return &metrics_; }
   Connections* connections() { return &connections_; }
   ControlDb* db() const { return db_.get(); }
-  ObjectStore* store() const { return store_.get(); }
+  // May be shared by those whom nobody waits for at the end.
+  const std::shared_ptr<ObjectStore>& store() const { return store_; }
   ParamServer* params() const { return params_.get(); }
   const FrameListeners& frames() const { return frames_; }
   RpcServer* rpc() const { return rpc_.get(); }
@@ -87,7 +88,7 @@ class ServerProcess {
   std::vector<DataLock> locks_;
   Metrics metrics_;
   Connections connections_;
-  std::unique_ptr<ObjectStore> store_;
+  std::shared_ptr<ObjectStore> store_;
   std::unique_ptr<ControlDb> db_;
   std::unique_ptr<ParamServer> params_;
   std::atomic<ParamServer*> accepting_{nullptr};

@@ -27,7 +27,7 @@ class ViewedSnapshots {
     for (uint64_t version = 1; version <= 3; ++version)
       REQUIRE(
           writer.Write(layout, SampleCut(layout, static_cast<float>(version), 5), SampleDescription()).ok());
-    view_ = std::make_unique<SnapshotView>(store_.get());
+    view_ = std::make_unique<SnapshotView>(store_);
   }
 
   std::string Path(uint64_t generation) const { return "/snapshots/" + ManifestName(Generation(generation)); }
@@ -49,7 +49,7 @@ class ViewedSnapshots {
 
  private:
   FaultyFileSystem files_;
-  std::unique_ptr<LocalStore> store_;
+  const std::shared_ptr<ObjectStore> store_;
   std::unique_ptr<SnapshotView> view_;
   absl::Time now_ = Now();
 };
