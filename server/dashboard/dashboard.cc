@@ -169,6 +169,7 @@ WebResponse Dashboard::Api(const WebRequest& request) {
   }
   response.headers.emplace_back("X-Status-Age-Ms",
                                 absl::StrCat(absl::ToInt64Milliseconds(now - history->status_at())));
+  response.headers.emplace_back("X-Now-Ms", absl::StrCat(absl::ToUnixMillis(WallNow())));
   return response;
 }
 

@@ -115,7 +115,7 @@ std::string LiveJson(const StatusReply& status, const History& history) {
   }
   return absl::StrCat("{\"job\":", ToJson(job), ",\"workers\":", Dump(columns),
                       ",\"last_push_ms\":", history.last_push_ms(), ",\"next_event\":", history.next_event(),
-                      "}");
+                      ",\"last_ms\":", history.job().last_ms(), "}");
 }
 
 std::string HistoryJson(const JobHistory& history) {

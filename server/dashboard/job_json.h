@@ -12,7 +12,7 @@ namespace recon {
 
 // {"job": the status without its members and evaluations, as reconctl status --json has it,
 //  "workers": {"name": [...], "state": [...], ...}, a column for each thing that the table shows,
-//  "last_push_ms": ..., "next_event": ...}. What is not known is null.
+//  "last_push_ms": ..., "next_event": ..., "last_ms": of the job's last point}. What is not known is null.
 std::string LiveJson(const StatusReply& status, const History& history);
 
 // {"job": TRACK, "evaluations": TRACK, "worker": TRACK or null, "events": [{"number", "unix_ms", "kind",

@@ -1,7 +1,8 @@
 // A dashboard of a job that is not there: dashboard_server WORKERS [CERT KEY CA]. Statuses are made up, each
 // half second, as tests/server/history/simulated_status.h has them; the page, HTTP and history are the
 // server's own. Prints the address. Commands on standard input, a line each: "suspect NAME", "evict NAME",
-// "name NAME" (a worker joins), "quiet" (no more statuses). Ends with its input.
+// "name NAME" (a worker joins), "clock SECONDS" (the time of day is so far ahead), "quiet" (no more
+// statuses). Ends with its input.
 
 #include <poll.h>
 
@@ -55,7 +56,7 @@ class SimulatedDashboard {
     const double second = absl::ToDoubleSeconds(Now() - began_);
     job_.edit().set_samples_completed(static_cast<uint64_t>(1000 * second));
     std::shared_ptr<const StatusReply> status = job_.At(second);
-    keeper_.Note(*status, Now(), WallNow());
+    keeper_.Note(*status, Now(), WallNow() + ahead_);
   }
 
   void Obey(const std::string& line) {
@@ -64,6 +65,7 @@ class SimulatedDashboard {
     const std::string name = space == std::string::npos ? "" : line.substr(space + 1);
     if (verb == "quiet") quiet_ = true;
     if (verb == "name") job_.Join(name, 1);
+    if (verb == "clock") ahead_ = absl::Seconds(std::stoi(name));
     MemberStatus* member = job_.Find(name);
     if (member == nullptr) return;
     if (verb == "suspect") member->set_state(MEMBER_SUSPECT);
@@ -78,6 +80,7 @@ class SimulatedDashboard {
   HistoryKeeper keeper_;
   const absl::Time began_ = Now();
   bool quiet_ = false;
+  absl::Duration ahead_;
 };
 
 }  // namespace

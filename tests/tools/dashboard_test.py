@@ -161,15 +161,98 @@ def case_numbers_and_kills(page: browser.Browser) -> None:
         page.run("document.querySelector('#snapshots button').click()")
         page.wait("document.getElementById('snapshots-note').textContent.includes('is whole')")
 
+        # Nothing that is shown goes away while the server does.
+        page.run("""(() => {
+          window.emptied = 0;
+          new MutationObserver(() => emptied += document.querySelector('#events li') ? 0 : 1)
+            .observe(document.getElementById('events'), {childList: true});
+        })()""")
         job.kill("server")
         page.wait("document.getElementById('alerts').textContent.includes('does not answer')")
+        page.run("document.querySelector('#snapshots button').click()")
+        page.wait("document.getElementById('snapshots-note').textContent.includes('is not verified')")
+        manifests = sorted((job.folder / "data/snapshots/manifests").iterdir())
+        damaged = bytearray(manifests[-2].read_bytes())
+        damaged[len(damaged) // 2] ^= 1
+        manifests[-2].write_bytes(damaged)
         started_before = page.run("document.querySelectorAll('#events li[data-kind=started]').length")
         job.start_server()
         page.wait("!document.getElementById('alerts').textContent.includes('does not answer')")
+        page.wait("document.querySelector('#snapshots td.damage')?.textContent.includes('checksum')")
         # The history is the same one, and goes on.
         page.wait(f"document.querySelectorAll('#events li[data-kind=started]').length === {started_before} + 1")
         page.wait("document.querySelector('#events li[data-kind=evicted]')?.textContent.includes('w1')")
+        expect(page.run("emptied") == 0, "the timeline was emptied when the server was back")
         expect_quiet(page, but=("net::ERR_", "503"))
+
+
+POINTS = "Number(document.getElementById('chart-loss').dataset.points)"
+
+
+def case_chosen_workers(page: browser.Browser) -> None:
+    """A worker without points has no charts of others'; late answers to earlier requests change nothing."""
+    with simulated(1030) as (url, _):
+        page.open(url)
+        page.wait(f"{POINTS} >= 14")
+        page.wait("document.querySelector('#chart-loss canvas') !== null")
+        # There are series of 1,024 workers.
+        page.run("(() => { const find = document.getElementById('find'); find.value = 'w1029'; find.dispatchEvent(new Event('input')); })()")
+        page.run(f"{row_of('w1029')}.click()")
+        page.wait("document.getElementById('scope').textContent === 'w1029'")
+        page.wait(f"{POINTS} === 0")
+        expect(page.run("document.querySelector('#chart-loss canvas') === null"), "a worker without points has another's chart")
+        page.run("document.getElementById('whole-job').click()")
+        page.wait(f"document.getElementById('scope').textContent === 'the job' && {POINTS} >= 14")
+
+        # Its requests are answered late, in their order, while another worker is chosen and left again.
+        page.run("""(() => {
+          window.held = [];
+          window.realFetch = window.fetch;
+          window.fetch = async (path, options) => {
+            if (String(path).startsWith('api/history')) await new Promise(go => held.push(go));
+            return realFetch(path, options);
+          };
+        })()""")
+        page.wait("held.length === 1")
+        page.run(f"{row_of('w1029')}.click()")
+        page.wait("held.length === 2")
+        page.run("document.getElementById('whole-job').click()")
+        page.wait("held.length === 3")
+        page.run("""(() => {
+          window.answered = 0;
+          window.fetch = async (path, options) => {
+            const response = await realFetch(path, options);
+            if (String(path).startsWith('api/history')) ++answered;
+            return response;
+          };
+          held.forEach(go => go());
+        })()""")
+        page.wait("answered >= 3")
+        expect(page.run(POINTS) >= 14, f"of the job's points {page.run(POINTS)} are left")
+        expect_quiet(page)
+
+
+def case_another_clock(page: browser.Browser) -> None:
+    """Ages go by the server's clock; so do the charts once that is set back."""
+    script = "(() => { const now = Date.now.bind(Date); Date.now = () => now() + 7200000; })()"
+    added = page.call("Page.addScriptToEvaluateOnNewDocument", source=script)["identifier"]
+    try:
+        with simulated(3) as (url, tell):
+            page.open(url)
+            age = "[...document.querySelectorAll('#facts div')].find(one => one.textContent.startsWith('last push'))?.textContent"
+            page.wait(f"/ ago$/.test({age} ?? '')")
+            expect(" min" not in page.run(age) and " h" not in page.run(age), f"{page.run(age)}: the clock of the browser")
+            tell("clock 86400")
+            page.wait(f"{POINTS} >= 3 && document.querySelector('#events li[data-kind=clock]') === null")
+            page.wait("Number(document.getElementById('chart-loss').dataset.end) > Date.now()")
+            tell("clock 0")
+            page.wait("document.querySelector('#events li[data-kind=clock]') !== null")
+            page.wait("Number(document.getElementById('chart-loss').dataset.end) < Date.now()")
+            points = page.run(POINTS)
+            page.wait(f"{POINTS} > {points} + 1")
+            expect_quiet(page)
+    finally:
+        page.call("Page.removeScriptToEvaluateOnNewDocument", identifier=added)
 
 
 def case_thousand_workers(page: browser.Browser) -> None:
@@ -255,7 +338,8 @@ def main() -> int:
         return 77
     failed = 0
     with browser.Browser() as page:
-        for case in (case_numbers_and_kills, case_thousand_workers, case_phone_and_dark):
+        for case in (case_numbers_and_kills, case_thousand_workers, case_chosen_workers, case_another_clock,
+                     case_phone_and_dark):
             name = case.__name__.removeprefix("case_")
             if arguments.cases and name not in arguments.cases:
                 continue

@@ -78,7 +78,7 @@ export class Charts {
   // The rows of one chart, each [time, value...], a value with its band being [min, mean, max].
   rows(chart, track) {
     const series = chart.series.map(name => track.series[name]);
-    const since = this.seconds ? track.last - 1000 * this.seconds : 0;
+    const since = this.seconds ? this.until - 1000 * this.seconds : 0;
     const rows = [];
     for (let i = 0; i < track.end.length; ++i) {
       if (track.end[i] < since) continue;
@@ -92,7 +92,9 @@ export class Charts {
 
   // `worker`: its charts, else (null) the job's. `events` are marked in all of them.
   show(job, evaluations, worker, events, seconds) {
+    const keepsZoom = seconds === this.seconds;  // Another range shows all of it.
     this.seconds = seconds;
+    this.until = job.last;
     this.events = events.filter(event => MARKED.has(event.kind));
     for (const chart of this.charts) {
       const track = chart.evaluations ? evaluations : worker ?? job;
@@ -100,7 +102,12 @@ export class Charts {
       if (chart.figure.hidden) continue;
       const rows = this.rows(chart, track);
       this.sayLast(chart, track);
-      if (rows.length) this.draw(chart, rows);
+      if (rows.length) {
+        this.draw(chart, rows, keepsZoom);
+      } else {  // Not what was there before, of another worker or time.
+        chart.graph?.destroy();
+        chart.graph = null;
+      }
     }
   }
 
@@ -115,11 +122,12 @@ export class Charts {
     chart.canvas.setAttribute("aria-label", `${chart.title}: now ${text}`);
     chart.figure.dataset.last = JSON.stringify(last);
     chart.figure.dataset.points = track.end.length;
+    chart.figure.dataset.end = track.last;
   }
 
-  draw(chart, rows) {
+  draw(chart, rows, keepsZoom) {
     if (chart.graph) {
-      chart.graph.updateOptions({file: rows});
+      chart.graph.updateOptions(keepsZoom ? {file: rows} : {file: rows, dateWindow: null});
       return;
     }
     chart.graph = new Dygraph(chart.canvas, rows, {

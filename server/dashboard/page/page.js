@@ -15,7 +15,7 @@ const EVENTS_SHOWN = 500;
 
 const KINDS = {
   members: new Set(["joined", "restarted", "returned", "suspected", "heard", "left", "evicted", "server"]),
-  job: new Set(["started", "running", "draining", "finished", "policy", "codec", "rollback", "diverged", "standing", "moving"]),
+  job: new Set(["started", "running", "draining", "finished", "policy", "codec", "rollback", "diverged", "standing", "moving", "clock"]),
   snapshots: new Set(["snapshot", "snapshot_failed"]),
 };
 const ALARMING = new Set(["evicted", "suspected", "diverged", "snapshot_failed", "standing", "rollback"]);
@@ -23,7 +23,8 @@ const PHASES = {PHASE_WAITING: "waiting for workers", PHASE_RUNNING: "running", 
 
 const at = id => document.getElementById(id);
 
-const state = {live: null, worker: null, events: new Map(), goneSince: 0, stale: 0};
+// `worker` is chosen, `shown` is whose points are there; `ahead`: the server's clock is so many ms ahead of this machine's.
+const state = {live: null, worker: null, shown: null, events: new Map(), goneSince: 0, stale: 0, ahead: 0, whole: true, asked: 0};
 const job = new Track(), evaluations = new Track(), workerTrack = new Track();
 const charts = new Charts(at("charts"));
 const workers = new Workers(at("workers"), name => chooseWorker(name));
@@ -32,8 +33,11 @@ async function get(path) {
   const response = await fetch(path, {signal: AbortSignal.timeout(PATIENCE_MS), cache: "no-store"});
   if (!response.ok) throw new Error((await response.text()).trim());
   state.stale = Number(response.headers.get("X-Status-Age-Ms")) || 0;
+  state.ahead = (Number(response.headers.get("X-Now-Ms")) || Date.now()) - Date.now();
   return response.json();
 }
+
+const serverNow = () => Date.now() + state.ahead;
 
 function forget() {
   job.clear();
@@ -44,30 +48,33 @@ function forget() {
 
 function chooseWorker(name) {
   state.worker = name;
-  workerTrack.clear();
-  job.clear();  // The server gives both from one time on.
-  at("scope").textContent = name ?? "the job";
+  state.whole = true;  // The server gives both from one time on.
+  ++state.asked;       // Answers that are under way are of another worker.
   at("whole-job").hidden = name === null;
   refresh();
 }
 
+// What has come since the last point, or (`state.whole`) all there is, in place of what is shown until then.
 async function refreshHistory() {
-  const since = Math.max(0, job.last - OVERLAP_MS);
-  const worker = state.worker;
+  const asked = ++state.asked, whole = state.whole, worker = state.worker;
+  const since = whole ? 0 : Math.max(0, job.last - OVERLAP_MS);
   const history = await get(`api/history?since=${since}` + (worker === null ? "" : `&worker=${encodeURIComponent(worker)}`));
-  if (worker !== state.worker) return;  // Another one was chosen meanwhile.
+  if (asked !== state.asked) return;  // It has been asked again meanwhile, for another worker or from another time on.
+  if (whole) forget();
+  state.shown = worker;
   job.add(history.job);
   evaluations.add(history.evaluations);
   if (history.worker) workerTrack.add(history.worker);
   for (const event of history.events) state.events.set(event.number, event);
-  if (job.end.length > POINTS_MAX) forget();
+  state.whole = job.end.length > POINTS_MAX;
 }
 
 async function refresh() {
   try {
     state.live = await get("api/live");
+    // It may have gone back to an older state, or its clock was set back.
+    if (state.goneSince || state.live.last_ms < job.last - OVERLAP_MS) state.whole = true;
     await refreshHistory();
-    if (state.goneSince) forget();  // It may have gone back to an older state.
     state.goneSince = 0;
   } catch (error) {
     state.goneSince ||= Date.now();
@@ -86,8 +93,12 @@ function progressOf(status) {
   return status.samples_total > 0 ? status.samples_completed / status.samples_total : 0;
 }
 
+function syncOf(bound) {
+  return bound < 0 ? "asp" : bound > 0 ? `ssp:${bound}` : "bsp";
+}
+
 function showFacts() {
-  const status = state.live.job, snapshot = status.snapshot ?? {}, now = Date.now();
+  const status = state.live.job, snapshot = status.snapshot ?? {}, now = serverNow();
   const pushAge = state.live.last_push_ms ? (now - state.live.last_push_ms) / 1000 : null;
   const snapshotAge = snapshot.unix_ms ? (now - snapshot.unix_ms) / 1000 : null;
   const accuracy = evaluations.series.accuracy?.mean.at(-1), loss = job.series.loss?.mean.at(-1);
@@ -99,7 +110,7 @@ function showFacts() {
     fact("data epochs", `${status.data_epochs_completed.toFixed(2)} of ${status.job?.data_epochs ?? 0}`),
     fact("loss", digits(loss)),
     fact("accuracy", digits(accuracy)),
-    fact("policy", status.job?.policy?.sync || (status.job?.bound === 0 ? "bsp" : "asp")),
+    fact("policy", status.job?.policy?.sync || syncOf(status.job?.bound ?? 0)),
     fact("codec auto", status.codec_choice?.push ?? "–"),
     fact("updates", count(status.updates)),
     fact("push log", status.log_budget_bytes ? `${bytes(status.log_bytes)} of ${bytes(status.log_budget_bytes)}` : "off"),
@@ -135,7 +146,8 @@ function showAlerts() {
 function showEvents() {
   const kinds = KINDS[at("kinds").value];
   const events = [...state.events.values()].filter(event => !kinds || kinds.has(event.kind)).sort((a, b) => b.number - a.number);
-  const key = `${events[0]?.number} ${events.length} ${at("kinds").value}`;
+  // Another day's times have a date.
+  const key = `${events[0]?.number} ${events[0]?.unix_ms} ${events.length} ${at("kinds").value} ${new Date().toDateString()}`;
   if (at("events").dataset.key === key) return;
   at("events").dataset.key = key;
   at("events").replaceChildren(...events.slice(0, EVENTS_SHOWN).map(event => {
@@ -153,15 +165,22 @@ function show() {
   if (!state.live) return;
   const there = workers.update(state.live.workers);
   at("workers-count").textContent = `(${there} there)`;
-  const worker = state.worker === null ? null : workerTrack;
+  const worker = state.shown === null ? null : workerTrack;
+  at("scope").textContent = state.shown ?? "the job";
   charts.show(job, evaluations, worker, [...state.events.values()], Number(at("range").value));
   showFacts();
   showEvents();
 }
 
 async function verify(generation) {
-  const response = await fetch(`api/snapshots/verify?generation=${generation}`, {method: "POST", headers: {"X-Recon": "1"}});
-  if (!response.ok) at("snapshots-note").textContent = (await response.text()).trim();
+  try {
+    const response = await fetch(`api/snapshots/verify?generation=${generation}`,
+                                 {method: "POST", headers: {"X-Recon": "1"}, signal: AbortSignal.timeout(PATIENCE_MS)});
+    if (!response.ok) throw new Error((await response.text()).trim());
+  } catch (error) {
+    at("snapshots-note").textContent = `Snapshot ${generation} is not verified: ${error.message}`;
+    return;
+  }
   await refreshSnapshots();
 }
 
@@ -188,7 +207,7 @@ function snapshotRow(snapshot) {
   const root = element("td", snapshot.state_root.slice(0, 12) + "…");
   root.title = snapshot.state_root;
   row.append(element("td", number, snapshot.non_finite_values ? "bad" : ""),
-             element("td", seconds(Math.max(0, (Date.now() - snapshot.created_unix_ms) / 1000))), root,
+             element("td", seconds(Math.max(0, (serverNow() - snapshot.created_unix_ms) / 1000))), root,
              element("td", `${bytes(snapshot.stored_bytes)} of ${bytes(snapshot.raw_bytes)}`), cell);
   return row;
 }
@@ -197,7 +216,8 @@ async function refreshSnapshots() {
   if (state.goneSince) return;
   try {
     const list = await get("api/snapshots");
-    at("snapshots-note").textContent = list.error || verifyNote(list.verify) || (list.loading ? "Looking…" : list.snapshots.length ? "" : "None yet.");
+    const notes = [list.error, verifyNote(list.verify)].filter(Boolean).join(" ");
+    at("snapshots-note").textContent = notes || (list.loading ? "Looking…" : list.snapshots.length ? "" : "None yet.");
     const focused = document.activeElement?.dataset?.generation;
     at("snapshots").replaceChildren(...list.snapshots.map(snapshotRow));
     if (focused) document.querySelector(`button[data-generation="${focused}"]`)?.focus();
@@ -207,8 +227,11 @@ async function refreshSnapshots() {
 }
 
 async function loop(work, interval) {
-  await work();
-  setTimeout(() => loop(work, interval), document.hidden ? HIDDEN_INTERVAL_MS : interval);
+  try {
+    await work();
+  } finally {
+    setTimeout(() => loop(work, interval), document.hidden ? HIDDEN_INTERVAL_MS : interval);
+  }
 }
 
 at("whole-job").addEventListener("click", () => {

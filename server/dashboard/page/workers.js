@@ -101,11 +101,13 @@ export class Workers {
 
   arrange() {
     const {key, up} = this.sort;
-    const order = (a, b) => a === b ? 0 : a === null ? 1 : b === null ? -1 : typeof a === "string" ? a.localeCompare(b, undefined, {numeric: true}) : a - b;
+    const order = (a, b) => typeof a === "string" ? a.localeCompare(b, undefined, {numeric: true}) : a - b;
+    // What is not known comes last, whichever way.
+    const compare = (a, b) => a === b ? 0 : a === null ? 1 : b === null ? -1 : (up ? 1 : -1) * order(a, b);
     this.shown = this.all
       .filter(worker => (this.gone || worker.state !== "gone") &&
                         `${worker.name} ${worker.state} ${worker.verdict}`.toLowerCase().includes(this.find))
-      .sort((a, b) => (up ? 1 : -1) * order(a[key], b[key]));
+      .sort((a, b) => compare(a[key], b[key]));
     this.body.style.height = `${ROW * this.shown.length}px`;
     this.place.setAttribute("aria-rowcount", this.shown.length + 1);
     this.draw();
