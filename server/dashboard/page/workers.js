@@ -156,7 +156,7 @@ export class Workers {
     const texts = [worker.name, worker.state, worker.verdict, null,
                    count(worker.samples_per_second) + (worker.simulated ? " sim." : ""), digits(worker.loss), digits(worker.staleness),
                    milliseconds(1000 * worker.batch_seconds), milliseconds(worker.push_latency_ms), seconds(worker.heard_ms / 1000),
-                   bytes(worker.push_bytes_per_second) + "/s", deviceText(worker)];
+                   bytes(worker.push_bytes_per_second) + (worker.push_bytes_per_second === null ? "" : "/s"), deviceText(worker)];
     texts.forEach((text, i) => {
       const cell = row.children[i];
       if (text === null || cell.textContent === text) return;
