@@ -16,6 +16,7 @@ import dashboard_test as dashboard  # noqa: E402
 
 PICTURE_BYTES_MAX = 150_000
 SECONDS = 45
+TABLE_WIDTH = 1450  # All columns of the table of workers are in sight.
 
 
 def picture(page: dashboard.browser.Browser, path: pathlib.Path) -> None:
@@ -46,10 +47,14 @@ def main() -> int:
         time.sleep(SECONDS / 2)
         picture(page, arguments.out / "light.png")
         page.set_dark(True)
-        page.resize(1000, 620)
+        page.resize(TABLE_WIDTH, 500)
+        page.run("document.getElementById('kinds').value = 'members'")
         page.run(f"{dashboard.row_of('slow')}.click()")
         page.run("document.getElementById('workers-title').scrollIntoView()")
         time.sleep(2)
+        hidden = page.run("(() => { const table = document.getElementById('workers'); return table.scrollWidth - table.clientWidth; })()")
+        if hidden > 0:
+            raise SystemExit(f"{hidden} pixels of the table of workers are not in the picture: TABLE_WIDTH is too small")
         picture(page, arguments.out / "dark.png")
         page.set_dark(False)
         page.run("document.getElementById('whole-job').click()")
