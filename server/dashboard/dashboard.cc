@@ -79,9 +79,11 @@ Dashboard::~Dashboard() {
   Detach();
 }
 
-void Dashboard::Attach(HistoryKeeper* history, std::shared_ptr<ObjectStore> snapshots) {
+void Dashboard::Attach(HistoryKeeper* history, std::shared_ptr<ObjectStore> snapshots,
+                       MayObserve may_observe) {
   MutexLock lock(&mu_);
   history_ = history;
+  may_observe_ = std::move(may_observe);
   if (snapshots != nullptr) snapshots_ = std::make_unique<SnapshotView>(std::move(snapshots));
 }
 
@@ -90,6 +92,7 @@ void Dashboard::Detach() {
   {
     MutexLock lock(&mu_);
     history_ = nullptr;
+    may_observe_ = nullptr;
     rendered_.clear();
     view.swap(snapshots_);
   }
@@ -112,6 +115,10 @@ WebResponse Dashboard::Handle(const WebRequest& request) {
 
 WebResponse Dashboard::Answer(const WebRequest& request) {
   const std::string& path = request.path;
+  if (tls_ && may_observe_ && (request.method == "POST" || absl::StartsWith(path, "/api/"))) {
+    const absl::Status may = may_observe_(request.certificate);
+    if (!may.ok()) return TextResponse(403, absl::StrCat(may.message(), "\n"));
+  }
   if (request.method == "POST") {
     return path == "/api/snapshots/verify" ? Verify(request)
                                            : TextResponse(404, "nothing here takes a POST\n");

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/lane.h"
 #include "common/base/mutex.h"
@@ -30,9 +32,12 @@ class Dashboard {
   static absl::StatusOr<std::unique_ptr<Dashboard>> Start(const std::string& address, const TlsFlags& tls);
   ~Dashboard();
 
+  // OK if the holder of a certificate (DER) may see the job; else why not.
+  using MayObserve = std::function<absl::Status(const std::string& certificate)>;
   // The job that is shown from now on. `history` must live until Detach(). `snapshots` may be null, and is
-  // used for as long as it takes until it has answered.
-  void Attach(HistoryKeeper* history, std::shared_ptr<ObjectStore> snapshots);
+  // used for as long as it takes until it has answered. `may_observe` is called until Detach(), with TLS
+  // only, and must not block.
+  void Attach(HistoryKeeper* history, std::shared_ptr<ObjectStore> snapshots, MayObserve may_observe);
   // None: its data is answered with 503. Waits for an answer that is being made, and not for the store.
   void Detach();
 
@@ -62,6 +67,7 @@ class Dashboard {
 
   Mutex mu_;
   HistoryKeeper* history_ ABSL_GUARDED_BY(mu_) = nullptr;
+  MayObserve may_observe_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<SnapshotView> snapshots_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, Rendered> rendered_ ABSL_GUARDED_BY(mu_);
 

@@ -63,15 +63,18 @@ std::string WithPort(const std::string& address, int fd) {
   return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
 }
 
-// Whether the other end has shown a certificate that our CA has made.
-bool Certified(MHD_Connection* connection) {
+// The certificate that the other end has shown, if our CA has made it.
+std::string CertificateOf(MHD_Connection* connection) {
   const MHD_ConnectionInfo* info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_GNUTLS_SESSION);
-  if (info == nullptr || info->tls_session == nullptr) return false;
+  if (info == nullptr || info->tls_session == nullptr) return "";
   auto* session = static_cast<gnutls_session_t>(info->tls_session);
   unsigned shown = 0;
-  if (gnutls_certificate_get_peers(session, &shown) == nullptr || shown == 0) return false;
+  const gnutls_datum_t* chain = gnutls_certificate_get_peers(session, &shown);
+  if (chain == nullptr || shown == 0) return "";
   unsigned problems = 0;
-  return gnutls_certificate_verify_peers2(session, &problems) == GNUTLS_E_SUCCESS && problems == 0;
+  const bool verified = gnutls_certificate_verify_peers2(session, &problems) == GNUTLS_E_SUCCESS;
+  if (!verified || problems != 0) return "";
+  return {reinterpret_cast<const char*>(chain[0].data), chain[0].size};
 }
 
 MHD_Result Collect(void* into, MHD_ValueKind kind, const char* name, const char* value) {
@@ -142,7 +145,7 @@ struct HttpCallbacks {
     }
     MHD_get_connection_values(connection, MHD_HEADER_KIND, Collect, &request.headers);
     MHD_get_connection_values(connection, MHD_GET_ARGUMENT_KIND, Collect, &request.query);
-    request.certified = Certified(connection);
+    request.certificate = CertificateOf(connection);
     return Send(connection, server->handler_(request));
   }
   static void OnCompleted(void*, MHD_Connection*, void** state, MHD_RequestTerminationCode) {

@@ -21,8 +21,8 @@ struct WebRequest {
   std::string path;
   std::map<std::string, std::string> query;    // Decoded; of a name that comes twice, the first.
   std::map<std::string, std::string> headers;  // Names in lower case.
-  // The client has shown a certificate of the CA; always false without TLS.
-  bool certified = false;
+  // That the client has shown (DER), if our CA has made it; empty without TLS.
+  std::string certificate = {};
 
   const std::string& Query(const std::string& name) const { return Find(query, name); }
   const std::string& Header(const std::string& name) const { return Find(headers, name); }
@@ -56,8 +56,8 @@ class HttpServer {
   static constexpr size_t kHeaderBytesMax = 16 << 10;
   static constexpr size_t kBodyBytesMax = 4 << 10;
 
-  // `address`: HOST:PORT, port 0 takes a free one. With `tls` files all is encrypted, and `certified` says
-  // who has a certificate of the CA. Unavailable if the port is taken, InvalidArgument, naming `flag`, for a
+  // `address`: HOST:PORT, port 0 takes a free one. With `tls` files all is encrypted, and requests have
+  // their clients' certificates. Unavailable if the port is taken, InvalidArgument, naming `flag`, for a
   // host that is not one of this machine's and for files that cannot be used.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& flag,
                                                            const std::string& address, const TlsFlags& tls,

@@ -331,7 +331,11 @@ absl::Status Head::StartServing() {
   RECON_RETURN_IF_ERROR(process_.StartRpc(services, CollectiveOptions()));
   trace_service_->SetAddress(address());
   NoteStatus();
-  if (dashboard_ != nullptr) dashboard_->Attach(history_.get(), process_.store());
+  if (dashboard_ != nullptr) {
+    dashboard_->Attach(history_.get(), process_.store(), [access = access_.get()](const std::string& der) {
+      return access->CheckObserver(der);
+    });
+  }
   process_.params()->NoteReady();
   process_.rpc()->SetServing(true);
   return process_.WriteAddress();

@@ -102,16 +102,31 @@ absl::Status Access::LookAtTokens() {
   return absl::OkStatus();
 }
 
+Access::Caller Access::HolderOf(const X509* certificate) const {
+  const CertificateNames names = NamesOf(certificate);
+  const bool revoked = revocations_ != nullptr && revocations_->Has(certificate);
+  if (revoked) return {RoleSet(), absl::StrCat("the revoked ", Shown(names)), revoked};
+  return {RolesOfCertificate(names, options_.rules), Shown(names), revoked};
+}
+
+absl::Status Access::CheckObserver(absl::string_view certificate) {
+  const auto* begin = reinterpret_cast<const unsigned char*>(certificate.data());
+  const OwnedOpenssl<X509> read(d2i_X509(nullptr, &begin, static_cast<long>(certificate.size())));  // NOLINT
+  if (read == nullptr) return absl::PermissionDeniedError("a certificate of the job's CA is needed");
+  const Caller holder = HolderOf(read.get());
+  if (holder.roles.Has(Role::kObserver)) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat("the job is shown to observers: ", holder.shown,
+                                                  " has the role ", holder.roles.Describe()));
+}
+
 Access::Caller Access::CallerOf(const grpc::CallbackServerContext& context) {
   Caller caller;
   std::vector<std::string> shown;
   if (options_.tls) {
     if (const auto certificate = CertificateOf(context); certificate.ok()) {
-      const CertificateNames names = NamesOf(certificate->get());
-      const bool revoked = revocations_ != nullptr && revocations_->Has(certificate->get());
-      if (revoked) return {RoleSet(), absl::StrCat("the revoked ", Shown(names))};
-      caller.roles = RolesOfCertificate(names, options_.rules);
-      shown.push_back(Shown(names));
+      caller = HolderOf(certificate->get());
+      if (caller.revoked) return caller;
+      shown.push_back(caller.shown);
     }
   } else if (options_.tokens_file.empty()) {
     caller.roles = {Role::kWorker, Role::kServer};

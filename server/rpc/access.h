@@ -47,6 +47,9 @@ class Access {
   // the audit log then. Where the head's own token would do, and the caller is a process of this machine, it
   // is told where that is.
   absl::Status Check(grpc::CallbackServerContext* context, Role need, absl::string_view call);
+  // OK if the holder of this certificate (DER), who calls otherwise than by gRPC, may observe. Else
+  // PermissionDenied, which says what it is; it is not in the audit log.
+  absl::Status CheckObserver(absl::string_view certificate);
   // Whether a worker of that name may come: if names go by certificates, it is the common name of the
   // caller's, or that, a dash and more. PermissionDenied, which says the name.
   absl::Status CheckName(const grpc::CallbackServerContext& context, absl::string_view name);
@@ -62,6 +65,7 @@ class Access {
   struct Caller {
     RoleSet roles;
     std::string shown;  // As the audit log has it.
+    bool revoked = false;
   };
   explicit Access(Options options) : options_(std::move(options)), tokens_file_(options_.tokens_file) {}
   void MakeOwnToken();
@@ -70,6 +74,7 @@ class Access {
   // Reads the tokens if the file is another one than at the last look.
   absl::Status LookAtTokens() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Caller CallerOf(const grpc::CallbackServerContext& context);
+  Caller HolderOf(const X509* certificate) const;
 
   const Options options_;
   std::string own_token_;

@@ -35,7 +35,7 @@ class SimulatedDashboard {
       return 1;
     }
     Tick();
-    (*dashboard)->Attach(&keeper_, nullptr);
+    (*dashboard)->Attach(&keeper_, nullptr, nullptr);
     std::cout << (*dashboard)->url() << std::endl;
     std::string line;
     while (true) {

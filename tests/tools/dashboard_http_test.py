@@ -59,6 +59,30 @@ class Served:
         return socket.create_connection(("127.0.0.1", self.port), timeout=30)
 
 
+class RealServer(Served):
+    """A server with TLS and a dashboard, by the certificates of a folder."""
+
+    def __init__(self, folder: pathlib.Path, flags: list[object]):
+        self.data = tempfile.TemporaryDirectory(prefix="recon-dashboard-")
+        files = [folder / name for name in ("server.pem", "server.key", "ca.pem")]
+        self.process = subprocess.Popen([str(word) for word in (
+            BIN / "recon-server", "--data", self.data.name, "--listen", "127.0.0.1:0", "--dashboard", "127.0.0.1:0", "--log-level", "error",
+            "--tls-cert", files[0], "--tls-key", files[1], "--tls-ca", files[2], *flags)])
+        url = pathlib.Path(self.data.name) / "DASHBOARD"
+        while not url.exists() or not url.read_text().endswith("\n"):
+            if self.process.poll() is not None:
+                raise RuntimeError("the server has ended")
+            time.sleep(0.05)  # Between looks.
+        self.port = int(url.read_text().strip().rstrip("/").rsplit(":", 1)[1])
+
+    def __enter__(self) -> RealServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        self.data.cleanup()
+
+
 class Requests(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
@@ -196,6 +220,32 @@ class Encrypted(unittest.TestCase):
                 self.assertEqual(server.ask("GET", "/api/status", context=stranger).status, 403)
             except (ssl.SSLError, ConnectionError, http.client.RemoteDisconnected):
                 pass  # Refused while they shook hands.
+
+    def test_certificates_without_a_role_and_revoked_ones_see_no_job(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            make_certs = str(ROOT / "tools/make_certs.sh")
+            subprocess.run([make_certs, folder, "127.0.0.1"], check=True, capture_output=True)
+            subprocess.run([make_certs, "--revoke", folder / "worker.pem", folder], check=True, capture_output=True)
+
+            def contexts() -> dict[str, ssl.SSLContext]:
+                made = {}
+                for holder in ("worker", "operator"):
+                    made[holder] = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+                    made[holder].load_cert_chain(folder / f"{holder}.pem", folder / f"{holder}.key")
+                return made
+            for flags, why in ((["--allow", "operator=ou:operator"], "has the role none"),
+                               (["--tls-crl", folder / "crl.pem"], "the revoked certificate")):
+                with RealServer(folder, flags) as server:
+                    holders = contexts()
+                    while server.ask("GET", "/readyz", context=holders["operator"]).status != 200:
+                        self.assertIsNone(server.process.poll())
+                    self.assertEqual(server.ask("GET", "/api/status", context=holders["operator"]).status, 200)
+                    for method, path in (("GET", "/api/status"), ("GET", "/api/history"),
+                                         ("POST", "/api/snapshots/verify?generation=1")):
+                        refused = server.ask(method, path, {"X-Recon": "1"}, context=holders["worker"])
+                        self.assertEqual(refused.status, 403, f"{flags} {path}")
+                        self.assertIn(why, refused.text)  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

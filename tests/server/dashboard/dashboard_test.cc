@@ -52,7 +52,7 @@ TEST_CASE("nobody who takes the job away waits for a store that does not answer"
   auto store = std::make_shared<SilentStore>(&ended);
   auto dashboard = Dashboard::Start("127.0.0.1:0", TlsFlags());
   REQUIRE(dashboard.ok());
-  (*dashboard)->Attach(&keeper, store);
+  (*dashboard)->Attach(&keeper, store, nullptr);
   HttpClient client({});
   HttpRequest request;
   request.url = (*dashboard)->url() + "api/snapshots";
@@ -65,7 +65,7 @@ TEST_CASE("nobody who takes the job away waits for a store that does not answer"
   CHECK(detached.WaitForNotificationWithTimeout(absl::Minutes(1)));
   // It shows nothing, and the next job as soon as there is one.
   CHECK(client.Send(request)->status == 503);
-  (*dashboard)->Attach(&keeper, nullptr);
+  (*dashboard)->Attach(&keeper, nullptr, nullptr);
   CHECK(client.Send(request)->status == 200);
   CHECK_FALSE(ended.HasBeenNotified());
   store->may_answer().Notify();
