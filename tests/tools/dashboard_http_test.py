@@ -152,15 +152,18 @@ class Requests(unittest.TestCase):
 
     def test_history_comes_in_pieces(self) -> None:
         import json
-        whole = json.loads(self.served.ask("GET", "/api/history").text)  # type: ignore[attr-defined]
-        last = whole["job"]["end_ms"][-1]
-        deadline = time.monotonic() + 30
-        while True:
-            piece = json.loads(self.served.ask("GET", f"/api/history?since={last}&worker=w1").text)  # type: ignore[attr-defined]
-            if piece["job"]["end_ms"] or time.monotonic() > deadline:
-                break
-            time.sleep(0.1)  # Between looks.
-        self.assertTrue(all(end > last for end in piece["job"]["end_ms"]) and piece["job"]["end_ms"])
+
+        def points(query: str) -> dict:
+            deadline = time.monotonic() + 60
+            while True:
+                history = json.loads(self.served.ask("GET", "/api/history" + query).text)  # type: ignore[attr-defined]
+                if history["job"]["end_ms"] or time.monotonic() > deadline:
+                    self.assertTrue(history["job"]["end_ms"], query)
+                    return history
+                time.sleep(0.1)  # Between looks.
+        last = points("")["job"]["end_ms"][-1]
+        piece = points(f"?since={last}&worker=w1")
+        self.assertTrue(all(end > last for end in piece["job"]["end_ms"]))
         self.assertEqual(piece["worker"]["name"], "w1")
 
 
