@@ -22,11 +22,12 @@ ConnectionLimits LimitsFor(uint64_t descriptors) {
   return limits;
 }
 
-ConnectionLimits WithoutByteLimits(ConnectionLimits limits) {
+ConnectionLimits WithoutLimitsOfStrangers(ConnectionLimits limits) {
   for (uint64_t* bytes :
        {&limits.stranger_bytes_max, &limits.strangers_bytes_max, &limits.member_bytes_max}) {
     *bytes = UINT64_MAX;
   }
+  limits.strangers_max = SIZE_MAX;
   return limits;
 }
 

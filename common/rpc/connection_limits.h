@@ -16,6 +16,9 @@ struct ConnectionLimits {
   // Of those, some that have said nothing yet, and for how long they may.
   size_t silent_max = 256;
   absl::Duration silence_max = absl::Seconds(10);
+  // Of those that have said something, some whose other ends have not shown that they belong to the job: each
+  // costs 20 KiB and more.
+  size_t strangers_max = 1024;
   // Bytes that came since something was last understood: of a stranger's connection (the shapes of a large
   // model are among them, and compressed), of all strangers' together (gRPC takes up to 60 bytes for one of a
   // header), and of a member's (a message of the largest size, and what is on its way meanwhile).
@@ -28,7 +31,7 @@ struct ConnectionLimits {
 ConnectionLimits LimitsFor(uint64_t descriptors);
 
 // Where nobody tells what was understood.
-ConnectionLimits WithoutByteLimits(ConnectionLimits limits);
+ConnectionLimits WithoutLimitsOfStrangers(ConnectionLimits limits);
 
 // A connection, as the limits see it.
 struct ConnectionView {

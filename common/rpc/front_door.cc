@@ -273,12 +273,14 @@ bool FrontDoor::MakeRoom() {
   if (silent_.size() + handed_.size() < limits_.connections_max) return true;
   Look(Now());  // Some may have ended.
   if (silent_.size() + handed_.size() < limits_.connections_max) return true;
-  // The oldest of those who do not belong to the job.
+  return DropOldestStranger("there are as many connections as this process may have");
+}
+
+bool FrontDoor::DropOldestStranger(const std::string& why) {
   const auto stranger = std::find_if(handed_.begin(), handed_.end(),
                                      [](const Handed& one) { return !one.connection->member(); });
   if (stranger == handed_.end()) return false;
-  SayRefused(stranger->peer,
-             "it is not of the job, and there are as many connections as this process may have");
+  SayRefused(stranger->peer, absl::StrCat("it is not of the job, and ", why));
   HangUp(stranger->fd, stranger->inode);  // gRPC closes it.
   connections_->Remove(stranger->peer, stranger->connection.get());
   handed_.erase(stranger);
@@ -309,6 +311,11 @@ void FrontDoor::HandOverOne(Silent silent) {
   handed.fd = silent.fd.Release();
   handed_.push_back(handed);
   hand_over_(silent.listener, handed.fd);
+  if (++strangers_ <= limits_.strangers_max) return;
+  Look(Now());  // Some may have ended, or become members.
+  if (strangers_ <= limits_.strangers_max) return;
+  DropOldestStranger(absl::StrCat("there are ", limits_.strangers_max, " others"));
+  --strangers_;
 }
 
 void FrontDoor::DropSilent(absl::Time now) {
@@ -343,6 +350,8 @@ void FrontDoor::Look(absl::Time now) {
     if (!views.back().member && views.back().bytes > kMuchBytes) look_every_ = kLookSoon;
   }
   RECON_CHECK_EQ(views.size(), handed_.size());
+  strangers_ = static_cast<size_t>(
+      std::count_if(views.begin(), views.end(), [](const ConnectionView& one) { return !one.member; }));
   const std::vector<size_t> cut = WhichToCut(views, limits_);
   if (cut.empty()) return;
   size_t i = 0;

@@ -22,7 +22,8 @@ namespace recon {
 // Accepts the connections of a gRPC server. gRPC 1.51 closes its port for good when it runs out of
 // descriptors once, and parses without end what anybody sends. So a connection is handed to it when its other
 // end has said something; there are as many as the process has descriptors for, and who sends much and says
-// nothing that is understood is cut. Those of the job's members stay when there are too many.
+// nothing that is understood is cut. There are so many of strangers at most, and those of the job's members
+// stay when there are too many.
 //
 // Threads: Listen(), Start() and the destructor on one thread; a thread of its own accepts and looks.
 // Shutdown: the destructor ends the thread and closes what has not been handed over.
@@ -73,6 +74,8 @@ class FrontDoor {
   void TurnAway(int listener);
   // True if there is room for one more.
   bool MakeRoom();
+  // The oldest of those who do not belong to the job has to go; false if there is none.
+  bool DropOldestStranger(const std::string& why);
   void DropSilent(absl::Time now);
   void Look(absl::Time now);
   void SayRefused(const std::string& peer, const std::string& why);
@@ -87,8 +90,9 @@ class FrontDoor {
   std::atomic<bool> stopping_{false};
 
   // The thread's.
-  std::list<Silent> silent_;                        // The oldest first.
-  std::list<Handed> handed_;                        // The oldest first.
+  std::list<Silent> silent_;  // The oldest first.
+  std::list<Handed> handed_;  // The oldest first.
+  size_t strangers_ = 0;      // Of those handed over; who became a member since the last look counts, too.
   absl::Time accept_again_ = absl::InfinitePast();  // After descriptors were short.
   absl::Duration look_every_;
   absl::Time looked_ = absl::InfinitePast();

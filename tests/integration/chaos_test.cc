@@ -9,21 +9,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <fstream>
 #include <memory>
 #include <random>
-#include <sstream>
 
 #include "absl/functional/function_ref.h"
-#include "absl/strings/numbers.h"
 #include "catch2/catch.hpp"
 #include "common/base/clock.h"
 #include "common/base/host_port.h"
 #include "common/base/sleep.h"
-#include "common/snapshot/snapshot_reader.h"
-#include "common/storage/local_store.h"
-#include "common/tensor/param_layout.h"
+#include "tests/integration/chaos_checks.h"
 #include "tests/integration/chaos_model.h"
 #include "tests/integration/servers_job.h"
 
@@ -40,12 +34,6 @@ constexpr bool kMeasures = false;
 constexpr bool kMeasures = true;
 #endif
 
-uint32_t FromEnvironment(const char* name, uint32_t otherwise) {
-  const char* text = std::getenv(name);
-  uint32_t value = 0;
-  return text != nullptr && absl::SimpleAtoi(text, &value) ? value : otherwise;
-}
-
 // One worker: its lives one after the other.
 struct Worker {
   std::unique_ptr<Process> process;
@@ -53,27 +41,6 @@ struct Worker {
   absl::Time go_on = absl::InfiniteFuture();  // When it is stopped.
   std::vector<bool> may_be_given_up;          // By life.
 };
-
-struct Said {
-  uint64_t acknowledged = 0;
-  uint64_t given_up = 0;
-};
-
-Said Read(const std::string& file) {
-  Said said;
-  std::istringstream lines(ReadWholeFile(file));
-  for (std::string line; std::getline(lines, line);) {
-    ++(line == "a" ? said.acknowledged : said.given_up);
-  }
-  return said;
-}
-
-uint64_t ResidentBytes(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/statm");
-  uint64_t total = 0, resident = 0;
-  file >> total >> resident;
-  return resident * static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE));
-}
 
 // A connection whose other end will never speak, or stops in the middle of a word.
 class SilentConnection {
@@ -95,26 +62,6 @@ class SilentConnection {
  private:
   const int fd_;
 };
-
-// All parameters of the newest snapshot, tensor by tensor.
-std::vector<std::vector<float>> NewestValues(const std::string& directory) {
-  const auto store = *LocalStore::Open(directory, /*writer=*/false);
-  const SnapshotReader reader(store.get());
-  const std::vector<Generation> generations = *reader.List();
-  const Manifest manifest = *reader.ReadManifest(generations.back());
-  const ParamLayout layout = *ParamLayout::Create(manifest.model());
-  std::vector<std::vector<float>> tensors;
-  for (uint32_t shard = 0; shard < layout.shard_count(); ++shard) {
-    const std::vector<PageRef> pages = *reader.ReadChunk(manifest, static_cast<int>(shard));
-    std::vector<float> values;
-    for (uint32_t page = 0; page < pages.size(); ++page) {
-      values.insert(values.end(), pages[page].data(),
-                    pages[page].data() + layout.shards()[shard].PageSize(page));
-    }
-    tensors.push_back(std::move(values));
-  }
-  return tensors;
-}
 
 class Chaos {
  public:
@@ -202,11 +149,11 @@ class Chaos {
     for (int server = 0; server < servers_; ++server) job_.process(server).Signal(SIGCONT);
     for (uint32_t i = 0; i < count_; ++i) {
       workers_[i].process->Signal(SIGCONT);
-      before.push_back(Read(FileOf(i, workers_[i].life)).acknowledged);
+      before.push_back(ReadSaid(FileOf(i, workers_[i].life)).acknowledged);
     }
     for (uint32_t i = 0; i < count_; ++i) {
       INFO("worker " << i << ", life " << workers_[i].life << "\n" << workers_[i].process->output());
-      CHECK(Eventually([&] { return Read(FileOf(i, workers_[i].life)).acknowledged >= before[i] + 3; }));
+      CHECK(Eventually([&] { return ReadSaid(FileOf(i, workers_[i].life)).acknowledged >= before[i] + 3; }));
     }
   }
 
@@ -222,7 +169,7 @@ class Chaos {
     uint64_t lives = 0, pushes = 0;
     for (uint32_t i = 0; i < count_; ++i) {
       for (uint32_t life = 0; life <= workers_[i].life; ++life) {
-        const Said said = Read(FileOf(i, life));
+        const Said said = ReadSaid(FileOf(i, life));
         const auto acknowledged = static_cast<double>(said.acknowledged);
         ++lives;
         pushes += said.acknowledged;
@@ -252,7 +199,7 @@ class Chaos {
   uint64_t Acknowledged() const {
     uint64_t sum = 0;
     for (uint32_t i = 0; i < count_; ++i) {
-      for (uint32_t life = 0; life <= workers_[i].life; ++life) sum += Read(FileOf(i, life)).acknowledged;
+      for (uint32_t life = 0; life <= workers_[i].life; ++life) sum += ReadSaid(FileOf(i, life)).acknowledged;
     }
     return sum;
   }

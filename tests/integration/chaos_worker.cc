@@ -1,6 +1,6 @@
 // A worker of chaos_test: pushes one after the other, each until it is acknowledged, and says so in a file.
 //
-//   chaos_worker SERVER WORKERS WORKER LIFE grpc|shm|link FILE
+//   chaos_worker SERVER WORKERS WORKER LIFE grpc|shm|link FILE [CERT KEY CA]
 //
 // With "link", all of its connections go through links of its own, which SIGUSR1 cuts for kLinkCut.
 //
@@ -41,7 +41,7 @@ std::atomic<bool> g_cut_asked{false};
 
 class ChaosWorker {
  public:
-  ChaosWorker(char** argv)
+  ChaosWorker(char** argv, const TlsFlags& tls)
       : links_(std::string(argv[5]) == "link"),
         server_(links_ ? LinkTo(0, argv[1]) : argv[1]),
         workers_(static_cast<uint32_t>(std::atoi(argv[2]))),
@@ -49,9 +49,9 @@ class ChaosWorker {
         life_(static_cast<uint32_t>(std::atoi(argv[4]))),
         file_(open(argv[6], O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)),
         layout_(*ParamLayout::Create(ChaosModel(workers_))),
-        channel_(*ConnectTo(server_, {})),
+        channel_(*ConnectTo(server_, tls)),
         control_(channel_, absl::Seconds(2), Caller::Worker(secret_)),
-        servers_({server_, {}, Caller::Worker(secret_), 2, std::string(argv[5]) == "shm"}, &layout_) {}
+        servers_({server_, tls, Caller::Worker(secret_), 2, std::string(argv[5]) == "shm"}, &layout_) {}
 
   void Run() {
     Join();
@@ -198,7 +198,9 @@ class ChaosWorker {
 }  // namespace recon
 
 int main(int argc, char** argv) {
-  if (argc != 7) return 2;
+  if (argc != 7 && argc != 10) return 2;
   std::signal(SIGUSR1, [](int) { recon::g_cut_asked = true; });
-  recon::ChaosWorker(argv).Run();
+  const recon::TlsFlags tls =
+      argc == 10 ? recon::TlsFlags{argv[7], argv[8], argv[9], false} : recon::TlsFlags();
+  recon::ChaosWorker(argv, tls).Run();
 }

@@ -1,15 +1,9 @@
 // Somebody who reaches the port of a job and sends what he likes: the job goes on, and the server stays
 // small.
 
-#include <arpa/inet.h>
-#include <fcntl.h>
-#include <netinet/in.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <string>
 #include <vector>
 
@@ -19,10 +13,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "catch2/catch.hpp"
-#include "common/base/clock.h"
-#include "common/base/host_port.h"
-#include "common/base/owned_fd.h"
 #include "tests/integration/process_job.h"
+#include "tests/support/raw_http2.h"
 
 namespace recon {
 namespace {
@@ -31,52 +23,6 @@ constexpr int kStrangers = 2000;
 // Without bounds the second kind of headers takes 2.5 GB within seconds. On a busy machine who looks comes
 // late.
 constexpr uint64_t kGrowthMax = uint64_t{1} << 30;
-
-// Does not wait for the other end.
-OwnedFd ConnectTcp(const std::string& address) {
-  OwnedFd fd(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  REQUIRE(fd.get() >= 0);
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(*PortOf(address));
-  inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
-  static_cast<void>(connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)));
-  return fd;
-}
-
-// One that has sent `bytes` already.
-struct Sender {
-  OwnedFd fd;
-  uint64_t sent = 0;
-  std::string rest;  // Of what was to be sent.
-  bool open = true;
-  absl::Time took = Now();  // When the other end took something last.
-
-  // Closed, or nothing more is read of it.
-  bool Over() const { return !open || Now() - took > absl::Seconds(2); }
-  // As much as goes now of what is left, and if nothing was, of `bytes`.
-  void Send(const std::string& bytes) {
-    if (rest.empty()) rest = bytes;
-    const ssize_t sent_now = send(fd.get(), rest.data(), rest.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent_now > 0) {
-      took = Now();
-      sent += static_cast<uint64_t>(sent_now);
-      rest.erase(0, static_cast<size_t>(sent_now));
-    }
-    if (sent_now < 0 && errno != EAGAIN && errno != ENOTCONN) open = false;
-  }
-};
-
-// HTTP/2: its preface with empty settings, and a frame.
-const std::string kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + std::string("\0\0\0\4\0\0\0\0\0", 9);
-std::string Http2Frame(uint8_t type, uint8_t flags, const std::string& body) {
-  std::string frame;
-  for (const int shift : {16, 8, 0}) frame += static_cast<char>(body.size() >> shift & 0xff);
-  frame += static_cast<char>(type);
-  frame += static_cast<char>(flags);
-  return frame + std::string("\0\0\0\1", 4) + body;
-}
-constexpr uint8_t kHeaders = 1, kContinuation = 9;
 
 uint64_t ResidentBytes(pid_t process) {
   const std::string status = ReadWholeFile(absl::StrCat("/proc/", process, "/status"));
@@ -128,12 +74,12 @@ TEST_CASE("2,000 connections that say nothing leave a server of 256 descriptors 
     CheckGoesOn(job);
     // Nor do those who speak HTTP/2 and ask for nothing keep others out.
     for (OwnedFd& stranger : strangers) stranger = ConnectTcp(job.address());
-    std::vector<Sender> speaking;
+    std::vector<RawSender> speaking;
     for (int i = 0; i < 400; ++i) speaking.push_back({ConnectTcp(job.address())});
     CHECK(Eventually([&] {
       size_t said = 0;
-      for (Sender& one : speaking) {
-        if (one.open && one.sent == 0) one.Send(kPreface);
+      for (RawSender& one : speaking) {
+        if (one.open && one.sent == 0) one.Send(Http2Preface());
         said += !one.open || one.sent > 0 ? 1 : 0;
       }
       return said == speaking.size();
@@ -143,6 +89,22 @@ TEST_CASE("2,000 connections that say nothing leave a server of 256 descriptors 
   const auto late = job.StartWorker("late");
   CHECK(Eventually([&] { return job.Status()->members_size() == 2; }));
   CHECK(absl::StrContains(job.ServerLog(), " is closed: "));
+}
+
+TEST_CASE("a connection has so many calls at once, and its other end is told", "[flood]") {
+  ProcessJob job(JobFlags());
+  REQUIRE(job.StartServer());
+  RawSender sender{ConnectTcp(job.address())};
+  std::string received;
+  const std::string streams_max =
+      BigEndian(3, 2) + BigEndian(1024, 4);  // A setting (RFC 9113, section 6.5.2).
+  CHECK(Eventually([&] {
+    if (sender.sent == 0) sender.Send(Http2Preface());
+    char bytes[1024];
+    const ssize_t came = recv(sender.fd.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
+    if (came > 0) received.append(bytes, static_cast<size_t>(came));
+    return absl::StrContains(received, streams_max);
+  }));
 }
 
 TEST_CASE("headers without end are cut, before they cost much memory", "[flood]") {
@@ -157,17 +119,17 @@ TEST_CASE("headers without end are cut, before they cost much memory", "[flood]"
   const std::string more = one_literal ? std::string(16'000, 'a') : std::string("\0\1x\1y", 5);
   std::string block;
   while (block.size() < 16'000) block += more;
-  std::vector<Sender> senders;
+  std::vector<RawSender> senders;
   for (int i = 0; i < 40; ++i) senders.push_back({ConnectTcp(job.address())});
   const auto all_cut = [&] {
     bool open = false;
-    for (Sender& one : senders) {
+    for (RawSender& one : senders) {
       if (one.Over()) continue;
       open = true;
       if (one.sent == 0) {
-        one.Send(kPreface + Http2Frame(kHeaders, 0, one_literal ? claim + more : block));
+        one.Send(Http2Preface() + Http2Frame(Http2::kHeaders, 0, 1, one_literal ? claim + more : block));
       } else {
-        one.Send(Http2Frame(kContinuation, 0, one_literal ? more : block));
+        one.Send(Http2Frame(Http2::kContinuation, 0, 1, one_literal ? more : block));
       }
     }
     return !open;

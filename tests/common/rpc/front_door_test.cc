@@ -157,6 +157,35 @@ TEST_CASE("strangers who send much are cut, those who say nothing too, and membe
   CHECK(!member.Send(1));
 }
 
+TEST_CASE("strangers have so many connections at most, and members do not count", "[connections]") {
+  ConnectionLimits limits;
+  limits.strangers_max = 3;
+  OpenDoor door("127.0.0.1:0", limits);
+  std::vector<std::unique_ptr<Guest>> guests;
+  const auto enter = [&] {
+    guests.push_back(std::make_unique<Guest>(AF_INET, door.port()));
+    const size_t before = door.came_in();
+    guests.back()->Send(1);
+    CHECK(Eventually([&] { return door.came_in() > before; }));
+    return guests.back().get();
+  };
+  const auto known = [&](const Guest* guest) { return door.connections().Find(guest->Name()) != nullptr; };
+  std::vector<const Guest*> members;
+  for (int i = 0; i < 5; ++i) {
+    members.push_back(enter());
+    door.connections().Find(members.back()->Name())->NoteMember();
+  }
+  Guest* first = enter();
+  const Guest* second = enter();
+  enter();
+  CHECK(known(first));
+  enter();
+  CHECK(first->HungUp());
+  CHECK(Eventually([&] { return !known(first); }));
+  CHECK(known(second));
+  for (const Guest* member : members) CHECK(known(member));
+}
+
 TEST_CASE("with no descriptor left whoever comes is turned away, and those who come later are let in",
           "[connections]") {
   OpenDoor door("127.0.0.1:0");
