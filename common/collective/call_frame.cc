@@ -12,15 +12,26 @@
 namespace recon {
 namespace {
 
-absl::Status CheckChunk(const CallHeader& header, size_t payload) {
+// Of what a place says in an epoch.
+absl::Status CheckPlaces(const CallHeader& header) {
   const auto wrong = [](const auto&... what) {
-    return absl::InvalidArgumentError(absl::StrCat("chunk: ", what...));
+    return absl::InvalidArgumentError(absl::StrCat("a frame of an epoch: ", what...));
   };
   if (header.members == 0 || header.members > limits::kCollectiveMembersMax) {
     return wrong(header.members, " members, expected 1 to ", limits::kCollectiveMembersMax);
   }
   if (header.place >= header.members)
     return wrong("place ", header.place, " of ", header.members, " members");
+  if (header.kind == CallFrameKind::kGone && header.lost != kEverybody && header.lost >= header.members) {
+    return wrong("place ", header.lost, " of ", header.members, " members is lost");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckChunk(const CallHeader& header, size_t payload) {
+  const auto wrong = [](const auto&... what) {
+    return absl::InvalidArgumentError(absl::StrCat("chunk: ", what...));
+  };
   const auto is_place = [&](uint32_t place) { return place == kEverybody || place < header.members; };
   if (!is_place(header.source) || !is_place(header.receiver)) {
     return wrong("source ", header.source, " and receiver ", header.receiver, " of ", header.members,
@@ -93,7 +104,11 @@ absl::StatusOr<CallFrame> DecodeCallFrame(const ByteChain& bytes) {
   }
   frame.text = bytes.Range(kCallHeaderBytes, text).ToString();
   frame.payload = bytes.Range(kCallHeaderBytes + text, bytes.size() - kCallHeaderBytes - text);
-  if (frame.header.kind == CallFrameKind::kChunk) {
+  const CallFrameKind kind = frame.header.kind;
+  if (kind == CallFrameKind::kChunk || kind == CallFrameKind::kFailCall || kind == CallFrameKind::kGone) {
+    RECON_RETURN_IF_ERROR(CheckPlaces(frame.header));
+  }
+  if (kind == CallFrameKind::kChunk) {
     RECON_RETURN_IF_ERROR(CheckChunk(frame.header, frame.payload.size()));
   }
   return frame;

@@ -23,6 +23,13 @@ absl::Status CallDesk::Handle(uint64_t stream, CallFrame frame, absl::Time now, 
   absl::Status status;
   const CallHeader& header = frame.header;
   sets_.Heard(stream, now);
+  const bool of_epoch = header.kind == CallFrameKind::kChunk || header.kind == CallFrameKind::kFailCall ||
+                        header.kind == CallFrameKind::kGone;
+  // Others learn of epochs from their members.
+  if (of_epoch && options_.head && !chunks_.SpeaksIn(stream, header)) {
+    return absl::InvalidArgumentError(absl::StrCat("a connection speaks in epoch ", header.epoch, " of set ",
+                                                   header.set, ", in which it has no place"));
+  }
   switch (header.kind) {
     case CallFrameKind::kHeartbeat:
       break;

@@ -10,6 +10,9 @@
 namespace recon {
 namespace {
 
+// A frame of a chunk that waits, and the chunk.
+constexpr uint64_t kFrameOverhead = 512;
+
 bool SameChunk(const CallHeader& a, const CallHeader& b) {
   const auto fields = [](const CallHeader& it) {
     return std::tuple(it.combine, it.op, it.dtype, it.wire, it.pair, it.source, it.receiver, it.bytes,
@@ -31,6 +34,12 @@ std::string SideOf(uint32_t rank, const std::string& text, const CallHeader& hea
 
 absl::StatusOr<ChunkBook::Epoch*> ChunkBook::Speak(uint64_t stream, const CallHeader& frame) {
   const EpochKey key{frame.set, frame.epoch};
+  const auto spoken = spoken_.find(stream);
+  if (spoken != spoken_.end() && spoken->second.size() >= kEpochsOfStreamMax &&
+      spoken->second.count(key) == 0) {
+    return absl::ResourceExhaustedError(absl::StrCat("a connection speaks in ", spoken->second.size(),
+                                                     " epochs of sets, at most ", kEpochsOfStreamMax));
+  }
   Epoch& epoch = epochs_[key];
   if (epoch.streams.empty() && epoch.members == 0) epoch.members = frame.members;
   if (epoch.members != frame.members) {
@@ -52,6 +61,15 @@ absl::StatusOr<ChunkBook::Epoch*> ChunkBook::Speak(uint64_t stream, const CallHe
         absl::StrCat("a connection of place ", mine->second, " speaks for place ", frame.place));
   }
   return &epoch;
+}
+
+bool ChunkBook::SpeaksIn(uint64_t stream, const CallHeader& frame) const {
+  const auto found = spoken_.find(stream);
+  return found != spoken_.end() && found->second.count({frame.set, frame.epoch}) != 0;
+}
+
+uint64_t ChunkBook::Charge(const Pending& pending, const ByteChain& payload) {
+  return payload.size() + pending.text.size() + kFrameOverhead;
 }
 
 absl::Status ChunkBook::Enter(uint64_t stream, const CallHeader& frame) {
@@ -113,7 +131,7 @@ absl::Status ChunkBook::Add(uint64_t stream, CallFrame frame, absl::Time now, De
   }
   Pending& pending = found->second;
   const bool same = SameChunk(pending.header, header) && pending.text == frame.text;
-  bytes_ += frame.payload.size();
+  bytes_ += Charge(pending, frame.payload);
   pending.frames[header.place] = {stream, std::move(frame.payload)};
   if (!same) {
     const std::string text =
@@ -135,9 +153,9 @@ void ChunkBook::FinishIfAllHere(Epoch* epoch, const ChunkKey& key, Decided* deci
   Ready ready{pending.header, std::vector<ByteChain>(epoch->members),
               std::vector<uint64_t>(epoch->members, 0)};
   for (auto& [place, sent] : pending.frames) {
-    RECON_CHECK_GE(bytes_, sent.second.size());
+    RECON_CHECK_GE(bytes_, Charge(pending, sent.second));
     RECON_CHECK_LT(place, epoch->members);
-    bytes_ -= sent.second.size();
+    bytes_ -= Charge(pending, sent.second);
     ready.streams[place] = sent.first;
     ready.contributions[place] = std::move(sent.second);
   }
@@ -162,8 +180,8 @@ void ChunkBook::Fail(Epoch* epoch, const CallKey& call, const absl::Status& why,
       CallHeader chunk = pending.header;
       chunk.place = place;
       decided->failed.push_back({sent.first, FailedOutcome(chunk, why, lost)});
-      RECON_CHECK_GE(bytes_, sent.second.size());
-      bytes_ -= sent.second.size();
+      RECON_CHECK_GE(bytes_, Charge(pending, sent.second));
+      bytes_ -= Charge(pending, sent.second);
     }
     it = epoch->chunks.erase(it);
   }
@@ -208,8 +226,8 @@ void ChunkBook::End(uint64_t stream, const std::string& why, Decided* decided) {
     if (epoch.streams.empty()) {
       for (const auto& [chunk, pending] : epoch.chunks) {
         for (const auto& [from, sent] : pending.frames) {
-          RECON_CHECK_GE(bytes_, sent.second.size());
-          bytes_ -= sent.second.size();
+          RECON_CHECK_GE(bytes_, Charge(pending, sent.second));
+          bytes_ -= Charge(pending, sent.second);
         }
       }
       epochs_.erase(found);

@@ -46,9 +46,14 @@ class ChunkBook {
     std::vector<uint32_t> here, missing;  // Places.
   };
 
+  // Epochs in which a stream speaks, and which are not over.
+  static constexpr size_t kEpochsOfStreamMax = 256;
+
   // A stream speaks for a place of an epoch (`frame` says which) until it ends or sends a chunk of a later
   // one. Errors as Add()'s.
   absl::Status Enter(uint64_t stream, const CallHeader& frame);
+  // Whether it has entered the epoch of `frame`.
+  bool SpeaksIn(uint64_t stream, const CallHeader& frame) const;
   // A member's frame of a chunk. An error is the sender's fault, and its stream is to be ended:
   // InvalidArgument, or ResourceExhausted at a limit.
   absl::Status Add(uint64_t stream, CallFrame frame, absl::Time now, Decided* decided);
@@ -59,7 +64,7 @@ class ChunkBook {
   // A stream has ended: whose place it was is lost from the epochs in which it spoke.
   void End(uint64_t stream, const std::string& why, Decided* decided);
 
-  // Bytes of frames that wait.
+  // What frames that wait take: their bytes and texts, and what remembering them costs.
   uint64_t bytes() const { return bytes_; }
   // Of all epochs, the longest first.
   std::vector<Waiting> waiting() const;
@@ -82,6 +87,7 @@ class ChunkBook {
     std::map<uint32_t, std::string> lost;                         // Places, kEverybody among them.
   };
 
+  static uint64_t Charge(const Pending& pending, const ByteChain& payload);
   absl::StatusOr<Epoch*> Speak(uint64_t stream, const CallHeader& frame);
   void ForgetOlder(uint64_t stream, const CallHeader& frame);
   std::optional<std::pair<absl::Status, uint32_t>> WhyNot(const Epoch& epoch, const CallHeader& chunk,
