@@ -8,8 +8,8 @@
 
 namespace recon {
 
-// How the processes of a job trust each other: the flags --tls-cert, --tls-key, --tls-ca, --insecure and
-// --token-file of every program.
+// How the processes of a job trust each other: the flags --tls-cert, --tls-key, --tls-ca, --tls-crl,
+// --insecure and --token-file of every program.
 struct TlsFlags {
   std::string cert;  // PEM files. All three or none.
   std::string key;
@@ -18,6 +18,8 @@ struct TlsFlags {
   bool insecure = false;
   // With one token, which is shown to the head; empty: none.
   std::string token_file = "";  // NOLINT(readability-redundant-string-init): lists of four stay complete.
+  // Of certificates that the CA has revoked, read again when it changes; empty: none.
+  std::string crl = "";  // NOLINT(readability-redundant-string-init)
 };
 
 // What is in the three files: texts in PEM.

@@ -2,7 +2,9 @@
 
 #include <sys/stat.h>
 
+#include <functional>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -11,7 +13,10 @@
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/pem_file.h"
+#include "common/rpc/revocations.h"
+#include "common/rpc/x509.h"
 #include "grpcpp/security/tls_certificate_provider.h"
+#include "grpcpp/security/tls_certificate_verifier.h"
 #include "grpcpp/security/tls_credentials_options.h"
 
 namespace recon {
@@ -23,6 +28,10 @@ constexpr unsigned kReloadSeconds = 2;
 // No TLS (all empty), or the three files.
 absl::StatusOr<TlsTexts> ReadPem(const std::string& address, const TlsFlags& flags, TlsEnd end) {
   const int given = !flags.cert.empty() + !flags.key.empty() + !flags.ca.empty();
+  if (given == 0 && !flags.crl.empty()) {
+    return absl::InvalidArgumentError(
+        "--tls-crl is for certificates: give --tls-cert, --tls-key and --tls-ca");
+  }
   if (given == 0) {
     if (!IsLoopback(address) && !flags.insecure) {
       return absl::InvalidArgumentError(
@@ -63,6 +72,33 @@ std::shared_ptr<grpc::experimental::FileWatcherCertificateProvider> ProviderFor(
   return provider;
 }
 
+// Takes a server whose certificate names its host, as gRPC's own does, and is not revoked.
+class NotRevoked final : public grpc::experimental::ExternalCertificateVerifier {
+ public:
+  explicit NotRevoked(Revocations* revocations) : revocations_(revocations) {}
+
+  bool Verify(grpc::experimental::TlsCustomVerificationCheckRequest* request,
+              std::function<void(grpc::Status)> callback, grpc::Status* status) override {
+    if (!host_.Verify(request, std::move(callback), status)) {
+      *status = grpc::Status(grpc::StatusCode::INTERNAL, "the host's name is not checked at once");
+    }
+    if (!status->ok()) return true;
+    const grpc::string_ref shown = request->peer_cert();
+    const auto certificates = ReadCertificates({shown.data(), shown.size()});
+    if (!certificates.ok()) {
+      *status = grpc::Status(grpc::StatusCode::UNAUTHENTICATED, "the server shows no certificate");
+    } else if (revocations_->Has(certificates->front().get())) {
+      *status = grpc::Status(grpc::StatusCode::UNAUTHENTICATED, "the server's certificate is revoked");
+    }
+    return true;
+  }
+  void Cancel(grpc::experimental::TlsCustomVerificationCheckRequest*) override {}
+
+ private:
+  grpc::experimental::HostNameCertificateVerifier host_;
+  Revocations* const revocations_;
+};
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ServerCredentialsFor(const std::string& address,
@@ -84,6 +120,11 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ChannelCredentialsFor(
   options.set_certificate_provider(ProviderFor(flags));
   options.watch_root_certs();
   options.watch_identity_key_cert_pairs();
+  if (!flags.crl.empty()) {
+    RECON_ASSIGN_OR_RETURN(Revocations* const revocations, Revocations::Open(flags.crl, flags.ca));
+    options.set_certificate_verifier(
+        grpc::experimental::ExternalCertificateVerifier::Create<NotRevoked>(revocations));
+  }
   return grpc::experimental::TlsCredentials(options);
 }
 

@@ -13,7 +13,8 @@ namespace recon {
 // Mutual TLS if the files are given: each side must show a certificate of the CA. Plain text on loopback
 // or with `insecure`. InvalidArgument, naming the flag, in every other case, for unreadable files and for
 // certificates that do not fit together (CheckCertificates). The files are read again when they change: new
-// connections use what is in them then, and those that there are go on.
+// connections use what is in them then, and those that there are go on. A client does not take a server whose
+// certificate is in `crl`; what a server does about revoked clients is its services' (Access).
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ServerCredentialsFor(const std::string& address,
                                                                               const TlsFlags& flags);
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ChannelCredentialsFor(const std::string& address,

@@ -14,6 +14,7 @@
 #include "absl/strings/strip.h"
 #include "common/base/clock.h"
 #include "common/base/owned_fd.h"
+#include "common/rpc/revocations.h"
 #include "common/rpc/x509.h"
 
 namespace recon {
@@ -120,6 +121,12 @@ absl::Status CheckServerCertificate(const std::string& address, const TlsFlags& 
                  absl::StrCat("the server's certificate is not of the CA in --tls-ca ", flags.ca,
                               ": it was signed by ", ShownName(X509_get_issuer_name(certificate.get())), " (",
                               X509_verify_cert_error_string(verified), ")"));
+  }
+  if (!flags.crl.empty()) {
+    const absl::StatusOr<Revocations*> revocations = Revocations::Open(flags.crl, flags.ca);
+    if (revocations.ok() && (*revocations)->Has(certificate.get())) {
+      return Wrong(address, absl::StrCat("the server's certificate is revoked, by --tls-crl ", flags.crl));
+    }
   }
   const std::string host = HostOf(address);
   const bool named = IsNumber(host) ? X509_check_ip_asc(certificate.get(), host.c_str(), 0) == 1

@@ -8,28 +8,21 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "common/base/owned_fd.h"
-#include "common/base/regular_file.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/rpc/pem_file.h"
+#include "common/rpc/x509.h"
 
 namespace recon {
 namespace {
 
 constexpr int kBacklog = 64;
 constexpr size_t kHeadersMax = 64;
-
-absl::StatusOr<std::string> ReadPem(const std::string& path) {
-  if (const absl::Status regular = CheckRegularFile(path); absl::IsInvalidArgument(regular)) return regular;
-  std::ifstream file(path);
-  if (!file) return absl::InvalidArgumentError(absl::StrCat("cannot read ", path));
-  return std::string(std::istreambuf_iterator<char>(file), {});
-}
 
 // A listening socket, so that addresses of any family and port 0 are one case.
 absl::StatusOr<OwnedFd> Listen(const std::string& flag, const std::string& address) {
@@ -63,8 +56,8 @@ std::string WithPort(const std::string& address, int fd) {
   return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
 }
 
-// The certificate that the other end has shown, if our CA has made it.
-std::string CertificateOf(MHD_Connection* connection) {
+// The certificate that the other end has shown, if our CA has made it, and not revoked.
+std::string CertificateOf(MHD_Connection* connection, Revocations* revocations) {
   const MHD_ConnectionInfo* info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_GNUTLS_SESSION);
   if (info == nullptr || info->tls_session == nullptr) return "";
   auto* session = static_cast<gnutls_session_t>(info->tls_session);
@@ -74,6 +67,11 @@ std::string CertificateOf(MHD_Connection* connection) {
   unsigned problems = 0;
   const bool verified = gnutls_certificate_verify_peers2(session, &problems) == GNUTLS_E_SUCCESS;
   if (!verified || problems != 0) return "";
+  if (revocations != nullptr) {
+    const unsigned char* der = chain[0].data;
+    const OwnedOpenssl<X509> own(d2i_X509(nullptr, &der, chain[0].size));
+    if (own == nullptr || revocations->Has(own.get())) return "";
+  }
   return {reinterpret_cast<const char*>(chain[0].data), chain[0].size};
 }
 
@@ -145,7 +143,7 @@ struct HttpCallbacks {
     }
     MHD_get_connection_values(connection, MHD_HEADER_KIND, Collect, &request.headers);
     MHD_get_connection_values(connection, MHD_GET_ARGUMENT_KIND, Collect, &request.query);
-    request.certificate = CertificateOf(connection);
+    request.certificate = CertificateOf(connection, server->revocations_);
     return Send(connection, server->handler_(request));
   }
   static void OnCompleted(void*, MHD_Connection*, void** state, MHD_RequestTerminationCode) {
@@ -172,37 +170,88 @@ WebResponse TextResponse(int status, std::string text) {
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& flag,
                                                               const std::string& address, const TlsFlags& tls,
                                                               Handler handler) {
-  std::unique_ptr<HttpServer> server(new HttpServer(std::move(handler)));
-  std::vector<MHD_OptionItem> options;
-  unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_ERROR_LOG;
-  if (!tls.cert.empty()) {
-    RECON_ASSIGN_OR_RETURN(server->tls_.cert, ReadPem(tls.cert));
-    RECON_ASSIGN_OR_RETURN(server->tls_.key, ReadPem(tls.key));
-    RECON_ASSIGN_OR_RETURN(server->tls_.ca, ReadPem(tls.ca));
-    flags |= MHD_USE_TLS;
-    options.push_back({MHD_OPTION_HTTPS_MEM_CERT, 0, server->tls_.cert.data()});
-    options.push_back({MHD_OPTION_HTTPS_MEM_KEY, 0, server->tls_.key.data()});
-    options.push_back({MHD_OPTION_HTTPS_MEM_TRUST, 0, server->tls_.ca.data()});
+  std::unique_ptr<HttpServer> server(new HttpServer(tls, std::move(handler)));
+  if (!tls.crl.empty()) {
+    RECON_ASSIGN_OR_RETURN(server->revocations_, Revocations::Open(tls.crl, tls.ca));
   }
-  options.push_back({MHD_OPTION_END, 0, nullptr});
-  RECON_ASSIGN_OR_RETURN(OwnedFd listener, Listen(flag, address));
-  server->address_ = WithPort(address, listener.get());
-  server->daemon_ = MHD_start_daemon(
-      flags, 0, nullptr, nullptr, &HttpCallbacks::OnRequest, server.get(), MHD_OPTION_EXTERNAL_LOGGER,
-      &HttpCallbacks::OnLog, nullptr, MHD_OPTION_LISTEN_SOCKET, listener.get(), MHD_OPTION_CONNECTION_LIMIT,
-      kConnectionsMax, MHD_OPTION_CONNECTION_TIMEOUT, kIdleSecondsMax, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-      kHeaderBytesMax, MHD_OPTION_NOTIFY_COMPLETED, &HttpCallbacks::OnCompleted, nullptr, MHD_OPTION_ARRAY,
-      options.data(), MHD_OPTION_END);
+  RECON_RETURN_IF_ERROR(server->ReadFiles().status());
+  RECON_ASSIGN_OR_RETURN(server->listener_, Listen(flag, address));
+  server->address_ = WithPort(address, server->listener_.get());
+  server->StartDaemon();
   if (server->daemon_ == nullptr) {
     return absl::UnavailableError(absl::StrCat(flag, " ", address, ": the HTTP server does not start",
                                                tls.cert.empty() ? "" : " with TLS"));
   }
-  listener.Release();  // The library closes it.
+  if (!tls.cert.empty()) server->look_.Set(Now() + WatchedFile::kLook);
   return server;
 }
 
-HttpServer::~HttpServer() {
-  if (daemon_ != nullptr) MHD_stop_daemon(daemon_);
+HttpServer::HttpServer(const TlsFlags& tls, Handler handler)
+    : handler_(std::move(handler)), tls_(tls), look_([this] { Look(); }) {
+  if (tls.cert.empty()) return;
+  for (const std::string& file : {tls.cert, tls.key, tls.ca}) files_.emplace_back(file);
 }
+
+absl::StatusOr<bool> HttpServer::ReadFiles() {
+  bool changed = false;
+  for (WatchedFile& file : files_) {
+    RECON_ASSIGN_OR_RETURN(const bool other, file.Changed(Now()));
+    changed |= other;
+  }
+  if (!changed) return false;
+  TlsTexts texts;
+  RECON_ASSIGN_OR_RETURN(texts.cert, ReadPemFile("--tls-cert", tls_.cert));
+  RECON_ASSIGN_OR_RETURN(texts.key, ReadPemFile("--tls-key", tls_.key));
+  RECON_ASSIGN_OR_RETURN(texts.ca, ReadPemFile("--tls-ca", tls_.ca));
+  RECON_RETURN_IF_ERROR(CheckCertificates(tls_, texts, TlsEnd::kServer, Now()));
+  for (WatchedFile& file : files_) file.NoteRead();
+  texts_ = std::move(texts);
+  return true;
+}
+
+void HttpServer::StartDaemon() {
+  std::vector<MHD_OptionItem> options;
+  // With the last one a daemon can leave the socket to another.
+  unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_ERROR_LOG | MHD_USE_ITC;
+  if (!texts_.cert.empty()) {
+    flags |= MHD_USE_TLS;
+    options.push_back({MHD_OPTION_HTTPS_MEM_CERT, 0, texts_.cert.data()});
+    options.push_back({MHD_OPTION_HTTPS_MEM_KEY, 0, texts_.key.data()});
+    options.push_back({MHD_OPTION_HTTPS_MEM_TRUST, 0, texts_.ca.data()});
+  }
+  options.push_back({MHD_OPTION_END, 0, nullptr});
+  daemon_.reset(MHD_start_daemon(
+      flags, 0, nullptr, nullptr, &HttpCallbacks::OnRequest, this, MHD_OPTION_EXTERNAL_LOGGER,
+      &HttpCallbacks::OnLog, nullptr, MHD_OPTION_LISTEN_SOCKET, listener_.get(), MHD_OPTION_CONNECTION_LIMIT,
+      kConnectionsMax, MHD_OPTION_CONNECTION_TIMEOUT, kIdleSecondsMax, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+      kHeaderBytesMax, MHD_OPTION_NOTIFY_COMPLETED, &HttpCallbacks::OnCompleted, nullptr, MHD_OPTION_ARRAY,
+      options.data(), MHD_OPTION_END));
+}
+
+void HttpServer::StopDaemon::operator()(MHD_Daemon* daemon) const {
+  MHD_quiesce_daemon(daemon);
+  MHD_stop_daemon(daemon);
+}
+
+void HttpServer::Look() {
+  const TlsTexts before = texts_;
+  const absl::StatusOr<bool> read = ReadFiles();
+  if (!read.ok() && read.status() != looked_) {
+    LogWarn("--dashboard: {}; what was there before stays", read.status().message());
+  }
+  looked_ = read.status();
+  if (read.ok() && *read) {
+    daemon_ = nullptr;
+    StartDaemon();
+    if (daemon_ == nullptr) {  // GnuTLS does not take what OpenSSL did.
+      LogWarn("--dashboard: its HTTP server does not start with the new certificates; those before stay");
+      texts_ = before;
+      StartDaemon();
+    }
+  }
+  look_.Set(Now() + WatchedFile::kLook);
+}
+
+HttpServer::~HttpServer() = default;
 
 }  // namespace recon

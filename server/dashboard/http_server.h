@@ -9,7 +9,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/alarm.h"
+#include "common/base/owned_fd.h"
+#include "common/base/watched_file.h"
 #include "common/rpc/certificates.h"
+#include "common/rpc/revocations.h"
 
 struct MHD_Daemon;
 
@@ -21,7 +25,7 @@ struct WebRequest {
   std::string path;
   std::map<std::string, std::string> query;    // Decoded; of a name that comes twice, the first.
   std::map<std::string, std::string> headers;  // Names in lower case.
-  // That the client has shown (DER), if our CA has made it; empty without TLS.
+  // That the client has shown (DER), if our CA has made it, and not revoked; empty without TLS.
   std::string certificate = {};
 
   const std::string& Query(const std::string& name) const { return Find(query, name); }
@@ -45,8 +49,12 @@ WebResponse TextResponse(int status, std::string text);
 // headers and of a body, and one that makes no progress is cut. GNU libmicrohttpd, on one thread with epoll:
 // a client that never reads holds a connection for its timeout, and no thread.
 //
-// Threads: the handler runs on the server's only thread and must not block. Everything else on the owner's.
-// Shutdown: the destructor cuts all connections and waits for a handler that runs.
+// With TLS, certificate, key and CA are read again when they change, and connections end then: browsers
+// connect anew.
+//
+// Threads: the handler runs on the server's only thread and must not block. Everything else on the owner's,
+// and the looks at files on one of their own. Shutdown: the destructor cuts all connections and waits for a
+// handler that runs.
 class HttpServer {
  public:
   using Handler = std::function<WebResponse(const WebRequest&)>;
@@ -57,8 +65,9 @@ class HttpServer {
   static constexpr size_t kBodyBytesMax = 4 << 10;
 
   // `address`: HOST:PORT, port 0 takes a free one. With `tls` files all is encrypted, and requests have
-  // their clients' certificates. Unavailable if the port is taken, InvalidArgument, naming `flag`, for a
-  // host that is not one of this machine's and for files that cannot be used.
+  // their clients' certificates, but for those in `tls.crl`. Unavailable if the port is taken,
+  // InvalidArgument, naming `flag`, for a host that is not one of this machine's and for files that cannot be
+  // used.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& flag,
                                                            const std::string& address, const TlsFlags& tls,
                                                            Handler handler);
@@ -72,12 +81,31 @@ class HttpServer {
  private:
   struct Connection;
   friend struct HttpCallbacks;
-  explicit HttpServer(Handler handler) : handler_(std::move(handler)) {}
+  HttpServer(const TlsFlags& tls, Handler handler);
+  // Into texts_, if they are others and fit together; whether they were read.
+  absl::StatusOr<bool> ReadFiles();
+  // On listener_, with texts_; null if the library does not start it.
+  void StartDaemon();
+  // The alarm's thread.
+  void Look();
 
   const Handler handler_;
+  const TlsFlags tls_;
   std::string address_;
-  TlsTexts tls_;
-  MHD_Daemon* daemon_ = nullptr;
+  OwnedFd listener_;
+  Revocations* revocations_ = nullptr;  // Null: none.
+
+  // Leaves the socket to another one, cuts all connections and waits for a handler that runs.
+  struct StopDaemon {
+    void operator()(MHD_Daemon* daemon) const;
+  };
+
+  // Of Start(), and then of the alarm's thread.
+  std::vector<WatchedFile> files_;  // Certificate, key and CA; none without TLS.
+  TlsTexts texts_;
+  std::unique_ptr<MHD_Daemon, StopDaemon> daemon_;
+  absl::Status looked_;  // What came of the last look.
+  Alarm look_;           // Last: it uses the rest. Never set without TLS.
 };
 
 }  // namespace recon

@@ -34,7 +34,9 @@ std::string HostOf(const std::string& host_port) {
 std::optional<WebResponse> RequestChecks::Refusal(const WebRequest& request) const {
   const bool probe = request.path == "/healthz" || request.path == "/readyz";
   if (tls_ && request.certificate.empty() && !probe)
-    return TextResponse(403, "a certificate of the job's CA is needed (--tls-ca)\n");
+    return TextResponse(
+        403,
+        "a certificate of the job's CA is needed (--tls-ca), and none that it has revoked (--tls-crl)\n");
   const std::string& host = request.Header("host");
   const std::string name = HostOf(host);
   const bool ours = IsNumber(name) || name == "localhost" ||

@@ -79,7 +79,7 @@ absl::Status Head::OpenAccess() {
   Access::Options options;
   options.tls = !flags.tls.cert.empty();
   options.rules = flags.access.allow;
-  options.crl_file = flags.access.crl;
+  options.crl_file = flags.tls.crl;
   options.ca_file = flags.tls.ca;
   options.names_by_certificate = flags.access.names_by_certificate;
   options.tokens_file = flags.access.tokens;

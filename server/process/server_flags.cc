@@ -119,9 +119,9 @@ absl::Status CheckTogether(ServerFlags* flags) {
   if (!flags->access.allow.empty() && flags->tls.cert.empty()) {
     return absl::InvalidArgumentError("--allow is for certificates: give --tls-cert, --tls-key and --tls-ca");
   }
-  if ((!flags->access.crl.empty() || flags->access.names_by_certificate) && flags->tls.cert.empty()) {
+  if ((!flags->tls.crl.empty() || flags->access.names_by_certificate) && flags->tls.cert.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(flags->access.crl.empty() ? "--names-by-certificate" : "--tls-crl",
+        absl::StrCat(flags->tls.crl.empty() ? "--names-by-certificate" : "--tls-crl",
                      " is for certificates: give --tls-cert, --tls-key and --tls-ca"));
   }
   for (const std::string& url : {flags->snapshots.directory, flags->from_snapshot.directory}) {
@@ -133,9 +133,10 @@ absl::Status CheckTogether(ServerFlags* flags) {
 
 // What a server that joins a head may be told.
 constexpr const char* kFlagsWithJoin[] = {
-    "--help",         "--config",          "--listen",        "--data",       "--join",     "--advertise",
-    "--snapshot-dir", "--metrics-address", "--tls-cert",      "--tls-key",    "--tls-ca",   "--insecure",
-    "--token-file",   "--apply-threads",   "--shared-memory", "--ucx-listen", "--log-level"};
+    "--help",          "--config",       "--listen",          "--data",       "--join",
+    "--advertise",     "--snapshot-dir", "--metrics-address", "--tls-cert",   "--tls-key",
+    "--tls-ca",        "--tls-crl",      "--insecure",        "--token-file", "--apply-threads",
+    "--shared-memory", "--ucx-listen",   "--log-level"};
 
 absl::Status CheckJoin(const CLI::App& app, const ServerFlags& flags) {
   if (flags.join.empty()) {

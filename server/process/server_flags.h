@@ -32,7 +32,6 @@ struct ServerFlags {
   struct AccessRules {
     std::vector<RoleRule> allow;        // By certificate.
     std::string tokens;                 // File with everybody's; empty: none.
-    std::string crl;                    // File of revoked certificates; empty: none.
     bool names_by_certificate = false;  // A worker is called as its certificate is.
   };
   // The snapshot that a new job takes its initial parameters from.

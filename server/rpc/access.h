@@ -11,10 +11,10 @@
 #include "common/base/mutex.h"
 #include "common/base/watched_file.h"
 #include "common/rpc/connections.h"
+#include "common/rpc/revocations.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/access/audit_log.h"
 #include "server/access/roles.h"
-#include "server/rpc/revocations.h"
 
 namespace recon {
 
@@ -79,7 +79,7 @@ class Access {
   const Options options_;
   std::string own_token_;
   std::unique_ptr<AuditLog> audit_;
-  std::unique_ptr<Revocations> revocations_;  // Null: none.
+  Revocations* revocations_ = nullptr;  // Null: none.
 
   Mutex mu_;
   TokenTable tokens_ ABSL_GUARDED_BY(mu_);

@@ -241,7 +241,7 @@ TEST_CASE("a revoked certificate may do nothing, also one that is revoked while 
   const TlsFlags good = authority.Issue("good", "/OU=observer/CN=good");
   InProcessJob job(-1);
   job.flags.tls = host;
-  job.flags.access.crl = authority.Revoke(stolen.cert);
+  job.flags.tls.crl = authority.Revoke(stolen.cert);
   job.StartServer();
   CheckCalls(job.flags.listen, {"stolen", stolen, "", {}});
   // A token does not help.
@@ -268,7 +268,7 @@ TEST_CASE("a list of revoked certificates that is none, or another CA's, is refu
   InProcessJob job(-1);
   job.flags.tls = host;
   const auto refused = [&](const std::string& file) {
-    job.flags.access.crl = file;
+    job.flags.tls.crl = file;
     return std::string(ReconServer::Start(job.flags).status().message());
   };
   CHECK_THAT(refused(theirs.Revoke(theirs.cert())),

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "catch2/catch.hpp"
 #include "common/base/clock.h"
@@ -341,6 +342,56 @@ TEST_CASE("a certificate that is replaced while a job trains: connections go on,
   const auto late = job.StartWorker("late", ours.Flags());
   CHECK(Eventually([&] { return status()->members_size() == 2; }));
   CHECK(goes_on());
+}
+
+TEST_CASE("a server with a revoked certificate is not taken by who has the list, also once it is in it",
+          "[tls]") {
+  const Certificates ours("ours");
+  const TlsFlags stolen = ours.Issue("stolen", "/CN=localhost");
+  std::vector<std::string> flags = FlagsOf(stolen);
+  for (const char* flag : {"--data-epochs", "100000", "--split-samples", "200"}) flags.push_back(flag);
+  ProcessJob job(flags);
+  REQUIRE(job.StartServer());
+  TlsFlags client = ours.Client();
+  // Of another certificate: the server is taken, and its name is looked at as ever.
+  client.crl = ours.Revoke(ours.Issue("other", "/CN=other").cert);
+  int connections = 0;
+  const auto asked = [&](const std::string& address) {
+    return ControlClient(*ConnectTo(address, client, ++connections)).Status().status();
+  };
+  CHECK(Eventually([&] { return asked(job.address()).ok(); }));
+  const std::string alias = absl::StrReplaceAll(job.address(), {{"127.0.0.1", "127.0.0.2"}});
+  CHECK(absl::IsUnavailable(asked(alias)));
+
+  ours.Revoke(stolen.cert);
+  CHECK(Eventually([&] { return absl::IsUnavailable(asked(job.address())); }));
+  const std::string why =
+      absl::StrCat(job.address(), ": the server's certificate is revoked, by --tls-crl ", client.crl);
+  CHECK(ProbeTls(job.address(), client).message() == why);
+  std::vector<std::string> with_list = FlagsOf(client);
+  with_list.insert(with_list.end(), {"--tls-crl", client.crl});
+  std::vector<std::string> arguments = {"reconctl", "status", "--server", job.address()};
+  arguments.insert(arguments.end(), with_list.begin(), with_list.end());
+  std::string output;
+  CHECK(RunProgram(arguments, &output) == 2);
+  CHECK(output == absl::StrCat("reconctl: ", why, "\n"));
+  auto worker = job.StartWorker("one", with_list);
+  CHECK(worker->Wait(absl::Seconds(60)) == 2);
+  CHECK(absl::StrContains(job.WorkerLog("one"), why));
+  Process joined(
+      [&] {
+        std::vector<std::string> join = {
+            "recon-server", "--join",     job.address(), "--data", job.directory() / "joined",
+            "--listen",     "127.0.0.1:0"};
+        join.insert(join.end(), with_list.begin(), with_list.end());
+        return join;
+      }(),
+      job.directory() / "joined.log");
+  CHECK(joined.Wait(absl::Seconds(60)) == 2);
+  CHECK(absl::StrContains(joined.output(), why));
+  // Who has no list takes it.
+  client.crl = "";
+  CHECK(asked(job.address()).ok());
 }
 
 TEST_CASE("make_certs.sh makes what a job needs", "[tls]") {

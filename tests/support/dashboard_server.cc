@@ -10,6 +10,7 @@
 #include <string>
 
 #include "common/base/clock.h"
+#include "common/base/log.h"
 #include "common/storage/file_system.h"
 #include "server/dashboard/dashboard.h"
 #include "tests/server/history/simulated_status.h"
@@ -87,7 +88,9 @@ class SimulatedDashboard {
 }  // namespace recon
 
 int main(int argc, char** argv) {
+  recon::InitLog("off");  // Its output is the address.
   recon::TlsFlags tls;
-  if (argc == 5) tls = {argv[2], argv[3], argv[4]};
+  if (argc >= 5) tls = {argv[2], argv[3], argv[4]};
+  if (argc == 6) tls.crl = argv[5];
   return recon::SimulatedDashboard(argc > 1 ? std::stoi(argv[1]) : 3).Run(tls);
 }

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import unittest
+from collections.abc import Callable
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BIN = ROOT / "build/release/bin"
@@ -238,7 +239,7 @@ class Encrypted(unittest.TestCase):
                     made[holder].load_cert_chain(folder / f"{holder}.pem", folder / f"{holder}.key")
                 return made
             for flags, why in ((["--allow", "operator=ou:operator"], "has the role none"),
-                               (["--tls-crl", folder / "crl.pem"], "the revoked certificate")):
+                               (["--tls-crl", folder / "crl.pem"], "none that it has revoked")):
                 with RealServer(folder, flags) as server:
                     holders = contexts()
                     while server.ask("GET", "/readyz", context=holders["operator"]).status != 200:
@@ -249,6 +250,52 @@ class Encrypted(unittest.TestCase):
                         refused = server.ask(method, path, {"X-Recon": "1"}, context=holders["worker"])
                         self.assertEqual(refused.status, 403, f"{flags} {path}")
                         self.assertIn(why, refused.text)  # type: ignore[attr-defined]
+
+    def test_new_certificates_and_revoked_ones_count_while_it_runs(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            def certs(*arguments: object) -> None:
+                subprocess.run([ROOT / "tools/make_certs.sh", *arguments], check=True, capture_output=True)
+
+            certs(folder, "127.0.0.1")
+            files = {name: pathlib.Path(folder) / name
+                     for name in ("server.pem", "server.key", "ca.pem", "worker.pem", "worker.key", "operator.pem",
+                                  "operator.key", "crl.pem")}
+            certs("--revoke", files["operator.pem"], folder)
+            server = Served(3, files["server.pem"], files["server.key"], files["ca.pem"], files["crl.pem"])
+            self.addCleanup(server.close)
+
+            def context(who: str) -> ssl.SSLContext:
+                made = ssl.create_default_context(cafile=str(files["ca.pem"]))
+                made.load_cert_chain(files[f"{who}.pem"], files[f"{who}.key"])
+                return made
+
+            def status(who: str) -> int:
+                return server.ask("GET", "/api/status", context=context(who)).status
+
+            def shown() -> bytes:
+                with context("worker").wrap_socket(server.open(), server_hostname="127.0.0.1") as connection:
+                    return connection.getpeercert(binary_form=True) or b""
+
+            def eventually(condition: Callable[[], bool]) -> None:
+                deadline = time.monotonic() + 60
+                while not condition():
+                    self.assertLess(time.monotonic(), deadline)
+                    time.sleep(0.1)
+
+            self.assertEqual((status("worker"), status("operator")), (200, 403))
+            certs("--revoke", files["worker.pem"], folder)
+            eventually(lambda: status("worker") == 403)
+            # All certificates anew, of the same CA: the list does not name them.
+            first = shown()
+            certs(folder, "127.0.0.1")
+
+            def anew() -> bool:
+                try:
+                    return shown() != first and status("worker") == 200
+                except (OSError, http.client.HTTPException):
+                    return False  # It ended the connection to begin with the new ones.
+
+            eventually(anew)
 
 
 if __name__ == "__main__":

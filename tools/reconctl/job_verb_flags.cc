@@ -140,6 +140,10 @@ void AddServerFlags(CLI::App* verb, ServerTarget* target) {
       ->envname("RECON_TLS_CERT");
   verb->add_option("--tls-key", target->tls.key, "PEM key of the certificate")->envname("RECON_TLS_KEY");
   verb->add_option("--tls-ca", target->tls.ca, "PEM certificate of the CA")->envname("RECON_TLS_CA");
+  verb->add_option("--tls-crl", target->tls.crl,
+                   "PEM file with the certificates that the CA has revoked: a server that shows one is not "
+                   "trusted")
+      ->envname("RECON_TLS_CRL");
   verb->add_flag("--insecure", target->tls.insecure, "plain text to an address other than loopback")
       ->envname("RECON_INSECURE");
   verb->add_option("--token-file", target->tls.token_file,

@@ -284,6 +284,9 @@ FlagGroup SecurityFlags(TlsFlags* tls) {
               {"--tls-cert", &tls->cert, "PEM certificate of this worker"},
               {"--tls-key", &tls->key, "PEM key of the certificate"},
               {"--tls-ca", &tls->ca, "PEM certificate of the CA that the server must have"},
+              {"--tls-crl", &tls->crl,
+               "PEM file with the certificates that the CA has revoked: a server that shows one is not "
+               "trusted; it is read again when it changes"},
               {"--insecure", &tls->insecure, "plain text to an address other than loopback"},
               {"--token-file", &tls->token_file, "file with the token that the head wants (its --tokens)"},
           }};

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <memory>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -18,8 +17,8 @@ namespace recon {
 class Revocations {
  public:
   // InvalidArgument, which names the flag and the file, for one that cannot be read or is wrong.
-  static absl::StatusOr<std::unique_ptr<Revocations>> Open(const std::string& file,
-                                                           const std::string& ca_file);
+  // One for all of a process that ask for these files, which lasts as long as the process.
+  static absl::StatusOr<Revocations*> Open(const std::string& file, const std::string& ca_file);
 
   bool Has(const X509* certificate);
 

@@ -1,5 +1,7 @@
-#include "server/rpc/revocations.h"
+#include "common/rpc/revocations.h"
 
+#include <map>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,12 +12,19 @@
 
 namespace recon {
 
-absl::StatusOr<std::unique_ptr<Revocations>> Revocations::Open(const std::string& file,
-                                                               const std::string& ca_file) {
+absl::StatusOr<Revocations*> Revocations::Open(const std::string& file, const std::string& ca_file) {
+  static Mutex* const mu = new Mutex;
+  static auto* const all = new std::map<std::pair<std::string, std::string>, std::unique_ptr<Revocations>>;
+  MutexLock all_lock(mu);
+  std::unique_ptr<Revocations>& known = (*all)[{file, ca_file}];
+  if (known != nullptr) return known.get();
   std::unique_ptr<Revocations> revocations(new Revocations(file, ca_file));
-  MutexLock lock(&revocations->mu_);
-  RECON_RETURN_IF_ERROR(revocations->Look());
-  return revocations;
+  {
+    MutexLock lock(&revocations->mu_);
+    RECON_RETURN_IF_ERROR(revocations->Look());
+  }
+  known = std::move(revocations);
+  return known.get();
 }
 
 absl::Status Revocations::Look() {
