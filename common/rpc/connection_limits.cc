@@ -10,6 +10,22 @@ namespace {
 // For files, logs, snapshots and connections to others.
 constexpr uint64_t kDescriptorsForTheRest = 128;
 
+// Of `strangers`, until the others have at most so much together: these stay there.
+void CutLargest(const std::vector<ConnectionView>& connections, uint64_t ConnectionView::*what, uint64_t most,
+                std::vector<size_t>* strangers, std::vector<size_t>* cut) {
+  uint64_t together = 0;
+  for (const size_t i : *strangers) together += connections[i].*what;
+  if (together <= most) return;
+  std::sort(strangers->begin(), strangers->end(),
+            [&](size_t a, size_t b) { return connections[a].*what < connections[b].*what; });
+  while (together > most) {
+    RECON_CHECK(!strangers->empty());
+    together -= connections[strangers->back()].*what;
+    cut->push_back(strangers->back());
+    strangers->pop_back();
+  }
+}
+
 }  // namespace
 
 ConnectionLimits LimitsFor(uint64_t descriptors) {
@@ -28,6 +44,7 @@ ConnectionLimits WithoutLimitsOfStrangers(ConnectionLimits limits) {
     *bytes = UINT64_MAX;
   }
   limits.strangers_max = SIZE_MAX;
+  limits.stranger_calls_max = limits.strangers_calls_max = UINT64_MAX;
   return limits;
 }
 
@@ -35,24 +52,17 @@ std::vector<size_t> WhichToCut(const std::vector<ConnectionView>& connections,
                                const ConnectionLimits& limits) {
   std::vector<size_t> cut;
   std::vector<size_t> strangers;
-  uint64_t together = 0;
   for (size_t i = 0; i < connections.size(); ++i) {
     const ConnectionView& one = connections[i];
-    if (one.bytes > (one.member ? limits.member_bytes_max : limits.stranger_bytes_max)) {
+    if (one.bytes > (one.member ? limits.member_bytes_max : limits.stranger_bytes_max) ||
+        (!one.member && one.calls > limits.stranger_calls_max)) {
       cut.push_back(i);
     } else if (!one.member) {
       strangers.push_back(i);
-      together += one.bytes;
     }
   }
-  std::sort(strangers.begin(), strangers.end(),
-            [&](size_t a, size_t b) { return connections[a].bytes > connections[b].bytes; });
-  for (const size_t i : strangers) {
-    if (together <= limits.strangers_bytes_max) break;
-    RECON_CHECK_GE(together, connections[i].bytes);
-    cut.push_back(i);
-    together -= connections[i].bytes;
-  }
+  CutLargest(connections, &ConnectionView::bytes, limits.strangers_bytes_max, &strangers, &cut);
+  CutLargest(connections, &ConnectionView::calls, limits.strangers_calls_max, &strangers, &cut);
   return cut;
 }
 

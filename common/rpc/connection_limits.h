@@ -24,7 +24,11 @@ struct ConnectionLimits {
   // header), and of a member's (a message of the largest size, and what is on its way meanwhile).
   uint64_t stranger_bytes_max = uint64_t{1} << 20;
   uint64_t strangers_bytes_max = uint64_t{2} << 20;
-  uint64_t member_bytes_max = uint64_t{128} << 20;
+  uint64_t member_bytes_max = uint64_t{48} << 20;
+  // Calls that are open, of a stranger's connection and of all strangers' together: each costs up to 20 KiB,
+  // and its reply until somebody reads it.
+  uint64_t stranger_calls_max = 128;
+  uint64_t strangers_calls_max = 2048;
 };
 
 // With as many connections as a process with so many descriptors can have beside its files; 0: no limit.
@@ -37,10 +41,11 @@ ConnectionLimits WithoutLimitsOfStrangers(ConnectionLimits limits);
 struct ConnectionView {
   uint64_t bytes = 0;  // Since something was last understood.
   bool member = false;
+  uint64_t calls = 0;  // That are open.
 };
 
-// Which of them are to be cut, in any order: those above their own bound, then the largest ones of strangers
-// until these are below theirs together. Pure.
+// Which of them are to be cut, in any order: those above a bound of their own, then the largest ones of
+// strangers until these are below theirs together, in bytes and in calls. Pure.
 std::vector<size_t> WhichToCut(const std::vector<ConnectionView>& connections,
                                const ConnectionLimits& limits);
 

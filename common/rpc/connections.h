@@ -23,12 +23,19 @@ class Connection {
     NoteUnderstood();
   }
 
+  // A call over it begins; it has ended, with its reply.
+  void NoteCallBegun() { calls_.fetch_add(1, std::memory_order_relaxed); }
+  void NoteCallEnded() { calls_.fetch_sub(1, std::memory_order_relaxed); }
+
   uint64_t understood() const { return understood_.load(std::memory_order_relaxed); }
   bool member() const { return member_.load(std::memory_order_relaxed); }
+  // Those that are open.
+  uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
 
  private:
   std::atomic<uint64_t> understood_{0};
   std::atomic<bool> member_{false};
+  std::atomic<uint64_t> calls_{0};
 };
 
 // The connections of a server, by their other ends. Thread-safe.

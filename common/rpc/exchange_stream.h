@@ -9,6 +9,7 @@
 #include "common/base/byte_chain.h"
 #include "common/base/mutex.h"
 #include "common/base/pool_allocator.h"
+#include "common/rpc/open_call.h"
 #include "common/rpc/param_service.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
@@ -27,7 +28,7 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   // `sender`: the process that its other end has shown to be; 0: none. `connection`: what the stream is over;
   // null: unknown.
   ExchangeStream(ParamService* service, Incarnation sender, std::shared_ptr<Connection> connection)
-      : service_(service), sender_(sender), connection_(std::move(connection)) {}
+      : service_(service), sender_(sender), connection_(std::move(connection)), call_(connection_) {}
 
   Incarnation sender() const { return sender_; }
   // Its connection stays, if the sender is one of the job.
@@ -60,6 +61,7 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   ParamService* const service_;  // Until OnDone().
   const Incarnation sender_;
   const std::shared_ptr<Connection> connection_;
+  const OpenCall call_;
   std::shared_ptr<ExchangeStream> self_;
   grpc::ByteBuffer incoming_;
 

@@ -32,6 +32,7 @@ namespace {
 constexpr absl::Duration kLook = absl::Milliseconds(100);
 constexpr absl::Duration kLookSoon = absl::Milliseconds(10);
 constexpr uint64_t kMuchBytes = uint64_t{64} << 10;
+constexpr uint64_t kManyCalls = 32;
 constexpr absl::Duration kSayEvery = absl::Seconds(10);
 constexpr int kBacklog = 1024;
 // With port 0, of a host of several addresses.
@@ -346,8 +347,10 @@ void FrontDoor::Look(absl::Time now) {
       one.received_then = one.received;
     }
     one.received_then = std::min(one.received, one.received_then + forgiven);
-    views.push_back({one.received - std::min(one.received, one.received_then), one.connection->member()});
-    if (!views.back().member && views.back().bytes > kMuchBytes) look_every_ = kLookSoon;
+    views.push_back({one.received - std::min(one.received, one.received_then), one.connection->member(),
+                     one.connection->calls()});
+    const bool much = views.back().bytes > kMuchBytes || views.back().calls > kManyCalls;
+    if (!views.back().member && much) look_every_ = kLookSoon;
   }
   RECON_CHECK_EQ(views.size(), handed_.size());
   strangers_ = static_cast<size_t>(
@@ -357,8 +360,9 @@ void FrontDoor::Look(absl::Time now) {
   size_t i = 0;
   for (const Handed& one : handed_) {
     if (std::find(cut.begin(), cut.end(), i) != cut.end()) {
-      SayRefused(one.peer,
-                 absl::StrCat("it has sent ", views[i].bytes, " bytes since something of it was understood"));
+      SayRefused(one.peer, absl::StrCat("it has sent ", views[i].bytes,
+                                        " bytes since something of it was understood, and has ",
+                                        views[i].calls, " calls open"));
       HangUp(one.fd, one.inode);
     }
     ++i;

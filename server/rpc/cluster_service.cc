@@ -6,6 +6,7 @@
 
 #include "common/base/check.h"
 #include "common/base/limits.h"
+#include "common/rpc/open_call.h"
 #include "common/rpc/sender.h"
 #include "common/rpc/status_codes.h"
 
@@ -17,7 +18,7 @@ class ServerStream final : public grpc::ServerBidiReactor<ServerReport, ServerCo
                            public std::enable_shared_from_this<ServerStream> {
  public:
   ServerStream(ClusterService* service, std::shared_ptr<Connection> connection)
-      : service_(service), connection_(std::move(connection)) {}
+      : service_(service), connection_(std::move(connection)), call_(connection_) {}
 
   void Start() {
     self_ = shared_from_this();
@@ -91,7 +92,8 @@ class ServerStream final : public grpc::ServerBidiReactor<ServerReport, ServerCo
   ClusterService* const service_;  // Until OnDone().
   std::shared_ptr<ServerStream> self_;
   const std::shared_ptr<Connection> connection_;  // What it is over; null: unknown.
-  bool has_reported_ = false;                     // Of its reactions.
+  const OpenCall call_;
+  bool has_reported_ = false;  // Of its reactions.
   ServerReport report_;
 
   Mutex mu_ ABSL_ACQUIRED_AFTER(service_->mu_);

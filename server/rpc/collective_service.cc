@@ -10,6 +10,7 @@
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
+#include "common/rpc/open_call.h"
 #include "common/rpc/payload.h"
 #include "common/rpc/sender.h"
 #include "common/rpc/status_codes.h"
@@ -28,7 +29,7 @@ class CollectiveService::Stream final : public grpc::ServerBidiReactor<grpc::Byt
  public:
   // `connection`: what it is over; null: unknown.
   Stream(CollectiveService* service, uint64_t number, std::shared_ptr<Connection> connection)
-      : service_(service), number_(number), connection_(std::move(connection)) {}
+      : service_(service), number_(number), connection_(std::move(connection)), call_(connection_) {}
 
   void Start() { StartRead(&incoming_); }
 
@@ -88,6 +89,7 @@ class CollectiveService::Stream final : public grpc::ServerBidiReactor<grpc::Byt
   CollectiveService* const service_;
   const uint64_t number_;
   const std::shared_ptr<Connection> connection_;
+  const OpenCall call_;
   grpc::ByteBuffer incoming_;
 
   Mutex mu_ ABSL_ACQUIRED_AFTER(service_->mu_);
@@ -207,7 +209,8 @@ grpc::ServerUnaryReactor* CollectiveService::Sets(grpc::CallbackServerContext* c
     MutexLock lock(&mu_);
     *reply = desk_.Sets(Now());
   }
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  auto* const reactor =
+      new CountedReactor(connections_ == nullptr ? nullptr : connections_->Find(PeerOf(*context)));
   reactor->Finish(ToGrpc(allowed));
   return reactor;
 }

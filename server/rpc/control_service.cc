@@ -10,17 +10,22 @@
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/rpc/open_call.h"
 #include "common/rpc/sender.h"
 #include "common/rpc/status_codes.h"
 
 namespace recon {
 namespace {
 
+// Of a call that counts until its reply has been sent.
+ControlService::Reactor* NewReactor(const Access& access, const grpc::CallbackServerContext& context) {
+  return new CountedReactor(access.ConnectionOf(PeerOf(context)));
+}
+
 // Runs `call` on the lane and finishes the request with what it returns. gRPC keeps request and reply
 // until Finish().
 template <typename Reply, typename Call>
-grpc::ServerUnaryReactor* OnLane(Lane* lane, grpc::CallbackServerContext* context, Reply* reply, Call call) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+ControlService::Reactor* OnLane(Lane* lane, ControlService::Reactor* reactor, Reply* reply, Call call) {
   lane->Post([reactor, reply, call = std::move(call)] {
     absl::StatusOr<Reply> result = call();
     const absl::Status status = result.status();
@@ -39,8 +44,7 @@ absl::Status CheckSender(const grpc::CallbackServerContext& context, uint64_t in
                                                   ": it does not show that process' secret"));
 }
 
-grpc::ServerUnaryReactor* Refuse(grpc::CallbackServerContext* context, const absl::Status& status) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+ControlService::Reactor* Refuse(ControlService::Reactor* reactor, const absl::Status& status) {
   reactor->Finish(ToGrpc(status));
   return reactor;
 }
@@ -53,12 +57,13 @@ ControlService::Reactor* ControlService::OfWorker(Context* context, const char* 
                                                   Reply* reply, Call call) {
   absl::Status status = access_->Check(context, Role::kWorker, name);
   status.Update(CheckSender(*context, incarnation));
-  if (!status.ok()) return Refuse(context, status);
-  return OnLane(coordinator_->lane(), context, reply, [this, context, call = std::move(call)] {
-    absl::StatusOr<Reply> result = call();
-    if (result.ok()) access_->NoteMember(*context);
-    return result;
-  });
+  if (!status.ok()) return Refuse(NewReactor(*access_, *context), status);
+  return OnLane(coordinator_->lane(), NewReactor(*access_, *context), reply,
+                [this, context, call = std::move(call)] {
+                  absl::StatusOr<Reply> result = call();
+                  if (result.ok()) access_->NoteMember(*context);
+                  return result;
+                });
 }
 
 // As OnLane(), for a call of those who only look.
@@ -66,14 +71,14 @@ template <typename Reply, typename Call>
 ControlService::Reactor* ControlService::OfObserver(Context* context, const char* name, Reply* reply,
                                                     Call call) {
   const absl::Status status = access_->Check(context, Role::kObserver, name);
-  if (!status.ok()) return Refuse(context, status);
-  return OnLane(coordinator_->lane(), context, reply, std::move(call));
+  if (!status.ok()) return Refuse(NewReactor(*access_, *context), status);
+  return OnLane(coordinator_->lane(), NewReactor(*access_, *context), reply, std::move(call));
 }
 
 ControlService::Reactor* ControlService::Register(Context* context, const RegisterRequest* request,
                                                   RegisterReply* reply) {
   if (const absl::Status named = access_->CheckName(*context, request->name()); !named.ok()) {
-    return Refuse(context, named);
+    return Refuse(NewReactor(*access_, *context), named);
   }
   return OfWorker(context, "Register", request->incarnation(), reply,
                   [this, context, request]() -> absl::StatusOr<RegisterReply> {
@@ -131,8 +136,8 @@ ControlService::Reactor* ControlService::Status(Context* context, const StatusRe
 ControlService::Reactor* ControlService::History(Context* context, const HistoryRequest* request,
                                                  HistoryReply* reply) {
   const absl::Status allowed = access_->Check(context, Role::kObserver, "History");
-  if (!allowed.ok()) return Refuse(context, allowed);
-  Reactor* reactor = context->DefaultReactor();
+  if (!allowed.ok()) return Refuse(NewReactor(*access_, *context), allowed);
+  Reactor* reactor = NewReactor(*access_, *context);
   history_(*request, [reactor, reply](absl::StatusOr<HistoryReply> history) {
     const absl::Status status = history.status();
     if (status.ok()) *reply = *std::move(history);
@@ -149,8 +154,8 @@ ControlService::Reactor* ControlService::Completions(Context* context, const Com
 ControlService::Reactor* ControlService::Snapshot(Context* context, const SnapshotRequest*,
                                                   SnapshotReply* reply) {
   const absl::Status allowed = access_->Check(context, Role::kOperator, "Snapshot");
-  if (!allowed.ok()) return Refuse(context, allowed);
-  Reactor* reactor = context->DefaultReactor();
+  if (!allowed.ok()) return Refuse(NewReactor(*access_, *context), allowed);
+  Reactor* reactor = NewReactor(*access_, *context);
   snapshots_->Take("requested", [this, context, reactor, reply](const absl::StatusOr<SnapshotReply>& result) {
     access_->Note(*context, "Snapshot", "", result.status());
     if (result.ok()) *reply = *result;
@@ -162,8 +167,8 @@ ControlService::Reactor* ControlService::Snapshot(Context* context, const Snapsh
 ControlService::Reactor* ControlService::SetPolicy(Context* context, const SetPolicyRequest* request,
                                                    SetPolicyReply* reply) {
   const absl::Status allowed = access_->Check(context, Role::kOperator, "SetPolicy");
-  if (!allowed.ok()) return Refuse(context, allowed);
-  return OnLane(coordinator_->lane(), context, reply, [this, context, request] {
+  if (!allowed.ok()) return Refuse(NewReactor(*access_, *context), allowed);
+  return OnLane(coordinator_->lane(), NewReactor(*access_, *context), reply, [this, context, request] {
     absl::StatusOr<SetPolicyReply> result = coordinator_->SetPolicy(*request, Now());
     access_->Note(*context, "SetPolicy", PolicyFlags(request->policy()), result.status());
     return result;
@@ -173,8 +178,8 @@ ControlService::Reactor* ControlService::SetPolicy(Context* context, const SetPo
 ControlService::Reactor* ControlService::Rollback(Context* context, const RollbackRequest* request,
                                                   RollbackReply* reply) {
   const absl::Status allowed = access_->Check(context, Role::kOperator, "Rollback");
-  if (!allowed.ok()) return Refuse(context, allowed);
-  Reactor* reactor = context->DefaultReactor();
+  if (!allowed.ok()) return Refuse(NewReactor(*access_, *context), allowed);
+  Reactor* reactor = NewReactor(*access_, *context);
   if (!request->dry_run()) LogInfo("{} asks for a rollback", PeerOf(*context));
   rollback_(*request, [this, context, request, reactor, reply](const absl::StatusOr<RollbackReply>& result) {
     if (!request->dry_run())
@@ -187,9 +192,9 @@ ControlService::Reactor* ControlService::Rollback(Context* context, const Rollba
 
 ControlService::Reactor* ControlService::Drain(Context* context, const DrainRequest*, DrainReply* reply) {
   const absl::Status allowed = access_->Check(context, Role::kOperator, "Drain");
-  if (!allowed.ok()) return Refuse(context, allowed);
+  if (!allowed.ok()) return Refuse(NewReactor(*access_, *context), allowed);
   access_->Note(*context, "Drain", "", absl::OkStatus());
-  const WaitingDrain waiting = {context->DefaultReactor(), reply};
+  const WaitingDrain waiting = {NewReactor(*access_, *context), reply};
   absl::StatusOr<DrainReply> outcome = absl::ResourceExhaustedError(
       absl::StrCat(limits::kDrainsWaitingMax, " clients wait for the end of this drain already"));
   {

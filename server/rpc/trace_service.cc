@@ -10,6 +10,8 @@
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
+#include "common/rpc/open_call.h"
+#include "common/rpc/sender.h"
 #include "common/rpc/status_codes.h"
 #include "common/rpc/trace_reporter.h"
 #include "common/trace/recorder.h"
@@ -161,7 +163,7 @@ grpc::ServerWriteReactor<TraceUpdate>* TraceService::Record(Context* context, co
 
 TraceService::Reactor* TraceService::Clock(Context* context, const ClockRequest* request, ClockReply* reply) {
   reply->set_received_ns(MonotonicNanos());
-  Reactor* reactor = context->DefaultReactor();
+  Reactor* reactor = new CountedReactor(access_->ConnectionOf(PeerOf(*context)));
   absl::Status status = access_->Check(context, Role::kObserver, "Clock");
   status.Update(collector_.CheckCurrent(request->trace()));
   reply->set_sent_ns(MonotonicNanos());
@@ -171,7 +173,7 @@ TraceService::Reactor* TraceService::Clock(Context* context, const ClockRequest*
 
 TraceService::Reactor* TraceService::Deliver(Context* context, const TraceDelivery* delivery,
                                              TraceReceipt* receipt) {
-  Reactor* reactor = context->DefaultReactor();
+  Reactor* reactor = new CountedReactor(access_->ConnectionOf(PeerOf(*context)));
   const absl::Status allowed = access_->Check(context, Role::kObserver, "Deliver");
   absl::StatusOr<TraceReceipt> taken =
       allowed.ok() ? collector_.Deliver(*delivery, MonotonicNanos()) : absl::StatusOr<TraceReceipt>(allowed);

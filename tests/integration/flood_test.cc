@@ -107,6 +107,34 @@ TEST_CASE("a connection has so many calls at once, and its other end is told", "
   }));
 }
 
+TEST_CASE("calls that nobody goes on with are cut, before they cost much memory", "[flood]") {
+  ProcessJob job(JobFlags());
+  REQUIRE(job.StartServer());
+  const auto worker = job.StartWorker("two");
+  REQUIRE(job.SamplesReach(1000));
+  const uint64_t before = ResidentBytes(job.server().pid());
+  // Streams that are opened, and calls whose replies are let through no further than HTTP/2's first window.
+  const bool asks = GENERATE(true, false);
+  const std::string calls =
+      Http2Calls(asks ? "/recon.Control/Status" : "/recon.Param/Exchange", 1, 1000, true, asks);
+  std::vector<RawSender> senders;
+  for (int i = 0; i < 100; ++i) senders.push_back({ConnectTcp(job.address())});
+  CHECK(Eventually(
+      [&] {
+        bool open = false;
+        for (RawSender& one : senders) {
+          if (!one.open) continue;
+          if (one.sent < calls.size()) one.Send(calls);
+          if (one.sent > 0 && one.HungUp()) one.open = false;
+          open |= one.open;
+        }
+        return !open;
+      },
+      absl::Seconds(60)));
+  CheckGoesOn(job);
+  CHECK(ResidentBytes(job.server().pid()) < before + kGrowthMax);
+}
+
 TEST_CASE("headers without end are cut, before they cost much memory", "[flood]") {
   ProcessJob job(JobFlags());
   REQUIRE(job.StartServer());

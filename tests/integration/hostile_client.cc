@@ -195,7 +195,11 @@ std::vector<std::unique_ptr<RawAttack>> RawAttacks() {
   add("endless-headers", 4, [](uint64_t message, RandomBytes*) { return EndlessHeaders(false, message); });
   add("large-headers", 2, &LargeHeaders);
   add("opened-and-reset", 2, &OpenAndReset);
-  all.push_back(OpenStreams("streams-left-open", "/recon.Param/Exchange", "nonsense", false));
+  add("streams-left-open", 4, [](uint64_t message, RandomBytes*) {
+    return Http2Calls("/recon.Param/Exchange", static_cast<uint32_t>(message) * 16 + 1, 8, message == 0,
+                      false);
+  });
+  all.push_back(OpenStreams("streams-of-nonsense", "/recon.Param/Exchange", "nonsense", false));
   all.push_back(OpenStreams("streams-never-read", "/recon.Control/Status", "", true));
   all.push_back(OpenStreams("history-never-read", "/recon.Control/History", "", true));
   all.push_back(OpenStreams("collectives", "/recon.Collective/Exchange", std::string(60, '\1'), false));

@@ -172,7 +172,7 @@ class AttackedJob {
       CHECK((words.size() == 2 && absl::SimpleAtoi(words[1], &tries) && tries > 0));
       ++attacks;
     }
-    CHECK(attacks == 20);
+    CHECK(attacks == 21);
   }
 
   const TlsFlags tls_;

@@ -53,6 +53,13 @@ struct RawSender {
     }
     if (sent_now < 0 && errno != EAGAIN && errno != ENOTCONN) open = false;
   }
+  // Drops what has come; whether the other end has closed the connection.
+  bool HungUp() {
+    char bytes[4096];
+    ssize_t came = 1;
+    while (came > 0) came = recv(fd.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
+    return came == 0 || (errno != EAGAIN && errno != EINTR);
+  }
 };
 
 enum class Http2 : uint8_t {
@@ -96,14 +103,28 @@ inline std::string HpackText(absl::string_view text) {
 // HpackSameCall() means.
 inline std::string HpackCall(absl::string_view path, absl::string_view more_name,
                              absl::string_view more_value) {
-  std::string block = "\x83\x86";  // :method POST, :scheme http
+  std::string block = "\x83\x86";    // :method POST, :scheme http
+  block += "\x41" + HpackText("a");  // :authority, without which gRPC refuses it.
   block += "\x44" + HpackText(path);
   block += "\x40" + HpackText("te") + HpackText("trailers");
   block += "\x40" + HpackText("content-type") + HpackText("application/grpc");
   block += "\x40" + HpackText(more_name) + HpackText(more_value);
   return block;
 }
-// The same again, of the same connection, in six bytes.
-inline std::string HpackSameCall() { return "\x83\x86\xc1\xc0\xbf\xbe"; }
+// The same again, of the same connection, in seven bytes.
+inline std::string HpackSameCall() { return "\x83\x86\xc2\xc1\xc0\xbf\xbe"; }
+
+// So many calls to `path`, the first with that odd number; `begins` a connection, or goes on with it. Each
+// ends with an empty message, if it `asks`, or stays open.
+inline std::string Http2Calls(absl::string_view path, uint32_t stream, uint32_t count, bool begins,
+                              bool asks) {
+  std::string bytes = begins ? Http2Preface() : "";
+  for (uint32_t i = 0; i < count; ++i) {
+    bytes += Http2Frame(Http2::kHeaders, kEndOfHeaders, stream + 2 * i,
+                        begins && i == 0 ? HpackCall(path, "x", "y") : HpackSameCall());
+    if (asks) bytes += Http2Frame(Http2::kData, kEndOfStream, stream + 2 * i, std::string(5, '\0'));
+  }
+  return bytes;
+}
 
 }  // namespace recon

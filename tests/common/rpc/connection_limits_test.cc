@@ -36,6 +36,24 @@ TEST_CASE("who has sent much that was not understood is cut, and the largest of 
   CHECK(Cut({{50, false}, {900, true}, {800, true}, {700, true}, {900, true}}).empty());
 }
 
+TEST_CASE("who has many calls open is cut, and the largest of many strangers", "[connections]") {
+  const auto cut = [](const std::vector<uint64_t>& strangers) {
+    ConnectionLimits limits;
+    limits.stranger_calls_max = 10;
+    limits.strangers_calls_max = 25;
+    std::vector<ConnectionView> connections = {{0, true, 1000}};  // A member.
+    for (const uint64_t calls : strangers) connections.push_back({0, false, calls});
+    std::vector<size_t> which = WhichToCut(connections, limits);
+    std::sort(which.begin(), which.end());
+    return which;
+  };
+  CHECK(cut({}).empty());
+  CHECK(cut({10, 10, 5}).empty());
+  CHECK(cut({11, 1}) == std::vector<size_t>{1});
+  CHECK(cut({9, 10, 7, 1, 1}) == std::vector<size_t>{2});
+  CHECK(cut({9, 10, 7, 8, 1}) == std::vector<size_t>{1, 2});
+}
+
 TEST_CASE("there are as many connections as a process has descriptors for, and some are left",
           "[connections]") {
   CHECK(LimitsFor(0).connections_max == ConnectionLimits().connections_max);
