@@ -13,13 +13,6 @@
 #include "grpcpp/server_builder.h"
 
 namespace recon {
-namespace {
-
-// Calls at once of a connection; who begins more waits. The workers of one process share a connection, with a
-// stream and a call or two each; a stranger's, which cost 2 KiB and their replies, are as many as he likes.
-constexpr int kCallsOfConnectionMax = 1024;
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& flag,
                                                             const std::string& address, const TlsFlags& tls,
@@ -40,7 +33,6 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& f
   builder.SetMaxSendMessageSize(limits::kControlMessageBytesMax);
   const int interval_ms = static_cast<int>(limits::kKeepaliveInterval / absl::Milliseconds(1));
   const int timeout_ms = static_cast<int>(limits::kKeepaliveTimeout / absl::Milliseconds(1));
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kCallsOfConnectionMax);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, interval_ms);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, timeout_ms);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
