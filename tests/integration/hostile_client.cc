@@ -7,7 +7,7 @@
 // ends with 1 if something was answered that must not be; standard error says what.
 //
 // It yields the processor to everybody else (nice), and each attack pauses between two tries: what is looked
-// at is what the server spends on it.
+// at is what the server spends on it. More than the machine's cores can accept stops any server.
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -44,6 +44,8 @@ namespace {
 // The workers of the job, as ChaosModel() has them.
 constexpr uint32_t kWorkers = 2;
 constexpr absl::Duration kDeadline = absl::Seconds(2);
+// Of a connection without the library that the server has closed: all together begin 2,000 a second at most.
+constexpr absl::Duration kReconnect = absl::Milliseconds(250);
 std::atomic<bool> g_ended{false};
 
 struct Count {
@@ -90,8 +92,9 @@ class RawAttack {
 
   void Step(const std::string& server) {
     for (One& one : connections_) {
-      if (one.until < Now() || !one.sender.open) {
-        one = {{ConnectTcp(server)}, 0, Now() + absl::Milliseconds(500 + random_.Of(4000))};
+      const absl::Time now = Now();
+      if (one.until < now || (!one.sender.open && one.since + kReconnect < now)) {
+        one = {{ConnectTcp(server)}, 0, now, now + absl::Milliseconds(500 + random_.Of(4000))};
         if (one.sender.fd.get() < 0) one.sender.open = false;
         ++count_.tries;
       }
@@ -107,6 +110,7 @@ class RawAttack {
   struct One {
     RawSender sender = {OwnedFd(), 0, "", false};
     uint64_t messages = 0;
+    absl::Time since = absl::InfinitePast();
     absl::Time until = absl::InfinitePast();
   };
   const Next next_;
