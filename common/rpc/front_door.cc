@@ -252,7 +252,7 @@ void FrontDoor::Accept(int listener) {
       SayRefused(shown, "there are as many connections as this process may have (ulimit -n)");
       continue;
     }
-    silent_.push_back({std::move(fd), listener, shown, Now()});
+    silent_.push_back({std::move(fd), listener, shown, AddressRates::KeyOf(peer), Now()});
   }
 }
 
@@ -305,6 +305,10 @@ void FrontDoor::HandOverThoseWhoSpeak(const std::vector<int>& readable) {
 
 void FrontDoor::HandOverOne(Silent silent) {
   RECON_CHECK_GE(silent.fd.get(), 0);
+  if (!rates_.Take(silent.address, Now())) {
+    return SayRefused(silent.peer, absl::StrCat("its address begins more than ", limits_.begin_per_second_max,
+                                                " connections a second"));
+  }
   Handed handed;
   handed.inode = InodeOf(silent.fd.get());
   handed.peer = std::move(silent.peer);

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/base/owned_fd.h"
+#include "common/rpc/address_rates.h"
 #include "common/rpc/connection_limits.h"
 #include "common/rpc/connections.h"
 
@@ -22,8 +23,8 @@ namespace recon {
 // Accepts the connections of a gRPC server. gRPC 1.51 closes its port for good when it runs out of
 // descriptors once, and parses without end what anybody sends. So a connection is handed to it when its other
 // end has said something; there are as many as the process has descriptors for, and who sends much and says
-// nothing that is understood is cut. There are so many of strangers at most, and those of the job's members
-// stay when there are too many.
+// nothing that is understood is cut. There are so many of strangers at most, an address begins so many a
+// second, and those of the job's members stay when there are too many.
 //
 // Threads: Listen(), Start() and the destructor on one thread; a thread of its own accepts and looks.
 // Shutdown: the destructor ends the thread and closes what has not been handed over.
@@ -49,6 +50,7 @@ class FrontDoor {
     OwnedFd fd;
     int listener;
     std::string peer;
+    uint64_t address;  // As AddressRates has it.
     absl::Time since;
   };
   // Handed over: gRPC closes it. The descriptor is the same as long as the socket's number is.
@@ -62,7 +64,8 @@ class FrontDoor {
     uint64_t received = 0;
   };
 
-  explicit FrontDoor(const ConnectionLimits& limits) : limits_(limits) {}
+  explicit FrontDoor(const ConnectionLimits& limits)
+      : limits_(limits), rates_(limits.begin_at_once_max, limits.begin_per_second_max) {}
   absl::Status ListenOn(const std::string& flag, const std::string& address);
   // With the port there is, or any, which it is then. An errno, or 0.
   int ListenOnOne(const sockaddr_storage& address, socklen_t length);
@@ -90,6 +93,7 @@ class FrontDoor {
   std::atomic<bool> stopping_{false};
 
   // The thread's.
+  AddressRates rates_;
   std::list<Silent> silent_;  // The oldest first.
   std::list<Handed> handed_;  // The oldest first.
   size_t strangers_ = 0;      // Of those handed over; who became a member since the last look counts, too.

@@ -186,6 +186,27 @@ TEST_CASE("strangers have so many connections at most, and members do not count"
   for (const Guest* member : members) CHECK(known(member));
 }
 
+TEST_CASE("an address that begins too many connections is turned away, and keeps those that it has",
+          "[connections]") {
+  ConnectionLimits limits;
+  limits.begin_at_once_max = 3;
+  limits.begin_per_second_max = 1e-6;
+  OpenDoor door("127.0.0.1:0", limits);
+  const Guest silent(AF_INET, door.port());  // Is none of them.
+  std::vector<std::unique_ptr<Guest>> guests;
+  for (size_t i = 1; i <= 5; ++i) {
+    guests.push_back(std::make_unique<Guest>(AF_INET, door.port()));
+    REQUIRE(guests.back()->connected());
+    guests.back()->Send(1);
+    if (i <= 3) {
+      CHECK(Eventually([&] { return door.came_in() == i; }));
+    } else {
+      CHECK(guests.back()->HungUp());
+    }
+  }
+  CHECK(door.came_in() == 3);
+}
+
 TEST_CASE("with no descriptor left whoever comes is turned away, and those who come later are let in",
           "[connections]") {
   OpenDoor door("127.0.0.1:0");
