@@ -35,8 +35,13 @@ std::string SideOf(uint32_t rank, const std::string& text, const CallHeader& hea
 absl::StatusOr<ChunkBook::Epoch*> ChunkBook::Speak(uint64_t stream, const CallHeader& frame) {
   const EpochKey key{frame.set, frame.epoch};
   const auto spoken = spoken_.find(stream);
-  if (spoken != spoken_.end() && spoken->second.size() >= kEpochsOfStreamMax &&
-      spoken->second.count(key) == 0) {
+  const auto is_full = [&] {
+    return spoken != spoken_.end() && spoken->second.size() >= kEpochsOfStreamMax &&
+           spoken->second.count(key) == 0;
+  };
+  // A set whose members come and go has many, of which but one is not over.
+  if (is_full()) ForgetOver(stream, [](const EpochKey&) { return true; });
+  if (is_full()) {
     return absl::ResourceExhaustedError(absl::StrCat("a connection speaks in ", spoken->second.size(),
                                                      " epochs of sets, at most ", kEpochsOfStreamMax));
   }
@@ -76,12 +81,11 @@ absl::Status ChunkBook::Enter(uint64_t stream, const CallHeader& frame) {
   return Speak(stream, frame).status();
 }
 
-void ChunkBook::ForgetOlder(uint64_t stream, const CallHeader& frame) {
+void ChunkBook::ForgetOver(uint64_t stream, absl::FunctionRef<bool(const EpochKey&)> which) {
   std::set<EpochKey>& spoken = spoken_[stream];
   for (auto it = spoken.begin(); it != spoken.end();) {
     const auto found = epochs_.find(*it);
-    const bool over = it->first == frame.set && it->second < frame.epoch &&
-                      (found == epochs_.end() || found->second.lost.count(kEverybody) != 0);
+    const bool over = which(*it) && (found == epochs_.end() || found->second.lost.count(kEverybody) != 0);
     if (!over) {
       ++it;
       continue;
@@ -113,7 +117,11 @@ absl::Status ChunkBook::Add(uint64_t stream, CallFrame frame, absl::Time now, De
   const CallHeader& header = frame.header;
   RECON_ASSIGN_OR_RETURN(Epoch* const epoch, Speak(stream, header));
   // Who speaks in an epoch sends nothing of an earlier one any more.
-  if (spoken_[stream].size() > 1) ForgetOlder(stream, header);
+  if (spoken_[stream].size() > 1) {
+    ForgetOver(stream, [&header](const EpochKey& key) {
+      return key.first == header.set && key.second < header.epoch;
+    });
+  }
   const ChunkKey key{header.channel, header.sequence, header.chunk};
   auto found = epoch->chunks.find(key);
   if (found != epoch->chunks.end() && found->second.frames.count(header.place) != 0) {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/collective/call_frame.h"
@@ -89,7 +90,8 @@ class ChunkBook {
 
   static uint64_t Charge(const Pending& pending, const ByteChain& payload);
   absl::StatusOr<Epoch*> Speak(uint64_t stream, const CallHeader& frame);
-  void ForgetOlder(uint64_t stream, const CallHeader& frame);
+  // Those of the stream's epochs that are over.
+  void ForgetOver(uint64_t stream, absl::FunctionRef<bool(const EpochKey&)> which);
   std::optional<std::pair<absl::Status, uint32_t>> WhyNot(const Epoch& epoch, const CallHeader& chunk,
                                                           const Pending* pending) const;
   void Fail(Epoch* epoch, const CallKey& call, const absl::Status& why, uint32_t lost, Decided* decided);

@@ -166,7 +166,7 @@ void CollectiveService::AnswerAll(std::vector<ChunkBook::Ready> ready) {
       Answer(chunk);
       continue;
     }
-    const auto lane = static_cast<uint32_t>(header.chunk + header.sequence + header.set);
+    const auto lane = static_cast<uint32_t>(header.chunk + header.sequence + header.channel + header.set);
     pool_->Post(lane, [this, chunk = std::move(chunk)] { Answer(chunk); });
   }
 }

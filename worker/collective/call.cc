@@ -147,7 +147,6 @@ absl::Status Planner::PlanPairs(CallPlan* plan) {
   if (spec_.kind != CallKind::kAllToAll) {
     RECON_ASSIGN_OR_RETURN(root, PlaceOf(spec_.peer));
   }
-  const bool sends = spec_.kind != CallKind::kScatter, receives = spec_.kind != CallKind::kGather;
   const bool to_many = spec_.kind != CallKind::kGather && (root == everybody || root == me_);
   const bool from_many = spec_.kind != CallKind::kScatter && (root == everybody || root == me_);
   if (to_many) RECON_RETURN_IF_ERROR(CheckCounts(spec_.in_counts, "input"));
@@ -156,33 +155,40 @@ absl::Status Planner::PlanPairs(CallPlan* plan) {
   const auto offset = [&](const std::vector<uint64_t>& counts, uint32_t place) {
     return width * std::accumulate(counts.begin(), counts.begin() + place, uint64_t{0});
   };
-  for (uint32_t step = 0; step < members_; ++step) {
-    const uint32_t to = (me_ + step) % members_, from = (me_ + members_ - step) % members_;
-    const uint8_t* const in = to_many ? spec_.in + offset(spec_.in_counts, to) : spec_.in;
-    uint8_t* const out = from_many ? spec_.out + offset(spec_.out_counts, from) : spec_.out;
-    const uint64_t in_values = to_many ? spec_.in_counts[to] : spec_.count;
-    const uint64_t out_values = from_many ? spec_.out_counts[from] : spec_.count;
-    if (step == 0) {
-      if (root != everybody && root != me_) continue;
-      if (in_values != out_values) {
-        return Wrong(
-            absl::StrCat("this member sends itself ", in_values, " values and expects ", out_values));
-      }
-      KeepOwn(in, out, in_values);
+  const auto is_sent = [&](uint32_t source, uint32_t receiver) {
+    if (spec_.kind == CallKind::kAllToAll) return true;
+    return spec_.kind == CallKind::kGather ? receiver == root : source == root;
+  };
+  const auto add = [&](uint32_t source, uint32_t receiver) {
+    if (!is_sent(source, receiver)) return;
+    const uint64_t part = 1 + uint64_t{source} * members_ + receiver;
+    if (source == me_) {
+      const uint8_t* const in = to_many ? spec_.in + offset(spec_.in_counts, receiver) : spec_.in;
+      Add(plan, Combine::kCopy, true, source, receiver, part,
+          to_many ? spec_.in_counts[receiver] : spec_.count, in, nullptr);
+    } else {
+      uint8_t* const out = from_many ? spec_.out + offset(spec_.out_counts, source) : spec_.out;
+      Add(plan, Combine::kCopy, true, source, receiver, part,
+          from_many ? spec_.out_counts[source] : spec_.count, nullptr, out);
+    }
+  };
+  // Both of a pair come to it in the same round, and to its directions in one order: whoever of them has
+  // filled its window waits for what the other can send.
+  for (uint32_t round = 0; round < members_; ++round) {
+    const uint32_t other = (round + members_ - me_) % members_;
+    if (other != me_) {
+      add(std::min(me_, other), std::max(me_, other));
+      add(std::max(me_, other), std::min(me_, other));
       continue;
     }
-    const auto part = [&](uint32_t a, uint32_t b) { return 1 + uint64_t{a} * members_ + b; };
-    // A gather has one receiver, a scatter one source.
-    if (sends && (receives || to == root)) {
-      Add(plan, Combine::kCopy, true, me_, to, part(me_, to), in_values, in, nullptr);
-    } else if (!sends && root == me_) {
-      Add(plan, Combine::kCopy, true, me_, to, part(me_, to), in_values, in, nullptr);
+    if (!is_sent(me_, me_)) continue;
+    const uint64_t in_values = to_many ? spec_.in_counts[me_] : spec_.count;
+    const uint64_t out_values = from_many ? spec_.out_counts[me_] : spec_.count;
+    if (in_values != out_values) {
+      return Wrong(absl::StrCat("this member sends itself ", in_values, " values and expects ", out_values));
     }
-    if (receives && (sends || from == root)) {
-      Add(plan, Combine::kCopy, true, from, me_, part(from, me_), out_values, nullptr, out);
-    } else if (!receives && root == me_) {
-      Add(plan, Combine::kCopy, true, from, me_, part(from, me_), out_values, nullptr, out);
-    }
+    KeepOwn(to_many ? spec_.in + offset(spec_.in_counts, me_) : spec_.in,
+            from_many ? spec_.out + offset(spec_.out_counts, me_) : spec_.out, in_values);
   }
   return absl::OkStatus();
 }
@@ -200,8 +206,9 @@ absl::Status Planner::PlanMessage(CallPlan* plan) {
 absl::Status Planner::Plan(CallPlan* plan) {
   plan->text = Text();
   if (spec_.by_name) {
-    plan->channel = NamedChannel(spec_.name.empty() ? absl::StrCat("kind ", CallKindName(spec_.kind))
-                                                    : absl::StrCat("name ", spec_.name));
+    plan->channel = NamedChannel(!spec_.order.empty() ? absl::StrCat("order ", spec_.order)
+                                 : spec_.name.empty() ? absl::StrCat("kind ", CallKindName(spec_.kind))
+                                                      : absl::StrCat("name ", spec_.name));
   }
   const bool reduces = spec_.kind == CallKind::kAllReduce || spec_.kind == CallKind::kReduce ||
                        spec_.kind == CallKind::kReduceScatter;
@@ -258,7 +265,7 @@ bool CanShrink(const CallSpec& spec) {
 }
 
 bool HasChannelOfItsName(const CallSpec& spec) {
-  return spec.by_name && !spec.name.empty() && spec.kind != CallKind::kSend &&
+  return spec.by_name && spec.order.empty() && !spec.name.empty() && spec.kind != CallKind::kSend &&
          spec.kind != CallKind::kReceive;
 }
 

@@ -39,6 +39,8 @@ struct CallSpec {
   // Others of its set may come in another order at each member: calls of one name match, and of those without
   // a name calls of one kind. For all but messages, which have tags.
   bool by_name = false;
+  // With by_name: calls of one order come in it at all members, whatever their names, and share one's window.
+  std::string order;
   std::string shape;  // For texts: of what must be of one shape everywhere.
   const uint8_t* in = nullptr;
   uint8_t* out = nullptr;                       // May be `in`.

@@ -101,6 +101,7 @@ absl::Status MemberCore::CheckName(const CallSpec& spec) const {
                      "' with this name is under way: wait for it, or give another"));
   }
   if (channels_.size() < limits::kCollectiveCallsMax) return absl::OkStatus();
+  if (channels_.count(NamedChannel(absl::StrCat("name ", spec.name))) != 0) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("set '", options_.set, "' has ", channels_.size(), " names of calls: use one again"));
 }
@@ -117,6 +118,7 @@ void MemberCore::Begin(uint64_t id, Call* call) {
   RECON_CHECK_EQ(call->under_way, 0, "a call begins anew while chunks of it are under way");
   RECON_CHECK(!call->plan.segments.empty());
   channel.unsent.push_back(id);
+  sending_.insert(call->plan.channel);
   const bool is_new = channel.by_sequence.insert({call->sequence, id}).second;
   RECON_CHECK(is_new, "two calls of a channel have one number");
 }
@@ -147,7 +149,8 @@ bool MemberCore::IsFull(const Channel& channel) const {
 
 void MemberCore::Pump() {
   if (!epoch_ || next_) return;
-  for (auto& [number, channel] : channels_) {
+  for (auto it = sending_.begin(); it != sending_.end();) {
+    Channel& channel = channels_.at(*it);
     while (!channel.unsent.empty()) {
       const auto found = calls_.find(channel.unsent.front());
       RECON_CHECK(found != calls_.end(), "a call is to be sent that has ended");
@@ -156,6 +159,7 @@ void MemberCore::Pump() {
       SendNext(&channel, &call);
       if (call.all_sent) channel.unsent.pop_front();
     }
+    it = channel.unsent.empty() ? sending_.erase(it) : std::next(it);
   }
 }
 
@@ -229,6 +233,7 @@ void MemberCore::BeginNextEpochIfQuiet() {
     for (const Departure& went : lost.went()) TellOthers(*epoch_, went.place(), went.why());
   }
   channels_.clear();
+  sending_.clear();
   named_bytes_under_way_ = 0;
   std::vector<uint64_t> ids;
   for (const auto& [id, call] : calls_) ids.push_back(id);
@@ -384,12 +389,15 @@ void MemberCore::LeaveChannel(uint64_t id, const Call& call, bool well) {
   if (!named) return;
   // All members know how it ended, and servers remember a call that has failed by its number.
   if (!well || EndsByPairs(call.spec.kind)) ++channel->second.next_sequence;
-  if (channel->second.next_sequence == 0) channels_.erase(channel);
+  if (channel->second.next_sequence > 0) return;
+  sending_.erase(channel->first);
+  channels_.erase(channel);
 }
 
 void MemberCore::OnBroken(const absl::Status& why) {
   if (broken_.ok()) broken_ = why;
   channels_.clear();
+  sending_.clear();
   while (!calls_.empty()) End(calls_.begin()->first, why);
 }
 

@@ -134,6 +134,7 @@ class MemberCore {
   uint64_t last_call_ = 0;
   std::map<uint64_t, Call> calls_;
   std::map<uint64_t, Channel> channels_;
+  std::set<uint64_t> sending_;        // Those of channels_ that may have something unsent.
   size_t named_bytes_under_way_ = 0;  // Of all channels by name.
   std::set<std::string> names_;       // Of calls that have channels of their names.
   std::vector<Out> outgoing_;

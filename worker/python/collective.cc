@@ -126,9 +126,9 @@ class PyGroup {
 
   std::unique_ptr<PyCall> Start(uint8_t kind, const std::string& op, const std::string& dtype,
                                 const std::string& wire, const std::string& name, bool by_name,
-                                const std::string& shape, uintptr_t in, uintptr_t out, uint64_t count,
-                                std::vector<uint64_t> in_counts, std::vector<uint64_t> out_counts,
-                                uint32_t peer, uint32_t tag) {
+                                const std::string& order, const std::string& shape, uintptr_t in,
+                                uintptr_t out, uint64_t count, std::vector<uint64_t> in_counts,
+                                std::vector<uint64_t> out_counts, uint32_t peer, uint32_t tag) {
     CallSpec spec;
     spec.kind = static_cast<CallKind>(kind);
     spec.op = Check(ParseReduceOp(op));
@@ -136,6 +136,7 @@ class PyGroup {
     spec.wire = Check(ParseWire(wire));
     spec.name = name;
     spec.by_name = by_name;
+    spec.order = order;
     spec.shape = shape;
     spec.in = reinterpret_cast<const uint8_t*>(in);
     spec.out = reinterpret_cast<uint8_t*>(out);
@@ -249,8 +250,9 @@ void DefineCollectives(nb::module_& module) {
       .def_prop_ro("lost", &PyGroup::lost)
       .def_prop_ro("alive", &PyGroup::alive)
       .def("start", &PyGroup::Start, nb::arg("kind"), nb::arg("op"), nb::arg("dtype"), nb::arg("wire"),
-           nb::arg("name"), nb::arg("by_name"), nb::arg("shape"), nb::arg("in_"), nb::arg("out"),
-           nb::arg("count"), nb::arg("in_counts"), nb::arg("out_counts"), nb::arg("peer"), nb::arg("tag"))
+           nb::arg("name"), nb::arg("by_name"), nb::arg("order"), nb::arg("shape"), nb::arg("in_"),
+           nb::arg("out"), nb::arg("count"), nb::arg("in_counts"), nb::arg("out_counts"), nb::arg("peer"),
+           nb::arg("tag"))
       .def("who_is_missing", &PyGroup::WhoIsMissing)
       .def("leave", &PyGroup::Leave, nb::arg("why"))
       .def("close", &PyGroup::Close);

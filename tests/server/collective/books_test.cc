@@ -331,6 +331,16 @@ TEST_CASE("what a stream makes a server remember is bounded", "[collective]") {
     book.End(1, "it ended", &decided);
     CHECK(book.Enter(1, header).ok());
   }
+  SECTION("but not those that are over") {
+    CallHeader header = Chunk(0, 1, "").header;
+    ChunkBook::Decided decided;
+    for (size_t i = 0; i < 3 * ChunkBook::kEpochsOfStreamMax; ++i) {
+      ++header.epoch;
+      REQUIRE(book.Enter(1, header).ok());
+      if (i > 0) REQUIRE(book.SpeaksIn(1, header));
+      book.Lose(header.set, header.epoch, kEverybody, "the set has changed", &decided);
+    }
+  }
   SECTION("calls that have no bytes") {
     ChunkBook::Decided decided;
     for (uint64_t sequence = 0; sequence < 100; ++sequence) {

@@ -30,9 +30,10 @@ class TwoMembers {
     }
   }
   absl::Status Call(uint32_t rank, const std::string& name, std::vector<float>* values, CallKind kind,
-                    std::vector<std::string>* done) {
+                    std::vector<std::string>* done, const std::string& order = "") {
     CallSpec spec;
     spec.kind = kind;
+    spec.order = order;
     spec.dtype = DType::kFloat32;
     spec.name = name;
     spec.by_name = true;
@@ -43,6 +44,22 @@ class TwoMembers {
       done->push_back(status.ok() ? name : std::string(status.message()));
     });
   }
+  // Half of `in` for each.
+  absl::Status Trade(uint32_t rank, const std::string& name, const std::vector<float>& in,
+                     std::vector<float>* out, std::vector<std::string>* done) {
+    CallSpec spec;
+    spec.kind = CallKind::kAllToAll;
+    spec.dtype = DType::kFloat32;
+    spec.name = name;
+    spec.by_name = true;
+    spec.in = reinterpret_cast<const uint8_t*>(in.data());
+    spec.out = reinterpret_cast<uint8_t*>(out->data());
+    spec.in_counts = spec.out_counts = {in.size() / 2, in.size() / 2};
+    return cores_[rank].Submit(spec, [done, name](const absl::Status& status, uint32_t) {
+      done->push_back(status.ok() ? name : std::string(status.message()));
+    });
+  }
+  uint64_t bytes_sent(uint32_t rank) const { return bytes_sent_[rank]; }
   // Until nobody has anything to say; what has finished is told.
   void Exchange() {
     for (bool going = true; going;) {
@@ -60,6 +77,7 @@ class TwoMembers {
 
  private:
   void ToServer(uint32_t rank, const CallFrame& frame) {
+    bytes_sent_[rank] += frame.payload.size();
     CallDesk::Answers answers;
     REQUIRE(desk_.Handle(rank + 1, frame, Now(), &answers).ok());
     for (const ChunkBook::Outcome& answer : answers.frames)
@@ -70,6 +88,7 @@ class TwoMembers {
     }
   }
 
+  uint64_t bytes_sent_[2] = {};
   CallDesk desk_{CallDesk::Options{}};
   std::vector<MemberCore> cores_ = MakeCores();
 
@@ -102,6 +121,64 @@ TEST_CASE("large calls that members make in opposite order go on, though their w
     CHECK(done[rank].size() == kLarge);
     for (const std::vector<float>& sum : values[rank])
       CHECK(std::all_of(sum.begin(), sum.end(), [](float value) { return value == 3.0F; }));
+  }
+}
+
+TEST_CASE("parts for each other that are larger than windows travel, also beside other large calls",
+          "[collective]") {
+  for (const bool beside : {false, true}) {
+    INFO("beside another call: " << beside);
+    TwoMembers two;
+    std::vector<float> parts[2], got[2], others[2];
+    std::vector<std::string> done[2];
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      parts[rank].assign(10'000'000, static_cast<float>(rank + 1));
+      got[rank].resize(parts[rank].size());
+      others[rank].assign(5'000'000, 1.0F);
+      // Each makes another one, which fills its window, first.
+      if (beside)
+        REQUIRE(
+            two.Call(rank, absl::StrCat("n", rank), &others[rank], CallKind::kAllReduce, &done[rank]).ok());
+      REQUIRE(two.Trade(rank, "parts", parts[rank], &got[rank], &done[rank]).ok());
+    }
+    two.Exchange();
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      REQUIRE(done[rank] == std::vector<std::string>{"parts"});
+      // From rank 0, and from rank 1.
+      CHECK(std::count(got[rank].begin(), got[rank].begin() + 5'000'000, 1.0F) == 5'000'000);
+      CHECK(std::count(got[rank].begin() + 5'000'000, got[rank].end(), 2.0F) == 5'000'000);
+    }
+  }
+}
+
+TEST_CASE("calls of one order share a window, whatever their names", "[collective]") {
+  TwoMembers two;
+  constexpr size_t kCalls = 200;
+  std::vector<std::vector<float>> values[2];
+  std::vector<std::string> done[2];
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    values[rank].assign(kCalls, std::vector<float>(200'000, static_cast<float>(rank + 1)));
+    for (size_t i = 0; i < kCalls; ++i) {
+      REQUIRE(two.Call(rank, absl::StrCat("n", i), &values[rank][i], CallKind::kAllReduce, &done[rank], "all")
+                  .ok());
+    }
+    two.Exchange();
+    // Who is first has sent no more than that.
+    if (rank == 0) CHECK(two.bytes_sent(0) < (size_t{10} << 20));
+  }
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    REQUIRE(done[rank].size() == kCalls);
+    CHECK(values[rank][kCalls - 1][0] == 3.0F);
+  }
+  // The two sides of one that differ are told as elsewhere.
+  done[0].clear(), done[1].clear();
+  REQUIRE(two.Call(0, "a", &values[0][0], CallKind::kAllReduce, &done[0], "all").ok());
+  REQUIRE(two.Call(1, "b", &values[1][0], CallKind::kAllReduce, &done[1], "all").ok());
+  two.Exchange();
+  for (const auto& said : done) {
+    REQUIRE(said.size() == 1);
+    CHECK(said[0].find("all_reduce 'a'") != std::string::npos);
+    CHECK(said[0].find("all_reduce 'b'") != std::string::npos);
   }
 }
 

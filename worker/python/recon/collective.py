@@ -124,7 +124,8 @@ class Group:
     process lives, whatever Python does. While the set has not begun, ``interrupted()`` is asked ten times a second:
     once it says yes, `SetChanged` is raised. ``by_name``: calls of one ``name`` match, and of those without one calls
     of one operation, whatever others come between them on each member, from any thread; a name is one call's at a
-    time. All members say the same of this. The environment's RECON_SERVER, RECON_TLS_CERT, RECON_TLS_KEY, RECON_TLS_CA
+    time. Calls of one ``order`` come in it at all members, whatever their names, and take no more of the servers' memory
+    than one call. All members say the same of this. The environment's RECON_SERVER, RECON_TLS_CERT, RECON_TLS_KEY, RECON_TLS_CA
     and RECON_INSECURE count where nothing is given.
     """
 
@@ -218,7 +219,7 @@ class Group:
     # Every operation returns its result, or with async_op a Handle whose wait() does.
 
     def all_reduce(self, array: Any, op: str = "sum", *, out: Any = None, wire: str = "", name: str = "",
-                   async_op: bool = False) -> Any:
+                   order: str = "", async_op: bool = False) -> Any:
         """Sum, mean, min, max, product or adasum over all members; ``out`` may be ``array``. ``wire``: "fp16" or
         "bf16" halves what travels of float32, both ways; "int8" makes a quarter of it, of a sum or a mean: 8 bits a value
         and a scale for each 256, rounded so that the mean is exact. For adasum see `recon.adasum`; it has no ``wire`` and no
@@ -227,7 +228,7 @@ class Group:
             if wire or async_op:
                 raise ValueError("adasum has neither wire nor async_op")
             return adasum.all_reduce(self, array, out, name)
-        return self._reduction("all_reduce", array, op, out, wire, name, async_op)
+        return self._reduction("all_reduce", array, op, out, wire, name, async_op, order=order)
 
     def reduce(self, array: Any, root: int, op: str = "sum", *, out: Any = None, wire: str = "", name: str = "",
                async_op: bool = False) -> Any:
@@ -235,13 +236,13 @@ class Group:
         return self._reduction("reduce", array, op, out, wire, name, async_op, root)
 
     def _reduction(self, kind: str, array: Any, op: str, out: Any, wire: str, name: str, async_op: bool,
-                   root: int = 0) -> Any:
+                   root: int = 0, order: str = "") -> Any:
         memory = _Memory.of(array)
         result, finish = self._output(memory, out, memory.shape)
         if wire not in _WIRES:
             raise ValueError(f'wire is "{wire}", expected "", "fp16", "bf16" or "int8"')
-        return self._run(kind, memory, result, async_op, op=op, wire=_WIRES[wire], name=name, count=memory.count,
-                         shape=str(list(memory.shape)), peer=root, finish=finish)
+        return self._run(kind, memory, result, async_op, op=op, wire=_WIRES[wire], name=name, order=order,
+                         count=memory.count, shape=str(list(memory.shape)), peer=root, finish=finish)
 
     def broadcast(self, array: Any, root: int = 0, *, out: Any = None, of: str = "", name: str = "",
                   async_op: bool = False) -> Any:
@@ -253,13 +254,13 @@ class Group:
                          shape=_shape(memory.shape, of), peer=root, finish=finish)
 
     def all_gather(self, array: Any, *, sizes: Sequence[int] | None = None, of: str = "", name: str = "",
-                   async_op: bool = False) -> Any:
+                   order: str = "", async_op: bool = False) -> Any:
         """All members' arrays one after another along the first dimension, in which they may differ. ``sizes`` of
         that by member saves asking for them. ``of`` as for `broadcast`."""
         memory, sizes = self._known_sizes(array, sizes, name)
         inner = int(np.prod(memory.shape[1:]))
         result = memory.like((sum(sizes), *memory.shape[1:]))
-        return self._run("all_gather", memory, result, async_op, name=name, count=memory.count,
+        return self._run("all_gather", memory, result, async_op, name=name, order=order, count=memory.count,
                          out_counts=[size * inner for size in sizes], shape=_shape(["*", *memory.shape[1:]], of))
 
     def reduce_scatter(self, array: Any, op: str = "sum", *, sizes: Sequence[int] | None = None, wire: str = "",
@@ -402,12 +403,12 @@ class Group:
             raise
 
     def _run(self, kind: str, memory: _Memory | None, result: Any, async_op: bool, *, op: str = "sum", wire: str = "",
-             name: str = "", shape: str = "", count: int = 0, in_counts: Sequence[int] = (),
+             name: str = "", order: str = "", shape: str = "", count: int = 0, in_counts: Sequence[int] = (),
              out_counts: Sequence[int] = (), peer: int = 0, tag: int = 0,
              finish: Callable[[], Any] | None = None) -> Any:
         target = None if result is None else _Memory(result)
         with self._own_sizes():
-            call = self._core.start(_KINDS[kind], op, memory.dtype if memory else "uint8", wire, name, self._by_name, shape,
+            call = self._core.start(_KINDS[kind], op, memory.dtype if memory else "uint8", wire, name, self._by_name, order, shape,
                                     memory.address if memory else 0, target.address if target else 0, count,
                                     list(in_counts), list(out_counts), peer, tag)
         handle = Handle(self, call, result, (memory, target), finish)

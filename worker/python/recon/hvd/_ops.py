@@ -151,9 +151,9 @@ def chosen_op(op: Op | None, average: bool | None) -> Op:
 
 
 def reduce_async(tensors: Sequence[torch.Tensor], into: Sequence[torch.Tensor] | None, op: Op, name: str | None,
-                 wire: str, prescale: float, postscale: float, process_set: ProcessSet) -> Handle:
+                 wire: str, prescale: float, postscale: float, process_set: ProcessSet, order: str = "") -> Handle:
     """One call for each type among the tensors, whose values travel together. Results are new tensors, or in
-    ``into``; each has the shape, type and device of its tensor."""
+    ``into``; each has the shape, type and device of its tensor. ``order`` as `recon.collective.Group` has it."""
     by_type: dict[torch.dtype, list[int]] = {}
     for index, tensor in enumerate(tensors):
         by_type.setdefault(tensor.dtype, []).append(index)
@@ -171,7 +171,7 @@ def reduce_async(tensors: Sequence[torch.Tensor], into: Sequence[torch.Tensor] |
                 flat.copy_(torch.cat(adasum.all_reduce_many(group, parts, of_type)))
             else:
                 calls.append(group.all_reduce(flat, op.name, out=flat, wire=wire if dtype == torch.float32 else "",
-                                              name=of_type, async_op=True))
+                                              name=of_type, order=order, async_op=True))
 
     def finish() -> list[torch.Tensor]:
         for indices, flat in flats:

@@ -71,7 +71,7 @@ class _Gradients:
     """
 
     def __init__(self, name: str, buckets: list[list[torch.Tensor]], passes: int, dense: bool, process_set: ProcessSet,
-                 start: Callable[[list[torch.Tensor], str], Handle]) -> None:
+                 start: Callable[[list[torch.Tensor], str, str], Handle]) -> None:
         self.name = name
         self._buckets = [_Bucket(bucket) for bucket in buckets]
         self._passes, self._dense, self._set, self._start = passes, dense, process_set, start
@@ -133,7 +133,7 @@ class _Gradients:
             elif parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()
             gradients.append(parameter.grad)
-        bucket.handle = self._start(gradients, name)
+        bucket.handle = self._start(gradients, name, f"gradients of {self.name}")
 
     def synchronize(self) -> None:
         try:
@@ -310,8 +310,8 @@ def DistributedOptimizer(  # noqa: N802: Horovod's name.
 
     before, after = 1.0 / gradient_predivide_factor, gradient_predivide_factor
 
-    def start(gradients: list[torch.Tensor], name: str) -> Handle:
-        return reduce_async(gradients, gradients, op, name, wire, before, after, process_set)
+    def start(gradients: list[torch.Tensor], name: str, order: str) -> Handle:
+        return reduce_async(gradients, gradients, op, name, wire, before, after, process_set, order)
 
     own = {id(p) for p in parameters}
     for other in list(context.optimizers):

@@ -26,7 +26,7 @@ class SparseSums:
         """Keeps nothing any more, as after an error: that was of steps that are done again."""
         self._kept.clear()
 
-    def start(self, gradients: Sequence[torch.Tensor], name: str) -> Handle:
+    def start(self, gradients: Sequence[torch.Tensor], name: str, order: str) -> Handle:
         """Into the gradients themselves, by the time of `synchronize`."""
         whole = torch.cat([host(gradient).reshape(-1) for gradient in gradients]) * self._prescale
         whole = whole.float() if whole.element_size() < 4 else whole
@@ -40,7 +40,7 @@ class SparseSums:
         self._kept[name] = whole
         packed = torch.cat([places.int().view(torch.uint8), values.view(torch.uint8)])
         with self._set.call() as group:
-            call = group.all_gather(packed, sizes=[len(packed)] * group.size, name=name, async_op=True,
+            call = group.all_gather(packed, sizes=[len(packed)] * group.size, name=name, order=order, async_op=True,
                                     of=f"the largest {count} of {whole.numel()} {str(whole.dtype).removeprefix('torch.')}")
 
         def finish() -> list[torch.Tensor]:
