@@ -19,10 +19,12 @@ struct ConnectionLimits {
   // Of those that have said something, some whose other ends have not shown that they belong to the job: each
   // costs 20 KiB and more.
   size_t strangers_max = 1024;
-  // That begin to speak, of one address: at once, and each second then. Who is turned away tries again; those
-  // who are there already have the processor for themselves.
-  double begin_at_once_max = 2048;
-  double begin_per_second_max = 256;
+  // For so long none of them has to go for one more: it may be about to show it.
+  absl::Duration stranger_grace = absl::Seconds(2);
+  // That begin to speak, of one address: at once (all of a large job may be behind one), and each second
+  // then. Who is turned away tries again; those who are there already have the processor for themselves.
+  double begin_at_once_max = 16'384;
+  double begin_per_second_max = 512;
   // Bytes that came since something was last understood: of a stranger's connection (the shapes of a large
   // model are among them, and compressed), of all strangers' together (gRPC takes up to 60 bytes for one of a
   // header), and of a member's (a message of the largest size, and what is on its way meanwhile).

@@ -280,12 +280,26 @@ bool FrontDoor::MakeRoom() {
 bool FrontDoor::DropOldestStranger(const std::string& why) {
   const auto stranger = std::find_if(handed_.begin(), handed_.end(),
                                      [](const Handed& one) { return !one.connection->member(); });
-  if (stranger == handed_.end()) return false;
+  if (stranger == handed_.end() || Now() - stranger->since < limits_.stranger_grace) return false;
   SayRefused(stranger->peer, absl::StrCat("it is not of the job, and ", why));
   HangUp(stranger->fd, stranger->inode);  // gRPC closes it.
   connections_->Remove(stranger->peer, stranger->connection.get());
   handed_.erase(stranger);
+  strangers_ -= std::min<size_t>(strangers_, 1);
   return true;
+}
+
+bool FrontDoor::MakeRoomForStranger() {
+  if (strangers_ < limits_.strangers_max) return true;
+  // Some may have become members,
+  strangers_ = static_cast<size_t>(std::count_if(
+      handed_.begin(), handed_.end(), [](const Handed& one) { return !one.connection->member(); }));
+  if (strangers_ < limits_.strangers_max) return true;
+  // or ended. A look at all of them for each that comes would be the attack.
+  const absl::Time now = Now();
+  if (now - looked_ >= kLookSoon) Look(now);
+  return strangers_ < limits_.strangers_max ||
+         DropOldestStranger(absl::StrCat("there are ", limits_.strangers_max, " others"));
 }
 
 void FrontDoor::HandOverThoseWhoSpeak(const std::vector<int>& readable) {
@@ -309,18 +323,19 @@ void FrontDoor::HandOverOne(Silent silent) {
     return SayRefused(silent.peer, absl::StrCat("its address begins more than ", limits_.begin_per_second_max,
                                                 " connections a second"));
   }
+  if (!MakeRoomForStranger()) {
+    return SayRefused(silent.peer, absl::StrCat("there are ", limits_.strangers_max,
+                                                " others that have just come and not shown what they are"));
+  }
   Handed handed;
+  handed.since = Now();
   handed.inode = InodeOf(silent.fd.get());
   handed.peer = std::move(silent.peer);
   handed.connection = connections_->Add(handed.peer);
   handed.fd = silent.fd.Release();
   handed_.push_back(handed);
   hand_over_(silent.listener, handed.fd);
-  if (++strangers_ <= limits_.strangers_max) return;
-  Look(Now());  // Some may have ended, or become members.
-  if (strangers_ <= limits_.strangers_max) return;
-  DropOldestStranger(absl::StrCat("there are ", limits_.strangers_max, " others"));
-  --strangers_;
+  ++strangers_;
 }
 
 void FrontDoor::DropSilent(absl::Time now) {

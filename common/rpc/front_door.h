@@ -59,6 +59,7 @@ class FrontDoor {
     uint64_t inode;
     std::string peer;
     std::shared_ptr<Connection> connection;
+    absl::Time since;
     uint64_t understood = 0;
     uint64_t received_then = 0;  // When something was last understood.
     uint64_t received = 0;
@@ -77,8 +78,11 @@ class FrontDoor {
   void TurnAway(int listener);
   // True if there is room for one more.
   bool MakeRoom();
-  // The oldest of those who do not belong to the job has to go; false if there is none.
+  // The oldest of those who do not belong to the job has to go; false if there is none, or only such as have
+  // just come.
   bool DropOldestStranger(const std::string& why);
+  // True if one more may be handed over.
+  bool MakeRoomForStranger();
   void DropSilent(absl::Time now);
   void Look(absl::Time now);
   void SayRefused(const std::string& peer, const std::string& why);

@@ -16,10 +16,6 @@ namespace {
 constexpr double kSmallShare = 0.01;
 constexpr double kWarmupRatio = 0.25;
 
-bool Refuses(uint32_t refused_codecs, CodecId codec) {
-  return (refused_codecs >> static_cast<int>(codec) & 1) != 0;
-}
-
 double WarmRatio(double ratio, double progress) {
   if (progress >= 1 || ratio >= kWarmupRatio) return ratio;
   return kWarmupRatio * std::pow(ratio / kWarmupRatio, std::max(0.0, progress));
@@ -45,7 +41,7 @@ CodecSpec CodecPolicy::SpecFor(uint32_t group) const {
   CodecSpec spec = auto_push_;
   if (spec.sparse() && small_[group]) {
     spec = CodecSpec();  // There is nothing to gain.
-    spec.kind = Refuses(refused_codecs_, CodecId::kFp16) ? CodecKind::kFp32 : CodecKind::kFp16;
+    spec.kind = fp16_accepted_ ? CodecKind::kFp16 : CodecKind::kFp32;
   }
   return spec;
 }
@@ -54,21 +50,14 @@ absl::Status CodecPolicy::Restrict(uint32_t refused_codecs) {
   for (size_t group = 0; group < choices_.size(); ++group) {
     if (choices_[group].automatic) continue;
     const CodecId codec = choices_[group].spec.wire_codec();
-    if (!Refuses(refused_codecs, codec)) continue;
+    if ((refused_codecs >> static_cast<int>(codec) & 1) == 0) continue;
     return absl::InvalidArgumentError(absl::StrCat("--codec ", choices_[group].spec.ToString(), " of group ",
                                                    layout_->groups()[group], ": the server does not accept ",
                                                    CodecName(codec), " (--accept-codecs)"));
   }
   MutexLock lock(&mu_);
-  refused_codecs_ = refused_codecs;
+  fp16_accepted_ = (refused_codecs >> static_cast<int>(CodecId::kFp16) & 1) == 0;
   return absl::OkStatus();
-}
-
-bool CodecPolicy::sparse_accepted() const {
-  MutexLock lock(&mu_);
-  return !Refuses(refused_codecs_, SparseCodec(CodecId::kFp32)) &&
-         !Refuses(refused_codecs_, SparseCodec(CodecId::kFp16)) &&
-         !Refuses(refused_codecs_, SparseCodec(CodecId::kBf16));
 }
 
 void CodecPolicy::Adopt(const CodecChoice& choice) {

@@ -40,8 +40,6 @@ class CodecPolicy {
   // Keeps away from the codecs that the server refuses (bit i: codec i). InvalidArgument, naming the codec,
   // if --codec has one of them.
   absl::Status Restrict(uint32_t refused_codecs);
-  // Whether the server takes values that come with their indices, whatever they are encoded as.
-  bool sparse_accepted() const;
   // What "auto" stands for from the next push on. What it cannot read it ignores, and says so.
   void Adopt(const CodecChoice& choice);
 
@@ -81,7 +79,7 @@ class CodecPolicy {
   bool automatic_ = false;
 
   mutable Mutex mu_;
-  uint32_t refused_codecs_ ABSL_GUARDED_BY(mu_) = 0;
+  bool fp16_accepted_ ABSL_GUARDED_BY(mu_) = true;
   CodecChoice choice_ ABSL_GUARDED_BY(mu_);
   CodecSpec auto_push_ ABSL_GUARDED_BY(mu_);  // What choice_ says: FP16 until there is one.
   CodecId auto_pull_ ABSL_GUARDED_BY(mu_) = CodecId::kFp16;

@@ -133,6 +133,7 @@ TEST_CASE("strangers who send much are cut, those who say nothing too, and membe
   limits.silent_max = 2;
   limits.connections_max = 4;
   limits.stranger_bytes_max = 16 << 10;  // Nobody reads: the kernel keeps some.
+  limits.stranger_grace = absl::ZeroDuration();
   OpenDoor door("127.0.0.1:0", limits);
   Guest member(AF_INET, door.port());
   member.Send(1);
@@ -160,6 +161,7 @@ TEST_CASE("strangers who send much are cut, those who say nothing too, and membe
 TEST_CASE("strangers have so many connections at most, and members do not count", "[connections]") {
   ConnectionLimits limits;
   limits.strangers_max = 3;
+  limits.stranger_grace = absl::ZeroDuration();
   OpenDoor door("127.0.0.1:0", limits);
   std::vector<std::unique_ptr<Guest>> guests;
   const auto enter = [&] {
@@ -184,6 +186,25 @@ TEST_CASE("strangers have so many connections at most, and members do not count"
   CHECK(Eventually([&] { return !known(first); }));
   CHECK(known(second));
   for (const Guest* member : members) CHECK(known(member));
+}
+
+TEST_CASE("strangers that have just come do not have to go for more of them", "[connections]") {
+  ConnectionLimits limits;
+  limits.strangers_max = 2;
+  limits.stranger_grace = absl::Hours(1);
+  OpenDoor door("127.0.0.1:0", limits);
+  std::vector<std::unique_ptr<Guest>> guests;
+  for (size_t i = 1; i <= 4; ++i) {
+    guests.push_back(std::make_unique<Guest>(AF_INET, door.port()));
+    guests.back()->Send(1);
+    if (i <= 2) CHECK(Eventually([&] { return door.came_in() == i; }));
+    if (i > 2) CHECK(guests.back()->HungUp());
+  }
+  // One of them shows that it is a member: there is room.
+  door.connections().Find(guests[0]->Name())->NoteMember();
+  guests.push_back(std::make_unique<Guest>(AF_INET, door.port()));
+  guests.back()->Send(1);
+  CHECK(Eventually([&] { return door.came_in() == 3; }));
 }
 
 TEST_CASE("an address that begins too many connections is turned away, and keeps those that it has",
