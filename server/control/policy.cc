@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
+#include "common/codec/codec.h"
 #include "common/optim/update_rules.h"
 #include "server/sync/staleness_gate.h"
 
@@ -360,6 +361,13 @@ absl::Status ResolveLocal(const PolicySettings& settings, const Sync& sync, uint
   return absl::OkStatus();
 }
 
+bool AcceptsSparse(uint32_t refused_codecs) {
+  for (const CodecId values : {CodecId::kFp32, CodecId::kFp16, CodecId::kBf16}) {
+    if ((refused_codecs >> static_cast<int>(SparseCodec(values)) & 1) != 0) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const PolicyBase& base) {
@@ -386,7 +394,7 @@ absl::StatusOr<Policy> ResolvePolicy(const PolicySettings& settings, const Polic
 void TellWorkers(const Policy& policy, JobConfig* job) {
   job->set_bound(policy.job.bound());
   job->set_clip_norm(policy.job.clip_norm());
-  job->set_zeros_change_nothing(policy.job.zeros_change_nothing());
+  job->set_zeros_change_nothing(policy.job.zeros_change_nothing() && AcceptsSparse(job->refused_codecs()));
   *job->mutable_policy() = policy.job.policy();
   *job->mutable_sync_periods() = policy.job.sync_periods();
   job->clear_local();

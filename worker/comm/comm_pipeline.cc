@@ -264,7 +264,8 @@ void CommPipeline::Label(const Push& push, const Session::Standing& standing,
 
 bool CommPipeline::StillWanted(const Push& push) const {
   const std::shared_ptr<const JobConfig> job = session_->job();
-  return job->history() == push.history && job->has_local() == push.local;
+  return job->history() == push.history && job->has_local() == push.local &&
+         (job->zeros_change_nothing() || !push.plan.zeros_change_nothing);
 }
 
 void CommPipeline::NoteDropped(const Push& push, absl::string_view why) {

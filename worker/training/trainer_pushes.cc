@@ -152,7 +152,7 @@ absl::StatusOr<CommPipeline::Push> Trainer::NewPush(uint64_t order_key, uint64_t
   push.history = job_->history();
   const double data_epochs = static_cast<double>(order_key) / static_cast<double>(options_.train_samples);
   push.plan = policy_->PlanFor(data_epochs, flush, std::move(due), Now());
-  push.plan.zeros_change_nothing = job_->zeros_change_nothing() && policy_->sparse_accepted();
+  push.plan.zeros_change_nothing = job_->zeros_change_nothing();
   // By what is computed, not by who computes it: two runs with one seed make the same choices.
   uint64_t state = job_->seed() ^ order_key;
   push.plan.seed = SplitMix64(&state);

@@ -6,6 +6,7 @@
 
 #include "catch2/catch.hpp"
 #include "common/base/limits.h"
+#include "common/codec/codec.h"
 #include "common/optim/update_rules.h"
 #include "server/control/policy.h"
 
@@ -107,6 +108,13 @@ TEST_CASE("workers may leave zeros out where the server's optimizer is plain SGD
     CHECK_FALSE(may(sync, OptimizerKind::kAdam, 0));
     CHECK_FALSE(may(sync, OptimizerKind::kAdamW, 0));
   }
+  // Not where payloads without all values are refused.
+  JobConfig job;
+  job.set_refused_codecs(1u << static_cast<int>(CodecId::kSparseBf16));
+  PolicyBase base = Base();
+  base.optimizer.kind = OptimizerKind::kSgd;
+  TellWorkers(*ResolvePolicy(Sync("asp"), base), &job);
+  CHECK_FALSE(job.zeros_change_nothing());
   // With local steps it is the outer one that counts.
   CHECK(may("local:8", OptimizerKind::kAdam, 0.01));
   CHECK_FALSE(may("diloco:8", OptimizerKind::kSgd, 0));

@@ -347,7 +347,13 @@ TEST_CASE("a push of another history, or of another kind, is dropped by name and
   job.pipeline->Submit(std::move(movement));
   job.AwaitOutcomes(2);
   CHECK(job.CounterOf("recon_worker_dropped_pushes_total") == 2);
-  CHECK(job.outcomes.Sorted() == Ends{{0, false}, {1, false}});
+  // Made where zeros could be left out, and here they cannot.
+  CommPipeline::Push without_zeros = job.PushOf(1, 2);
+  without_zeros.plan.zeros_change_nothing = true;
+  job.pipeline->Submit(std::move(without_zeros));
+  job.AwaitOutcomes(3);
+  CHECK(job.CounterOf("recon_worker_dropped_pushes_total") == 3);
+  CHECK(job.outcomes.Sorted() == Ends{{0, false}, {1, false}, {2, false}});
   CHECK(job.servers[0]->requests().empty());
   CHECK(job.session->fatal().ok());
 }

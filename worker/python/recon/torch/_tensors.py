@@ -169,7 +169,7 @@ class Tensors:
 def _scatter(sparse: torch.Tensor, place: torch.Tensor) -> None:
     """Writes a coalesced sparse tensor to `place`, with zeros elsewhere."""
     place.zero_()
-    place.index_put_(tuple(sparse.indices()), sparse.values().to(place.device, place.dtype))
+    place.index_put_(tuple(sparse.indices().to(place.device)), sparse.values().to(place.device, place.dtype))
 
 
 def _tensor_of(values: np.ndarray) -> torch.Tensor:
