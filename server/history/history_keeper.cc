@@ -87,6 +87,9 @@ void HistoryKeeper::Note(StatusReply status, absl::Time now, absl::Time wall) {
 void HistoryKeeper::TakeUp(const std::shared_ptr<const StatusReply>& status, absl::Time now,
                            absl::Time wall) {
   RECON_CHECK(lane_->IsCurrent());
+  // What waits for its interval: among what will be moved, the stream could not tell it from what it has
+  // taken.
+  if (events_ != nullptr && wall < taken_up_wall_) AppendEvents(taken_up_wall_, /*all=*/true);
   bool happened = false;
   {
     MutexLock lock(&mu_);

@@ -59,7 +59,7 @@ class HistoryKeeper {
  private:
   void TakeUp(const std::shared_ptr<const StatusReply>& status, absl::Time now, absl::Time wall);
   void Save(absl::Time now);
-  // `all`: there will be no more.
+  // `all`: also what waits for its interval.
   void AppendEvents(absl::Time wall, bool all);
 
   const std::string data_directory_;

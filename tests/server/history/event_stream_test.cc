@@ -30,10 +30,10 @@ struct WatchedJob {
     keeper = std::make_unique<HistoryKeeper>("/job", 7, &files);
     keeper->WriteEvents("/runs");
   }
-  // Returns when it is taken up: of statuses that come too fast some are left out.
-  void Note(int64_t age_ms) {
+  // Returns when it is taken up: of statuses that come too fast some are left out. The time of day is ahead.
+  void Note(int64_t age_ms, int64_t ahead_ms = 0) {
     keeper->Note(*job.At(static_cast<double>(age_ms) / 1000), absl::UnixEpoch() + absl::Milliseconds(age_ms),
-                 absl::FromUnixMillis(kBegin + age_ms));
+                 absl::FromUnixMillis(kBegin + age_ms + ahead_ms));
     absl::Notification taken_up;
     keeper->EncodeLater({}, [&](const absl::StatusOr<HistoryReply>&) { taken_up.Notify(); });
     taken_up.WaitForNotification();
@@ -88,6 +88,25 @@ TEST_CASE("an old job's points are merged for TensorBoard, over restarts, too", 
   CHECK(updates.size() >= 400 / 8);
   CHECK(updates[10] - updates[9] == Approx(8));
   CHECK(updates.back() > 395);  // The end is there, whenever it comes.
+}
+
+TEST_CASE("points that wait for their interval are written for TensorBoard before the clock is set back",
+          "[history]") {
+  WatchedJob run;
+  run.Note(0);
+  constexpr int64_t kOld = 24 * kHour;
+  for (int second = 0; second <= 5; ++second) {
+    run.job.edit().set_updates(static_cast<uint64_t>(10 + second));
+    run.Note(kOld + 1000 * second);
+  }
+  run.job.edit().set_updates(16);
+  run.Note(kOld + 6000, -kHour);
+  run.keeper = nullptr;
+  const std::vector<float> updates = run.Curve("train/updates");
+  REQUIRE(updates.size() == 4);  // The first of all, the first of the day, five that waited, the last.
+  CHECK(updates[1] == Approx(10));
+  CHECK(updates[2] == Approx(13));
+  CHECK(updates[3] == Approx(16));
 }
 
 TEST_CASE("evaluations are written for TensorBoard once each, however often somebody looks", "[history]") {
