@@ -51,7 +51,7 @@ int64_t EventStream::IntervalMs(int64_t age_ms) {
 EventStream::EventStream(FileSystem* files, std::string directory, const History& history)
     : files_(files),
       directory_(std::move(directory)),
-      asked_at_ms_(history.job().last_ms()),
+      asked_at_ms_(std::max(history.job().last_ms(), history.evaluations().last_ms())),
       job_until_ms_(history.job().last_ms()),
       evaluations_until_ms_(history.evaluations().last_ms()) {}
 
@@ -62,14 +62,14 @@ JobHistory EventStream::Take(const History& history, int64_t now_ms, bool all) {
   }
   asked_at_ms_ = now_ms;
   JobHistory piece;
+  *piece.mutable_evaluations() = history.evaluations().Encode("", evaluations_until_ms_);
+  evaluations_until_ms_ = history.evaluations().last_ms();
   const int64_t interval = IntervalMs(now_ms - history.job().first_ms());
   const bool early = now_ms >= taken_at_ms_ && now_ms - taken_at_ms_ < interval - kEarlyMs;
   if (early && !all) return piece;
   taken_at_ms_ = now_ms;
   *piece.mutable_job() = Mean(history.job().Encode("", job_until_ms_));
-  *piece.mutable_evaluations() = Mean(history.evaluations().Encode("", evaluations_until_ms_));
   job_until_ms_ = history.job().last_ms();
-  evaluations_until_ms_ = history.evaluations().last_ms();
   return piece;
 }
 

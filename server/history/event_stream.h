@@ -13,8 +13,12 @@
 namespace recon {
 
 // A running job's event file: what comes to its history, as it comes. Readers follow the file, and nothing of
-// it can be taken back: it is bounded by writing less the older the job is. Points and evaluations of an
-// interval are one, their mean: of a year there are 100,000, or 50 MB, in all files together.
+// it can be taken back: it is bounded by writing less the older the job is. Points of an interval are one,
+// their mean: of a year there are 100,000, or 50 MB, in all files together. Evaluations are written as they
+// come, one for each data epoch: a million take 72 MB.
+//
+// A process that is killed takes with it the points of the interval that it was in. An evaluation that was
+// written and was not in the history's file yet is written once more by the next process.
 //
 // Not thread-safe; Write() blocks on the disk.
 class EventStream {
@@ -28,8 +32,9 @@ class EventStream {
   // `files` must outlive the stream.
   EventStream(FileSystem* files, std::string directory, const History& history);
 
-  // What has come to the history, if it is time, or (`all`) whatever time it is. `now_ms` is the time of day,
-  // and may be set back.
+  // The evaluations that have come to the history; its points, too, if it is time, or (`all`) whatever time
+  // it is. `now_ms` is the time of day, and may be set back: before the history notes that, what waits has to
+  // be taken.
   JobHistory Take(const History& history, int64_t now_ms, bool all);
   // Does nothing with a piece that is empty.
   absl::Status Write(const JobHistory& piece);

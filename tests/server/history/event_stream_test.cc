@@ -17,18 +17,25 @@ constexpr int64_t kHour = 3'600'000;
 
 // A job's keeper with a directory for TensorBoard; one after the other, as servers are.
 struct WatchedJob {
-  FaultyFileSystem files;
+  std::unique_ptr<FaultyFileSystem> files = std::make_unique<FaultyFileSystem>();
   SimulatedStatus job{1};
   std::unique_ptr<HistoryKeeper> keeper;
 
   WatchedJob() {
-    REQUIRE(files.CreateDirectories("/job").ok());
+    REQUIRE(files->CreateDirectories("/job").ok());
     Start();
   }
   void Start() {
     keeper = nullptr;
-    keeper = std::make_unique<HistoryKeeper>("/job", 7, &files);
+    keeper = std::make_unique<HistoryKeeper>("/job", 7, files.get());
     keeper->WriteEvents("/runs");
+  }
+  // What it writes as it ends is lost.
+  void Kill() {
+    std::unique_ptr<FaultyFileSystem> left = files->Copy();
+    keeper = nullptr;
+    files = std::move(left);
+    Start();
   }
   // Returns when it is taken up: of statuses that come too fast some are left out. The time of day is ahead.
   void Note(int64_t age_ms, int64_t ahead_ms = 0) {
@@ -47,10 +54,10 @@ struct WatchedJob {
   // Values of a curve, in all files.
   std::vector<float> Curve(const std::string& tag) {
     std::vector<float> values;
-    const auto names = files.List("/runs");
+    const auto names = files->List("/runs");
     REQUIRE(names.ok());
     for (const std::string& name : *names) {
-      for (const TensorBoardEvent& event : ReadEvents(files.Content("/runs/" + name))) {
+      for (const TensorBoardEvent& event : ReadEvents(files->Content("/runs/" + name))) {
         for (const auto& value : event.summary().value()) {
           if (value.tag() == tag) values.push_back(value.simple_value());
         }
@@ -107,6 +114,26 @@ TEST_CASE("points that wait for their interval are written for TensorBoard befor
   CHECK(updates[1] == Approx(10));
   CHECK(updates[2] == Approx(13));
   CHECK(updates[3] == Approx(16));
+}
+
+TEST_CASE("an old job's evaluations are written for TensorBoard at once: a server that is killed loses none",
+          "[history]") {
+  WatchedJob run;
+  run.Note(0);
+  constexpr int64_t kOld = 24 * kHour;
+  for (int second = 0; second < 8; ++second) {
+    if (second == 3) run.Evaluate(1, kOld + 2500);
+    run.Note(kOld + 1000 * second);  // After 5 s the history is saved, with the evaluation.
+  }
+  run.Kill();
+  run.Note(kOld + 10'000);
+  run.Evaluate(2, kOld + 10'500);
+  run.Evaluate(3, kOld + 10'600);
+  run.Note(kOld + 11'000);
+  run.Kill();
+  const std::vector<float> accuracy = run.Curve("eval/accuracy");
+  REQUIRE(accuracy.size() == 3);
+  for (size_t i = 0; i < 3; ++i) CHECK(accuracy[i] == Approx(0.1 * (static_cast<double>(i) + 1)));
 }
 
 TEST_CASE("evaluations are written for TensorBoard once each, however often somebody looks", "[history]") {
