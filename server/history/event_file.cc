@@ -82,6 +82,10 @@ absl::Status EventFile::Add(const JobHistory& piece, const HistoryTrack* worker)
   const HistoryTrack& job = piece.job();
   const HistoryTrack& other = worker != nullptr ? *worker : piece.evaluations();
   const HistorySeries* updates = Find(job, "updates");
+  // What is older than the first point of a file has the nearest number that is known.
+  for (int i = 0; worker == nullptr && updates != nullptr && step_ == 0 && i < updates->mean_size(); ++i) {
+    if (std::isfinite(updates->mean(i))) step_ = static_cast<int64_t>(updates->mean(i));
+  }
   int next = 0;
   for (int i = 0; i <= job.end_ms_size(); ++i) {
     // In the order of their times, so that each has the updates there were.

@@ -386,6 +386,31 @@ TEST_CASE("event files have the frames that TensorFlow's have", "[history]") {
   CHECK(values.count("eval/loss") == 0);
 }
 
+TEST_CASE("evaluations before the first point of a file have the updates of that point, not none",
+          "[history]") {
+  SimulatedStatus job(1);
+  History history(7);
+  job.edit().set_updates(100);
+  EvalEntry* entry = job.edit().add_evaluations();
+  entry->set_data_epochs(1);
+  entry->set_unix_ms(kBegin + 500);
+  history.Note(job.At(1), kBegin + 1000);
+  job.edit().set_updates(200);
+  history.Note(job.At(2), kBegin + 2000);
+  FaultyFileSystem files;
+  auto file = EventFile::Create(&files, "/runs/a", kBegin, "host");
+  REQUIRE(file.ok());
+  REQUIRE((*file)->Add(history.Encode("", 0), nullptr).ok());
+  const std::vector<TensorBoardEvent> events =
+      ReadEvents(files.Content("/runs/a/events.out.tfevents.1700000000.host.0"));
+  REQUIRE(events.size() == 4);
+  REQUIRE(events[1].summary().value_size() == 2);
+  CHECK(events[1].summary().value(0).tag() == "eval/accuracy");
+  CHECK(events[1].step() == 100);
+  CHECK(events[2].step() == 100);
+  CHECK(events[3].step() == 200);
+}
+
 TEST_CASE("series that do not fit together are refused", "[history]") {
   constexpr const char* kNames[] = {"value"};
   Track good(kNames, {4, 3});
