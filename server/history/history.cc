@@ -43,6 +43,8 @@ constexpr size_t kNameBytes = 256;
 // Clocks that are kept right are set back by less.
 constexpr int64_t kToldBackMs = 1000;
 
+bool EarlierNumber(const HistoryEvent* a, const HistoryEvent* b) { return a->number() < b->number(); }
+
 float LossOf(const MemberStatus& member) {
   // A worker that has not computed a batch yet has none.
   return member.progress().batches() == 0 ? NAN : static_cast<float>(member.progress().last_loss());
@@ -99,9 +101,7 @@ void History::SetBack(int64_t unix_ms) {
   job_.MoveLater(limit_ms, by_ms);
   evaluations_.MoveLater(limit_ms, by_ms);
   for (auto& [name, track] : workers_) track.MoveLater(limit_ms, by_ms);
-  for (auto& [kind, of_kind] : events_) {
-    for (HistoryEvent& event : of_kind) event.set_unix_ms(move(event.unix_ms()));
-  }
+  MoveEventsLater(limit_ms, by_ms);
   last_push_ms_ = move(last_push_ms_);
   if (-by_ms <= kToldBackMs) return;
   HistoryEvent event;
@@ -110,6 +110,19 @@ void History::SetBack(int64_t unix_ms) {
   event.set_text(absl::StrFormat("set back by %.1f s: what was noted as later has been moved",
                                  static_cast<double>(-by_ms) / 1000));
   AddEvent(std::move(event));
+}
+
+void History::MoveEventsLater(int64_t limit_ms, int64_t by_ms) {
+  std::vector<HistoryEvent*> events;
+  for (auto& [kind, of_kind] : events_) {
+    for (HistoryEvent& event : of_kind) events.push_back(&event);
+  }
+  std::sort(events.begin(), events.end(), EarlierNumber);
+  int64_t before = 0;
+  for (HistoryEvent* event : events) {
+    if (event->unix_ms() > limit_ms) event->set_unix_ms(std::max(before, event->unix_ms() + by_ms));
+    before = std::max(before, event->unix_ms());
+  }
 }
 
 void History::NoteEvents(const StatusReply& status, int64_t unix_ms) {
@@ -246,8 +259,7 @@ JobHistory History::EncodeJob(int64_t since_ms) const {
       if (event.unix_ms() > since_ms) events.push_back(&event);
     }
   }
-  std::sort(events.begin(), events.end(),
-            [](const HistoryEvent* a, const HistoryEvent* b) { return a->number() < b->number(); });
+  std::sort(events.begin(), events.end(), EarlierNumber);
   for (const HistoryEvent* event : events) *history.add_events() = *event;
   history.set_evaluated_epochs(evaluated_epochs_);
   history.set_next_event(next_event_);

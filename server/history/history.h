@@ -70,6 +70,8 @@ class History {
 
  private:
   void SetBack(int64_t unix_ms);
+  // As Track::MoveLater(): none to before an older one.
+  void MoveEventsLater(int64_t limit_ms, int64_t by_ms);
   void NoteEvents(const StatusReply& status, int64_t unix_ms);
   void NoteJob(const StatusReply& status, int64_t unix_ms);
   void NoteWorkers(const StatusReply& status, int64_t unix_ms);

@@ -1,6 +1,7 @@
 // A history whose clock is set back: it goes on at once, and what there was keeps its order.
 
 #include <cstdlib>
+#include <map>
 #include <memory>
 
 #include "absl/synchronization/notification.h"
@@ -94,6 +95,35 @@ TEST_CASE("what was noted before a clock went wrong keeps its time", "[history]"
   CHECK(job.end_ms_size() == 90);
   CheckEachSecond(job, 0, 90);
   CHECK(job.end_ms(29) == kBegin + 30'000);
+}
+
+TEST_CASE("events keep their order when the clock is set back, those of before it went wrong among them",
+          "[history]") {
+  ClockedJob run;
+  run.Pass(10);
+  run.job.Join("early", 1);
+  run.Pass(1);  // At second 11.
+  run.ahead_ms = kDay;
+  run.job.Join("first", 1);
+  run.Pass(1);
+  run.Pass(30);
+  run.job.Join("second", 1);
+  run.Pass(1);
+  run.ahead_ms = -35'000;  // Back to second 9: "early" is moved, too.
+  run.Pass(1);
+  std::map<std::string, int64_t> joined;
+  int64_t before = 0;
+  const JobHistory told = run.history->Encode("", 0);
+  for (const HistoryEvent& event : told.events()) {
+    CAPTURE(event.kind(), event.subject());
+    CHECK(event.unix_ms() >= before);
+    before = event.unix_ms();
+    if (event.kind() == "joined") joined[event.subject()] = event.unix_ms();
+  }
+  CHECK(joined["w0"] == kBegin + 1000);
+  CHECK(joined["early"] >= kBegin + 1000);
+  CHECK(joined["first"] >= joined["early"]);
+  CHECK(joined["second"] == run.now() - 1);
 }
 
 TEST_CASE("a clock that is set right while the server is down is noticed", "[history]") {
