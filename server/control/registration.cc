@@ -81,7 +81,7 @@ absl::Status CheckName(const RegisterRequest& request, WorkerId worker, const st
   }
   // One that was killed has lost its connections. One that stands still will be silent.
   if (connected != nullptr && connected->Has(holder.incarnation)) {
-    if (membership->NoteRival(worker, newer, peer)) {
+    if (membership->NoteRival(worker, newer, peer, now)) {
       LogWarn(
           "worker {}: the process at {} waits for the name of the one at {}, which is connected: if both "
           "were meant to run, give them two names",

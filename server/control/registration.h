@@ -25,8 +25,8 @@ uint64_t FirstNewStep(const RegisterRequest& request);
 
 // A worker of this name is `worker`: whether the name is free for this process. Another one that is alive and
 // connected keeps it: AlreadyExists if nobody asked for this name, else Aborted, and the worker asks again.
-// The log says so once for each process that waits. `peer`: from where the request came. `connected`: who has
-// connections; null: not known.
+// The log says so once for each process that waits, once a minute at most. `peer`: from where the request
+// came. `connected`: who has connections; null: not known.
 absl::Status CheckName(const RegisterRequest& request, WorkerId worker, const std::string& peer,
                        Membership* membership, const ConnectedProcesses* connected, absl::Time now);
 

@@ -1,7 +1,6 @@
 #include "server/membership/membership.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
@@ -9,6 +8,12 @@
 #include "common/base/status_macros.h"
 
 namespace recon {
+namespace {
+
+// Two that ask in turn would be news each time.
+constexpr absl::Duration kRivalToldEvery = absl::Minutes(1);
+
+}  // namespace
 
 absl::Status Membership::Admit(WorkerId worker, const Member& member, absl::Time now) {
   RECON_RETURN_IF_ERROR(CheckNotTakenOver(member.name, member.incarnation));
@@ -45,11 +50,15 @@ bool Membership::HeldByAnother(WorkerId worker, Incarnation incarnation, absl::T
   return found->second.incarnation != incarnation && !suspect(found->second, now);
 }
 
-bool Membership::NoteRival(WorkerId worker, Incarnation rival, const std::string& peer) {
+bool Membership::NoteRival(WorkerId worker, Incarnation rival, const std::string& peer, absl::Time now) {
   const auto found = members_.find(worker);
   RECON_CHECK(found != members_.end());
-  found->second.rival_peer = peer;
-  return std::exchange(found->second.rival, rival) != rival;
+  Member& member = found->second;
+  member.rival_peer = peer;
+  if (rival == member.rival || now - member.rival_told_at < kRivalToldEvery) return false;
+  member.rival = rival;
+  member.rival_told_at = now;
+  return true;
 }
 
 absl::Status Membership::Hear(WorkerId worker, Incarnation incarnation, absl::Time now) {

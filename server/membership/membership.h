@@ -36,8 +36,9 @@ class Membership {
     uint64_t next_step = 0;  // As it registered: the first step that it has no acknowledgement for.
     bool computes = false;   // Its process has computed a batch of this job.
     std::string peer;        // From where it registered, as people read it; empty if unknown.
-    Incarnation rival;       // The last process that has waited for its name; 0: none.
-    std::string rival_peer;  // From where it has asked.
+    std::string rival_peer;  // From where a process has asked last that waits for its name; empty: none has.
+    Incarnation rival;       // Of which NoteRival() has told last; 0: of none.
+    absl::Time rival_told_at = absl::InfinitePast();
   };
 
   explicit Membership(const Timeouts& timeouts) : timeouts_(timeouts) {}
@@ -71,8 +72,9 @@ class Membership {
   }
   // Whether another process than `incarnation` has the name and was heard of lately.
   bool HeldByAnother(WorkerId worker, Incarnation incarnation, absl::Time now) const;
-  // Another process, at `peer`, waits for the name of this member; true when that is new.
-  bool NoteRival(WorkerId worker, Incarnation rival, const std::string& peer);
+  // Another process, at `peer`, waits for the name of this member; true when that is to be told: of the first
+  // at once, of another than the last a minute later.
+  bool NoteRival(WorkerId worker, Incarnation rival, const std::string& peer, absl::Time now);
 
  private:
   // Makes room: those that are gone are only shown.

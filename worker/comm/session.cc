@@ -20,6 +20,8 @@ namespace {
 
 // Window over which throughput is measured.
 constexpr absl::Duration kRateWindow = absl::Seconds(3);
+// Two that ask in turn would be news with each heartbeat.
+constexpr absl::Duration kRivalToldEvery = absl::Minutes(1);
 
 bool ServerGone(const absl::Status& status) {
   // gRPC says Unknown or Internal of a stream that breaks at the wrong moment; the server itself never does.
@@ -314,12 +316,7 @@ void Session::HeartbeatOnce(double samples_per_second) {
     if (!recovered.ok() && !absl::IsCancelled(recovered)) Fail(recovered);
     return;
   }
-  if (reply->rival() != rival_ && !reply->rival().empty()) {
-    LogWarn(
-        "the process at {} waits for this worker's name, {}: if both were meant to run, give them two names",
-        reply->rival(), name_);
-  }
-  rival_ = reply->rival();
+  if (!reply->rival().empty()) TellOfRival(reply->rival());
   if (options_.adopt_codec) options_.adopt_codec(reply->codec_choice());
   if (options_.adopt_workers) options_.adopt_workers(reply->workers());
   if (options_.follow_trace) options_.follow_trace(*reply, name_, used.identity.worker());
@@ -333,6 +330,16 @@ void Session::HeartbeatOnce(double samples_per_second) {
       held->lost = true;
     }
   }
+}
+
+void Session::TellOfRival(const std::string& rival) {
+  const absl::Time now = Now();
+  if (rival == rival_ || now - rival_told_at_ < kRivalToldEvery) return;
+  LogWarn(
+      "the process at {} waits for this worker's name, {}: if both were meant to run, give them two names",
+      rival, name_);
+  rival_ = rival;
+  rival_told_at_ = now;
 }
 
 absl::StatusOr<Session::Acquired> Session::Acquire() {

@@ -185,6 +185,8 @@ class Session {
   uint64_t FirstUnacknowledged() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void HeartbeatLoop();
   void HeartbeatOnce(double samples_per_second);
+  // A process at `rival` waits for the name.
+  void TellOfRival(const std::string& rival);
   // Without a split: all that is left of it is given back.
   // `request`: all but who asks, and for what. No split: the lease is abandoned.
   absl::Status FinishLease(const HeldLeasePtr& held, std::optional<uint32_t> split, CompleteRequest request);
@@ -220,7 +222,8 @@ class Session {
   absl::Status fatal_ ABSL_GUARDED_BY(mu_);
   std::string diverged_ ABSL_GUARDED_BY(mu_);
   absl::Time silent_since_ = absl::InfiniteFuture();  // Heartbeat thread only.
-  std::string rival_;                                 // Likewise: where a process waits for the name.
+  std::string rival_;                                 // Likewise: which the log has told of last,
+  absl::Time rival_told_at_ = absl::InfinitePast();   // and when.
   absl::Time unreachable_since_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
 

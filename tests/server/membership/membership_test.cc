@@ -72,17 +72,28 @@ TEST_CASE("a name is held while its process is heard of, and who loses it learns
   CHECK_FALSE(members.HeldByAnother(kOne, Incarnation(9), kStart));
 }
 
-TEST_CASE("a process that waits for a member's name is news once, and another one is again", "[membership]") {
+TEST_CASE("of processes that wait for a member's name the first is told of at once, others once a minute",
+          "[membership]") {
   Membership members = Fresh();
   REQUIRE(members.Admit(kOne, Process(7), kStart).ok());
-  CHECK(members.NoteRival(kOne, Incarnation(8), "10.0.0.8:4711"));
-  CHECK_FALSE(members.NoteRival(kOne, Incarnation(8), "10.0.0.8:4711"));
-  CHECK(members.NoteRival(kOne, Incarnation(9), "10.0.0.9:4711"));
+  const auto note = [&](uint64_t rival, int second) {
+    return members.NoteRival(kOne, Incarnation(rival), rival == 8 ? "10.0.0.8:4711" : "10.0.0.9:4711",
+                             kStart + absl::Seconds(second));
+  };
+  CHECK(note(8, 0));
+  // They ask in turn.
+  for (int second = 1; second < 60; ++second) CHECK_FALSE(note(second % 2 == 0 ? 8 : 9, second));
   CHECK(members.Find(kOne)->rival_peer == "10.0.0.9:4711");
+  CHECK_FALSE(note(8, 60));  // It is known.
+  CHECK(note(9, 61));
+  CHECK_FALSE(note(8, 62));
+  CHECK(note(8, 121));
+  // One that waits alone is not told of again.
+  for (int minute = 3; minute < 10; ++minute) CHECK_FALSE(note(8, 60 * minute));
   // Whoever has got the name has no rival yet.
-  REQUIRE(members.Admit(kOne, Process(9), kStart).ok());
+  REQUIRE(members.Admit(kOne, Process(9), kStart + absl::Seconds(600)).ok());
   CHECK(members.Find(kOne)->rival_peer.empty());
-  CHECK(members.NoteRival(kOne, Incarnation(8), "10.0.0.8:4711"));
+  CHECK(note(8, 600));
 }
 
 TEST_CASE("unknown workers and wrong incarnations are to register", "[membership]") {

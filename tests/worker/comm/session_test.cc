@@ -2,11 +2,14 @@
 
 #include <atomic>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <thread>
 
 #include "catch2/catch.hpp"
 #include "common/base/limits.h"
+#include "spdlog/sinks/ostream_sink.h"
+#include "spdlog/spdlog.h"
 #include "tests/support/process.h"
 #include "tests/worker/comm/fake_head.h"
 
@@ -68,6 +71,26 @@ struct Joined {
   FakeHead head;
   std::atomic<bool> stop{false};
   std::unique_ptr<Session> session;
+};
+
+// What is logged while it lives. Made and destroyed while no other thread logs.
+class CapturedLog {
+ public:
+  CapturedLog() {
+    spdlog::set_default_logger(std::make_shared<spdlog::logger>(
+        "captured", std::make_shared<spdlog::sinks::ostream_sink_mt>(text_)));
+  }
+  ~CapturedLog() { spdlog::set_default_logger(before_); }
+  int Count(const std::string& what) const {
+    const std::string text = text_.str();
+    int count = 0;
+    for (size_t at = 0; (at = text.find(what, at)) != std::string::npos; ++at) ++count;
+    return count;
+  }
+
+ private:
+  const std::shared_ptr<spdlog::logger> before_ = spdlog::default_logger();
+  std::ostringstream text_;
 };
 
 }  // namespace
@@ -212,6 +235,22 @@ TEST_CASE("heartbeats name what is held, and say which of it is lost", "[session
   REQUIRE(Eventually([&] { return job.session->lost(lease); }));
   job.session->Abandon(lease);
   CHECK(job.head.heartbeats.AwaitMore(2).leases_size() == 0);
+}
+
+TEST_CASE("processes that wait in turn for a worker's name are told of once, not with each heartbeat",
+          "[session]") {
+  const CapturedLog log;
+  {
+    Joined job;
+    for (int i = 0; i < 10; ++i) {
+      HeartbeatReply reply;
+      reply.set_rival(i % 2 == 0 ? "10.0.0.8:4711" : "10.0.0.9:4711");
+      job.head.heartbeats.Next(reply);
+    }
+    job.head.heartbeats.AwaitMore(12);
+  }
+  CHECK(log.Count("the process at 10.0.0.8:4711 waits for this worker's name, w:") == 1);
+  CHECK(log.Count("waits for this worker's name") == 1);
 }
 
 TEST_CASE("an error that no registration cures ends the session", "[session]") {
