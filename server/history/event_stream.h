@@ -14,8 +14,9 @@ namespace recon {
 
 // A running job's event file: what comes to its history, as it comes. Readers follow the file, and nothing of
 // it can be taken back: it is bounded by writing less the older the job is. Points of an interval are one,
-// their mean: of a year there are 100,000, or 50 MB, in all files together. Evaluations are written as they
-// come, one for each data epoch: a million take 72 MB.
+// their mean: of a year there are 100,000, or 50 MB, in all files together, as long as the history is kept,
+// which has the job's age. Evaluations are written as they come, one for each data epoch: a million take
+// 72 MB.
 //
 // A process that is killed takes with it the points of the interval that it was in. An evaluation that was
 // written and was not in the history's file yet is written once more by the next process.
