@@ -174,3 +174,32 @@ def batch_norm(rank, size):
     equal("beside ranks without values", empty(values if rank == 0 else values[:0]),
           [[-1.0, -1.0], [1.0, 1.0]] if rank == 0 else torch.empty(0, 2))
     raises(ValueError, "more than 1 value", lambda: hvd.SyncBatchNorm(1)(torch.ones(1 if rank == 0 else 0, 1)))
+
+
+def batch_norm_without_who_has_joined(rank, size):
+    """The last rank joins before the others' step, between their two sums, and between forward and backward."""
+    torch.manual_seed(5)
+    batches = [10.0 * r + torch.randn(3 + r, 2, dtype=torch.float64) for r in range(size)]
+    towards = [torch.randn(3 + r, 2, dtype=torch.float64) for r in range(size)]
+    mine, here = batches[rank], slice(sum(3 + r for r in range(rank)), sum(3 + r for r in range(rank + 1)))
+    for joins in ("before", "within", "after"):
+        ours, input = hvd.SyncBatchNorm(2).double(), mine.clone().requires_grad_()
+        if rank == size - 1:
+            if joins == "within":
+                hvd.allreduce(torch.tensor([5.0, 500.0, 5000.0], dtype=torch.float64), op=hvd.Sum)
+            elif joins == "after":
+                ours(input)
+        else:
+            result = ours(input)
+            (result * towards[rank]).sum().backward()
+            counted = torch.cat(batches if joins == "after" else batches[:-1])
+            whole = nn.BatchNorm1d(2).double()
+            expected = whole(counted).detach()
+            equal(f"values, {joins}", result, expected[here])
+            for name, value in whole.named_buffers():
+                equal(f"{name}, {joins}", ours.get_buffer(name), value)
+            # The gradient has means over those who are left.
+            g, normal = torch.cat(towards[:-1]), expected[:sum(map(len, batches[:-1]))]
+            wanted = (g - g.mean(0) - normal * (g * normal).mean(0)) / (counted.var(0, correction=0) + ours.eps).sqrt()
+            equal(f"gradients, {joins}", input.grad, wanted[here])
+        hvd.join()

@@ -12,7 +12,8 @@ from torch import nn
 
 import recon
 import recon.hvd as hvd
-from hvd_operations import batch_norm, equal, gradients, later, movements, raises, reductions
+from hvd_operations import (batch_norm, batch_norm_without_who_has_joined, equal, gradients, later, movements, raises,
+                            reductions)
 
 torch.set_num_threads(1)
 
@@ -326,7 +327,9 @@ def operations():
     assert (hvd.local_rank(), hvd.local_size()) == ((rank, 2) if rank < 2 else (0, 1))
     assert (hvd.cross_rank(), hvd.cross_size()) == {0: (0, 2), 1: (0, 1), 2: (1, 2)}[rank]
     assert hvd.is_initialized() and not hvd.is_homogeneous()
-    for case in (reductions, movements, later, gradients, batch_norm, process_sets, wrong_use, names, names_of_optimizers, optimizers, optimizer_after_optimizer, largest_values, optimizer_state, sampling, joins):
+    for case in (reductions, movements, later, gradients, batch_norm, process_sets, wrong_use, names, names_of_optimizers,
+                 optimizers, optimizer_after_optimizer, largest_values, optimizer_state, sampling, joins,
+                 batch_norm_without_who_has_joined):
         case(rank, size)
         print(case.__name__, "ok", flush=True)
     hvd.shutdown()

@@ -9,7 +9,6 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ._context import ProcessSet, world
-from ._movements import allgather
 from ._ops import Sum, reduce_async
 
 
@@ -17,33 +16,46 @@ def _per_channel(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return values.view(1, -1, *[1] * (like.dim() - 2)).to(like.device)
 
 
+def _count(values: torch.Tensor) -> torch.Tensor:
+    """How many values a channel has."""
+    return torch.tensor([values.numel() // max(1, values.shape[1])], dtype=torch.float64)
+
+
 def _moments(wide: torch.Tensor) -> torch.Tensor:
     """Of this rank: how many values a channel has, their mean, and the sum of squares of what they differ from it."""
     over = [dim for dim in range(wide.dim()) if dim != 1]
-    count = wide.numel() // max(1, wide.shape[1])
+    count = _count(wide)
     if count == 0:
         return torch.zeros(1 + 2 * wide.shape[1], dtype=torch.float64)
     variance, mean = torch.var_mean(wide, over, correction=0)
-    return torch.cat([torch.tensor([float(count)], dtype=torch.float64), mean.double().cpu(), variance.double().cpu() * count])
+    return torch.cat([count, mean.double().cpu(), variance.double().cpu() * count])
 
 
-def _joint(moments: torch.Tensor) -> tuple[float, torch.Tensor, torch.Tensor]:
-    """The same of all ranks, a row each: Chan et al.'s formula, which takes no large numbers from each other."""
-    counts = moments[:, :1]
-    means, squares = moments[:, 1:].chunk(2, dim=1)
-    total = float(counts.sum())
-    mean = (counts * means).sum(0) / max(1.0, total)
-    return total, mean, (squares + counts * (means - mean) ** 2).sum(0)
+def _summed(values: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
+    return reduce_async([values], None, Sum, None, "", 1.0, 1.0, process_set).wait()[0]
+
+
+def _joint(moments: torch.Tensor, process_set: ProcessSet) -> tuple[float, torch.Tensor, torch.Tensor]:
+    """The same of all ranks: Chan et al.'s formula, which takes no large numbers from each other."""
+    count, (mean, squares) = moments[:1], moments[1:].chunk(2)
+    first = _summed(torch.cat([count, count * mean]), process_set)
+    about = first[1:] / first[:1].clamp(min=1.0)
+    # Who has gone meanwhile counts in what the others differ from, and in nothing else.
+    off = mean - about
+    total, off, squares = _summed(torch.cat([count, count * off, squares + count * off ** 2]), process_set).split(
+        [1, len(mean), len(mean)])
+    off = off / total.clamp(min=1.0)
+    return float(total), about + off, (squares - total * off ** 2).clamp(min=0.0)
 
 
 class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor,
-                inverse: torch.Tensor, total: float, process_set: ProcessSet) -> torch.Tensor:
+                inverse: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
         wide = values.float() if values.element_size() < 4 else values
         mean, inverse = mean.to(wide.device, wide.dtype), inverse.to(wide.device, wide.dtype)
         ctx.save_for_backward(values, weight, mean, inverse)
-        ctx.total, ctx.process_set = total, process_set
+        ctx.process_set = process_set
         result = (wide - _per_channel(mean, wide)) * _per_channel(inverse, wide)
         if weight is not None:
             result = result * _per_channel(weight, wide)
@@ -63,19 +75,21 @@ class _Normalize(torch.autograd.Function):
         of_bias, of_weight = sums.chunk(2)  # Of this rank's values: an optimizer's reduction adds the others'.
         result = None
         if ctx.needs_input_grad[0]:
-            joint = reduce_async([sums.double()], None, Sum, None, "", 1.0, 1.0, ctx.process_set).wait()[0]
-            first, second = (joint / ctx.total).to(wide.dtype).chunk(2)
+            # With their count: somebody may have gone since forward.
+            joint = _summed(torch.cat([_count(wide), sums.double().cpu()]), ctx.process_set)
+            first, second = (joint[1:] / joint[:1].clamp(min=1.0)).to(wide.dtype).chunk(2)
             result = gradient - _per_channel(first, wide) - normal * _per_channel(second, wide)
             result = result * _per_channel(inverse if weight is None else inverse * weight, wide)
             result = result.to(values.dtype)
         return (result, None if weight is None else of_weight.to(weight.dtype),
-                of_bias.to(weight.dtype) if weight is not None else None, None, None, None, None)
+                of_bias.to(weight.dtype) if weight is not None else None, None, None, None)
 
 
 class SyncBatchNorm(_BatchNorm):
     """In place of BatchNorm1d, 2d and 3d: while it trains, mean and variance are those of the batches of all ranks
     together, which may have different sizes, and gradients are those of that batch. All ranks of ``process_set`` call
-    it, forward and backward. Values travel as float64: 16 bytes a channel of each rank, and as many backward."""
+    it, forward and backward; who has joined or may be lost counts in neither from then on. Values travel as float64: 24
+    bytes a channel of each rank, and 16 backward."""
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
                  track_running_stats: bool = True, process_set: ProcessSet = world) -> None:
@@ -92,13 +106,13 @@ class SyncBatchNorm(_BatchNorm):
             return functional.batch_norm(values, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0,
                                          self.eps)
         moments = _moments((values.float() if values.element_size() < 4 else values).detach())
-        total, mean, squares = _joint(allgather(moments.reshape(1, -1), process_set=self.process_set))
+        total, mean, squares = _joint(moments, self.process_set)
         if total <= 1 and self.training:
             raise ValueError("expected more than 1 value of each channel on all ranks together")
         if self.training and self.running_mean is not None:
             self._track(mean, squares / (total - 1))
         inverse = torch.rsqrt(squares / max(1.0, total) + self.eps)
-        return _Normalize.apply(values, self.weight, self.bias, mean, inverse, total, self.process_set)
+        return _Normalize.apply(values, self.weight, self.bias, mean, inverse, self.process_set)
 
     @torch.no_grad()
     def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
