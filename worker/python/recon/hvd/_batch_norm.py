@@ -88,8 +88,8 @@ class _Normalize(torch.autograd.Function):
 class SyncBatchNorm(_BatchNorm):
     """In place of BatchNorm1d, 2d and 3d: while it trains, mean and variance are those of the batches of all ranks
     together, which may have different sizes, and gradients are those of that batch. All ranks of ``process_set`` call
-    it, forward and backward; who has joined or may be lost counts in neither from then on. Values travel as float64: 24
-    bytes a channel of each rank, and 16 backward."""
+    it, forward and backward; who has joined or may be lost counts in neither from then on. In eval()
+    no rank waits for others. Values travel as float64: 24 bytes a channel of each rank, and 16 backward."""
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
                  track_running_stats: bool = True, process_set: ProcessSet = world) -> None:
@@ -102,16 +102,16 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(values)
-        if not self.training and self.running_mean is not None:
-            return functional.batch_norm(values, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0,
-                                         self.eps)
+        if not self.training:
+            return functional.batch_norm(values, self.running_mean, self.running_var, self.weight, self.bias,
+                                         self.running_mean is None, 0.0, self.eps)
         moments = _moments((values.float() if values.element_size() < 4 else values).detach())
         total, mean, squares = _joint(moments, self.process_set)
-        if total <= 1 and self.training:
+        if total <= 1:
             raise ValueError("expected more than 1 value of each channel on all ranks together")
-        if self.training and self.running_mean is not None:
+        if self.running_mean is not None:
             self._track(mean, squares / (total - 1))
-        inverse = torch.rsqrt(squares / max(1.0, total) + self.eps)
+        inverse = torch.rsqrt(squares / total + self.eps)
         return _Normalize.apply(values, self.weight, self.bias, mean, inverse, self.process_set)
 
     @torch.no_grad()
