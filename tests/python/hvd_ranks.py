@@ -104,7 +104,9 @@ def names(rank, size):
     if rank == 0:
         first = hvd.allreduce_async(torch.ones(2), name="twice", op=hvd.Sum)
         raises(recon.Refused, "'twice': a call of set", lambda: hvd.allreduce(torch.ones(2), name="twice"))
+        hvd.barrier()
     else:
+        hvd.barrier()  # With the others' calls the first one would be over, and the second one a new one.
         first = hvd.allreduce_async(torch.ones(2), name="twice", op=hvd.Sum)
     equal("the first one", first.wait(), [float(size)] * 2)
     # Ranks that mean different things by one name are told both.
