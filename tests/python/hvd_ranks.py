@@ -1,6 +1,8 @@
 """One rank of hvd_test.py: hvd_ranks.py CASE"""
 
+import copy
 import gc
+import io
 import os
 import pathlib
 import sys
@@ -44,6 +46,14 @@ def process_sets(rank, size):
     assert hvd.remove_process_set(ends) and not hvd.remove_process_set(ends)
     hvd.add_process_set([0, size - 1])
     equal("all", hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=hvd.global_process_set), [float(size)])
+    # Of a model that is copied or saved.
+    for there in (hvd.global_process_set, everybody, hvd.ProcessSet([0, 2])):
+        layer, file = hvd.SyncBatchNorm(2, process_set=there), io.BytesIO()
+        assert copy.deepcopy(layer).process_set is there
+        torch.save(layer, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False).process_set
+        assert loaded.ranks == there.ranks and (loaded is there) == (there.process_set_id is not None), loaded
 
 
 def wrong_use(rank, size):

@@ -42,7 +42,8 @@ def is_loss(error: recon.ReconError) -> bool:
 
 
 class ProcessSet:
-    """Some ranks of the job, as a set of their own: `add_process_set` or `init` begins it."""
+    """Some ranks of the job, as a set of their own: `add_process_set` or `init` begins it. A deep copy is the set itself;
+    unpickled it is the set of the same ranks in the process that does it, where there is one."""
 
     def __init__(self, ranks: Sequence[int] | None = None) -> None:
         self._given = None if ranks is None else sorted(int(rank) for rank in ranks)
@@ -151,6 +152,12 @@ class ProcessSet:
         begun, self._begun, self._closed = self._begun, None, True
         if begun is not None and begun.exception() is None:
             begun.result().close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ProcessSet:
+        return self  # As of a model's layer that works in it.
+
+    def __reduce__(self) -> tuple[Callable[..., ProcessSet], tuple[list[int] | None]]:
+        return _set_of, (self._given,)
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
@@ -353,6 +360,13 @@ class Context:
         self.meeting = self.group = None
         self.worth = 0
         self.sets.clear()
+
+
+def _set_of(ranks: list[int] | None) -> ProcessSet:
+    """Where a set of these ranks (None: of all) is unpickled: the one that this process has, or one that is to be added."""
+    if ranks is None:
+        return world
+    return next((one for one in context.sets if one._given == ranks), None) or ProcessSet(ranks)
 
 
 context = Context()
