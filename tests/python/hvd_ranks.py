@@ -237,6 +237,13 @@ def optimizer_after_optimizer(rank, size):
         assert len(calls) == 3, calls
     finally:
         hvd._optimizer.reduce_async = started
+    # The one before steps while gradients of the one after it are under way.
+    value = nn.Parameter(torch.zeros(2))
+    before, after = (hvd.DistributedOptimizer(torch.optim.SGD([value], lr=1.0)) for _ in range(2))
+    (value * float(rank)).sum().backward()
+    before.step()
+    after.step()
+    equal("both steps", value.detach(), [1.0 - size] * 2)
     # Gradients of which nothing has gone out may be thrown away; others not.
     unused, used = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([used, unused], lr=1.0), groups=2)

@@ -87,8 +87,9 @@ class _Gradients:
         self._remove = weakref.finalize(self, _remove_all, self._hooks)
 
     def retire(self) -> None:
-        """Looks no longer at what backward() makes."""
+        """Looks no longer at what backward() makes. Its name is that of whoever has its parameters now."""
         self._remove()
+        self.name += ", retired"
 
     def set_passes(self, passes: int) -> None:
         if self.under_way():
