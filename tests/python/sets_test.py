@@ -5,6 +5,7 @@ import io
 import itertools
 import os
 import threading
+import types
 import unittest
 import unittest.mock
 from concurrent.futures import ThreadPoolExecutor
@@ -276,6 +277,23 @@ class Sets(unittest.TestCase):
             wait_for("the first one again", lambda: first.done() or waiting() == [[(0, "a")]])
             self.assertEqual(pool.submit(come, "b").result(), (1, 2))
             self.assertEqual(first.result(), (0, 2))
+
+    def test_a_server_that_refuses_at_once_is_asked_ever_more_rarely_until_the_end(self) -> None:
+        now, asked = 0.0, []
+
+        def sleep(seconds: float) -> None:
+            nonlocal now
+            now += seconds
+
+        def refuse(*_: object, **__: object) -> None:
+            asked.append(now)
+            self.assertLess(len(asked), 30)
+            raise recon.JobLost("unavailable")
+        clock = types.SimpleNamespace(monotonic=lambda: now, sleep=sleep)
+        with unittest.mock.patch("recon.meeting.Group", refuse), unittest.mock.patch("recon.meeting.time", clock), \
+                self.assertRaisesRegex(recon.JobLost, "unavailable"):
+            Meeting("u", timeout=10.0)
+        self.assertEqual(asked[:3] + asked[-1:], [0.0, 0.02, 0.06, 10.0])
 
     def test_a_meeting_of_fixed_ranks_waits_for_who_takes_the_lost_one(self) -> None:
         def meeting(rank: int, timeout: float = 600.0) -> Meeting:

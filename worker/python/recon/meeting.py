@@ -31,6 +31,8 @@ from recon.collective import CallTimeout, Group, MemberLost, SetChanged
 __all__ = ["Meeting"]
 
 _LOOK_SECONDS = 0.02
+# A server that refuses at once is asked again so much later each time.
+_PAUSE_SECONDS_MAX = 1.0
 
 
 class Meeting:
@@ -57,14 +59,18 @@ class Meeting:
         self._hall: Group | None = self._enter(time.monotonic() + timeout)
 
     def _enter(self, end: float) -> Group:
+        pause = _LOOK_SECONDS
         while True:
             try:
                 return Group(self.hall_name, timeout=max(1.0, end - time.monotonic()), **self._shared, **self._place)
             except CallTimeout:
                 raise
             except recon.JobLost:  # The server has died while the set had not begun.
-                if time.monotonic() > end:
+                left = end - time.monotonic()
+                if left <= 0:
                     raise
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _PAUSE_SECONDS_MAX)
 
     @property
     def changed(self) -> bool:
