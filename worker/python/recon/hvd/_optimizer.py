@@ -276,11 +276,12 @@ def DistributedOptimizer(  # noqa: N802: Horovod's name.
     """The same optimizer object, whose `step()` from now on takes the gradients of all ranks.
 
     Gradients travel while backward() makes others, after ``backward_passes_per_step`` passes, whose sum is what
-    counts. ``named_parameters`` say on all ranks which optimizer of several this is, in whatever order they make them;
-    without names it is their order. A parameter that a rank's loss does not use counts there with zeros. ``num_groups`` or ``groups`` (lists of
-    parameters, or a number) say which gradients travel together. Parameters that another optimizer has had are this
-    one's from now on; that one reduces them at its step() only. With ``op=Adasum`` each rank's optimizer steps by itself, and what
-    that changes is combined. ValueError for names or groups that do not fit the optimizer.
+    counts. ``named_parameters`` say on all ranks which optimizer of several this is, in whatever order they make them.
+    Optimizers without names, or with the same ones, are numbered: all ranks make them in one order, and drop each before
+    the same next one. A parameter that a rank's loss does not use counts there with zeros. ``num_groups`` or ``groups``
+    (lists of parameters, or a number) say which gradients travel together. Parameters that another optimizer has had are
+    this one's from now on; that one reduces them at its step() only. With ``op=Adasum`` each rank's optimizer steps by
+    itself, and what that changes is combined. ValueError for names or groups that do not fit the optimizer.
     """
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise ValueError("gradient_predivide_factor goes with op=Average only")
