@@ -365,7 +365,13 @@ FIRST_CALLS = {
 }
 
 
+def topk(value):
+    return hvd.DistributedOptimizer(torch.optim.SGD([value], lr=1.0), compression=hvd.Compression.topk(0.5))
+
+
 def loses_one():
+    value = nn.Parameter(torch.zeros(2))
+    before = topk(value)
     hvd.init()
     rank = hvd.rank()
     # In another order on each rank. Without one of the ranks they are equal.
@@ -378,6 +384,9 @@ def loses_one():
     call = FIRST_CALLS[sys.argv[2]]
     if os.environ.get("RECON_ON_LOSS") == "shrink":
         equal("the mean of who is left", hvd.allreduce(torch.tensor(float(rank))), 1.0)
+        before.zero_grad()
+        for largest in (lambda: topk(value), value.sum().backward):
+            raises(ValueError, 'goes with on_loss="raise"', largest)
         raises(hvd.HorovodInternalError, "rank 1 is not among", lambda: hvd.broadcast(torch.ones(1), 1))
         raises(hvd.HorovodInternalError, "needs all 3 members", lambda: hvd.alltoall(torch.ones(3)))
         if sys.argv[2] in ("adasum", "root"):

@@ -37,7 +37,8 @@ Average, Sum, Min, Max, Product, Adasum = map(Op, ("mean", "sum", "min", "max", 
 class TopK:
     """Of each bucket of gradients only the ``fraction`` (above 0, to 1) that is largest travels, and the rest is kept for
     the next step. `DistributedOptimizer`'s alone, of Average and Sum. A rank sends 8 bytes for each such value, and
-    gets as many from each other rank. ValueError for another fraction."""
+    gets as many from each other rank. All ranks take part in each step: not with `join`, which ends the others' step with
+    `HorovodInternalError`, nor with ``on_loss="shrink"``, which is refused. ValueError for another fraction."""
 
     def __init__(self, fraction: float) -> None:
         if not 0.0 < fraction <= 1.0:

@@ -311,6 +311,7 @@ def DistributedOptimizer(  # noqa: N802: Horovod's name.
         buckets = _buckets(parameters)
 
     before, after = 1.0 / gradient_predivide_factor, gradient_predivide_factor
+    sparse = SparseSums(compression, op, before, after, process_set) if largest else None
 
     def start(gradients: list[torch.Tensor], name: str, order: str) -> Handle:
         return reduce_async(gradients, gradients, op, name, wire, before, after, process_set, order)
@@ -322,9 +323,9 @@ def DistributedOptimizer(  # noqa: N802: Horovod's name.
     made.__dict__.pop("step", None)  # A scheduler's wrapper of the step that there was.
     made.__class__ = type(type(optimizer).__name__, (Distributed, type(optimizer)), {})
     made._set, made._op, made._skip, made._synchronized, made._retired = process_set, op, False, False, False
-    made._sparse = SparseSums(compression, op, before, after, process_set) if largest else None
+    made._sparse = sparse
     made._name = _free_name(process_set, [name for name, p in named if id(p) in own])
     made._gradients = None if op is Adasum else _Gradients(made._name, buckets, backward_passes_per_step, sparse_as_dense,
-                                                             process_set, made._sparse.start if largest else start)
+                                                             process_set, start if sparse is None else sparse.start)
     context.optimizers.add(made)
     return made

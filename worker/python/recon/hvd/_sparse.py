@@ -8,19 +8,25 @@ from collections.abc import Sequence
 
 import torch
 
-from ._context import ProcessSet
+from ._context import ProcessSet, context
 from ._ops import Average, Handle, Op, TopK, host
 
 
 class SparseSums:
     """What an optimizer sends, by the names of its calls, and what it has kept back. Each member sends an int32 index and
     a value for each of its largest values, and gets those of all. Members add them up in one order: to the same bits.
-    Who is lost meanwhile ends a call with an error."""
+    Who is lost or joins meanwhile ends a call with an error. ValueError where that is not to be one."""
 
     def __init__(self, compression: TopK, op: Op, prescale: float, postscale: float, process_set: ProcessSet) -> None:
         self._fraction, self._op, self._prescale, self._postscale = compression.fraction, op, prescale, postscale
         self._set = process_set
         self._kept: dict[str, torch.Tensor] = {}
+        self._check()
+
+    def _check(self) -> None:
+        # Some members may have got all values when others have not: they cannot begin again with those who are left.
+        if context.on_loss == "shrink":
+            raise ValueError('Compression.topk() cannot go on without who is lost: it goes with on_loss="raise"')
 
     def forget(self) -> None:
         """Keeps nothing any more, as after an error: that was of steps that are done again."""
@@ -28,6 +34,7 @@ class SparseSums:
 
     def start(self, gradients: Sequence[torch.Tensor], name: str, order: str) -> Handle:
         """Into the gradients themselves, by the time of `synchronize`."""
+        self._check()  # It may be older than init().
         whole = torch.cat([host(gradient).reshape(-1) for gradient in gradients]) * self._prescale
         whole = whole.float() if whole.element_size() < 4 else whole
         if name in self._kept:
