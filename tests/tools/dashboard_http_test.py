@@ -242,8 +242,11 @@ class Encrypted(unittest.TestCase):
                                (["--tls-crl", folder / "crl.pem"], "none that it has revoked")):
                 with RealServer(folder, flags) as server:
                     holders = contexts()
+                    deadline = time.monotonic() + 60
                     while server.ask("GET", "/readyz", context=holders["operator"]).status != 200:
                         self.assertIsNone(server.process.poll())
+                        self.assertLess(time.monotonic(), deadline)
+                        time.sleep(0.05)  # Between looks.
                     self.assertEqual(server.ask("GET", "/api/status", context=holders["operator"]).status, 200)
                     for method, path in (("GET", "/api/status"), ("GET", "/api/history"),
                                          ("POST", "/api/snapshots/verify?generation=1")):
