@@ -1,9 +1,11 @@
 #include "server/dashboard/http_server.h"
 
+#include <fcntl.h>
 #include <gnutls/gnutls.h>
 #include <microhttpd.h>
 #include <netdb.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -54,6 +56,13 @@ std::string WithPort(const std::string& address, int fd) {
     getnameinfo(reinterpret_cast<sockaddr*>(&bound), size, nullptr, 0, port, sizeof port, NI_NUMERICSERV);
   }
   return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+}
+
+bool SameFile(int one, int other) {
+  struct stat first {};
+  struct stat second {};
+  return fstat(one, &first) == 0 && fstat(other, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
 }
 
 // The certificate that the other end has shown, if our CA has made it, and not revoked.
@@ -177,7 +186,8 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
   RECON_RETURN_IF_ERROR(server->ReadFiles().status());
   RECON_ASSIGN_OR_RETURN(server->listener_, Listen(flag, address));
   server->address_ = WithPort(address, server->listener_.get());
-  server->StartDaemon();
+  server->served_ = server->texts_;
+  server->daemon_ = server->StartDaemon(&server->served_);
   if (server->daemon_ == nullptr) {
     return absl::UnavailableError(absl::StrCat(flag, " ", address, ": the HTTP server does not start",
                                                tls.cert.empty() ? "" : " with TLS"));
@@ -209,46 +219,55 @@ absl::StatusOr<bool> HttpServer::ReadFiles() {
   return true;
 }
 
-void HttpServer::StartDaemon() {
+HttpServer::OwnedDaemon HttpServer::StartDaemon(TlsTexts* texts) {
+  // Its own descriptor, which it closes, so that the socket listens on without it.
+  const int listener = fcntl(listener_.get(), F_DUPFD_CLOEXEC, 0);
+  if (listener < 0) return nullptr;
   std::vector<MHD_OptionItem> options;
-  // With the last one a daemon can leave the socket to another.
   unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_ERROR_LOG | MHD_USE_ITC;
-  if (!texts_.cert.empty()) {
+  if (!texts->cert.empty()) {
     flags |= MHD_USE_TLS;
-    options.push_back({MHD_OPTION_HTTPS_MEM_CERT, 0, texts_.cert.data()});
-    options.push_back({MHD_OPTION_HTTPS_MEM_KEY, 0, texts_.key.data()});
-    options.push_back({MHD_OPTION_HTTPS_MEM_TRUST, 0, texts_.ca.data()});
+    options.push_back({MHD_OPTION_HTTPS_MEM_CERT, 0, texts->cert.data()});
+    options.push_back({MHD_OPTION_HTTPS_MEM_KEY, 0, texts->key.data()});
+    options.push_back({MHD_OPTION_HTTPS_MEM_TRUST, 0, texts->ca.data()});
   }
   options.push_back({MHD_OPTION_END, 0, nullptr});
-  daemon_.reset(MHD_start_daemon(
+  OwnedDaemon daemon(MHD_start_daemon(
       flags, 0, nullptr, nullptr, &HttpCallbacks::OnRequest, this, MHD_OPTION_EXTERNAL_LOGGER,
-      &HttpCallbacks::OnLog, nullptr, MHD_OPTION_LISTEN_SOCKET, listener_.get(), MHD_OPTION_CONNECTION_LIMIT,
+      &HttpCallbacks::OnLog, nullptr, MHD_OPTION_LISTEN_SOCKET, listener, MHD_OPTION_CONNECTION_LIMIT,
       kConnectionsMax, MHD_OPTION_CONNECTION_TIMEOUT, kIdleSecondsMax, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
       kHeaderBytesMax, MHD_OPTION_NOTIFY_COMPLETED, &HttpCallbacks::OnCompleted, nullptr, MHD_OPTION_ARRAY,
       options.data(), MHD_OPTION_END));
+  // One that does not start has closed it, or not: the library (0.9.75) does either.
+  if (daemon == nullptr && SameFile(listener, listener_.get())) close(listener);
+  return daemon;
 }
 
-void HttpServer::StopDaemon::operator()(MHD_Daemon* daemon) const {
-  MHD_quiesce_daemon(daemon);
-  MHD_stop_daemon(daemon);
+void HttpServer::StopDaemon::operator()(MHD_Daemon* daemon) const { MHD_stop_daemon(daemon); }
+
+absl::Status HttpServer::StartAnew() {
+  daemon_ = nullptr;  // Its thread ends first: the handler is called on one.
+  daemon_ = StartDaemon(&texts_);
+  if (daemon_ != nullptr) {
+    served_ = texts_;
+    return absl::OkStatus();
+  }
+  daemon_ = StartDaemon(&served_);
+  if (daemon_ == nullptr) return absl::UnavailableError("its HTTP server does not start; it is tried again");
+  // GnuTLS does not take what OpenSSL did.
+  return absl::InvalidArgumentError(
+      "its HTTP server does not start with the new certificates; those before stay");
 }
 
 void HttpServer::Look() {
-  const TlsTexts before = texts_;
   const absl::StatusOr<bool> read = ReadFiles();
-  if (!read.ok() && read.status() != looked_) {
-    LogWarn("--dashboard: {}; what was there before stays", read.status().message());
+  absl::Status looked = read.status();
+  if (!looked.ok()) {
+    looked = absl::InvalidArgumentError(absl::StrCat(looked.message(), "; what was there before stays"));
   }
-  looked_ = read.status();
-  if (read.ok() && *read) {
-    daemon_ = nullptr;
-    StartDaemon();
-    if (daemon_ == nullptr) {  // GnuTLS does not take what OpenSSL did.
-      LogWarn("--dashboard: its HTTP server does not start with the new certificates; those before stay");
-      texts_ = before;
-      StartDaemon();
-    }
-  }
+  if ((read.ok() && *read) || daemon_ == nullptr) looked.Update(StartAnew());
+  if (!looked.ok() && looked != looked_) LogWarn("--dashboard: {}", looked.message());
+  looked_ = looked;
   look_.Set(Now() + WatchedFile::kLook);
 }
 

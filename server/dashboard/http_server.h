@@ -81,11 +81,20 @@ class HttpServer {
  private:
   struct Connection;
   friend struct HttpCallbacks;
+  // Cuts all connections and waits for a handler that runs.
+  struct StopDaemon {
+    void operator()(MHD_Daemon* daemon) const;
+  };
+  using OwnedDaemon = std::unique_ptr<MHD_Daemon, StopDaemon>;
+
   HttpServer(const TlsFlags& tls, Handler handler);
   // Into texts_, if they are others and fit together; whether they were read.
   absl::StatusOr<bool> ReadFiles();
-  // On listener_, with texts_; null if the library does not start it.
-  void StartDaemon();
+  // On the socket of listener_; null if the library does not start it.
+  OwnedDaemon StartDaemon(TlsTexts* texts);
+  // In place of daemon_, with texts_, and else with served_. InvalidArgument if those are not taken, and
+  // Unavailable if there is none now.
+  absl::Status StartAnew();
   // The alarm's thread.
   void Look();
 
@@ -95,17 +104,13 @@ class HttpServer {
   OwnedFd listener_;
   Revocations* revocations_ = nullptr;  // Null: none.
 
-  // Leaves the socket to another one, cuts all connections and waits for a handler that runs.
-  struct StopDaemon {
-    void operator()(MHD_Daemon* daemon) const;
-  };
-
   // Of Start(), and then of the alarm's thread.
   std::vector<WatchedFile> files_;  // Certificate, key and CA; none without TLS.
-  TlsTexts texts_;
-  std::unique_ptr<MHD_Daemon, StopDaemon> daemon_;
-  absl::Status looked_;  // What came of the last look.
-  Alarm look_;           // Last: it uses the rest. Never set without TLS.
+  TlsTexts texts_;                  // What was read last.
+  TlsTexts served_;                 // What a daemon has started with last.
+  OwnedDaemon daemon_;              // Null only while none starts.
+  absl::Status looked_;             // What came of the last look.
+  Alarm look_;                      // Last: it uses the rest. Never set without TLS.
 };
 
 }  // namespace recon

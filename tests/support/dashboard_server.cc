@@ -2,10 +2,15 @@
 // half second, as tests/server/history/simulated_status.h has them; the page, HTTP and history are the
 // server's own. Prints the address. Commands on standard input, a line each: "suspect NAME", "evict NAME",
 // "name NAME" (a worker joins), "clock SECONDS" (the time of day is so far ahead), "quiet" (no more
-// statuses). Ends with its input.
+// statuses), "starve" and "feed" (no epoll descriptor can be had meanwhile; a line says of each that one was
+// refused). Ends with its input.
 
 #include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <iostream>
 #include <string>
 
@@ -20,6 +25,7 @@ namespace recon {
 namespace {
 
 constexpr int kIntervalMs = 500;
+std::atomic<bool> starved = false;
 
 class SimulatedDashboard {
  public:
@@ -65,6 +71,7 @@ class SimulatedDashboard {
     const std::string verb = line.substr(0, space);
     const std::string name = space == std::string::npos ? "" : line.substr(space + 1);
     if (verb == "quiet") quiet_ = true;
+    if (verb == "starve" || verb == "feed") starved = verb == "starve";
     if (verb == "name") job_.Join(name, 1);
     if (verb == "clock") ahead_ = absl::Seconds(std::stoi(name));
     MemberStatus* member = job_.Find(name);
@@ -86,6 +93,14 @@ class SimulatedDashboard {
 
 }  // namespace
 }  // namespace recon
+
+// In place of the C library's, for the HTTP library, too.
+extern "C" int epoll_create1(int flags) noexcept {
+  if (!recon::starved) return static_cast<int>(syscall(SYS_epoll_create1, flags));
+  std::cout << "starved" << std::endl;
+  errno = EMFILE;
+  return -1;
+}
 
 int main(int argc, char** argv) {
   recon::InitLog("off");  // Its output is the address.

@@ -35,6 +35,13 @@ class Served:
         self.process.kill()
         self.process.communicate()
 
+    def descriptors(self) -> int:
+        return len(list(pathlib.Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    def tell(self, command: str) -> None:
+        assert self.process.stdin
+        print(command, file=self.process.stdin, flush=True)
+
     def memory(self) -> int:
         for line in pathlib.Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS"):
@@ -299,6 +306,72 @@ class Encrypted(unittest.TestCase):
                     return False  # It ended the connection to begin with the new ones.
 
             eventually(anew)
+
+    def test_files_that_only_openssl_takes_and_a_lack_of_descriptors_do_not_end_it(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            make_certs = str(ROOT / "tools/make_certs.sh")
+            subprocess.run([make_certs, folder, "127.0.0.1"], check=True, capture_output=True)
+            server = Served(3, folder / "server.pem", folder / "server.key", folder / "ca.pem")
+            self.addCleanup(server.close)
+            context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+
+            def shown() -> bytes | None:
+                try:
+                    with context.wrap_socket(server.open(), server_hostname="127.0.0.1") as connection:
+                        return connection.getpeercert(binary_form=True)
+                except OSError:
+                    return None
+
+            def eventually(condition: Callable[[], bool]) -> None:
+                deadline = time.monotonic() + 60
+                while not condition():
+                    self.assertIsNone(server.process.poll())
+                    self.assertLess(time.monotonic(), deadline)
+                    time.sleep(0.05)  # Between looks.
+
+            def cut() -> Callable[[], bool]:
+                held = context.wrap_socket(server.open(), server_hostname="127.0.0.1")
+                self.addCleanup(held.close)
+                held.settimeout(0.05)
+
+                def ended() -> bool:
+                    try:
+                        return held.recv(1) == b""
+                    except TimeoutError:
+                        return False
+                    except OSError:
+                        return True
+                return ended
+
+            first = shown()
+            self.assertTrue(first)
+            held = server.descriptors()
+            # GnuTLS has no such curve.
+            odd = folder / "odd"
+            odd.mkdir()
+            (odd / "extensions").write_text("subjectAltName=IP:127.0.0.1")
+            for words in (("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:secp256k1", "-out", odd / "server.key"),
+                          ("req", "-new", "-key", odd / "server.key", "-subj", "/CN=odd", "-out", odd / "server.csr"),
+                          ("x509", "-req", "-in", odd / "server.csr", "-CA", folder / "ca.pem", "-CAkey", folder / "ca.key",
+                           "-set_serial", "7", "-days", "2", "-extfile", odd / "extensions", "-out", odd / "server.pem")):
+                subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True)
+            ended = cut()
+            for file in ("server.key", "server.pem"):
+                (odd / file).rename(folder / file)
+            eventually(ended)  # It has tried them.
+            eventually(lambda: shown() == first)
+            # Good ones, while none can be started.
+            server.tell("starve")
+            ended = cut()
+            subprocess.run([make_certs, folder, "127.0.0.1"], check=True, capture_output=True)
+            eventually(ended)
+            assert server.process.stdout
+            self.assertEqual(server.process.stdout.readline(), "starved\n")
+            server.tell("feed")
+            eventually(lambda: shown() not in (None, first))
+            self.assertEqual(server.ask("GET", "/healthz", context=context).status, 200)
+            eventually(lambda: server.descriptors() <= held)
 
 
 if __name__ == "__main__":
