@@ -9,7 +9,7 @@ namespace recon {
 namespace {
 
 constexpr uint64_t kAllOthers = UINT64_MAX;
-// Of IPv4 in IPv6: "::ffff:10.0.0.2" is 10.0.0.2.
+// Of IPv4, also in IPv6: "::ffff:10.0.0.2" is 10.0.0.2. Networks that begin so (0:ffff::/32) are nobody's.
 constexpr uint64_t kFour = uint64_t{0xffff} << 32;
 
 }  // namespace
@@ -27,7 +27,7 @@ uint64_t AddressRates::KeyOf(const sockaddr_storage& peer) {
     return kFour | ntohl(four);
   }
   uint64_t network = 0;
-  std::memcpy(&network, six.s6_addr, sizeof(network));
+  for (size_t i = 0; i < sizeof(network); ++i) network = network << 8 | six.s6_addr[i];
   return network;
 }
 

@@ -60,6 +60,8 @@ TEST_CASE("an address is one of IPv4, or a network of IPv6", "[connections]") {
   CHECK(KeyOf("10.0.0.2") != KeyOf("10.0.0.3"));
   CHECK(KeyOf("2001:db8::1") == KeyOf("2001:db8::2:1"));
   CHECK(KeyOf("2001:db8::1") != KeyOf("2001:db8:0:1::1"));
+  // Whose bytes from behind would be those of an address of IPv4.
+  CHECK(KeyOf("2001:db8:ffff::1") != KeyOf("184.13.1.32"));
   CHECK(KeyOf("10.0.0.2") != 0);
 }
 
