@@ -20,6 +20,8 @@ class Revocations {
   // One for all of a process that ask for these files, which lasts as long as the process.
   static absl::StatusOr<Revocations*> Open(const std::string& file, const std::string& ca_file);
 
+  // Once in WatchedFile::kLook it looks at the file, and reads that and the CA's under the lock if it has
+  // changed: others who ask wait for it.
   bool Has(const X509* certificate);
 
  private:
