@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import unittest
+import unittest.mock
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +15,7 @@ import numpy as np
 
 import recon
 from recon import collective
-from jobs import Server, wait_for
+from jobs import HERE, Server, wait_for
 
 BINARIES = os.environ["RECON_TEST_BIN"]
 PATIENCE = 30.0  # A busy machine is no dead member.
@@ -238,6 +240,26 @@ class Values(unittest.TestCase):
             # Who takes the rank is a member, in a new epoch that nobody is lost from.
             with collective.Group("listed", server=self.server.address, rank=0, size=2, member="again", patience=PATIENCE):
                 self.assertEqual((said()["members"], said()["lost"]), ([(0, "again"), (1, "w1")], []))
+
+
+class Revoked(unittest.TestCase):
+    def test_a_server_whose_certificate_is_revoked_is_refused(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            make_certs = str(HERE.parent.parent / "tools/make_certs.sh")
+            subprocess.run([make_certs, folder, "127.0.0.1"], check=True, capture_output=True)
+            files = {name: f"{folder}/{name}" for name in ("server.pem", "server.key", "worker.pem", "worker.key", "ca.pem", "crl.pem")}
+            subprocess.run([make_certs, "--revoke", files["server.pem"], folder], check=True, capture_output=True)
+            own = {"RECON_TLS_CERT": files["worker.pem"], "RECON_TLS_KEY": files["worker.key"], "RECON_TLS_CA": files["ca.pem"]}
+            with Server(BINARIES, "--tls-cert", files["server.pem"], "--tls-key", files["server.key"],
+                        "--tls-ca", files["ca.pem"]) as server, unittest.mock.patch.dict(os.environ, own):
+                # Who has no list takes it.
+                with collective.Group("s", server=server.address, rank=0, size=1) as group:
+                    group.barrier()
+                os.environ["RECON_TLS_CRL"] = files["crl.pem"]
+                with self.assertRaisesRegex(recon.ReconError, "certificate is revoked"):
+                    collective.sets(server.address)
+                with self.assertRaisesRegex(collective.CallTimeout, "not begun within 1 s"):  # It would wait for another.
+                    collective.Group("s", server=server.address, rank=0, size=1, timeout=1.0)
 
 
 MEMBER = """

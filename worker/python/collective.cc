@@ -84,10 +84,11 @@ class PyCall {
 
 class PyGroup {
  public:
-  // Certificate, key, CA, insecure, file with a token.
-  using Tls = std::tuple<std::string, std::string, std::string, bool, std::string>;
+  // Certificate, key, CA, insecure, file with a token, list of revoked certificates.
+  using Tls = std::tuple<std::string, std::string, std::string, bool, std::string, std::string>;
   static TlsFlags FlagsOf(const Tls& tls) {
-    return {std::get<0>(tls), std::get<1>(tls), std::get<2>(tls), std::get<3>(tls), std::get<4>(tls)};
+    const auto& [cert, key, ca, insecure, token_file, crl] = tls;
+    return {cert, key, ca, insecure, token_file, crl};
   }
   PyGroup(const std::string& server, const Tls& tls, const std::string& set, const std::string& member,
           bool elastic, uint32_t rank, uint32_t size, bool shrink, double patience) {

@@ -125,13 +125,15 @@ class Group:
     once it says yes, `SetChanged` is raised. ``by_name``: calls of one ``name`` match, and of those without one calls
     of one operation, whatever others come between them on each member, from any thread; a name is one call's at a
     time. Calls of one ``order`` come in it at all members, whatever their names, and take no more of the servers' memory
-    than one call. All members say the same of this. The environment's RECON_SERVER, RECON_TLS_CERT, RECON_TLS_KEY, RECON_TLS_CA
-    and RECON_INSECURE count where nothing is given.
+    than one call. All members say the same of this. ``tls``: files of the certificate, its key and the CA, whether plain
+    text may go to other machines, a file with a token, and one of revoked certificates; empty for none. The environment's
+    RECON_SERVER, RECON_TLS_CERT, RECON_TLS_KEY, RECON_TLS_CA, RECON_INSECURE, RECON_TOKEN_FILE and RECON_TLS_CRL count
+    where nothing is given.
     """
 
     def __init__(self, name: str, *, server: str | None = None, rank: int | None = None, size: int | None = None,
                  min_size: int = 1, member: str | None = None, on_loss: str = "raise", patience: float = 0.0,
-                 timeout: float = 300.0, tls: tuple[str, str, str, bool, str] | None = None,
+                 timeout: float = 300.0, tls: tuple[str, str, str, bool, str, str] | None = None,
                  interrupted: Callable[[], bool] | None = None, by_name: bool = False) -> None:
         if (rank is None) != (size is None):
             raise ValueError("rank and size go together: both, or neither for an elastic set")
@@ -458,13 +460,14 @@ def _server() -> str:
     return os.environ.get("RECON_SERVER", "127.0.0.1:7070")
 
 
-def _tls() -> tuple[str, str, str, bool, str]:
+def _tls() -> tuple[str, str, str, bool, str, str]:
     value = os.environ.get
     return (value("RECON_TLS_CERT", ""), value("RECON_TLS_KEY", ""), value("RECON_TLS_CA", ""),
-            value("RECON_INSECURE", "").lower() in ("1", "true", "yes"), value("RECON_TOKEN_FILE", ""))
+            value("RECON_INSECURE", "").lower() in ("1", "true", "yes"), value("RECON_TOKEN_FILE", ""),
+            value("RECON_TLS_CRL", ""))
 
 
-def sets(server: str | None = None, tls: tuple[str, str, str, bool, str] | None = None) -> list[dict]:
+def sets(server: str | None = None, tls: tuple[str, str, str, bool, str, str] | None = None) -> list[dict]:
     """All sets of a job: ``members`` that are there, those that are ``lost`` from the set as it is and why, who is
     ``waiting`` to be one, and which ``calls`` wait for whom and for how long. Members are rank and name."""
     return _core.sets(server or _server(), tls or _tls())

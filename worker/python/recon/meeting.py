@@ -47,7 +47,7 @@ class Meeting:
 
     def __init__(self, name: str, *, server: str | None = None, rank: int | None = None, size: int | None = None,
                  min_size: int = 1, member: str | None = None, on_loss: str = "raise", patience: float = 0.0,
-                 timeout: float = 600.0, tls: tuple[str, str, str, bool, str] | None = None,
+                 timeout: float = 600.0, tls: tuple[str, str, str, bool, str, str] | None = None,
                  by_name: bool = False) -> None:
         self.name, self.timeout, self.on_loss, self.by_name = name, timeout, on_loss, by_name
         self.hall_name = f"{name}/meeting"
