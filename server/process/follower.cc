@@ -78,7 +78,7 @@ absl::Status Follower::OpenIdentity() {
 
 absl::Status Follower::StartServing() {
   RECON_RETURN_IF_ERROR(process_.StartListeners(place_.server_id(), /*connected=*/nullptr));
-  control_service_ = std::make_unique<JoinedControlService>(process_.flags().join);
+  control_service_ = std::make_unique<JoinedControlService>(process_.flags().join, process_.connections());
   CollectiveService::Options collective;
   collective.head = false;
   RECON_RETURN_IF_ERROR(process_.StartRpc({control_service_.get()}, collective));

@@ -1,13 +1,15 @@
 #include "server/rpc/joined_control_service.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/rpc/open_call.h"
+#include "common/rpc/sender.h"
 
 namespace recon {
 
 using Reactor = JoinedControlService::Reactor;
 
 Reactor* JoinedControlService::PointToHead(Context* context) const {
-  Reactor* reactor = context->DefaultReactor();
+  Reactor* reactor = new CountedReactor(connections_->Find(PeerOf(*context)));
   reactor->Finish(grpc::Status(
       grpc::StatusCode::FAILED_PRECONDITION,
       absl::StrCat(

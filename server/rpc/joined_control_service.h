@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "common/rpc/connections.h"
 #include "proto/control.grpc.pb.h"
 
 namespace recon {
@@ -10,7 +11,9 @@ namespace recon {
 // the head's address. Thread-safe.
 class JoinedControlService : public Control::CallbackService {
  public:
-  explicit JoinedControlService(const std::string& head) : head_(head) {}
+  // `connections`, which must outlive it, count its calls.
+  JoinedControlService(const std::string& head, const Connections* connections)
+      : head_(head), connections_(connections) {}
 
   using Reactor = grpc::ServerUnaryReactor;
   using Context = grpc::CallbackServerContext;
@@ -28,6 +31,7 @@ class JoinedControlService : public Control::CallbackService {
   Reactor* PointToHead(Context* context) const;
 
   const std::string head_;
+  const Connections* const connections_;
 };
 
 }  // namespace recon

@@ -34,6 +34,8 @@ constexpr absl::Duration kHeartbeatDelay = absl::Milliseconds(200);
 class TraceStream final : public grpc::ServerWriteReactor<TraceUpdate>,
                           public std::enable_shared_from_this<TraceStream> {
  public:
+  explicit TraceStream(std::shared_ptr<Connection> connection) : call_(std::move(connection)) {}
+
   void Start() { self_ = shared_from_this(); }
 
   bool Send(const TraceUpdate& update) {
@@ -92,6 +94,7 @@ class TraceStream final : public grpc::ServerWriteReactor<TraceUpdate>,
     Finish(ToGrpc(*closing_));
   }
 
+  const OpenCall call_;
   std::shared_ptr<TraceStream> self_;
 
   Mutex mu_;
@@ -134,7 +137,7 @@ void TraceService::Close() {
 }
 
 grpc::ServerWriteReactor<TraceUpdate>* TraceService::Record(Context* context, const RecordRequest* request) {
-  const auto stream = std::make_shared<TraceStream>();
+  const auto stream = std::make_shared<TraceStream>(access_->ConnectionOf(PeerOf(*context)));
   stream->Start();
   const absl::Duration length = absl::Milliseconds(request->milliseconds());
   absl::Status status = access_->Check(context, Role::kObserver, "Record");
