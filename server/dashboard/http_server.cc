@@ -246,14 +246,19 @@ HttpServer::OwnedDaemon HttpServer::StartDaemon(TlsTexts* texts) {
 void HttpServer::StopDaemon::operator()(MHD_Daemon* daemon) const { MHD_stop_daemon(daemon); }
 
 absl::Status HttpServer::StartAnew() {
-  daemon_ = nullptr;  // Its thread ends first: the handler is called on one.
-  daemon_ = StartDaemon(&texts_);
-  if (daemon_ != nullptr) {
-    served_ = texts_;
-    return absl::OkStatus();
+  // What kept the new ones from starting, a lack of descriptors, say, may have passed when the old ones
+  // start: they are tried once more then.
+  for (int tries = 0; tries < 2; ++tries) {
+    daemon_ = nullptr;  // Its thread ends first: the handler is called on one.
+    daemon_ = StartDaemon(&texts_);
+    if (daemon_ != nullptr) {
+      served_ = texts_;
+      return absl::OkStatus();
+    }
+    daemon_ = StartDaemon(&served_);
+    if (daemon_ == nullptr)
+      return absl::UnavailableError("its HTTP server does not start; it is tried again");
   }
-  daemon_ = StartDaemon(&served_);
-  if (daemon_ == nullptr) return absl::UnavailableError("its HTTP server does not start; it is tried again");
   // GnuTLS does not take what OpenSSL did.
   return absl::InvalidArgumentError(
       "its HTTP server does not start with the new certificates; those before stay");
