@@ -1,6 +1,4 @@
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <optional>
 #include <set>
@@ -14,6 +12,7 @@
 #include "common/base/log.h"
 #include "google/protobuf/stubs/logging.h"
 #include "server/collective/call_desk.h"
+#include "tests/fuzz/require.h"
 #include "tests/support/choices.h"
 
 // What the streams of collective calls may send a head and another server, in any order. Two members do what
@@ -27,12 +26,6 @@
 // In the end the others have gone, and two members begin a set and add up their bytes.
 namespace recon {
 namespace {
-
-void Require(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "violated: %s\n", what);
-  std::abort();
-}
 
 class Program {
  public:

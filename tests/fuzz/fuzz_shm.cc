@@ -3,8 +3,6 @@
 #include <unistd.h>
 
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -12,18 +10,13 @@
 
 #include "common/base/mutex.h"
 #include "common/shm/shm_peer.h"
+#include "tests/fuzz/require.h"
 #include "tests/support/choices.h"
 
 // One end of a connection through shared memory, while the other end writes anything into the rings. What the
 // first sends, keeps and lets go is of the bytes, too. It must end with one reason, and without harm.
 namespace recon {
 namespace {
-
-void Require(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "violated: %s\n", what);
-  std::abort();
-}
 
 class Connection {
  public:

@@ -209,6 +209,15 @@ class Rude(unittest.TestCase):
             connection.close()
 
 
+def eventually(server: Served | RealServer, condition: Callable[[], bool]) -> None:
+    """Returns when the condition holds; AssertionError after a minute, or when the server ends."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert server.process.poll() is None, "the server has ended"
+        assert time.monotonic() < deadline, "waited for a minute"
+        time.sleep(0.05)  # Between looks.
+
+
 class Encrypted(unittest.TestCase):
     def test_a_client_without_a_certificate_sees_nothing(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -249,11 +258,7 @@ class Encrypted(unittest.TestCase):
                                (["--tls-crl", folder / "crl.pem"], "none that it has revoked")):
                 with RealServer(folder, flags) as server:
                     holders = contexts()
-                    deadline = time.monotonic() + 60
-                    while server.ask("GET", "/readyz", context=holders["operator"]).status != 200:
-                        self.assertIsNone(server.process.poll())
-                        self.assertLess(time.monotonic(), deadline)
-                        time.sleep(0.05)  # Between looks.
+                    eventually(server, lambda: server.ask("GET", "/readyz", context=holders["operator"]).status == 200)
                     self.assertEqual(server.ask("GET", "/api/status", context=holders["operator"]).status, 200)
                     for method, path in (("GET", "/api/status"), ("GET", "/api/history"),
                                          ("POST", "/api/snapshots/verify?generation=1")):
@@ -286,15 +291,9 @@ class Encrypted(unittest.TestCase):
                 with context("worker").wrap_socket(server.open(), server_hostname="127.0.0.1") as connection:
                     return connection.getpeercert(binary_form=True) or b""
 
-            def eventually(condition: Callable[[], bool]) -> None:
-                deadline = time.monotonic() + 60
-                while not condition():
-                    self.assertLess(time.monotonic(), deadline)
-                    time.sleep(0.1)
-
             self.assertEqual((status("worker"), status("operator")), (200, 403))
             certs("--revoke", files["worker.pem"], folder)
-            eventually(lambda: status("worker") == 403)
+            eventually(server, lambda: status("worker") == 403)
             # All certificates anew, of the same CA: the list does not name them.
             first = shown()
             certs(folder, "127.0.0.1")
@@ -305,7 +304,7 @@ class Encrypted(unittest.TestCase):
                 except (OSError, http.client.HTTPException):
                     return False  # It ended the connection to begin with the new ones.
 
-            eventually(anew)
+            eventually(server, anew)
 
     def test_files_that_only_openssl_takes_and_a_lack_of_descriptors_do_not_end_it(self) -> None:
         with tempfile.TemporaryDirectory() as name:
@@ -322,13 +321,6 @@ class Encrypted(unittest.TestCase):
                         return connection.getpeercert(binary_form=True)
                 except OSError:
                     return None
-
-            def eventually(condition: Callable[[], bool]) -> None:
-                deadline = time.monotonic() + 60
-                while not condition():
-                    self.assertIsNone(server.process.poll())
-                    self.assertLess(time.monotonic(), deadline)
-                    time.sleep(0.05)  # Between looks.
 
             def cut() -> Callable[[], bool]:
                 held = context.wrap_socket(server.open(), server_hostname="127.0.0.1")
@@ -359,19 +351,19 @@ class Encrypted(unittest.TestCase):
             ended = cut()
             for file in ("server.key", "server.pem"):
                 (odd / file).rename(folder / file)
-            eventually(ended)  # It has tried them.
-            eventually(lambda: shown() == first)
+            eventually(server, ended)  # It has tried them.
+            eventually(server, lambda: shown() == first)
             # Good ones, while none can be started.
             server.tell("starve")
             ended = cut()
             subprocess.run([make_certs, folder, "127.0.0.1"], check=True, capture_output=True)
-            eventually(ended)
+            eventually(server, ended)
             assert server.process.stdout
             self.assertEqual(server.process.stdout.readline(), "starved\n")
             server.tell("feed")
-            eventually(lambda: shown() not in (None, first))
+            eventually(server, lambda: shown() not in (None, first))
             self.assertEqual(server.ask("GET", "/healthz", context=context).status, 200)
-            eventually(lambda: server.descriptors() <= held)
+            eventually(server, lambda: server.descriptors() <= held)
 
 
 if __name__ == "__main__":
