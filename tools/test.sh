@@ -43,6 +43,13 @@ lint_changes() {
   rm -f "$lint"
 }
 
+run_tests() {
+  local status=0
+  ctest --preset "$1" "${@:2}" || status=$?
+  [ "$status" -eq 0 ] || tools/failed_tests.py "build/$1"
+  return "$status"
+}
+
 run_fuzzers() {
   printf '%s\n' build/fuzz/bin/fuzz_* | xargs -P "$(nproc)" -I{} bash -c 'run_fuzzer {} || exit 255'
 }
@@ -72,11 +79,11 @@ for part in "${parts[@]}"; do
       ;;
     release | dev)
       tools/build.sh "$part"
-      ctest --preset "$part" -j "$(nproc)"
+      run_tests "$part" -j "$(nproc)"
       ;;
     tsan)
       tools/build.sh tsan cluster_test concurrent_test trace_test worker_comm_test worker_training_test
-      ctest --preset tsan -L concurrent
+      run_tests tsan -L concurrent
       ;;
     fuzz)
       tools/build.sh fuzz
