@@ -360,6 +360,9 @@ TEST_CASE("a drained server starts again where it was, and the workers go on by 
 
 TEST_CASE("through shared memory neither gradients nor parameters are copied", "[job]") {
   InProcessJob job(-1);
+  // Zeros count in it, so that all pushes are dense: the answer to a sparse one is copied.
+  job.flags.optimizer.kind = OptimizerKind::kMomentum;
+  job.flags.optimizer.learning_rate = 0.01;
   job.StartServer();
   WorkerFlags worker = job.MakeWorker("a");
   worker.model.model = "mlp:16-20000-4";
