@@ -237,6 +237,12 @@ class Values(unittest.TestCase):
             members[0].close()
             wait_for("the loss", lambda: members[1].lost == [0])
             self.assertEqual((said()["members"], said()["lost"]), ([(1, "w1")], [(0, "w0", "it left")]))
+            shown = subprocess.run([f"{BINARIES}/reconctl", "sets", "--server", self.server.address], check=True, text=True,
+                                   capture_output=True).stdout.splitlines()
+            row = next(line.split() for line in shown if line.startswith("listed "))
+            self.assertEqual(row, ["listed", "fixed", "1", "1", "0", "1", "0"])
+            self.assertIn("listed: w1 (1)", shown)
+            self.assertIn("  lost: w0 (0): it left", shown)
             # Who takes the rank is a member, in a new epoch that nobody is lost from.
             with collective.Group("listed", server=self.server.address, rank=0, size=2, member="again", patience=PATIENCE):
                 self.assertEqual((said()["members"], said()["lost"]), ([(0, "again"), (1, "w1")], []))

@@ -160,6 +160,8 @@ void AddJobVerbs(CLI::App* app, Run* run) {
   AddTrace(app, run);
   AddPlain(app, "completions", "every completed split: what was processed, by whom, when", run,
            ShowCompletions);
+  AddPlain(app, "sets", "sets of processes: members, who is lost, and which calls wait for whom", run,
+           ShowSets);
   AddPlain(app, "drain", "end the server in good order, with a last snapshot", run, DrainServer);
   AddRollback(app, run);
   AddUndo(app, run);

@@ -63,6 +63,8 @@ struct TraceTarget {
 };
 absl::Status RecordTrace(const TraceTarget& target);
 
+// Sets of processes: who is in them, who waits, and which calls wait for whom.
+absl::Status ShowSets(const ServerTarget& target);
 absl::Status ShowCompletions(const ServerTarget& target);
 absl::Status TakeSnapshot(const ServerTarget& target);
 absl::Status DrainServer(const ServerTarget& target);

@@ -11,9 +11,9 @@
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/payload.h"
+#include "common/rpc/sets_client.h"
 #include "common/rpc/status_codes.h"
 #include "grpcpp/generic/generic_stub.h"
-#include "proto/collective.grpc.pb.h"
 
 namespace recon {
 namespace {
@@ -26,17 +26,6 @@ constexpr int kCallsSaidMax = 4;
 int NextConnection() {
   static std::atomic<int> last{1000};
   return ++last;
-}
-
-absl::StatusOr<SetsReply> SetsOf(const std::shared_ptr<grpc::Channel>& channel, const Caller& caller) {
-  const auto stub = Collective::NewStub(channel);
-  grpc::ClientContext context;
-  caller.AddTo(&context);
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(2));
-  SetsReply reply;
-  const grpc::Status status = stub->Sets(&context, SetsRequest(), &reply);
-  if (!status.ok()) return FromGrpc(status);
-  return reply;
 }
 
 // Several: where members call different things, each of these waits for those who have called another.
@@ -355,7 +344,7 @@ void Group::Beat() {
   heart_->Set(Now() + limits::kCollectiveHeartbeat);
 }
 
-absl::StatusOr<SetsReply> Group::Sets() { return SetsOf(head_, caller_); }
+absl::StatusOr<SetsReply> Group::Sets() { return AskForSets(head_, caller_); }
 
 std::string Group::WhoIsMissing() {
   const absl::StatusOr<SetsReply> sets = Sets();
@@ -375,13 +364,6 @@ std::string Group::WhoIsMissing() {
     return WaitingCalls(set);
   }
   return absl::StrCat("the server at ", options_.server, " has no set '", options_.set, "'");
-}
-
-absl::StatusOr<SetsReply> AskForSets(const std::string& server, const TlsFlags& tls) {
-  RECON_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel,
-                         ConnectTo(server, tls, NextConnection()));
-  RECON_ASSIGN_OR_RETURN(const Caller caller, CallerFor(tls));
-  return SetsOf(channel, caller);
 }
 
 }  // namespace recon

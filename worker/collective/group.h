@@ -112,7 +112,4 @@ class Group {
   std::unique_ptr<Alarm> heart_;
 };
 
-// What the head at `server` knows of its sets.
-absl::StatusOr<SetsReply> AskForSets(const std::string& server, const TlsFlags& tls);
-
 }  // namespace recon

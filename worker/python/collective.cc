@@ -18,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "common/rpc/sets_client.h"
 #include "worker/collective/group.h"
 
 namespace nb = nanobind;

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/rpc/caller.h"
+#include "common/rpc/client_channel.h"
+#include "proto/collective.pb.h"
+
+namespace recon {
+
+// The sets of processes that a head has, as an observer may ask; within 2 s. Errors are gRPC's, and of the
+// second ConnectTo()'s and CallerFor()'s, too. They block.
+absl::StatusOr<SetsReply> AskForSets(const std::shared_ptr<grpc::Channel>& channel, const Caller& caller);
+absl::StatusOr<SetsReply> AskForSets(const std::string& server, const TlsFlags& tls);
+
+}  // namespace recon
