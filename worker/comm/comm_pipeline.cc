@@ -331,6 +331,7 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(Outgoing* out) {
   const absl::Duration deadline = FrameDeadline(
       exchange.push_bytes + EncodedBytes(static_cast<CodecId>(header.reply_codec), layout_->params()),
       push.local ? limits::kRoundReplyWaitMax : limits::kReplyWaitMax);
+  const uint64_t first_step = push.step;
   Backoff backoff;
   while (true) {
     const absl::Time start = Now();
@@ -354,6 +355,7 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(Outgoing* out) {
       exchange.exchange = Now() - start;
       seconds_.Observe(absl::ToDoubleSeconds(exchange.exchange));
       policy_->NotePush(exchange, encoded);
+      last_was_late_ = push.step != first_step;
       return true;
     }
     const absl::Status undecided = Undecided(results);
@@ -363,6 +365,7 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(Outgoing* out) {
         header.step = push.step;
         continue;
       }
+      last_was_late_ = true;
       NoteDropped(push, worst.message());
       return false;
     }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -83,6 +84,8 @@ class CommPipeline {
   bool WaitUntilBelowOrReplies(int pushes);
   // Replies that came since the last call, oldest first.
   std::vector<Frame> TakeReplies();
+  // The step of the push that was decided last had been closed without it.
+  bool last_was_late() const { return last_was_late_.load(std::memory_order_relaxed); }
 
   // What a puller has already, by one of both, or by none.
   struct Known {
@@ -146,6 +149,8 @@ class CommPipeline {
   prometheus::Histogram& seconds_;
   prometheus::Histogram& encode_seconds_;
   const std::function<void(Frame)> keep_reply_;
+
+  std::atomic<bool> last_was_late_{false};
 
   // Held by the one thread that encodes: pushes are encoded in order.
   Mutex encoding_ ABSL_ACQUIRED_BEFORE(mu_);

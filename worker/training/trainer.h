@@ -131,7 +131,8 @@ class Trainer {
   // The gradient of the batch that has begun is pushed while it is being computed: Filled() says what of
   // place->gradient is written for good, EndBatch() that all is. `computed` as EndBatch() will have it; its
   // loss and time are not looked at. False where a push needs all of the gradient: with local steps,
-  // accumulation, clipping, codecs that the server chooses, on a device, where a batch takes seconds.
+  // accumulation, clipping, codecs that the server chooses, on a device, where a batch takes seconds, and of
+  // who is late for a quorum.
   absl::StatusOr<bool> PushAsItComes(const Computed& computed);
   // Values [offset, offset + size). On any thread, between PushAsItComes() and EndBatch().
   void Filled(uint64_t offset, uint64_t size) { batch_->progress->Filled(offset, size); }

@@ -25,6 +25,8 @@ absl::StatusOr<bool> Trainer::PushAsItComes(const Computed& computed) {
   if (round_ || job_->clip_norm() > 0 || policy_->automatic() || slow || batch.push.gradient->host.empty()) {
     return false;
   }
+  // A quorum waits longer for who is late and sends: for a link, not for what is computed yet.
+  if (job_->policy().quorum() > 0 && pipeline_.last_was_late()) return false;
   std::unique_ptr<GradientBuffer> gradient = std::move(batch.push.gradient);
   batch.gradient = absl::MakeSpan(gradient->host);
   RECON_ASSIGN_OR_RETURN(CommPipeline::Push push,

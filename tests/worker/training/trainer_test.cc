@@ -290,6 +290,33 @@ TEST_CASE("a gradient is pushed as it comes where a push needs no more than a pa
   CHECK_FALSE(rounds.trainer->PushAsItComes(rounds.OneSample()).value());
 }
 
+TEST_CASE("who is late for a quorum pushes gradients whole until one is in time", "[trainer]") {
+  for (const uint32_t quorum : {0, 2}) {
+    SmallWorker::Setup setup = OfBound(0);
+    setup.job.mutable_job()->mutable_policy()->set_quorum(quorum);
+    SmallTrainer job(setup);
+    const auto lease = job.BeginWithLease(1);
+    const Trainer::SplitPtr split = job.trainer->OpenSplit(lease, 0);
+    job.sums.CloseStep(0);
+    RejoinReply later;
+    later.set_step(12);
+    job.head->rejoins.Next(later);
+    std::vector<bool> as_they_came;
+    for (uint64_t batch = 0; batch < 3; ++batch) {
+      const auto place = job.trainer->BeginBatch(batch, split);
+      REQUIRE((place.ok() && place->has_value()));
+      as_they_came.push_back(job.trainer->PushAsItComes(job.OneSample()).value());
+      job.Fill(**place, 1);
+      REQUIRE(job.trainer->EndBatch(job.OneSample()).ok());
+    }
+    CHECK(as_they_came == std::vector<bool>{true, quorum == 0, true});
+    REQUIRE(job.trainer->CloseSplit(split).ok());
+    REQUIRE(job.trainer->Finish().ok());
+    CHECK(job.head->rejoins.asked().size() == 1);
+    CHECK(job.parameter() == -3);
+  }
+}
+
 TEST_CASE("what a head has for a worker is said by kind", "[trainer]") {
   SmallWorker::Setup setup;
   setup.job.set_has_values(false);
