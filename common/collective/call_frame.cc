@@ -105,7 +105,8 @@ absl::StatusOr<CallFrame> DecodeCallFrame(const ByteChain& bytes) {
   frame.text = bytes.Range(kCallHeaderBytes, text).ToString();
   frame.payload = bytes.Range(kCallHeaderBytes + text, bytes.size() - kCallHeaderBytes - text);
   const CallFrameKind kind = frame.header.kind;
-  if (kind == CallFrameKind::kChunk || kind == CallFrameKind::kFailCall || kind == CallFrameKind::kGone) {
+  if (kind == CallFrameKind::kChunk || kind == CallFrameKind::kFailCall || kind == CallFrameKind::kGone ||
+      kind == CallFrameKind::kEnter) {
     RECON_RETURN_IF_ERROR(CheckPlaces(frame.header));
   }
   if (kind == CallFrameKind::kChunk) {

@@ -24,7 +24,8 @@ enum class CallFrameKind : uint8_t {
   kLeave = 3,      // To the head. Text: why.
   kChunk = 4,      // Text: what is called, the same from all. Payload: the sender's bytes, if it is a source.
   kFailCall = 5,   // A call has failed elsewhere. Text: why.
-  kGone = 6,       // `place` is lost from an epoch, or kEverybody: the epoch is over. Text: why.
+  kGone = 6,       // `lost` is lost from an epoch, or kEverybody: the epoch is over. Text: why.
+  kEnter = 7,      // To other servers, first of all in an epoch. Payload: the ticket of `place` (ticket.h).
   // From servers.
   kEpoch = 16,    // Payload: SetEpoch. From the head.
   kLost = 17,     // Payload: MembersLost. From the head.

@@ -72,29 +72,33 @@ std::shared_ptr<grpc::experimental::FileWatcherCertificateProvider> ProviderFor(
   return provider;
 }
 
-// Takes a server whose certificate names its host, as gRPC's own does, and is not revoked.
+// Takes an other end whose certificate is not revoked; and, where that is a server, names its host, as gRPC's
+// own does.
 class NotRevoked final : public grpc::experimental::ExternalCertificateVerifier {
  public:
-  explicit NotRevoked(Revocations* revocations) : revocations_(revocations) {}
+  NotRevoked(Revocations* revocations, TlsEnd other) : other_(other), revocations_(revocations) {}
 
   bool Verify(grpc::experimental::TlsCustomVerificationCheckRequest* request,
               std::function<void(grpc::Status)> callback, grpc::Status* status) override {
-    if (!host_.Verify(request, std::move(callback), status)) {
+    *status = grpc::Status::OK;
+    if (other_ == TlsEnd::kServer && !host_.Verify(request, std::move(callback), status)) {
       *status = grpc::Status(grpc::StatusCode::INTERNAL, "the host's name is not checked at once");
     }
     if (!status->ok()) return true;
+    const std::string who = other_ == TlsEnd::kServer ? "the server" : "the client";
     const grpc::string_ref shown = request->peer_cert();
     const auto certificates = ReadCertificates({shown.data(), shown.size()});
     if (!certificates.ok()) {
-      *status = grpc::Status(grpc::StatusCode::UNAUTHENTICATED, "the server shows no certificate");
+      *status = grpc::Status(grpc::StatusCode::UNAUTHENTICATED, who + " shows no certificate");
     } else if (revocations_->Has(certificates->front().get())) {
-      *status = grpc::Status(grpc::StatusCode::UNAUTHENTICATED, "the server's certificate is revoked");
+      *status = grpc::Status(grpc::StatusCode::UNAUTHENTICATED, who + "'s certificate is revoked");
     }
     return true;
   }
   void Cancel(grpc::experimental::TlsCustomVerificationCheckRequest*) override {}
 
  private:
+  const TlsEnd other_;
   grpc::experimental::HostNameCertificateVerifier host_;
   Revocations* const revocations_;
 };
@@ -102,13 +106,19 @@ class NotRevoked final : public grpc::experimental::ExternalCertificateVerifier 
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ServerCredentialsFor(const std::string& address,
-                                                                              const TlsFlags& flags) {
+                                                                              const TlsFlags& flags,
+                                                                              RevokedClients revoked) {
   RECON_ASSIGN_OR_RETURN(const TlsTexts pem, ReadPem(address, flags, TlsEnd::kServer));
   if (pem.cert.empty()) return grpc::InsecureServerCredentials();
   grpc::experimental::TlsServerCredentialsOptions options(ProviderFor(flags));
   options.watch_root_certs();
   options.watch_identity_key_cert_pairs();
   options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  if (!flags.crl.empty() && revoked == RevokedClients::kRefused) {
+    RECON_ASSIGN_OR_RETURN(Revocations* const revocations, Revocations::Open(flags.crl, flags.ca));
+    options.set_certificate_verifier(
+        grpc::experimental::ExternalCertificateVerifier::Create<NotRevoked>(revocations, TlsEnd::kClient));
+  }
   return grpc::experimental::TlsServerCredentials(options);
 }
 
@@ -123,7 +133,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ChannelCredentialsFor(
   if (!flags.crl.empty()) {
     RECON_ASSIGN_OR_RETURN(Revocations* const revocations, Revocations::Open(flags.crl, flags.ca));
     options.set_certificate_verifier(
-        grpc::experimental::ExternalCertificateVerifier::Create<NotRevoked>(revocations));
+        grpc::experimental::ExternalCertificateVerifier::Create<NotRevoked>(revocations, TlsEnd::kServer));
   }
   return grpc::experimental::TlsCredentials(options);
 }

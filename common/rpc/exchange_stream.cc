@@ -10,10 +10,12 @@
 
 namespace recon {
 
-void ExchangeStream::Start() {
+void ExchangeStream::Start(const absl::Status& admitted) {
   self_ = shared_from_this();
   MutexLock lock(&mu_);
-  ReadOn();
+  if (admitted.ok()) return ReadOn();
+  closing_ = admitted;
+  FinishIfIdle();
 }
 
 void ExchangeStream::Close(const absl::Status& status) {

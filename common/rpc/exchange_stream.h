@@ -34,7 +34,8 @@ class ExchangeStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   // Its connection stays, if the sender is one of the job.
   void NoteIfMember();
 
-  void Start();
+  // A bad status is the answer, and nothing is read.
+  void Start(const absl::Status& admitted);
   // Ends it when what is being written is written.
   void Close(const absl::Status& status);
 

@@ -14,16 +14,15 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ParamService::Excha
       connections_ == nullptr ? nullptr : connections_->Find(PeerOf(*context)));
   stream->NoteIfMember();
   if (connected_ != nullptr) connected_->Opened(stream->sender());
-  bool closed;
+  absl::Status admitted = sender.status();
+  if (admitted.ok() && admit_ != nullptr) admitted = admit_(*context);
   {
     MutexLock lock(&mu_);
-    closed = closed_;
+    if (closed_) admitted = absl::UnavailableError("the server is draining");
     const bool is_new = streams_.insert(stream.get()).second;
     RECON_CHECK(is_new);
   }
-  stream->Start();
-  if (closed) stream->Close(absl::UnavailableError("the server is draining"));
-  if (!sender.ok()) stream->Close(sender.status());
+  stream->Start(admitted);
   return stream.get();
 }
 

@@ -17,9 +17,10 @@ namespace recon {
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& flag,
                                                             const std::string& address, const TlsFlags& tls,
                                                             const std::vector<grpc::Service*>& services,
-                                                            Connections* connections) {
+                                                            Connections* connections,
+                                                            RevokedClients revoked) {
   RECON_RETURN_IF_ERROR(CheckAddress(flag, address));
-  RECON_ASSIGN_OR_RETURN(const auto credentials, ServerCredentialsFor(address, tls));
+  RECON_ASSIGN_OR_RETURN(const auto credentials, ServerCredentialsFor(address, tls, revoked));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   std::unique_ptr<RpcServer> started(new RpcServer());

@@ -31,7 +31,8 @@ class RpcServer {
   static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const std::string& flag, const std::string& address,
                                                           const TlsFlags& tls,
                                                           const std::vector<grpc::Service*>& services,
-                                                          Connections* connections = nullptr);
+                                                          Connections* connections = nullptr,
+                                                          RevokedClients revoked = RevokedClients::kRefused);
   ~RpcServer();
 
   // host:port with the real port.

@@ -15,6 +15,8 @@ absl::StatusOr<Incarnation> SenderOf(const grpc::CallbackServerContext& context)
 
 // From where it comes, in the form that flags have: "10.0.0.2:4711", "[::1]:4711".
 std::string PeerOf(const grpc::ServerContextBase& context);
+// The token that the caller shows, cut to 1,024 bytes; empty if it shows none.
+std::string TokenOf(const grpc::CallbackServerContext& context);
 // Where it went.
 std::string PeerOf(const grpc::ClientContext& context);
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "common/base/secret.h"
 
 namespace recon {
 namespace {
@@ -16,13 +17,6 @@ constexpr size_t kTokenBytesMax = 256;
 constexpr absl::string_view kTokenSigns = "-._~+/=";
 
 // Compares all of both, so that the time tells nothing of where they differ.
-bool SameToken(absl::string_view a, absl::string_view b) {
-  if (a.size() != b.size()) return false;
-  unsigned differ = 0;
-  for (size_t i = 0; i < a.size(); ++i) differ |= static_cast<unsigned char>(a[i] ^ b[i]);
-  return differ == 0;
-}
-
 }  // namespace
 
 const char* RoleName(Role role) {
@@ -177,7 +171,7 @@ absl::StatusOr<TokenTable> TokenTable::Parse(absl::string_view text) {
 RoleSet TokenTable::RolesOf(absl::string_view token) const {
   RoleSet roles;
   for (const Entry& entry : tokens_) {
-    if (SameToken(entry.token, token)) roles.Add(entry.role);
+    if (SameSecret(entry.token, token)) roles.Add(entry.role);
   }
   return roles;
 }

@@ -93,6 +93,8 @@ class Cluster final : public Followers, public ServerReports {
   uint32_t servers() const { return servers_; }
   // From place 1 on.
   std::vector<ServerAddress> Addresses() const;
+  // Of each place from 1 on, as its server said last.
+  std::vector<ServerHello> Hellos() const { return links_.Hellos(); }
   std::vector<ServerStatus> Status(absl::Time now) const;
 
  private:

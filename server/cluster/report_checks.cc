@@ -6,6 +6,8 @@
 namespace recon {
 namespace {
 
+constexpr size_t kTicketKeyBytesMax = 64;
+
 absl::Status CheckShard(uint32_t shard, uint32_t place, absl::Span<const uint32_t> server_of_shard,
                         const char* what) {
   if (shard >= server_of_shard.size()) {
@@ -22,6 +24,10 @@ absl::Status CheckShard(uint32_t shard, uint32_t place, absl::Span<const uint32_
 absl::Status CheckHello(const ServerHello& hello, uint64_t job_id) {
   if (hello.server_id() == 0 || hello.address().empty()) {
     return absl::InvalidArgumentError("a server without number or address");
+  }
+  if (hello.ticket_key().size() > kTicketKeyBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a server's key for tickets of ", hello.ticket_key().size(), " bytes, at most ", kTicketKeyBytesMax));
   }
   if (hello.job_id() != 0 && hello.job_id() != job_id) {
     return absl::FailedPreconditionError(absl::StrCat("its --data is of job ", absl::Hex(hello.job_id()),

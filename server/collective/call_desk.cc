@@ -4,6 +4,7 @@
 #include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
+#include "common/collective/ticket.h"
 #include "server/collective/combine.h"
 
 namespace recon {
@@ -25,8 +26,7 @@ absl::Status CallDesk::Handle(uint64_t stream, CallFrame frame, absl::Time now, 
   sets_.Heard(stream, now);
   const bool of_epoch = header.kind == CallFrameKind::kChunk || header.kind == CallFrameKind::kFailCall ||
                         header.kind == CallFrameKind::kGone;
-  // Others learn of epochs from their members.
-  if (of_epoch && options_.head && !chunks_.SpeaksIn(stream, header)) {
+  if (of_epoch && !chunks_.SpeaksIn(stream, header)) {
     return absl::InvalidArgumentError(absl::StrCat("a connection speaks in epoch ", header.epoch, " of set ",
                                                    header.set, ", in which it has no place"));
   }
@@ -35,6 +35,11 @@ absl::Status CallDesk::Handle(uint64_t stream, CallFrame frame, absl::Time now, 
       break;
     case CallFrameKind::kJoin:
       status = Join(stream, frame, now, &changes);
+      answers->is_member = status.ok();
+      break;
+    case CallFrameKind::kEnter:
+      status = Enter(stream, frame);
+      answers->is_member = status.ok();
       break;
     case CallFrameKind::kLeave:
       sets_.Leave(stream, frame.text, &changes);
@@ -57,8 +62,7 @@ absl::Status CallDesk::Handle(uint64_t stream, CallFrame frame, absl::Time now, 
           stream, header, absl::Status(static_cast<absl::StatusCode>(header.code), frame.text), &decided);
       break;
     case CallFrameKind::kGone:
-      status = chunks_.Enter(stream, header);
-      if (status.ok()) chunks_.Lose(header.set, header.epoch, header.lost, frame.text, &decided);
+      chunks_.Lose(header.set, header.epoch, header.lost, frame.text, &decided);
       break;
     default:
       status = absl::InvalidArgumentError(
@@ -66,6 +70,21 @@ absl::Status CallDesk::Handle(uint64_t stream, CallFrame frame, absl::Time now, 
   }
   Apply(&changes, &decided, answers);
   return status;
+}
+
+absl::Status CallDesk::Enter(uint64_t stream, const CallFrame& frame) {
+  const CallHeader& header = frame.header;
+  if (options_.head) {
+    return absl::InvalidArgumentError("the head of a job takes no tickets: sets are joined there");
+  }
+  const bool shown =
+      !options_.ticket_key.empty() && IsTicketFor(frame.payload.ToString(), options_.ticket_key, header);
+  if (!shown) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "place ", header.place, " in epoch ", header.epoch, " of set ", header.set,
+        ": the ticket for it is not one that the job's head has made for this server as it runs now"));
+  }
+  return chunks_.Enter(stream, header);
 }
 
 absl::Status CallDesk::Join(uint64_t stream, const CallFrame& frame, absl::Time now,
@@ -83,9 +102,9 @@ absl::Status CallDesk::Join(uint64_t stream, const CallFrame& frame, absl::Time 
 
 void CallDesk::Apply(SetBook::Changes* changes, ChunkBook::Decided* decided, Answers* answers) {
   for (const auto& over : changes->over) chunks_.Lose(over.set, over.epoch, over.place, over.why, decided);
-  const std::vector<std::string> others = options_.other_servers && !changes->epochs.empty()
+  const std::vector<OtherServer> others = options_.other_servers && !changes->epochs.empty()
                                               ? options_.other_servers()
-                                              : std::vector<std::string>();
+                                              : std::vector<OtherServer>();
   for (auto& [stream, epoch] : changes->epochs) {
     CallHeader header;
     header.kind = CallFrameKind::kEpoch;
@@ -95,7 +114,10 @@ void CallDesk::Apply(SetBook::Changes* changes, ChunkBook::Decided* decided, Ans
     header.members = static_cast<uint32_t>(epoch.members_size());
     // The book knows of the epoch, and who is lost from it, before anybody speaks there.
     (void)chunks_.Enter(stream, header);
-    for (const std::string& other : others) epoch.add_other_servers(other);
+    for (const OtherServer& other : others) {
+      epoch.add_other_servers(other.address);
+      epoch.add_tickets(TicketFor(other.ticket_key, header));
+    }
     answers->frames.push_back({stream, {header, "", BodyOf(epoch)}});
   }
   for (const auto& [stream, lost] : changes->losses) {

@@ -19,18 +19,25 @@ namespace recon {
 // The head's has the sets, too. Pure; one thread at a time. Streams are named by their owner's numbers.
 class CallDesk {
  public:
+  struct OtherServer {
+    std::string address;     // host:port.
+    std::string ticket_key;  // Its own.
+  };
   struct Options {
     // Only the head takes members into sets.
     bool head = true;
     SetBook::Options sets;
-    // host:port of the job's other servers; null: there are none.
-    std::function<std::vector<std::string>()> other_servers;
+    // The job's other servers; null: there are none.
+    std::function<std::vector<OtherServer>()> other_servers;
+    // Of a server that is not the head: members have tickets that are made with it.
+    std::string ticket_key;
   };
   // To be sent, in this order; then what is ready is to be combined and answered (AnswersOf()).
   struct Answers {
     std::vector<ChunkBook::Outcome> frames;
     std::vector<ChunkBook::Ready> ready;
     std::vector<std::pair<uint64_t, absl::Status>> sent_away;  // Streams that are to end.
+    bool is_member = false;  // Whether the frame has shown that its sender is a member of a set.
   };
 
   explicit CallDesk(Options options) : options_(std::move(options)), sets_(options_.sets) {}
@@ -47,6 +54,7 @@ class CallDesk {
 
  private:
   absl::Status Join(uint64_t stream, const CallFrame& frame, absl::Time now, SetBook::Changes* changes);
+  absl::Status Enter(uint64_t stream, const CallFrame& frame);
   void Apply(SetBook::Changes* changes, ChunkBook::Decided* decided, Answers* answers);
 
   const Options options_;

@@ -58,6 +58,8 @@ class Coordinator {
     std::string optimizer;
     uint64_t job_id = 0;
     std::string snapshot_dir;  // As workers can open it.
+    // By which workers that hand out their parameters know other workers.
+    std::string peers_token;
     // A snapshot is taken after each evaluation that is the best so far.
     BestBy keep_best = BestBy::kNone;
     // A lease has as many splits as its worker computes in so long; 0: one.

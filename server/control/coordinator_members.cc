@@ -130,6 +130,7 @@ RegisterReply Coordinator::TellOfJob(WorkerId worker, absl::Time now) const {
     for (ServerAddress& server : ports_.others->Addresses()) *reply.add_servers() = std::move(server);
   }
   for (std::string& other : PeersFor(worker, membership_, now)) reply.add_peers(std::move(other));
+  reply.set_peers_token(options_.peers_token);
   reply.set_workers(static_cast<uint32_t>(membership_.alive()));
   return reply;
 }

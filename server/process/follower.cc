@@ -81,7 +81,8 @@ absl::Status Follower::StartServing() {
   control_service_ = std::make_unique<JoinedControlService>(process_.flags().join, process_.connections());
   CollectiveService::Options collective;
   collective.head = false;
-  RECON_RETURN_IF_ERROR(process_.StartRpc({control_service_.get()}, collective));
+  collective.ticket_key = ticket_key_;
+  RECON_RETURN_IF_ERROR(process_.StartRpc({control_service_.get()}, collective, RevokedClients::kRefused));
   return process_.WriteAddress();
 }
 
@@ -130,6 +131,7 @@ ServerHello Follower::Hello() const {
   hello.set_job_id(place_.job_id());
   hello.set_server(place_.server());
   hello.set_servers(place_.servers());
+  hello.set_ticket_key(ticket_key_);
   return hello;
 }
 

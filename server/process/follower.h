@@ -6,6 +6,8 @@
 #include <thread>
 
 #include "absl/status/status.h"
+#include "common/base/secret.h"
+#include "common/collective/ticket.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/trace_reporter.h"
 #include "proto/cluster.pb.h"
@@ -66,6 +68,7 @@ class Follower : private ShardHost {
 
   // In the order of their construction; destroyed in reverse.
   ServerProcess process_;
+  const std::string ticket_key_ = DrawSecret(kTicketKeyBytes);  // Told to the head.
   std::atomic<bool>& stop_;
   std::atomic<bool> has_place_{false};  // The head has given it one.
   Caller caller_;                       // Shown to the head.

@@ -9,9 +9,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "common/base/hash.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/process.h"
+#include "common/base/secret.h"
 #include "common/base/shutdown_signal.h"
 #include "common/base/status_macros.h"
 #include "common/optim/update_rules.h"
@@ -31,6 +33,7 @@ constexpr absl::Duration kDrainTimeout = absl::Seconds(10);
 constexpr absl::Duration kDrainPatience = absl::Seconds(5);
 // How long after the end of a job workers may still ask for its outcome.
 constexpr absl::Duration kFarewell = absl::Seconds(5);
+constexpr size_t kPeersTokenBytes = 16;
 constexpr char kIdlePayload[] = "recon/idle";
 
 // What was set live, unless the flags have changed since.
@@ -227,6 +230,7 @@ absl::Status Head::MakeCoordinator(const PolicyInForce& policy) {
   options.optimizer = OptimizerName(policy.rules.optimizer.kind);
   options.job_id = policy.rules.job_id;
   options.snapshot_dir = snapshot_url.Absolute();
+  options.peers_token = ToHex(DrawSecret(kPeersTokenBytes));
   options.keep_best = flags.snapshots.keep.best;
   options.lease_target = flags.lease_target;
   options.policy_base = policy.base;
@@ -328,7 +332,7 @@ absl::Status Head::StartServing() {
     cluster_service_ = std::make_unique<ClusterService>(access_.get(), cluster_.get());
     services.push_back(cluster_service_.get());
   }
-  RECON_RETURN_IF_ERROR(process_.StartRpc(services, CollectiveOptions()));
+  RECON_RETURN_IF_ERROR(process_.StartRpc(services, CollectiveOptions(), RevokedClients::kForServices));
   trace_service_->SetAddress(address());
   NoteStatus();
   if (dashboard_ != nullptr) {
@@ -347,9 +351,9 @@ CollectiveService::Options Head::CollectiveOptions() {
   options.patience = process_.flags().timeouts.evict_after;
   if (cluster_ == nullptr) return options;
   options.other_servers = [cluster = cluster_.get()] {
-    std::vector<std::string> there;
-    for (const ServerAddress& server : cluster->Addresses()) {
-      if (!server.address().empty()) there.push_back(server.address());
+    std::vector<CallDesk::OtherServer> there;
+    for (const ServerHello& server : cluster->Hellos()) {
+      if (!server.address().empty()) there.push_back({server.address(), server.ticket_key()});
     }
     return there;
   };

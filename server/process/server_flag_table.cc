@@ -165,7 +165,8 @@ FlagGroup SecurityFlags(ServerFlags* flags) {
           {"--tls-ca", &flags->tls.ca, "PEM certificate of the CA that workers must have"},
           {"--tls-crl", &flags->tls.crl,
            "PEM file with the certificates that the CA has revoked: who shows one may do nothing, and with "
-           "--join a head that does is not trusted; it is read again when it changes"},
+           "--join there is no connection to a head or of a client that does; it is read again when it "
+           "changes"},
           {"--names-by-certificate", &flags->access.names_by_certificate,
            "a worker's --name is the CN of its certificate, or that, a dash and more"},
           {"--insecure", &flags->tls.insecure, "plain text on an address other than loopback"},

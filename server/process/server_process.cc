@@ -18,7 +18,7 @@ ServerProcess::ServerProcess(const ServerFlags& flags) : flags_(flags), tls_(fla
 absl::Status ServerProcess::LockData() {
   // Flags first: a wrong one must not touch the data directory.
   RECON_RETURN_IF_ERROR(CheckAddress("--listen", flags_.listen));
-  RECON_RETURN_IF_ERROR(ServerCredentialsFor(flags_.listen, tls_).status());
+  RECON_RETURN_IF_ERROR(ServerCredentialsFor(flags_.listen, tls_, RevokedClients::kRefused).status());
   RECON_RETURN_IF_ERROR(MakePrivateDirectory(flags_.data));
   return Lock(flags_.data);
 }
@@ -78,12 +78,13 @@ absl::Status ServerProcess::StartListeners(uint64_t id, ConnectedProcesses* conn
 }
 
 absl::Status ServerProcess::StartRpc(std::vector<grpc::Service*> services,
-                                     CollectiveService::Options collective) {
+                                     CollectiveService::Options collective, RevokedClients revoked) {
   collective.connections = &connections_;
   collective_service_ = std::make_unique<CollectiveService>(collective);
   services.push_back(param_service_.get());
   services.push_back(collective_service_.get());
-  RECON_ASSIGN_OR_RETURN(rpc_, RpcServer::Start("--listen", flags_.listen, tls_, services, &connections_));
+  RECON_ASSIGN_OR_RETURN(rpc_,
+                         RpcServer::Start("--listen", flags_.listen, tls_, services, &connections_, revoked));
   return absl::OkStatus();
 }
 

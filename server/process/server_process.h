@@ -62,7 +62,8 @@ class ServerProcess {
   // memory. `connected` is told of connections and may be null.
   absl::Status StartListeners(uint64_t id, ConnectedProcesses* connected);
   // Opens the port with these services, the parameters' and that of collectives. Before: StartListeners().
-  absl::Status StartRpc(std::vector<grpc::Service*> services, CollectiveService::Options collective);
+  absl::Status StartRpc(std::vector<grpc::Service*> services, CollectiveService::Options collective,
+                        RevokedClients revoked);
   // Writes <data>/ADDRESS.
   absl::Status WriteAddress() const;
   // No frame and no call comes any more, and those that run have ended, at the latest after so long. Again is

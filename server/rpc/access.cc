@@ -27,13 +27,6 @@ constexpr size_t kTokensBytesMax = 1 << 20;
 // Lines of the audit log, for what was denied.
 constexpr int kDenialsASecond = 5;
 
-std::string TokenOf(const grpc::CallbackServerContext& context) {
-  const auto found = context.client_metadata().find(kTokenMetadata);
-  return found == context.client_metadata().end()
-             ? ""
-             : std::string(found->second.data(), std::min<size_t>(found->second.size(), 1024));
-}
-
 absl::StatusOr<OwnedOpenssl<X509>> CertificateOf(const grpc::CallbackServerContext& context) {
   const auto pem = context.auth_context()->FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
   if (pem.empty()) return absl::NotFoundError("no certificate");

@@ -52,9 +52,10 @@ class CollectiveService::Stream final : public grpc::ServerBidiReactor<grpc::Byt
     if (!ok) return End(absl::OkStatus(), "its connection ended");
     absl::StatusOr<ByteChain> bytes = ChainOf(&incoming_);
     absl::StatusOr<CallFrame> frame = bytes.ok() ? DecodeCallFrame(*bytes) : bytes.status();
-    const absl::Status handled = frame.ok() ? service_->Handle(number_, *std::move(frame)) : frame.status();
-    if (!handled.ok()) return End(handled, std::string(handled.message()));
-    if (connection_ != nullptr) connection_->NoteMember();
+    const absl::StatusOr<bool> member =
+        frame.ok() ? service_->Handle(number_, *std::move(frame)) : frame.status();
+    if (!member.ok()) return End(member.status(), std::string(member.status().message()));
+    if (*member && connection_ != nullptr) connection_->NoteMember();
     StartRead(&incoming_);  // Only now: frames of a stream are handled in their order.
   }
   void OnWriteDone(bool ok) override {
@@ -101,7 +102,8 @@ class CollectiveService::Stream final : public grpc::ServerBidiReactor<grpc::Byt
 CollectiveService::CollectiveService(const Options& options)
     : access_(options.access),
       connections_(options.connections),
-      desk_(CallDesk::Options{options.head, {options.patience, RandomNonZero()}, options.other_servers}) {}
+      desk_(CallDesk::Options{
+          options.head, {options.patience, RandomNonZero()}, options.other_servers, options.ticket_key}) {}
 
 CollectiveService::~CollectiveService() {
   alarm_ = nullptr;
@@ -128,7 +130,7 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CollectiveService::
   return stream;
 }
 
-absl::Status CollectiveService::Handle(uint64_t stream, CallFrame frame) {
+absl::StatusOr<bool> CollectiveService::Handle(uint64_t stream, CallFrame frame) {
   CallDesk::Answers answers;
   absl::Status status;
   {
@@ -139,7 +141,8 @@ absl::Status CollectiveService::Handle(uint64_t stream, CallFrame frame) {
     if (joins && desk_.has_members()) alarm_->Set(Now() + kLook);
   }
   AnswerAll(std::move(answers.ready));
-  return status;
+  if (!status.ok()) return status;
+  return answers.is_member;
 }
 
 void CollectiveService::Send(CallDesk::Answers* answers) {

@@ -32,8 +32,10 @@ class CollectiveService final : public Collective::WithRawCallbackMethod_Exchang
     bool head = true;
     // Of members that do not say how long.
     absl::Duration patience = absl::Seconds(3);
-    // host:port of the job's other servers. Any thread; null: there are none.
-    std::function<std::vector<std::string>()> other_servers;
+    // The job's other servers. Any thread; null: there are none.
+    std::function<std::vector<CallDesk::OtherServer>()> other_servers;
+    // Of a server that is not the head.
+    std::string ticket_key;
     // Who may have streams, and who is told which connections are members'; null: everybody, and nobody. They
     // outlive the service.
     Access* access = nullptr;
@@ -53,8 +55,8 @@ class CollectiveService final : public Collective::WithRawCallbackMethod_Exchang
  private:
   class Stream;
 
-  // gRPC's threads. A bad status ends the stream.
-  absl::Status Handle(uint64_t stream, CallFrame frame);
+  // gRPC's threads. Whether the frame has shown that its sender is a member; a bad status ends the stream.
+  absl::StatusOr<bool> Handle(uint64_t stream, CallFrame frame);
   void Ended(uint64_t stream, const std::string& why);
   void Forget(uint64_t stream);
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
+#include "common/collective/ticket.h"
 #include "google/protobuf/stubs/logging.h"
 #include "server/collective/call_desk.h"
 #include "tests/fuzz/require.h"
@@ -21,6 +22,7 @@
 // - A frame that is taken has one outcome at most, which goes to who sent it, and nobody else hears of it.
 // - A result is what the sources have sent.
 // - What a member sends as it should is not refused.
+// - The other server hears nobody in an epoch who has not shown it a ticket for that.
 // - There are no more sets than streams, and whoever looks at them gets an answer.
 //
 // In the end the others have gone, and two members begin a set and add up their bytes.
@@ -31,8 +33,13 @@ class Program {
  public:
   Program(const uint8_t* data, size_t size)
       : choices_(data, size),
-        head_({true, {absl::Seconds(3), 7}, nullptr}),
-        other_({false, {absl::Seconds(3), 7}, nullptr}) {}
+        head_({true,
+               {absl::Seconds(3), 7},
+               [] {
+                 return std::vector<CallDesk::OtherServer>{{"other:1", kKey}};
+               },
+               ""}),
+        other_({false, {absl::Seconds(3), 7}, nullptr, kKey}) {}
 
   void Run() {
     for (const uint64_t stream : {1, 2}) JoinHonest(stream, "honest");
@@ -49,6 +56,7 @@ class Program {
 
  private:
   static constexpr uint32_t kStrangers = 6;
+  static constexpr const char* kKey = "that the other server has drawn";
   using Key = std::tuple<uint64_t, uint64_t, uint64_t, uint64_t, uint64_t>;  // Of a chunk.
   static Key KeyOf(const CallHeader& header) {
     return {header.set, header.epoch, header.channel, header.sequence, header.chunk};
@@ -59,7 +67,7 @@ class Program {
   };
 
   void Step() {
-    switch (choices_.Of(8)) {
+    switch (choices_.Of(9)) {
       case 0:
         now_ += absl::Milliseconds(choices_.Of(4) == 0 ? 900 : 50);
         for (const uint64_t stream : std::set<uint64_t>(honest_)) Send(&head_, stream, {}).IgnoreError();
@@ -75,6 +83,8 @@ class Program {
         return SendBytes();
       case 5:
         return JoinAsStranger();
+      case 6:
+        return EnterAsStranger();
       default:
         Send(AnyDesk(), Stranger(), AnyFrame()).IgnoreError();
     }
@@ -169,9 +179,22 @@ class Program {
       }
       status = Apply(desk, [&](auto* answers) { return desk->Handle(stream, *decoded, now_, answers); });
       if (!status.ok()) sent = before;
+      if (desk == &other_ && status.ok()) NoteHeard(stream, *decoded);
     }
     if (!status.ok()) End(desk, stream);
     return status;
+  }
+
+  void NoteHeard(uint64_t stream, const CallFrame& frame) {
+    const CallHeader& header = frame.header;
+    const auto key = std::tuple(stream, header.set, header.epoch);
+    if (header.kind == CallFrameKind::kEnter) {
+      Require(IsTicketFor(frame.payload.ToString(), kKey, header), "who enters shows a ticket");
+      entered_.insert(key);
+    }
+    const bool of_epoch = header.kind == CallFrameKind::kChunk || header.kind == CallFrameKind::kFailCall ||
+                          header.kind == CallFrameKind::kGone;
+    Require(!of_epoch || entered_.count(key) != 0, "who speaks has entered");
   }
 
   void End(CallDesk* desk, uint64_t stream) {
@@ -216,6 +239,7 @@ class Program {
   // A call in which both members of a set take part, one after the other.
   void CallHonest(const std::set<uint64_t>& members, Combine combine) {
     const uint64_t sequence = ++sequence_;
+    CallDesk* const desk = AnyDesk();
     const auto bytes = combine == Combine::kCopy ? 4 : 1 + sequence % 5;
     for (const uint64_t stream : std::set<uint64_t>(members)) {
       const auto epoch = epochs_.find(stream);
@@ -236,8 +260,39 @@ class Program {
       const bool is_source = IsSource(header, header.place);
       if (is_source)
         frame.payload = ByteChain::FromString(std::string(bytes, static_cast<char>(stream + sequence)));
-      Require(Send(&head_, stream, frame).ok(), "what a member sends as it should is taken");
+      if (desk == &other_ && entered_.count({stream, header.set, header.epoch}) == 0) {
+        Require(Send(desk, stream, EnterOf(epoch->second)).ok(), "a member's ticket is taken");
+      }
+      Require(Send(desk, stream, frame).ok(), "what a member sends as it should is taken");
     }
+  }
+
+  static CallFrame EnterOf(const SetEpoch& told) {
+    CallFrame frame;
+    CallHeader& header = frame.header;
+    header.kind = CallFrameKind::kEnter;
+    header.set = told.set();
+    header.epoch = told.epoch();
+    header.place = told.place();
+    header.members = static_cast<uint32_t>(told.members_size());
+    Require(told.tickets_size() == 1, "an epoch has a ticket for each other server");
+    frame.payload = ByteChain::FromString(told.tickets(0));
+    return frame;
+  }
+
+  // A stranger's own ticket, or one of which a byte or the place is another.
+  void EnterAsStranger() {
+    const uint64_t stream = Stranger();
+    const auto told = epochs_.find(stream);
+    if (told == epochs_.end()) return;
+    CallFrame frame = EnterOf(told->second);
+    if (choices_.Of(4) == 0) frame.header.place ^= choices_.Of(4);
+    if (choices_.Of(4) == 0) {
+      std::string ticket = frame.payload.ToString();
+      ticket[choices_.Of(static_cast<uint32_t>(ticket.size()))] ^= static_cast<char>(choices_.Byte());
+      frame.payload = ByteChain::FromString(ticket);
+    }
+    Send(&other_, stream, frame).IgnoreError();
   }
 
   // Fields that are possible, most of them, of an epoch that somebody was told of.
@@ -297,6 +352,8 @@ class Program {
   std::map<uint64_t, SetEpoch> epochs_;  // What members were told last, by stream.
   std::set<uint64_t> honest_;            // Streams of members that are there.
   std::map<std::pair<CallDesk*, Key>, Sent> sent_;
+  std::set<std::tuple<uint64_t, uint64_t, uint64_t>>
+      entered_;  // Streams, sets and epochs, at the other server.
   uint64_t last_stream_ = 2, last_set_ = 0, sequence_ = 0;
   size_t results_ = 0;
 };

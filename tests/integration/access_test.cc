@@ -13,10 +13,12 @@
 #include "absl/strings/str_split.h"
 #include "catch2/catch.hpp"
 #include "common/base/process.h"
+#include "common/rpc/rpc_server.h"
 #include "nlohmann/json.hpp"
 #include "proto/cluster.grpc.pb.h"
 #include "server/access/roles.h"
 #include "server/process/certificate_series.h"
+#include "server/rpc/joined_control_service.h"
 #include "tests/integration/in_process_job.h"
 #include "tests/integration/job_checks.h"
 #include "tests/support/certificates.h"
@@ -259,6 +261,33 @@ TEST_CASE("a revoked certificate may do nothing, also one that is revoked while 
   WriteWholeFile(authority.crl(), "-----BEGIN nothing");
   CHECK_FALSE(Eventually([&] { return revoked.Status().ok(); }, absl::Seconds(3)));
   CheckCalls(job.flags.listen, {"stolen", stolen, "", {}});
+}
+
+TEST_CASE("a server that knows no roles takes no connection of who shows a revoked certificate", "[access]") {
+  const Certificates authority("the job's");
+  TlsFlags host = authority.Client();
+  const TlsFlags stolen = authority.Issue("stolen", "/CN=stolen");
+  const TlsFlags later = authority.Issue("later", "/CN=later");
+  const TlsFlags good = authority.Issue("good", "/CN=good");
+  host.crl = authority.Revoke(stolen.cert);
+  Connections connections_there;
+  JoinedControlService service("head:7070", &connections_there);
+  const auto server = *RpcServer::Start("--listen", "127.0.0.1:0", host, {&service}, &connections_there);
+  int connections = 0;
+  // It says whom to ask; who is not connected does not hear that.
+  const auto is_connected = [&](const TlsFlags& client) {
+    const absl::Status asked =
+        ControlClient(*ConnectTo(server->address(), client, ++connections)).Status().status();
+    INFO(asked);
+    CHECK((absl::IsFailedPrecondition(asked) || absl::IsUnavailable(asked)));
+    return absl::IsFailedPrecondition(asked);
+  };
+  CHECK(Eventually([&] { return is_connected(good); }));
+  CHECK_FALSE(is_connected(stolen));
+  CHECK(is_connected(later));
+  authority.Revoke(later.cert);
+  CHECK(Eventually([&] { return !is_connected(later); }));
+  CHECK(is_connected(good));
 }
 
 TEST_CASE("a list of revoked certificates that is none, or another CA's, is refused at the start",

@@ -25,11 +25,12 @@ class Servers {
       CollectiveService::Options options;
       options.head = i == 0;
       options.patience = absl::Seconds(30);  // A busy machine is no dead member.
+      options.ticket_key = absl::StrCat("key ", i);
       if (i == 0 && servers > 1) options.other_servers = [this] { return others_; };
       services_.push_back(std::make_unique<CollectiveService>(options));
       auto rpc = RpcServer::Start("--listen", "127.0.0.1:0", {}, {services_.back().get()});
       REQUIRE(rpc.ok());
-      if (i > 0) others_.push_back((*rpc)->address());
+      if (i > 0) others_.push_back({(*rpc)->address(), options.ticket_key});
       rpcs_.push_back(*std::move(rpc));
     }
   }
@@ -40,7 +41,7 @@ class Servers {
   std::string head() const { return rpcs_.back()->address(); }
 
  private:
-  std::vector<std::string> others_;
+  std::vector<CallDesk::OtherServer> others_;
   std::vector<std::unique_ptr<CollectiveService>> services_;
   std::vector<std::unique_ptr<RpcServer>> rpcs_;
 };

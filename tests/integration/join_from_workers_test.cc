@@ -10,6 +10,7 @@
 #include "common/codec/codec.h"
 #include "common/codec/page_hash.h"
 #include "common/metrics/metrics.h"
+#include "common/rpc/caller.h"
 #include "common/rpc/grpc_transport.h"
 #include "common/rpc/param_service.h"
 #include "common/rpc/rpc_server.h"
@@ -38,6 +39,8 @@ ModelSpec TenPages() {
   }
   return model;
 }
+
+constexpr char kToken[] = "token";
 
 std::vector<float> SomeValues() {
   std::vector<float> values(kSize);
@@ -90,7 +93,9 @@ class Job {
     return replica;
   }
   std::unique_ptr<ReplicaServer> Serve(const Replica& replica, const TlsFlags& tls = {}) {
-    return *ReplicaServer::Start("127.0.0.1:0", tls, layout_.get(), &replica, &metrics_);
+    auto server = *ReplicaServer::Start("127.0.0.1:0", tls, layout_.get(), &replica, &metrics_);
+    server->SetToken(kToken);
+    return server;
   }
 
  private:
@@ -117,8 +122,8 @@ TEST_CASE("a worker takes parameters from others as they have them, and the serv
   const auto serves_one = job.Serve(*one);
   const auto serves_two = job.Serve(*two);
   Replica joins(&job.layout());
-  const auto read =
-      ReadPeers({serves_one->address(), serves_two->address()}, {}, job.layout(), NeverStopped, &joins);
+  const auto read = ReadPeers({{serves_one->address(), serves_two->address()}, kToken}, {}, job.layout(),
+                              NeverStopped, &joins);
   REQUIRE(read.ok());
   CHECK(read->peers == 2);
   const uint32_t first = job.layout().shards()[0].size;
@@ -138,7 +143,7 @@ TEST_CASE("a worker takes parameters from others as they have them, and the serv
   wrong.payloads[1] = ByteChain::FromString(payload);
   REQUIRE(two->TakeCorrections(wrong).ok());
   Replica later(&job.layout());
-  REQUIRE(ReadPeers({serves_two->address()}, {}, job.layout(), NeverStopped, &later).ok());
+  REQUIRE(ReadPeers({{serves_two->address()}, kToken}, {}, job.layout(), NeverStopped, &later).ok());
   const Frame corrections = job.Pull(CodecId::kFp32, &later);
   CHECK(corrections.header.payload_bytes == kPageBytes);
   REQUIRE(later.TakeCorrections(corrections).ok());
@@ -172,18 +177,19 @@ TEST_CASE("what a worker does not give, or not soon, is left to the server", "[j
       });
   const auto silent = *RpcServer::Start("--listen", "127.0.0.1:0", {}, {&silent_service});
   Replica joins(&job.layout());
-  const auto none =
-      ReadPeers({gone, serves_nothing->address(), silent->address()}, {}, job.layout(), NeverStopped, &joins);
-  CHECK(absl::IsUnavailable(none.status()));
-  const auto some = ReadPeers({gone, serves->address(), serves_nothing->address(), "not an address"}, {},
+  const auto none = ReadPeers({{gone, serves_nothing->address(), silent->address()}, kToken}, {},
                               job.layout(), NeverStopped, &joins);
+  CHECK(absl::IsUnavailable(none.status()));
+  const auto some =
+      ReadPeers({{gone, serves->address(), serves_nothing->address(), "not an address"}, kToken}, {},
+                job.layout(), NeverStopped, &joins);
   REQUIRE(some.ok());
   CHECK(some->peers == 1);
   CHECK(absl::IsCancelled(ReadPeers(
-                              {serves->address()}, {}, job.layout(), [] { return true; }, &joins)
+                              {{serves->address()}, kToken}, {}, job.layout(), [] { return true; }, &joins)
                               .status()));
   Replica again(&job.layout());
-  REQUIRE(ReadPeers({gone, serves->address()}, {}, job.layout(), NeverStopped, &again).ok());
+  REQUIRE(ReadPeers({{gone, serves->address()}, kToken}, {}, job.layout(), NeverStopped, &again).ok());
   const Frame rest = job.Pull(CodecId::kFp32, &again);
   CHECK(rest.header.payload_bytes > 0);
   REQUIRE(again.TakeCorrections(rest).ok());
@@ -228,7 +234,8 @@ TEST_CASE("what another worker sends is checked before it is taken", "[join]") {
         done(EncodeFrame(frame));
       });
   const auto echoes = *RpcServer::Start("--listen", "127.0.0.1:0", {}, {&service});
-  CHECK(absl::IsUnavailable(ReadPeers({echoes->address()}, {}, job.layout(), NeverStopped, &joins).status()));
+  CHECK(absl::IsUnavailable(
+      ReadPeers({{echoes->address()}, kToken}, {}, job.layout(), NeverStopped, &joins).status()));
   service.Close();
   echoes->Shutdown(absl::ZeroDuration());
 }
@@ -241,11 +248,28 @@ TEST_CASE("with TLS, workers show each other certificates of the job's CA", "[jo
   const auto serves = job.Serve(*has, ours.Client());
   const auto read = [&](const TlsFlags& tls) {
     Replica joins(&job.layout());
-    return ReadPeers({serves->address()}, tls, job.layout(), NeverStopped, &joins).status();
+    return ReadPeers({{serves->address()}, kToken}, tls, job.layout(), NeverStopped, &joins).status();
   };
   CHECK(read(ours.Client()).ok());
   CHECK(absl::IsUnavailable(read(theirs.Client())));
   CHECK(absl::IsUnavailable(read({})));
+}
+
+TEST_CASE("a worker gives its parameters to who shows the token that the head gives to workers", "[join]") {
+  Job job;
+  const auto has = job.WorkerThatPulled(CodecId::kFp16);
+  const auto serves = job.Serve(*has);
+  const auto read = [&](const std::string& token) {
+    Replica joins(&job.layout());
+    return ReadPeers({{serves->address()}, token}, {}, job.layout(), NeverStopped, &joins).status();
+  };
+  CHECK(read(kToken).ok());
+  for (const std::string wrong : {"", "another", "tokem"}) CHECK(absl::IsUnavailable(read(wrong)));
+  serves->SetToken("the next head's");
+  CHECK(absl::IsUnavailable(read(kToken)));
+  CHECK(read("the next head's").ok());
+  serves->SetToken("");  // Of a head that gives none.
+  CHECK(absl::IsUnavailable(read("")));
 }
 
 TEST_CASE("a worker is asked for parameters only, and of its own model", "[join]") {
@@ -253,7 +277,8 @@ TEST_CASE("a worker is asked for parameters only, and of its own model", "[join]
   const auto has = job.WorkerThatPulled(CodecId::kFp16);
   const auto serves = job.Serve(*has);
   ParamClient client(AssignShards(job.layout(), 1));
-  client.Connect({*ConnectForFrames(serves->address(), {}, 1, std::make_shared<SendWindow>(1, 1))});
+  client.Connect(
+      {*ConnectForFrames(serves->address(), {}, 1, std::make_shared<SendWindow>(1, 1), Caller{"", kToken})});
   const auto refusal = [&](FrameKind kind, std::vector<Frame> frames) {
     return client.CallAll(kind, std::move(frames), absl::Seconds(10)).front().status();
   };

@@ -179,8 +179,8 @@ void MemberCore::SendNext(Channel* channel, Call* call) {
   channel->bytes_under_way += ChargeOf(frame.header);
   if (channel->by_name) named_bytes_under_way_ += ChargeOf(frame.header);
   ++call->under_way;
-  outgoing_.push_back(
-      {epoch_servers_[ServerOf(frame.header.chunk, epoch_servers_.size())], std::move(frame)});
+  const size_t server = epoch_servers_[ServerOf(frame.header.chunk, epoch_servers_.size())];
+  Send(server, *epoch_, std::move(frame));
   if (++call->piece < segment.chunks) return;
   call->piece = 0;
   call->all_sent = ++call->segment == call->plan.segments.size();
@@ -202,9 +202,30 @@ void MemberCore::UseServers() {
   }
 }
 
+void MemberCore::Send(size_t server, const SetEpoch& of, CallFrame frame) {
+  if (server != 0 && entered_.count({server, of.epoch()}) == 0) {
+    const auto& addresses = of.other_servers();
+    const auto found = std::find(addresses.begin(), addresses.end(), servers_[server]);
+    const auto place = static_cast<int>(found - addresses.begin());
+    // It has no part in that epoch, so that nobody waits for anything there.
+    if (place >= of.tickets_size()) return;
+    entered_.insert({server, of.epoch()});
+    CallFrame enter;
+    enter.header.kind = CallFrameKind::kEnter;
+    enter.header.set = of.set();
+    enter.header.epoch = of.epoch();
+    enter.header.place = of.place();
+    enter.header.members = static_cast<uint32_t>(of.members_size());
+    enter.payload = ByteChain::FromString(of.tickets(place));
+    outgoing_.push_back({server, std::move(enter)});
+  }
+  outgoing_.push_back({server, std::move(frame)});
+}
+
 void MemberCore::OnEpoch(const CallFrame& frame) {
   SetEpoch epoch;
   if (!epoch.ParseFromString(frame.payload.ToString()) || epoch.members_size() == 0 ||
+      epoch.tickets_size() != epoch.other_servers_size() ||
       epoch.place() >= static_cast<uint32_t>(epoch.members_size())) {
     return OnBroken(absl::InternalError("the head sent an epoch that cannot be read"));
   }
@@ -228,6 +249,9 @@ void MemberCore::BeginNextEpochIfQuiet() {
     if (call.under_way > 0) return;
   }
   epoch_ = std::exchange(next_, std::nullopt);
+  const auto is_earlier = [this](const auto& entered) { return entered.second < epoch_->epoch(); };
+  for (auto it = entered_.begin(); it != entered_.end();)
+    it = is_earlier(*it) ? entered_.erase(it) : std::next(it);
   UseServers();
   for (const MembersLost& lost : std::exchange(early_losses_, {})) {
     for (const Departure& went : lost.went()) TellOthers(*epoch_, went.place(), went.why());
@@ -274,7 +298,7 @@ void MemberCore::TellOthers(const SetEpoch& of, uint32_t lost, const std::string
     header.place = of.place();
     header.members = static_cast<uint32_t>(of.members_size());
     header.lost = lost;
-    outgoing_.push_back({server, {header, why, {}}});
+    Send(server, of, {header, why, {}});
   }
 }
 
@@ -353,7 +377,7 @@ void MemberCore::FailCall(uint64_t id, Call* call, const absl::Status& why, uint
     header.sequence = call->sequence;
     header.code = static_cast<uint32_t>(why.code());
     header.lost = lost;
-    outgoing_.push_back({server, {header, std::string(why.message()), {}}});
+    Send(server, *epoch_, {header, std::string(why.message()), {}});
   }
 }
 

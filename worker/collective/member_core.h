@@ -115,6 +115,8 @@ class MemberCore {
   void Begin(uint64_t id, Call* call);
   void BeginNextEpochIfQuiet();
   void UseServers();
+  // Into what is outgoing; behind the ticket, where it is the first to that server in that epoch.
+  void Send(size_t server, const SetEpoch& of, CallFrame frame);
   void Pump();
   void SendNext(Channel* channel, Call* call);
   size_t Window() const;
@@ -134,9 +136,10 @@ class MemberCore {
   uint64_t last_call_ = 0;
   std::map<uint64_t, Call> calls_;
   std::map<uint64_t, Channel> channels_;
-  std::set<uint64_t> sending_;        // Those of channels_ that may have something unsent.
-  size_t named_bytes_under_way_ = 0;  // Of all channels by name.
-  std::set<std::string> names_;       // Of calls that have channels of their names.
+  std::set<uint64_t> sending_;                     // Those of channels_ that may have something unsent.
+  size_t named_bytes_under_way_ = 0;               // Of all channels by name.
+  std::set<std::string> names_;                    // Of calls that have channels of their names.
+  std::set<std::pair<size_t, uint64_t>> entered_;  // Servers that have its ticket, and of which epoch.
   std::vector<Out> outgoing_;
   std::vector<Finished> finished_;
 };

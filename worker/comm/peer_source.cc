@@ -9,6 +9,7 @@
 #include "common/base/lane.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/rpc/caller.h"
 #include "common/rpc/grpc_transport.h"
 #include "common/tensor/shard_assignment.h"
 #include "worker/comm/frames.h"
@@ -22,14 +23,14 @@ constexpr absl::Duration kSilenceMax = absl::Seconds(3);
 
 }  // namespace
 
-absl::StatusOr<PeersRead> ReadPeers(const std::vector<std::string>& peers, const TlsFlags& tls,
-                                    const ParamLayout& layout, const std::function<bool()>& stopped,
-                                    Replica* replica) {
+absl::StatusOr<PeersRead> ReadPeers(const PeerOffer& peers, const TlsFlags& tls, const ParamLayout& layout,
+                                    const std::function<bool()>& stopped, Replica* replica) {
   std::vector<std::shared_ptr<Transport>> transports;
   std::vector<std::string> reached;
-  for (const std::string& peer : peers) {
+  for (const std::string& peer : peers.addresses) {
     absl::StatusOr<std::unique_ptr<Transport>> transport = ConnectForFrames(
-        peer, tls, /*connections=*/1, std::make_shared<SendWindow>(/*servers=*/1, /*connections=*/1));
+        peer, tls, /*connections=*/1, std::make_shared<SendWindow>(/*servers=*/1, /*connections=*/1),
+        Caller{"", peers.token});
     if (!transport.ok()) {
       LogWarn("worker at {}: {}", peer, transport.status().message());
       continue;

@@ -38,9 +38,8 @@ absl::Status FromStore(const SnapshotOffer& offer, const ParamLayout& layout, Co
   return absl::OkStatus();
 }
 
-absl::Status FromWorkers(const std::vector<std::string>& peers, const TlsFlags& tls,
-                         const ParamLayout& layout, const std::function<bool()>& stopped,
-                         CommPipeline* pipeline, Replica* replica) {
+absl::Status FromWorkers(const PeerOffer& peers, const TlsFlags& tls, const ParamLayout& layout,
+                         const std::function<bool()>& stopped, CommPipeline* pipeline, Replica* replica) {
   const absl::Time start = Now();
   const absl::StatusOr<PeersRead> read = ReadPeers(peers, tls, layout, stopped, replica);
   if (absl::IsCancelled(read.status())) return read.status();
@@ -78,7 +77,7 @@ absl::Status Reconstruct(ParameterSource source, const TlsFlags& tls, const Para
       LogInfo("all parameters come from the server: there is no snapshot yet");
       break;
     case ParameterSource::kWorkers:
-      if (!session.peers().empty()) {
+      if (!session.peers().addresses.empty()) {
         return FromWorkers(session.peers(), tls, layout, stopped, pipeline, replica);
       }
       LogInfo("all parameters come from the server: no other worker hands out its own");

@@ -5,8 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/limits.h"
+#include "common/base/secret.h"
 #include "common/base/status_macros.h"
 #include "common/codec/frame.h"
+#include "common/rpc/sender.h"
 
 namespace recon {
 
@@ -28,11 +30,25 @@ ReplicaServer::ReplicaServer(const ParamLayout* layout, const Replica* replica, 
                               "Payload bytes of parameters sent to workers that join")),
       service_([this](const ByteChain& request, const TakenCallback& /*taken*/, Transport::Done done,
                       const RequestContext& /*context*/) { done(Answer(request)); },
-               /*connected=*/nullptr, &connections_) {}
+               /*connected=*/nullptr, &connections_, /*is_member=*/nullptr,
+               [this](const grpc::CallbackServerContext& context) { return Admit(TokenOf(context)); }) {}
 
 ReplicaServer::~ReplicaServer() {
   service_.Close();
   if (rpc_ != nullptr) rpc_->Shutdown(absl::ZeroDuration());
+}
+
+void ReplicaServer::SetToken(const std::string& token) {
+  MutexLock lock(&mu_);
+  token_ = token;
+}
+
+absl::Status ReplicaServer::Admit(const std::string& token) const {
+  MutexLock lock(&mu_);
+  if (!token_.empty() && SameSecret(token, token_)) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      "parameters are for workers of the same job: the caller has not shown the token that its head gives "
+      "them");
 }
 
 absl::StatusOr<ByteChain> ReplicaServer::Answer(const ByteChain& request) const {

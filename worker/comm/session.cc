@@ -127,7 +127,7 @@ void Session::AdoptReply(const RegisterReply& reply) {
   identity_.set_cluster_epoch(reply.cluster_epoch());
   if (!again) {
     server_has_values_ = reply.has_values();
-    peers_.assign(reply.peers().begin(), reply.peers().end());
+    peers_ = {{reply.peers().begin(), reply.peers().end()}, reply.peers_token()};
     if (reply.snapshot_generation() != 0) {
       snapshot_offer_ = {reply.snapshot_dir(), Generation(reply.snapshot_generation()), reply.snapshot_root(),
                          reply.cluster_epoch()};

@@ -18,6 +18,7 @@
 #include "common/base/ids.h"
 #include "common/base/mutex.h"
 #include "common/rpc/worker_calls.h"
+#include "worker/comm/peer_source.h"
 #include "worker/comm/snapshot_source.h"
 
 namespace recon {
@@ -114,7 +115,7 @@ class Session {
   bool server_has_values() const { return server_has_values_; }
   // By the first registration: the newest snapshot, and where workers are that hand out their parameters.
   const SnapshotOffer& snapshot_offer() const { return snapshot_offer_; }
-  const std::vector<std::string>& peers() const { return peers_; }
+  const PeerOffer& peers() const { return peers_; }
   Counters* counters() { return &counters_; }
   JobPhase phase() const;
   // Why the worker cannot go on; OK while it can.
@@ -201,7 +202,7 @@ class Session {
   std::string name_;                // Set by Join().
   bool server_has_values_ = false;  // By the first registration.
   SnapshotOffer snapshot_offer_;    // Likewise.
-  std::vector<std::string> peers_;  // Likewise.
+  PeerOffer peers_;                 // Likewise.
 
   Counters counters_;
   std::atomic<uint32_t> push_batches_{0};

@@ -286,7 +286,8 @@ FlagGroup SecurityFlags(TlsFlags* tls) {
               {"--tls-ca", &tls->ca, "PEM certificate of the CA that the server must have"},
               {"--tls-crl", &tls->crl,
                "PEM file with the certificates that the CA has revoked: a server that shows one is not "
-               "trusted; it is read again when it changes"},
+               "trusted, and no worker that does gets parameters (--serve-parameters); it is read again when "
+               "it changes"},
               {"--insecure", &tls->insecure, "plain text to an address other than loopback"},
               {"--token-file", &tls->token_file, "file with the token that the head wants (its --tokens)"},
           }};

@@ -100,7 +100,10 @@ Session::Options Member::MakeSessionOptions() {
   options.proposed = options_.proposed;
   options.device = space_->device();
   options.codec = policy_->Describe().substr(0, limits::kNameBytesMax);
-  options.adopt_servers = [this](const RegisterReply& reply) { return servers_->Adopt(reply); };
+  options.adopt_servers = [this](const RegisterReply& reply) {
+    if (replica_server_ != nullptr) replica_server_->SetToken(reply.peers_token());
+    return servers_->Adopt(reply);
+  };
   options.adopt_workers = [this](uint32_t workers) { servers_->ShareWith(workers); };
   options.describe = [this](WorkerProgress* progress) { Describe(progress); };
   options.follow_trace = [this](const HeartbeatReply& reply, const std::string& name, uint32_t worker) {

@@ -1,6 +1,12 @@
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "catch2/catch.hpp"
 #include "common/base/limits.h"
+#include "common/base/secret.h"
+#include "common/collective/ticket.h"
 #include "server/collective/call_desk.h"
 
 namespace recon {
@@ -111,7 +117,7 @@ TEST_CASE("an elastic set numbers its members anew and waits when they are too f
 
 TEST_CASE("who is silent for longer than its patience is evicted, and not when the server stood still",
           "[collective]") {
-  CallDesk desk({true, {absl::Seconds(3), 1}, nullptr});
+  CallDesk desk({true, {absl::Seconds(3), 1}, nullptr, ""});
   CallDesk::Answers answers;
   for (uint32_t rank = 0; rank < 2; ++rank) {
     CallFrame join;
@@ -291,7 +297,7 @@ TEST_CASE("a frame comes back as it was, and one that cannot be is refused", "[c
 }
 
 TEST_CASE("nobody speaks to the head in an epoch that it has not been told of", "[collective]") {
-  CallDesk desk({true, {absl::Seconds(3), 1}, nullptr});
+  CallDesk desk({true, {absl::Seconds(3), 1}, nullptr, ""});
   CallDesk::Answers answers;
   REQUIRE(Join(&desk, 1, Elastic("a", 1), &answers).ok());
   // Of the epoch that comes next, as everybody can guess, and with more members than it will have.
@@ -313,6 +319,71 @@ TEST_CASE("nobody speaks to the head in an epoch that it has not been told of", 
     CHECK(desk.Handle(place + 1, frame, kStart, &answers).ok());
   }
   CHECK(answers.ready.size() == 1);
+}
+
+TEST_CASE("a server that is not the head hears those whom the head has given a ticket for it",
+          "[collective]") {
+  const std::string key = DrawSecret(kTicketKeyBytes);
+  CallDesk::Options options{true, {absl::Seconds(3), 1}, nullptr, ""};
+  options.other_servers = [&key] {
+    return std::vector<CallDesk::OtherServer>{{"b:1", "another's"}, {"c:1", key}};
+  };
+  CallDesk head(options);
+  CallDesk::Answers told;
+  for (const uint64_t stream : {1, 2}) REQUIRE(Join(&head, stream, Fixed(stream - 1, 2), &told).ok());
+  CHECK(told.is_member);
+  REQUIRE(told.frames.size() == 2);
+  CallDesk server({false, {absl::Seconds(3), 1}, nullptr, key});
+  CallDesk::Answers answers;
+  std::vector<CallFrame> calls;
+  for (const ChunkBook::Outcome& outcome : told.frames) {
+    SetEpoch epoch;
+    REQUIRE(epoch.ParseFromString(outcome.frame.payload.ToString()));
+    REQUIRE(epoch.other_servers_size() == 2);
+    REQUIRE(epoch.tickets_size() == 2);
+    CallFrame call = Chunk(epoch.place(), 1, "call");
+    call.header.set = epoch.set();
+    call.header.epoch = epoch.epoch();
+    CHECK(absl::IsInvalidArgument(server.Handle(outcome.stream, call, kStart, &answers)));
+    CallFrame enter = call;
+    enter.header.kind = CallFrameKind::kEnter;
+    const auto shows = [&](const std::string& ticket) {
+      enter.payload = ByteChain::FromString(ticket);
+      return server.Handle(outcome.stream, enter, kStart, &answers);
+    };
+    for (const std::string& wrong :
+         {epoch.tickets(0), std::string(), std::string(32, 'x'), epoch.tickets(1).substr(1)}) {
+      CHECK(absl::IsPermissionDenied(shows(wrong)));
+    }
+    // Of another place, epoch or set it is none.
+    for (uint32_t* field : {&enter.header.place, &enter.header.members}) {
+      *field ^= 1;
+      CHECK(absl::IsPermissionDenied(shows(epoch.tickets(1))));
+      *field ^= 1;
+    }
+    for (uint64_t* field : {&enter.header.set, &enter.header.epoch}) {
+      *field ^= 1;
+      CHECK(absl::IsPermissionDenied(shows(epoch.tickets(1))));
+      *field ^= 1;
+    }
+    CHECK_FALSE(answers.is_member);
+    CHECK(shows(epoch.tickets(1)).ok());
+    CHECK(std::exchange(answers.is_member, false));
+    // The head has its own list.
+    CHECK(absl::IsInvalidArgument(head.Handle(outcome.stream, enter, kStart, &told)));
+    calls.push_back(call);
+  }
+  // Whoever beats or calls shows nothing by that.
+  CHECK(server.Handle(3, CallFrame(), kStart, &answers).ok());
+  for (size_t i = 0; i < calls.size(); ++i) CHECK(server.Handle(i + 1, calls[i], kStart, &answers).ok());
+  CHECK_FALSE(answers.is_member);
+  CHECK(answers.ready.size() == 1);
+  // Without a key there are no tickets.
+  CallDesk keyless({false, {absl::Seconds(3), 1}, nullptr, ""});
+  CallFrame enter = calls[0];
+  enter.header.kind = CallFrameKind::kEnter;
+  enter.payload = ByteChain::FromString(TicketFor("", enter.header));
+  CHECK(absl::IsPermissionDenied(keyless.Handle(1, enter, kStart, &answers)));
 }
 
 TEST_CASE("what a stream makes a server remember is bounded", "[collective]") {

@@ -60,9 +60,12 @@ class World {
       CallDesk::Options options;
       options.head = server == 0;
       options.sets.patience = absl::InfiniteDuration();
+      options.ticket_key = absl::StrCat("key ", server);
       options.other_servers = [this] {
-        std::vector<std::string> others;
-        for (size_t i = 1; i < servers_; ++i) others.push_back(absl::StrCat("server:", i));
+        std::vector<CallDesk::OtherServer> others;
+        for (size_t i = 1; i < servers_; ++i) {
+          others.push_back({absl::StrCat("server:", i), absl::StrCat("key ", i)});
+        }
         return others;
       };
       desks_.push_back(std::make_unique<CallDesk>(options));
@@ -254,8 +257,10 @@ class World {
 
   void Flush(SimulatedMember* member) {
     for (const MemberCore::Out& out : member->core.TakeOutgoing()) {
+      Link& link = LinkOf(member, out.server);
+      if (link.ends) continue;  // It has left.
       // Bytes as they are now: a sender's memory is its own again when the call is done.
-      LinkOf(member, out.server).up.push_back(ByteChain::FromString(EncodeCallFrame(out.frame).ToString()));
+      link.up.push_back(ByteChain::FromString(EncodeCallFrame(out.frame).ToString()));
     }
     for (const MemberCore::Finished& call : member->core.TakeFinished()) call.done(call.status, call.members);
   }
