@@ -8,6 +8,7 @@
 #include "common/base/hash.h"
 #include "common/base/limits.h"
 #include "common/base/status_macros.h"
+#include "common/base/utf8.h"
 
 namespace recon {
 namespace {
@@ -102,7 +103,7 @@ absl::StatusOr<CallFrame> DecodeCallFrame(const ByteChain& bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("a collective's frame of ", bytes.size(), " bytes has a text of ", text));
   }
-  frame.text = bytes.Range(kCallHeaderBytes, text).ToString();
+  frame.text = ValidUtf8(bytes.Range(kCallHeaderBytes, text).ToString());
   frame.payload = bytes.Range(kCallHeaderBytes + text, bytes.size() - kCallHeaderBytes - text);
   const CallFrameKind kind = frame.header.kind;
   if (kind == CallFrameKind::kChunk || kind == CallFrameKind::kFailCall || kind == CallFrameKind::kGone ||

@@ -80,7 +80,8 @@ struct CallFrame {
 
 // The payload is not copied. Texts are cut to limits::kCollectiveTextBytesMax.
 ByteChain EncodeCallFrame(const CallFrame& frame);
-// InvalidArgument for what is no frame, or one with impossible numbers.
+// InvalidArgument for what is no frame, or one with impossible numbers. Of a text what is no UTF-8 becomes
+// '?': texts go into messages to others.
 absl::StatusOr<CallFrame> DecodeCallFrame(const ByteChain& bytes);
 
 // Whether a place takes part in a chunk, has bytes for it, gets bytes of it.

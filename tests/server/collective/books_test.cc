@@ -386,6 +386,39 @@ TEST_CASE("a server that is not the head hears those whom the head has given a t
   CHECK(absl::IsPermissionDenied(keyless.Handle(1, enter, kStart, &answers)));
 }
 
+TEST_CASE("what others are told of a text that is no UTF-8 can be read", "[collective]") {
+  CallDesk desk({true, {absl::Seconds(3), 1}, nullptr, ""});
+  CallDesk::Answers answers;
+  for (const uint64_t stream : {1, 2, 3}) {
+    REQUIRE(Join(&desk, stream, Elastic(absl::StrCat("w", stream), 2), &answers).ok());
+  }
+  answers = {};
+  const auto say = [&](uint64_t stream, const CallFrame& frame) {
+    return desk.Handle(stream, *DecodeCallFrame(EncodeCallFrame(frame)), kStart, &answers);
+  };
+  CallFrame leave;
+  leave.header.kind = CallFrameKind::kLeave;
+  leave.text = "tsch\xc3\xbc\xc3\xff";
+  REQUIRE(say(3, leave).ok());
+  REQUIRE(answers.frames.size() == 2);
+  uint64_t number = 0;
+  for (const ChunkBook::Outcome& told : answers.frames) {
+    SetEpoch epoch;
+    REQUIRE(epoch.ParseFromString(told.frame.payload.ToString()));
+    REQUIRE(epoch.went_size() == 1);
+    CHECK(epoch.went(0).why() == "tsch\xc3\xbc??");
+    number = epoch.epoch();
+  }
+  CallFrame call = Chunk(0, 1, "");
+  call.header.epoch = number;
+  call.text = "\xed\xa0\x80";
+  REQUIRE(say(1, call).ok());
+  SetsReply sets;
+  REQUIRE(sets.ParseFromString(desk.Sets(kStart).SerializeAsString()));
+  REQUIRE(sets.sets(0).calls_size() == 1);
+  CHECK(sets.sets(0).calls(0).what() == "???");
+}
+
 TEST_CASE("what a stream makes a server remember is bounded", "[collective]") {
   ChunkBook book;
   SECTION("epochs in which it speaks") {
