@@ -336,12 +336,13 @@ def main():
     parser.add_argument("--target", default=1.0, type=float, help="mean loss to be reached")
     parser.add_argument("--limit", default=300, type=int, help="seconds for one method: what takes longer counts as that")
     parser.add_argument("--rounds", default=3, type=int, help="of one worker alone")
-    parser.add_argument("--at-1g", default="recon, bsp", choices=METHODS, help="recon's method at 1 Gbit/s")
+    parser.add_argument("--at-1g", default="recon, bsp, topk:0.1", choices=METHODS, help="recon's method at 1 Gbit/s")
     parser.add_argument("--with-straggler", default="recon, local:8", choices=METHODS, help="with a slow worker")
-    parser.add_argument("--at-100m", default="recon, local:16", choices=METHODS, help="and at 100 Mbit/s")
+    parser.add_argument("--at-100m", default="recon, bsp, topk:0.02", choices=METHODS, help="and at 100 Mbit/s")
     parser.add_argument("--only", nargs="*", choices=["links", "straggler", "kills", "overlap", "alone"],
                         help="some of the measurements")
     parser.add_argument("--try", dest="trial", nargs=2, metavar=("METHOD", "MBIT"), help="one method, and its losses")
+    parser.add_argument("--slow", type=float, default=1, help="with --try: one worker takes so many times as long")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args()
     bench = Bench(options)
@@ -356,7 +357,7 @@ def main():
 
 
 def trial(bench, name, mbit):
-    with Run(bench.options, int(mbit)) as run:
+    with Run(bench.options, int(mbit), bench.options.slow) as run:
         run.start(METHODS[name])
         print(name, *run.until(bench.options.target, bench.options.limit))
         for process in run.processes:
