@@ -103,6 +103,15 @@ class NotRevoked final : public grpc::experimental::ExternalCertificateVerifier 
   Revocations* const revocations_;
 };
 
+using Verifier = std::shared_ptr<grpc::experimental::CertificateVerifier>;
+
+// Of the other end's certificates; null: gRPC's own will do.
+absl::StatusOr<Verifier> VerifierFor(const TlsFlags& flags, TlsEnd other) {
+  if (flags.crl.empty()) return nullptr;
+  RECON_ASSIGN_OR_RETURN(Revocations* const revocations, Revocations::Open(flags.crl, flags.ca));
+  return grpc::experimental::ExternalCertificateVerifier::Create<NotRevoked>(revocations, other);
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ServerCredentialsFor(const std::string& address,
@@ -110,15 +119,16 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ServerCredentialsFor(co
                                                                               RevokedClients revoked) {
   RECON_ASSIGN_OR_RETURN(const TlsTexts pem, ReadPem(address, flags, TlsEnd::kServer));
   if (pem.cert.empty()) return grpc::InsecureServerCredentials();
+  Verifier verifier;
+  if (revoked == RevokedClients::kRefused) {
+    RECON_ASSIGN_OR_RETURN(verifier, VerifierFor(flags, TlsEnd::kClient));
+  }
+  // From here on nothing fails: gRPC frees options with the credentials that are made of them only.
   grpc::experimental::TlsServerCredentialsOptions options(ProviderFor(flags));
   options.watch_root_certs();
   options.watch_identity_key_cert_pairs();
   options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  if (!flags.crl.empty() && revoked == RevokedClients::kRefused) {
-    RECON_ASSIGN_OR_RETURN(Revocations* const revocations, Revocations::Open(flags.crl, flags.ca));
-    options.set_certificate_verifier(
-        grpc::experimental::ExternalCertificateVerifier::Create<NotRevoked>(revocations, TlsEnd::kClient));
-  }
+  if (verifier != nullptr) options.set_certificate_verifier(verifier);
   return grpc::experimental::TlsServerCredentials(options);
 }
 
@@ -126,15 +136,12 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ChannelCredentialsFor(
                                                                                 const TlsFlags& flags) {
   RECON_ASSIGN_OR_RETURN(const TlsTexts pem, ReadPem(address, flags, TlsEnd::kClient));
   if (pem.cert.empty()) return grpc::InsecureChannelCredentials();
+  RECON_ASSIGN_OR_RETURN(const Verifier verifier, VerifierFor(flags, TlsEnd::kServer));
   grpc::experimental::TlsChannelCredentialsOptions options;
   options.set_certificate_provider(ProviderFor(flags));
   options.watch_root_certs();
   options.watch_identity_key_cert_pairs();
-  if (!flags.crl.empty()) {
-    RECON_ASSIGN_OR_RETURN(Revocations* const revocations, Revocations::Open(flags.crl, flags.ca));
-    options.set_certificate_verifier(
-        grpc::experimental::ExternalCertificateVerifier::Create<NotRevoked>(revocations, TlsEnd::kServer));
-  }
+  if (verifier != nullptr) options.set_certificate_verifier(verifier);
   return grpc::experimental::TlsCredentials(options);
 }
 
