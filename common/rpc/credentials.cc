@@ -103,13 +103,10 @@ class NotRevoked final : public grpc::experimental::ExternalCertificateVerifier 
   Revocations* const revocations_;
 };
 
-using Verifier = std::shared_ptr<grpc::experimental::CertificateVerifier>;
-
-// Of the other end's certificates; null: gRPC's own will do.
-absl::StatusOr<Verifier> VerifierFor(const TlsFlags& flags, TlsEnd other) {
+// What `flags` say of revoked certificates; null: nothing.
+absl::StatusOr<Revocations*> RevocationsOf(const TlsFlags& flags) {
   if (flags.crl.empty()) return nullptr;
-  RECON_ASSIGN_OR_RETURN(Revocations* const revocations, Revocations::Open(flags.crl, flags.ca));
-  return grpc::experimental::ExternalCertificateVerifier::Create<NotRevoked>(revocations, other);
+  return Revocations::Open(flags.crl, flags.ca);
 }
 
 }  // namespace
@@ -119,16 +116,19 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ServerCredentialsFor(co
                                                                               RevokedClients revoked) {
   RECON_ASSIGN_OR_RETURN(const TlsTexts pem, ReadPem(address, flags, TlsEnd::kServer));
   if (pem.cert.empty()) return grpc::InsecureServerCredentials();
-  Verifier verifier;
+  Revocations* revocations = nullptr;
   if (revoked == RevokedClients::kRefused) {
-    RECON_ASSIGN_OR_RETURN(verifier, VerifierFor(flags, TlsEnd::kClient));
+    RECON_ASSIGN_OR_RETURN(revocations, RevocationsOf(flags));
   }
   // From here on nothing fails: gRPC frees options with the credentials that are made of them only.
   grpc::experimental::TlsServerCredentialsOptions options(ProviderFor(flags));
   options.watch_root_certs();
   options.watch_identity_key_cert_pairs();
   options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  if (verifier != nullptr) options.set_certificate_verifier(verifier);
+  if (revocations != nullptr) {
+    options.set_certificate_verifier(
+        grpc::experimental::ExternalCertificateVerifier::Create<NotRevoked>(revocations, TlsEnd::kClient));
+  }
   return grpc::experimental::TlsServerCredentials(options);
 }
 
@@ -136,12 +136,15 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ChannelCredentialsFor(
                                                                                 const TlsFlags& flags) {
   RECON_ASSIGN_OR_RETURN(const TlsTexts pem, ReadPem(address, flags, TlsEnd::kClient));
   if (pem.cert.empty()) return grpc::InsecureChannelCredentials();
-  RECON_ASSIGN_OR_RETURN(const Verifier verifier, VerifierFor(flags, TlsEnd::kServer));
+  RECON_ASSIGN_OR_RETURN(Revocations* const revocations, RevocationsOf(flags));
   grpc::experimental::TlsChannelCredentialsOptions options;
   options.set_certificate_provider(ProviderFor(flags));
   options.watch_root_certs();
   options.watch_identity_key_cert_pairs();
-  if (verifier != nullptr) options.set_certificate_verifier(verifier);
+  if (revocations != nullptr) {
+    options.set_certificate_verifier(
+        grpc::experimental::ExternalCertificateVerifier::Create<NotRevoked>(revocations, TlsEnd::kServer));
+  }
   return grpc::experimental::TlsCredentials(options);
 }
 
