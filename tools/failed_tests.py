@@ -28,6 +28,8 @@ def excerpt(output):
 def failed(directory):
     """Names of the tests that failed, each with lines of its output."""
     where = directory / "Testing/Temporary"
+    if not (where / "LastTestsFailed.log").exists():
+        return {"ctest": ["no test has failed: it could not run them"]}
     names = {line.split(":", 1)[1] for line in (where / "LastTestsFailed.log").read_text().splitlines()}
     text = (where / "LastTest.log").read_text(errors="replace")
     outputs = {entry["name"]: excerpt(entry["output"] + entry["end"]) for entry in ENTRY.finditer(text)}

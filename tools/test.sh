@@ -45,6 +45,7 @@ lint_changes() {
 
 run_tests() {
   local status=0
+  rm -f "build/$1/Testing/Temporary/LastTestsFailed.log"
   ctest --preset "$1" "${@:2}" || status=$?
   [ "$status" -eq 0 ] || tools/failed_tests.py "build/$1"
   return "$status"
