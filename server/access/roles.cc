@@ -16,7 +16,6 @@ constexpr size_t kTokenBytesMin = 16;
 constexpr size_t kTokenBytesMax = 256;
 constexpr absl::string_view kTokenSigns = "-._~+/=";
 
-// Compares all of both, so that the time tells nothing of where they differ.
 }  // namespace
 
 const char* RoleName(Role role) {

@@ -37,6 +37,7 @@ std::shared_ptr<ServerLink> ServerLinks::Connect(uint32_t place, const std::shar
 void ServerLinks::Lose(uint32_t place) {
   places_[place].state = State::kAwaited;
   places_[place].link = nullptr;
+  places_[place].hello.clear_ticket_key();  // That process' own.
   on_lost_(place);
 }
 

@@ -27,6 +27,8 @@ absl::Status CallDesk::Handle(uint64_t stream, CallFrame frame, absl::Time now, 
   const bool of_epoch = header.kind == CallFrameKind::kChunk || header.kind == CallFrameKind::kFailCall ||
                         header.kind == CallFrameKind::kGone;
   if (of_epoch && !chunks_.SpeaksIn(stream, header)) {
+    // It has nothing there that could wait.
+    if (header.kind == CallFrameKind::kGone && !options_.head) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat("a connection speaks in epoch ", header.epoch, " of set ",
                                                    header.set, ", in which it has no place"));
   }
@@ -80,9 +82,9 @@ absl::Status CallDesk::Enter(uint64_t stream, const CallFrame& frame) {
   const bool shown =
       !options_.ticket_key.empty() && IsTicketFor(frame.payload.ToString(), options_.ticket_key, header);
   if (!shown) {
-    return absl::PermissionDeniedError(absl::StrCat(
-        "place ", header.place, " in epoch ", header.epoch, " of set ", header.set,
-        ": the ticket for it is not one that the job's head has made for this server as it runs now"));
+    return absl::UnavailableError(
+        absl::StrCat("place ", header.place, " in epoch ", header.epoch, " of set ", header.set,
+                     ": the ticket for it is not one for this server as it runs now; join the set again"));
   }
   return chunks_.Enter(stream, header);
 }

@@ -353,7 +353,8 @@ CollectiveService::Options Head::CollectiveOptions() {
   options.other_servers = [cluster = cluster_.get()] {
     std::vector<CallDesk::OtherServer> there;
     for (const ServerHello& server : cluster->Hellos()) {
-      if (!server.address().empty()) there.push_back({server.address(), server.ticket_key()});
+      // Those that are connected.
+      if (!server.ticket_key().empty()) there.push_back({server.address(), server.ticket_key()});
     }
     return there;
   };

@@ -100,7 +100,8 @@ class CollectiveService::Stream final : public grpc::ServerBidiReactor<grpc::Byt
 };
 
 CollectiveService::CollectiveService(const Options& options)
-    : access_(options.access),
+    : head_(options.head),
+      access_(options.access),
       connections_(options.connections),
       desk_(CallDesk::Options{
           options.head, {options.patience, RandomNonZero()}, options.other_servers, options.ticket_key}) {}
@@ -207,6 +208,10 @@ void CollectiveService::EvictSilent() {
 grpc::ServerUnaryReactor* CollectiveService::Sets(grpc::CallbackServerContext* context,
                                                   const SetsRequest* /*request*/, SetsReply* reply) {
   absl::Status allowed;
+  if (!head_) {
+    allowed = absl::FailedPreconditionError(
+        "this server has joined the job of another, its head, which has the sets: ask that one");
+  }
   if (access_ != nullptr) allowed = access_->Check(context, Role::kObserver, "Sets");
   if (allowed.ok()) {
     MutexLock lock(&mu_);

@@ -68,6 +68,7 @@ class CollectiveService final : public Collective::WithRawCallbackMethod_Exchang
   void EvictSilent();
 
   // Set in the constructor.
+  const bool head_;
   Access* const access_;
   const Connections* const connections_;
 

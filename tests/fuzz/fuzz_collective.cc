@@ -192,8 +192,7 @@ class Program {
       Require(IsTicketFor(frame.payload.ToString(), kKey, header), "who enters shows a ticket");
       entered_.insert(key);
     }
-    const bool of_epoch = header.kind == CallFrameKind::kChunk || header.kind == CallFrameKind::kFailCall ||
-                          header.kind == CallFrameKind::kGone;
+    const bool of_epoch = header.kind == CallFrameKind::kChunk || header.kind == CallFrameKind::kFailCall;
     Require(!of_epoch || entered_.count(key) != 0, "who speaks has entered");
   }
 

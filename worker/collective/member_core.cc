@@ -180,7 +180,7 @@ void MemberCore::SendNext(Channel* channel, Call* call) {
   if (channel->by_name) named_bytes_under_way_ += ChargeOf(frame.header);
   ++call->under_way;
   const size_t server = epoch_servers_[ServerOf(frame.header.chunk, epoch_servers_.size())];
-  Send(server, *epoch_, std::move(frame));
+  Send(server, std::move(frame));
   if (++call->piece < segment.chunks) return;
   call->piece = 0;
   call->all_sent = ++call->segment == call->plan.segments.size();
@@ -202,22 +202,20 @@ void MemberCore::UseServers() {
   }
 }
 
-void MemberCore::Send(size_t server, const SetEpoch& of, CallFrame frame) {
-  if (server != 0 && entered_.count({server, of.epoch()}) == 0) {
-    const auto& addresses = of.other_servers();
+void MemberCore::Send(size_t server, CallFrame frame) {
+  if (server != 0 && entered_.insert({server, epoch_->epoch()}).second) {
+    const auto& addresses = epoch_->other_servers();
     const auto found = std::find(addresses.begin(), addresses.end(), servers_[server]);
-    const auto place = static_cast<int>(found - addresses.begin());
-    // It has no part in that epoch, so that nobody waits for anything there.
-    if (place >= of.tickets_size()) return;
-    entered_.insert({server, of.epoch()});
+    RECON_CHECK(found != addresses.end(), "a frame for a server that the epoch has not");
     CallFrame enter;
     enter.header.kind = CallFrameKind::kEnter;
-    enter.header.set = of.set();
-    enter.header.epoch = of.epoch();
-    enter.header.place = of.place();
-    enter.header.members = static_cast<uint32_t>(of.members_size());
-    enter.payload = ByteChain::FromString(of.tickets(place));
+    enter.header.set = epoch_->set();
+    enter.header.epoch = epoch_->epoch();
+    enter.header.place = epoch_->place();
+    enter.header.members = static_cast<uint32_t>(epoch_->members_size());
+    enter.payload = ByteChain::FromString(epoch_->tickets(static_cast<int>(found - addresses.begin())));
     outgoing_.push_back({server, std::move(enter)});
+    for (const CallFrame& gone : gone_) outgoing_.push_back({server, gone});
   }
   outgoing_.push_back({server, std::move(frame)});
 }
@@ -253,6 +251,7 @@ void MemberCore::BeginNextEpochIfQuiet() {
   for (auto it = entered_.begin(); it != entered_.end();)
     it = is_earlier(*it) ? entered_.erase(it) : std::next(it);
   UseServers();
+  gone_.clear();
   for (const MembersLost& lost : std::exchange(early_losses_, {})) {
     for (const Departure& went : lost.went()) TellOthers(*epoch_, went.place(), went.why());
   }
@@ -287,19 +286,21 @@ void MemberCore::OnLost(const CallFrame& frame) {
   for (const Departure& went : lost.went()) TellOthers(*epoch_, went.place(), went.why());
 }
 
-// The servers that are not the head know of losses what members tell them.
+// The servers that are not the head know of losses what members tell them. Where it has not entered it has
+// nothing that could wait.
 void MemberCore::TellOthers(const SetEpoch& of, uint32_t lost, const std::string& why) {
+  CallFrame gone;
+  gone.header.kind = CallFrameKind::kGone;
+  gone.header.set = of.set();
+  gone.header.epoch = of.epoch();
+  gone.header.place = of.place();
+  gone.header.members = static_cast<uint32_t>(of.members_size());
+  gone.header.lost = lost;
+  gone.text = why;
   for (const size_t server : epoch_servers_) {
-    if (server == 0) continue;
-    CallHeader header;
-    header.kind = CallFrameKind::kGone;
-    header.set = of.set();
-    header.epoch = of.epoch();
-    header.place = of.place();
-    header.members = static_cast<uint32_t>(of.members_size());
-    header.lost = lost;
-    Send(server, of, {header, why, {}});
+    if (entered_.count({server, of.epoch()}) != 0) outgoing_.push_back({server, gone});
   }
+  if (of.epoch() == epoch_->epoch()) gone_.push_back(std::move(gone));
 }
 
 void MemberCore::OnOutcome(size_t server, const CallFrame& frame) {
@@ -377,7 +378,7 @@ void MemberCore::FailCall(uint64_t id, Call* call, const absl::Status& why, uint
     header.sequence = call->sequence;
     header.code = static_cast<uint32_t>(why.code());
     header.lost = lost;
-    Send(server, *epoch_, {header, std::string(why.message()), {}});
+    Send(server, {header, std::string(why.message()), {}});
   }
 }
 

@@ -115,8 +115,9 @@ class MemberCore {
   void Begin(uint64_t id, Call* call);
   void BeginNextEpochIfQuiet();
   void UseServers();
-  // Into what is outgoing; behind the ticket, where it is the first to that server in that epoch.
-  void Send(size_t server, const SetEpoch& of, CallFrame frame);
+  // Into what is outgoing; behind the ticket and what is lost, where it is the first to that server in
+  // epoch_.
+  void Send(size_t server, CallFrame frame);
   void Pump();
   void SendNext(Channel* channel, Call* call);
   size_t Window() const;
@@ -140,6 +141,7 @@ class MemberCore {
   size_t named_bytes_under_way_ = 0;               // Of all channels by name.
   std::set<std::string> names_;                    // Of calls that have channels of their names.
   std::set<std::pair<size_t, uint64_t>> entered_;  // Servers that have its ticket, and of which epoch.
+  std::vector<CallFrame> gone_;                    // Losses of epoch_, for servers that it enters later.
   std::vector<Out> outgoing_;
   std::vector<Finished> finished_;
 };
