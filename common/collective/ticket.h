@@ -12,6 +12,7 @@ namespace recon {
 // into sets; for each member and each of the job's other servers it makes a ticket with a key that this
 // server has told it alone. So these servers need no list of sets, and who was let in nowhere gets in
 // nowhere.
+// Pure.
 
 // Of a key, drawn at random.
 inline constexpr size_t kTicketKeyBytes = 32;

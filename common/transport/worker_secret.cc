@@ -6,18 +6,11 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "common/base/hash.h"
+#include "common/base/secret.h"
 
 namespace recon {
 
-WorkerSecret WorkerSecret::Draw() {
-  WorkerSecret secret;
-  for (size_t at = 0; at < kBytes; at += sizeof(uint64_t)) {
-    const uint64_t word = RandomNonZero();
-    memcpy(secret.bytes_.data() + at, &word, sizeof(word));
-  }
-  return secret;
-}
+WorkerSecret WorkerSecret::Draw() { return *FromBytes(DrawSecret(kBytes)); }
 
 absl::StatusOr<WorkerSecret> WorkerSecret::FromBytes(absl::string_view bytes) {
   if (bytes.size() != kBytes) {
