@@ -83,7 +83,7 @@ void ParamServer::MoveBook(Change change) {
 void ParamServer::SetQuorum(uint32_t workers, std::optional<absl::Duration> grace) {
   MutexLock lock(&mu_);
   book_.SetQuorum(StepQuorum(workers, grace));
-  if (workers > 0 && grace_alarm_ == nullptr) {
+  if (workers > 0 && head() && grace_alarm_ == nullptr) {
     grace_alarm_ = std::make_unique<Alarm>([this] { CloseWithoutLate(); });
   }
 }

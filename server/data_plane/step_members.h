@@ -31,7 +31,8 @@ class StepMembers {
   // Of synchronous jobs (bound 0), and of a worker that has begun no push; else nothing happens.
   virtual void Park(WorkerId worker) = 0;
   // From now on a synchronous step is closed without those whose push is awaited when `workers` have pushed
-  // it and `grace` has passed (StepQuorum): they are parked. 0: all are waited for. The head.
+  // it and `grace` has passed (StepQuorum): they are parked. 0: all are waited for. The head closes steps;
+  // the others know by it that steps close as a whole.
   virtual void SetQuorum(uint32_t workers, std::optional<absl::Duration> grace) = 0;
   // The worker has an acknowledgement of every step before `next_step`.
   virtual void NoteAcknowledged(WorkerId worker, uint64_t next_step) = 0;

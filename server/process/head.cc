@@ -149,7 +149,7 @@ absl::Status Head::MakeParams(const JobOnDisk& job, const PolicyInForce& policy)
   options.servers = process_.flags().servers;
   options.began = began_;
   if (options.servers > 1) {
-    RECON_ASSIGN_OR_RETURN(cluster_, MakeCluster(job, options.rules, *options.state));
+    RECON_ASSIGN_OR_RETURN(cluster_, MakeCluster(job, policy, *options.state));
     options.followers = cluster_.get();
   }
   process_.MakeParams(std::move(options));
@@ -157,14 +157,15 @@ absl::Status Head::MakeParams(const JobOnDisk& job, const PolicyInForce& policy)
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<Cluster>> Head::MakeCluster(const JobOnDisk& job, const ApplyRules& rules,
+absl::StatusOr<std::unique_ptr<Cluster>> Head::MakeCluster(const JobOnDisk& job, const PolicyInForce& policy,
                                                            const StateOwner& state) const {
   const ServerFlags& flags = process_.flags();
   Cluster::Options options;
   Assignment& assignment = options.assignment;
   assignment.set_servers(flags.servers);
-  assignment.set_job_id(rules.job_id);
-  *assignment.mutable_rules() = EncodeRules(rules);
+  assignment.set_job_id(policy.rules.job_id);
+  *assignment.mutable_rules() = EncodeRules(policy.rules);
+  assignment.set_quorum(policy.settings.quorum());
   assignment.set_state(StateName(state));
   assignment.set_refused_codecs(flags.job.refused_codecs());
   assignment.set_durability(DurabilityName(flags.log.durability));

@@ -93,7 +93,7 @@ class Head {
   absl::Status StartServing();
 
   absl::StatusOr<StateOwner> StateKept(const JobOnDisk& job, const PolicyInForce& policy) const;
-  absl::StatusOr<std::unique_ptr<Cluster>> MakeCluster(const JobOnDisk& job, const ApplyRules& rules,
+  absl::StatusOr<std::unique_ptr<Cluster>> MakeCluster(const JobOnDisk& job, const PolicyInForce& policy,
                                                        const StateOwner& state) const;
   void StartCluster();
   CollectiveService::Options CollectiveOptions();

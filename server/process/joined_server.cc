@@ -109,6 +109,7 @@ absl::Status JoinedServer::TakePlace(const Assignment& assignment) {
     RECON_RETURN_IF_ERROR(CheckSameAssignment(assignment));
   }
   ParamServer& params = *host_->accepting();
+  params.members()->SetQuorum(assignment.quorum(), std::nullopt);
   ServerReport report;
   ServerReady* ready = report.mutable_ready();
   ready->set_frontier_step(params.members()->frontier());
@@ -124,6 +125,7 @@ absl::Status JoinedServer::CheckSameAssignment(const Assignment& assignment) con
   Assignment now = assignment;
   for (Assignment* one : {&before, &now}) {
     one->clear_resume();
+    one->clear_quorum();
     one->mutable_rules()->clear_cluster_epoch();
   }
   if (google::protobuf::util::MessageDifferencer::Equals(before, now)) return absl::OkStatus();

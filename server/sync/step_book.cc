@@ -107,6 +107,7 @@ bool StepBook::NoteBegun(WorkerId worker, Incarnation incarnation, uint64_t step
   // Expelled or started anew meanwhile.
   if (found == workers_.end() || found->second.incarnation != incarnation) return false;
   found->second.next_begun = std::max(found->second.next_begun, step + 1);
+  if (quorum_.on()) return false;
   return std::all_of(workers_.begin(), workers_.end(), [step](const auto& other) {
     return other.second.parked || other.second.next_begun > step;
   });

@@ -39,6 +39,7 @@ class StepBook {
   StepBook(int bound, Authority authority, ClosedSteps* closed)
       : authority_(authority), gate_(bound, 0), closed_(*closed) {}
 
+  // Who follows only needs to know whether there is one.
   void SetQuorum(const StepQuorum& quorum) { quorum_ = quorum; }
 
   // When steps are closed for all, and who takes part.
@@ -64,8 +65,8 @@ class StepBook {
   // A push of these shards may come: Aborted if the step does not wait for its worker, InvalidArgument if it
   // is too far ahead.
   absl::Status CheckStep(WorkerId worker, uint64_t step, absl::Span<const uint32_t> shards) const;
-  // Parts of a synchronous step have come, as the log's record `sequence`; whether all workers push that
-  // step, or have.
+  // Parts of a synchronous step have come, as the log's record `sequence`. True if its shards close one by
+  // one from now on, as all workers push that step, or have; never with a quorum, which counts whole pushes.
   bool NoteBegun(WorkerId worker, Incarnation incarnation, uint64_t step, uint64_t sequence);
   // Whether all that these shards have of a push counts, or still may: Aborted if it does not, Unavailable if
   // its step is just being closed.

@@ -51,6 +51,7 @@ METHODS = {
     "recon, local:16": {**recon("local:16", job={"local_steps_by_speed": True}), "lr": 0.02},
     "recon, local:16 in 4 fragments": {**recon("local:16", job={"fragments": 4}), "lr": 0.02},
     "recon, bsp, quorum 3": {**recon("bsp", job={"quorum": 3}), "lr": 0.02},
+    "recon, bsp, quorum 3, topk:0.1": {**recon("bsp", job={"quorum": 3}, codec="topk:0.1"), "lr": 0.02},
     "recon, bsp, topk:0.1": {**recon("bsp", codec="topk:0.1"), "lr": 0.02},
     "recon, bsp, topk:0.02": {**recon("bsp", codec="topk:0.02"), "lr": 0.02},
 }

@@ -125,6 +125,24 @@ TEST_CASE("BSP: what a worker sends before the others begin is taken; side by si
   CHECK(f.Values(1).back() == -8);
 }
 
+TEST_CASE("BSP: with a quorum whatever comes is taken at once, as no shard is closed before the step is",
+          "[param_server]") {
+  SmallJob f(0);
+  f.server().members()->SetQuorum(2, absl::Hours(1));
+  const auto first = f.Send(f.PartOf(1, 0, 0, 3, /*parts=*/2));
+  const auto theirs = f.Send(f.PartOf(2, 0, 0, 5, 2));
+  f.Settle();
+  CHECK(first->taken);
+  CHECK(theirs->taken);
+  CHECK_FALSE(Done(first));
+  CHECK_FALSE(Done(theirs));
+  // Nobody's window is full of what waits for others: the rest comes, and all of it is answered.
+  CHECK(Await(f.Send(f.PartOf(1, 0, 1, 3, 2))).ok());
+  CHECK(Await(f.Send(f.PartOf(2, 0, 1, 5, 2))).ok());
+  CHECK(Await(first).ok());
+  CHECK(Await(theirs).ok());
+}
+
 TEST_CASE("BSP: a worker that is expelled while its reply waits is told so, and its push does not count",
           "[param_server]") {
   SmallJob f(0);

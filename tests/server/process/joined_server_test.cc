@@ -2,6 +2,7 @@
 
 #include "server/process/joined_server.h"
 
+#include <atomic>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -63,11 +64,12 @@ class Joined final : private ShardHost {
     link->Say(AssignCommand());
     link->AwaitReport(ServerReport::kReady, before);
   }
-  static ServerCommand AssignCommand() {
+  static ServerCommand AssignCommand(uint32_t quorum = 0) {
     ServerCommand command;
     *command.mutable_assign() = ClusterAssignment(ClusterRules(0, 1));
     command.mutable_assign()->set_server(1);
     *command.mutable_assign()->mutable_model() = SixShards();
+    command.mutable_assign()->set_quorum(quorum);
     return command;
   }
 
@@ -181,6 +183,30 @@ TEST_CASE("a server reports what it has of a push, and closes the step when the 
   CHECK(joined.params()->position().sequence == 2);
   CHECK(joined.params()->members()->frontier() == 4);
   CHECK(joined.server.failure().ok());
+}
+
+TEST_CASE("a server takes what its only worker sends at once if the job has a quorum, also later",
+          "[joined_server]") {
+  std::atomic<int> taken = 0;
+  Joined joined;
+  const auto link = joined.Begin();
+  link->Say(AdmitCommand());
+  Joined::Settle(link);
+  const auto send = [&](uint64_t step) {
+    joined.params()->Handle(
+        FrameFor(1, FrameKind::kPushPull, kWorker, kProcess, 3, step, 5), Now(), [&] { ++taken; },
+        [](const absl::StatusOr<ByteChain>&) {}, {kProcess});
+    link->AwaitReport(ServerReport::kDelivered, step);
+  };
+  send(0);
+  CHECK(taken == 0);
+  link->Say(CloseCommand(0));
+  link->Say(FrontierCommand(1));
+  // The head has begun anew, with other flags.
+  link->Say(Joined::AssignCommand(/*quorum=*/3));
+  link->AwaitReport(ServerReport::kReady, 2);
+  send(1);
+  CHECK(taken == 1);
 }
 
 TEST_CASE("a command that cannot be carried out ends the server with its reason", "[joined_server]") {

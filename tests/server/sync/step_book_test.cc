@@ -194,6 +194,9 @@ TEST_CASE("all workers push a step once the last has begun it", "[sync]") {
   CHECK_FALSE(book.NoteBegun(kOne, Of(kOne), 0, 5));
   CHECK_FALSE(book.NoteBegun(kThree, Of(kThree), 0, 6));
   CHECK(book.NoteBegun(kTwo, Of(kTwo), 0, 7));
+  // With a quorum none of its shards closes before the whole step does.
+  book.SetQuorum(StepQuorum(1, absl::Seconds(1)));
+  CHECK_FALSE(book.NoteBegun(kTwo, Of(kTwo), 0, 7));
   CHECK(job.closed.FirstRecordFrom(0, 8) == 5);
   CHECK(job.closed.FirstRecordFrom(1, 8) == 8);
 }
