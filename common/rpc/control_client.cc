@@ -1,40 +1,15 @@
 #include "common/rpc/control_client.h"
 
-#include <filesystem>
 #include <utility>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
-#include "common/base/host_port.h"
-#include "common/base/private_file.h"
-#include "common/rpc/sender.h"
+#include "common/rpc/own_token.h"
 #include "common/rpc/status_codes.h"
 #include "grpc/support/time.h"
 
 namespace recon {
 namespace {
 
-constexpr size_t kAddressBytesMax = 512;
 constexpr size_t kCompressedFrom = 16 << 10;
-
-// The head's own token, if the head is on this machine, says where that is, and we own it; else nothing. What
-// another process on its port would be told: nothing, unless the address beside the token is that very port.
-std::string OwnTokenOf(const grpc::ClientContext& context) {
-  const auto& metadata = context.GetServerTrailingMetadata();
-  const auto found = metadata.find(kOwnTokenFileMetadata);
-  const std::string peer = PeerOf(context);
-  if (found == metadata.end() || !IsLoopback(peer)) return "";
-  const std::filesystem::path path(std::string(found->second.data(), found->second.size()));
-  if (!path.is_absolute() || path.filename() != kOwnTokenFile) return "";
-  const absl::StatusOr<std::string> address = ReadOwnFile(path.parent_path() / "ADDRESS", kAddressBytesMax);
-  if (!address.ok()) return "";
-  const auto port = PortOf(std::string(absl::StripAsciiWhitespace(*address)));
-  const auto dialled = PortOf(peer);
-  if (!port.ok() || !dialled.ok() || *port != *dialled) return "";
-  const absl::StatusOr<std::string> token = ReadOwnFile(path, kAddressBytesMax);
-  if (!token.ok() || !absl::StartsWith(*token, kOwnTokenPrefix)) return "";
-  return std::string(absl::StripAsciiWhitespace(*token));
-}
 
 }  // namespace
 

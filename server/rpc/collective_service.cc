@@ -208,11 +208,11 @@ void CollectiveService::EvictSilent() {
 grpc::ServerUnaryReactor* CollectiveService::Sets(grpc::CallbackServerContext* context,
                                                   const SetsRequest* /*request*/, SetsReply* reply) {
   absl::Status allowed;
-  if (!head_) {
+  if (access_ != nullptr) allowed = access_->Check(context, Role::kObserver, "Sets");
+  if (allowed.ok() && !head_) {
     allowed = absl::FailedPreconditionError(
         "this server has joined the job of another, its head, which has the sets: ask that one");
   }
-  if (access_ != nullptr) allowed = access_->Check(context, Role::kObserver, "Sets");
   if (allowed.ok()) {
     MutexLock lock(&mu_);
     *reply = desk_.Sets(Now());

@@ -14,6 +14,7 @@
 #include "catch2/catch.hpp"
 #include "common/base/process.h"
 #include "common/rpc/rpc_server.h"
+#include "common/rpc/sets_client.h"
 #include "nlohmann/json.hpp"
 #include "proto/cluster.grpc.pb.h"
 #include "server/access/roles.h"
@@ -172,6 +173,7 @@ TEST_CASE("with a file of tokens each has its role, and who shows none has none"
   if (job.flags.servers == 2) return;
   // Who has none finds the head's own, on its machine.
   CHECK(ControlClient(*ConnectTo(job.flags.listen, {})).Status().ok());
+  CHECK(AskForSets(job.flags.listen, {}).ok());
   // Programs take theirs from a file.
   const std::string token_file = job.directory / "token";
   const auto reconctl = [&](const std::string& verb, Role role) {
@@ -183,6 +185,7 @@ TEST_CASE("with a file of tokens each has its role, and who shows none has none"
   };
   CHECK(reconctl("status", Role::kObserver) == 0);
   CHECK(reconctl("history", Role::kObserver) == 0);
+  CHECK(reconctl("sets", Role::kObserver) == 0);
   WorkerFlags worker = job.MakeWorker("one");
   CHECK(absl::IsPermissionDenied(job.RunWorkers({worker})[0]));
   WriteTokens(token_file, kTokens.at(Role::kWorker));
