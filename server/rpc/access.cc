@@ -146,9 +146,17 @@ absl::Status Access::Check(grpc::CallbackServerContext* context, Role need, absl
   const Caller caller = CallerOf(*context);
   const std::string peer = PeerOf(*context);
   if (caller.roles.Has(need)) {
-    if (const auto connection = ConnectionOf(peer); connection != nullptr) connection->NoteUnderstood();
     if (need == Role::kOperator) NoteMember(*context);
-    return absl::OkStatus();
+    const auto connection = ConnectionOf(peer);
+    if (connection == nullptr) return absl::OkStatus();
+    connection->NoteUnderstood();
+    // What an observer asks is short, and the answer may be long.
+    if (need != Role::kObserver || connection->member() || connection->calls() < kObserverCallsMax) {
+      return absl::OkStatus();
+    }
+    return absl::ResourceExhaustedError(
+        absl::StrCat(call, ": ", kObserverCallsMax,
+                     " calls of this connection are not answered yet, or it has not read the answers"));
   }
   const absl::Status denied = absl::PermissionDeniedError(
       absl::StrCat(call, " is for the role ", RoleName(need), ": the caller at ", peer, " has shown ",

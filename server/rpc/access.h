@@ -26,6 +26,8 @@ namespace recon {
 // Threads: thread-safe.
 class Access {
  public:
+  // Of a connection whose other end is no member of the job, open at the same time.
+  static constexpr uint64_t kObserverCallsMax = 16;
   struct Options {
     bool tls = false;
     std::vector<RoleRule> rules;  // Of certificates; see RolesOfCertificate().
@@ -43,9 +45,10 @@ class Access {
   // FailedPrecondition for an audit file that is a link or no regular file.
   static absl::StatusOr<std::unique_ptr<Access>> Open(const Options& options);
 
-  // OK if the caller has the role. Else PermissionDenied, which names the role and the way to it; it is in
-  // the audit log then. Where the head's own token would do, and the caller is a process of this machine, it
-  // is told where that is.
+  // OK if the caller has the role; ResourceExhausted if it observes, is no member of the job, and its
+  // connection has kObserverCallsMax calls open. Else PermissionDenied, which names the role and the way to
+  // it; it is in the audit log then. Where the head's own token would do, and the caller is a process of this
+  // machine, it is told where that is.
   absl::Status Check(grpc::CallbackServerContext* context, Role need, absl::string_view call);
   // OK if the holder of this certificate (DER), who calls otherwise than by gRPC, may observe. Else
   // PermissionDenied, which says what it is; it is not in the audit log.

@@ -87,10 +87,26 @@ inline std::string Http2Frame(Http2 type, uint8_t flags, uint32_t stream, absl::
   return frame;
 }
 
-// What a client says first: the preface with empty settings.
-inline std::string Http2Preface() {
-  return "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Http2Frame(Http2::kSettings, 0, 0, "");
+// Frames of headers in what has come, whole ones, that end their streams or do not.
+inline size_t Http2CountHeaders(absl::string_view came, bool end) {
+  size_t count = 0;
+  while (came.size() >= 9) {
+    const auto byte = [came](size_t i) { return static_cast<size_t>(static_cast<uint8_t>(came[i])); };
+    const size_t size = 9 + (byte(0) << 16 | byte(1) << 8 | byte(2));
+    if (size > came.size()) break;
+    const bool headers = byte(3) == static_cast<size_t>(Http2::kHeaders);
+    if (headers && ((byte(4) & kEndOfStream) != 0) == end) ++count;
+    came.remove_prefix(size);
+  }
+  return count;
 }
+
+// What a client says first: the preface, and settings; without them streams have windows of 64 KiB.
+inline std::string Http2Preface(absl::string_view settings = "") {
+  return "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Http2Frame(Http2::kSettings, 0, 0, settings);
+}
+// That streams have no window: no body of an answer is let through.
+inline std::string Http2NoWindow() { return BigEndian(4, 2) + BigEndian(0, 4); }
 
 // A text of up to 126 bytes, as headers have it (RFC 7541).
 inline std::string HpackText(absl::string_view text) {
@@ -115,10 +131,10 @@ inline std::string HpackCall(absl::string_view path, absl::string_view more_name
 inline std::string HpackSameCall() { return "\x83\x86\xc2\xc1\xc0\xbf\xbe"; }
 
 // So many calls to `path`, the first with that odd number; `begins` a connection, or goes on with it. Each
-// ends with an empty message, if it `asks`, or stays open.
-inline std::string Http2Calls(absl::string_view path, uint32_t stream, uint32_t count, bool begins,
-                              bool asks) {
-  std::string bytes = begins ? Http2Preface() : "";
+// ends with an empty message, if it `asks`, or stays open. `settings`: Http2Preface()'s.
+inline std::string Http2Calls(absl::string_view path, uint32_t stream, uint32_t count, bool begins, bool asks,
+                              absl::string_view settings = "") {
+  std::string bytes = begins ? Http2Preface(settings) : "";
   for (uint32_t i = 0; i < count; ++i) {
     bytes += Http2Frame(Http2::kHeaders, kEndOfHeaders, stream + 2 * i,
                         begins && i == 0 ? HpackCall(path, "x", "y") : HpackSameCall());
