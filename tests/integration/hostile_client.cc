@@ -5,6 +5,7 @@
 // VICTIM is the name of a worker that trains. With CERT, KEY and CA, which the server does not take, calls go
 // over TLS, and none gets through. It goes on until SIGTERM, then says "ATTACK COUNT" for each attack, and
 // ends with 1 if something was answered that must not be; standard error says what.
+// RECON_HOSTILE_ONLY=ATTACK: that one alone.
 //
 // It yields the processor to everybody else (nice), and each attack pauses between two tries: what is looked
 // at is what the server spends on it. More than the machine's cores can accept stops any server.
@@ -47,6 +48,11 @@ constexpr absl::Duration kDeadline = absl::Seconds(2);
 // Of a connection without the library that the server has closed: all together begin 2,000 a second at most.
 constexpr absl::Duration kReconnect = absl::Milliseconds(250);
 std::atomic<bool> g_ended{false};
+
+bool Chosen(const std::string& attack) {
+  const char* const only = std::getenv("RECON_HOSTILE_ONLY");
+  return only == nullptr || attack == only;
+}
 
 struct Count {
   explicit Count(std::string name) : attack(std::move(name)) {}
@@ -208,6 +214,9 @@ std::vector<std::unique_ptr<RawAttack>> RawAttacks() {
   all.push_back(OpenStreams("history-never-read", "/recon.Control/History", "", true));
   all.push_back(OpenStreams("collectives", "/recon.Collective/Exchange", std::string(60, '\1'), false));
   all.push_back(OpenStreams("unknown-calls", "/recon.Control/Nothing", "", true));
+  all.erase(std::remove_if(all.begin(), all.end(),
+                           [](const auto& attack) { return !Chosen(attack->count().attack); }),
+            all.end());
   return all;
 }
 
@@ -237,6 +246,7 @@ class HostileCalls {
 
  private:
   void Each(const char* name, absl::Duration pause, std::function<void()> attack) {
+    if (!Chosen(name)) return;
     Count* count = &counts_.emplace_back(name);
     threads_.emplace_back([count, pause, attack = std::move(attack)] {
       while (!g_ended) {

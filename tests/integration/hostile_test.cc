@@ -1,7 +1,8 @@
 // Two workers push while somebody who reaches their server's port tries everything at once (hostile_client).
 // RECON_HOSTILE_SECONDS makes it longer, and makes bars of what it costs: rate, memory, and how long a status
-// takes.
+// takes. The last core is then the attacker's, as if it had a machine of its own, and the job has the others.
 
+#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -44,6 +46,42 @@ double CpuSeconds(pid_t pid) {
   return static_cast<double>(user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
+// This thread, and what it starts, has these cores until it is destroyed.
+class OnCores {
+ public:
+  explicit OnCores(const cpu_set_t& cores) : before_(Mine()) { Use(cores); }
+  ~OnCores() { Use(before_); }
+  OnCores(const OnCores&) = delete;
+  OnCores& operator=(const OnCores&) = delete;
+
+  static cpu_set_t Mine() {
+    cpu_set_t mine;
+    REQUIRE(sched_getaffinity(0, sizeof(mine), &mine) == 0);
+    return mine;
+  }
+
+ private:
+  static void Use(const cpu_set_t& cores) { CHECK(sched_setaffinity(0, sizeof(cores), &cores) == 0); }
+
+  const cpu_set_t before_;
+};
+
+// A job's and an attacker's. One core they share.
+struct SplitCores {
+  cpu_set_t job = OnCores::Mine();
+  cpu_set_t attacker = job;
+};
+SplitCores Split() {
+  SplitCores split;
+  if (CPU_COUNT(&split.job) < 2) return split;
+  int last = CPU_SETSIZE - 1;
+  while (!CPU_ISSET(last, &split.job)) --last;
+  CPU_CLR(last, &split.job);
+  CPU_ZERO(&split.attacker);
+  CPU_SET(last, &split.attacker);
+  return split;
+}
+
 std::vector<std::string> Files(const TlsFlags& tls) {
   if (tls.cert.empty()) return {};
   return {tls.cert, tls.key, tls.ca};
@@ -65,11 +103,13 @@ class AttackedJob {
     REQUIRE(incarnations_.size() == kWorkers);
   }
 
-  // With the certificates that the attacker shows. What it has tried, by its names.
-  void Attack(const TlsFlags& tls, absl::Duration duration) {
+  // With the certificates that the attacker shows, on these cores. What it has tried, by its names.
+  void Attack(const TlsFlags& tls, const cpu_set_t& cores, absl::Duration duration) {
     std::vector<std::string> arguments = {"hostile_client", job_.address(), "w0"};
     for (const std::string& file : Files(tls)) arguments.push_back(file);
+    std::optional<OnCores> on_cores(cores);
     Process client(arguments, job_.directory() / "hostile.log");
+    on_cores.reset();
     const absl::Time end = Now() + duration;
     do {
       resident_max_ = std::max(resident_max_, Resident());
@@ -202,13 +242,16 @@ void RunAttack(const TlsFlags& tls, const std::vector<std::string>& tls_flags, c
                                     "--data-epochs",   "1000", "--evict-after",       "15s",
                                     "--suspect-after", "5s",   "--snapshot-interval", "2s"};
   flags.insert(flags.end(), tls_flags.begin(), tls_flags.end());
+  SplitCores cores;
+  if (asked > 0) cores = Split();
+  const OnCores on_cores(cores.job);
   AttackedJob job(tls, flags);
   const double before = job.RateOver(quiet);
   const uint64_t resident = job.Resident();
   const double cpu = job.ServerCpu();
   const uint64_t pushes = job.Acknowledged();
   const absl::Time start = Now();
-  job.Attack(attacker, duration);
+  job.Attack(attacker, cores.attacker, duration);
   const double seconds = absl::ToDoubleSeconds(Now() - start);
   const double disturbed = static_cast<double>(job.Acknowledged() - pushes) / seconds;
   const double server_cpu = (job.ServerCpu() - cpu) / seconds;
