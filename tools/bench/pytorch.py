@@ -51,7 +51,8 @@ METHODS = {
     "recon, local:16": {**recon("local:16", job={"local_steps_by_speed": True}), "lr": 0.02},
     "recon, local:16 in 4 fragments": {**recon("local:16", job={"fragments": 4}), "lr": 0.02},
     "recon, bsp, quorum 3": {**recon("bsp", job={"quorum": 3}), "lr": 0.02},
-    "recon, bsp, quorum 3, topk:0.1": {**recon("bsp", job={"quorum": 3}, codec="topk:0.1"), "lr": 0.02},
+    "recon, bsp, quorum 3 at once, topk:0.1": {**recon("bsp", job={"quorum": 3, "grace": "20ms"}, codec="topk:0.1"),
+                                               "lr": 0.02},
     "recon, bsp, topk:0.1": {**recon("bsp", codec="topk:0.1"), "lr": 0.02},
     "recon, bsp, topk:0.02": {**recon("bsp", codec="topk:0.02"), "lr": 0.02},
 }
@@ -338,7 +339,7 @@ def main():
     parser.add_argument("--limit", default=300, type=int, help="seconds for one method: what takes longer counts as that")
     parser.add_argument("--rounds", default=3, type=int, help="of one worker alone")
     parser.add_argument("--at-1g", default="recon, bsp, topk:0.1", choices=METHODS, help="recon's method at 1 Gbit/s")
-    parser.add_argument("--with-straggler", default="recon, local:8", choices=METHODS, help="with a slow worker")
+    parser.add_argument("--with-straggler", default="recon, bsp, quorum 3 at once, topk:0.1", choices=METHODS, help="with a slow worker")
     parser.add_argument("--at-100m", default="recon, bsp, topk:0.02", choices=METHODS, help="and at 100 Mbit/s")
     parser.add_argument("--only", nargs="*", choices=["links", "straggler", "kills", "overlap", "alone"],
                         help="some of the measurements")
