@@ -32,7 +32,7 @@ FP16 = {"codec": "fp16", "pull_codec": "fp16"}
 
 def recon(sync, **settings):
     job = {"sync": sync, "split_samples": SPLIT, **settings.pop("job", {})}
-    if sync.startswith("local"):
+    if sync.startswith(("local", "diloco")):
         del job["split_samples"]
     return {"mode": "recon", "settings": {"job_settings": job, **FP16, **settings}}
 
@@ -50,6 +50,7 @@ METHODS = {
     "recon, local:8": {**recon("local:8", job={"local_steps_by_speed": True}), "lr": 0.02},
     "recon, local:16": {**recon("local:16", job={"local_steps_by_speed": True}), "lr": 0.02},
     "recon, local:16 in 4 fragments": {**recon("local:16", job={"fragments": 4}), "lr": 0.02},
+    "recon, diloco:16": {**recon("diloco:16"), "lr": 0.02},
     "recon, bsp, quorum 3": {**recon("bsp", job={"quorum": 3}), "lr": 0.02},
     "recon, bsp, quorum 3 at once, topk:0.1": {**recon("bsp", job={"quorum": 3, "grace": "20ms"}, codec="topk:0.1"),
                                                "lr": 0.02},
