@@ -55,7 +55,9 @@ if [ ${#missing[@]} -gt 0 ]; then
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
 
-if [ "${1:-}" = --tests ]; then
-  python3 "$(dirname "$0")/torch_environment.py" "$(dirname "$0")/../build/python"
-fi
+environment=$(dirname "$0")/../build/python
+case ${1:-} in
+  --tests) python3 "$(dirname "$0")/torch_environment.py" "$environment" ;;
+  --bench) python3 "$(dirname "$0")/torch_environment.py" --bench "$environment" ;;
+esac
 echo "setup: everything is installed"

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Makes the virtual environment in which tests of Python run, with PyTorch in it, and links it to a path.
 
-Usage: torch_environment.py LINK. tools/setup.sh --tests calls it with build/python.
+Usage: torch_environment.py [--bench] LINK. tools/setup.sh --tests calls it with build/python; with --bench, torchft is
+installed, too.
 
 The environment lies outside the clone (~/.cache/recon/python-HASH), so that each clone need not install it again.
 Its PyTorch is the caller's where RECON_PYTHON, or else python3, has one of 2.1 or later: it is used as it is, nothing
@@ -40,6 +41,9 @@ TORCH_REQUIRES = ["filelock==4.3.1", "fsspec==2026.9.0", "jinja2==3.1.6", "netwo
 # What tests of deploy/ need, the schemas of Kubernetes and Ray. Not a part of the environment's name: they are added to
 # one that is there.
 LATER = ["kubernetes-validate==1.37.0", "ray==2.60.0"]
+# What measurements compare with. What it requires comes first: by itself it would bring all of PyTorch's libraries, too.
+TORCHFT = "torchft==0.2.0"
+TORCHFT_REQUIRES = "opentelemetry-exporter-otlp-proto-http==1.45.2"
 # The NVIDIA libraries that are called at import, too: they find that there is no device.
 TORCH_LIBRARIES = ["nvidia-cuda-runtime==13.2.86", "nvidia-cuda-cupti==13.2.86", "nvidia-cufile==1.17.1.22"]
 # These are loaded when a GPU is used, and not before.
@@ -271,6 +275,17 @@ def add_later(environment: pathlib.Path) -> None:
     marker.write_text(wanted)
 
 
+def add_torchft(environment: pathlib.Path) -> None:
+    marker = environment / "torchft-installed"
+    if marker.exists() and marker.read_text() == TORCHFT:
+        return
+    say(f"installing a Python package for measurements: {TORCHFT}")
+    pip(environment, "install", TORCHFT_REQUIRES)
+    pip(environment, "install", "--no-deps", TORCHFT)
+    run(environment / "bin/python", "-c", "import torchft.local_sgd")
+    marker.write_text(TORCHFT)
+
+
 def link(path: pathlib.Path, environment: pathlib.Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir() and not path.is_symlink():
@@ -281,9 +296,11 @@ def link(path: pathlib.Path, environment: pathlib.Path) -> None:
 
 
 def main() -> int:
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+    bench = sys.argv[1:2] == ["--bench"]
+    arguments = sys.argv[1 + bench:]
+    if len(arguments) != 1 or arguments[0].startswith("-"):
         print(__doc__)
-        return 0 if sys.argv[1:] in (["-h"], ["--help"]) else 2
+        return 0 if arguments in (["-h"], ["--help"]) else 2
     python, torch = choose_python()
     environment = place_of(python, torch)
     environment.parent.mkdir(parents=True, exist_ok=True)
@@ -301,9 +318,12 @@ def main() -> int:
             add_torch(environment, python, torch)
             part = "Ray or the schemas of Kubernetes"
             add_later(environment)
+            if bench:
+                part = "torchft"
+                add_torchft(environment)
         except Failed as failure:
-            say(f"{part} cannot be had; tests that need it will say that they were skipped ({failure})")
-    link(pathlib.Path(sys.argv[1]), environment)
+            say(f"{part} cannot be had; what needs it will say that it was skipped ({failure})")
+    link(pathlib.Path(arguments[0]), environment)
     return 0
 
 

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""PyTorch training over slow links, with recon and with DistributedDataParallel over gloo, in the same run: four workers,
-each in a network namespace of its own, train ResNet-18's shapes (pytorch_train.py says what of it is simulated) until
-the mean loss of the last samples falls below a target, each method by itself.
+"""PyTorch training over slow links, with recon, with DistributedDataParallel and with torchft, both over gloo, in the
+same run: four workers, each in a network namespace of its own, train ResNet-18's shapes (pytorch_train.py says what of
+it is simulated) until the mean loss of the last samples falls below a target, each method by itself.
 
 recon is set up as worker/python/README.md would have it: a server beside each worker, and the policy that METHODS name.
+torchft is optional: four replica groups of one worker, and a lighthouse beside the first.
 Prints a table; with --json, one JSON object as the last line. In `ratios`: times of others over recon's."""
 
 import argparse
 import collections
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -43,6 +45,8 @@ METHODS = {
     "DDP": {"mode": "ddp", "lr": 0.02},
     "DDP, fp16 hook": {"mode": "ddp-fp16", "lr": 0.02},
     "DDP, PowerSGD hook": {"mode": "ddp-powersgd", "lr": 0.02},
+    "torchft, LocalSGD of 8 steps": {"mode": "torchft-local", "settings": {"sync_every": 8}, "lr": 0.02},
+    "torchft, DiLoCo of 8 steps": {"mode": "torchft-diloco", "settings": {"sync_every": 8}, "lr": 0.02},
     "recon, bsp": {**recon("bsp"), "lr": 0.02},
     "recon, bsp without overlap": {**recon("bsp", overlap=False), "lr": 0.02},
     "recon, asp": {**recon("asp"), "lr": 0.005},
@@ -136,7 +140,8 @@ class Run:
             *self.star.prefix("worker", index), "env", "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=link0",
             f"PYTHONPATH={options.bin.parent / 'python'}", *(f"{name}={value}" for name, value in environment.items()),
             options.python, *launcher, TRAIN, "--mode", method["mode"], "--losses", self.logs[index], "--compute", compute,
-            "--batch", options.batch, "--lr", options.lr or method["lr"], "--momentum", options.momentum, "--settings", json.dumps(settings), *flags])
+            "--batch", options.batch, "--lr", options.lr or method["lr"], "--momentum", options.momentum,
+            "--settings", json.dumps(settings), *flags])
 
     def spawn(self, name, command):
         with open(self.path / f"{name}.log", "ab") as log:
@@ -150,11 +155,16 @@ class Run:
 
     def start(self, method):
         """The workers of a method, each a process by itself."""
+        torchft = method["mode"].startswith("torchft")
         if method["mode"] == "recon":
             self.servers()
+        elif torchft:
+            self.lighthouse()
         for rank in range(self.options.workers):
+            # Of torchft's replica groups each has a master.
             self.train(rank, method, RANK=rank, WORLD_SIZE=self.options.workers, MASTER_PORT=29500,
-                       MASTER_ADDR=self.star.worker_address(0))
+                       MASTER_ADDR=self.star.worker_address(rank if torchft else 0),
+                       TORCHFT_LIGHTHOUSE=f"http://{self.star.worker_address(0)}:29510")
 
     def start_restarting(self, method):
         """Each under what starts it again: torchrun, with a checkpoint every 10 s, or recon run."""
@@ -183,6 +193,11 @@ class Run:
             self.spawn(f"server{index}", [*self.star.prefix("worker", index), binaries / "recon-server", "--join", self.head,
                                           "--listen", f"{self.star.worker_address(index)}:7070", "--data",
                                           self.path / f"data{index}", *common])
+
+    def lighthouse(self):
+        """torchft's, which pip puts beside Python. Each exchange waits for all workers."""
+        program = pathlib.Path(self.options.python).with_name("torchft_lighthouse")
+        self.spawn("lighthouse", [*self.star.prefix("worker", 0), program, "--min_replicas", self.options.workers])
 
     def samples_completed(self):
         done = subprocess.run([str(part) for part in [*self.star.prefix("worker", 0), self.options.bin / "reconctl", "status",
@@ -236,6 +251,16 @@ class Run:
         return useful / (time.monotonic() - began), kills
 
 
+@functools.cache
+def has_torchft(python):
+    """One line says that there is none."""
+    done = subprocess.run([python, "-c", "import torchft.local_sgd"], capture_output=True, text=True)
+    if done.returncode != 0:
+        why = "".join(done.stderr.strip().splitlines()[-1:])
+        print(f"bench: torchft is skipped, tools/setup.sh --bench installs it ({why})", flush=True)
+    return done.returncode == 0
+
+
 class Bench:
     def __init__(self, options):
         self.options = options
@@ -259,11 +284,15 @@ class Bench:
     def links(self):
         for label, mbit, ours in (("1g", 1000, self.options.at_1g), ("100m", 100, self.options.at_100m)):
             scene = f"{mbit} Mbit/s"
-            others = {name: self.time_to_loss(scene, name, mbit) for name in METHODS if name.startswith("DDP")}
+            hooks = {name: self.time_to_loss(scene, name, mbit) for name in METHODS if name.startswith("DDP")}
+            torchft = [self.time_to_loss(scene, name, mbit) for name in METHODS
+                       if name.startswith("torchft") and has_torchft(self.options.python)]
             recon_seconds = self.time_to_loss(scene, ours, mbit)
-            plain = others.pop("DDP")
+            plain = hooks.pop("DDP")
             self.result["ratios"][f"time_to_loss_vs_ddp_{label}"] = plain / recon_seconds
-            self.result["ratios"][f"time_to_loss_vs_best_hook_{label}"] = min(others.values()) / recon_seconds
+            self.result["ratios"][f"time_to_loss_vs_best_hook_{label}"] = min(hooks.values()) / recon_seconds
+            if torchft:
+                self.result["ratios"][f"time_to_loss_vs_torchft_{label}"] = min(torchft) / recon_seconds
 
     def straggler(self):
         scene = "1000 Mbit/s, one worker 4 times slower"
@@ -360,6 +389,8 @@ def main():
 
 
 def trial(bench, name, mbit):
+    if name.startswith("torchft") and not has_torchft(bench.options.python):
+        return
     with Run(bench.options, int(mbit), bench.options.slow) as run:
         run.start(METHODS[name])
         print(name, *run.until(bench.options.target, bench.options.limit))

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""One worker of pytorch.py: trains ResNet-18's shapes on small images, alone, under DistributedDataParallel or in a
-job of recon, and logs its losses.
+"""One worker of pytorch.py: trains ResNet-18's shapes on small images, alone, under DistributedDataParallel, with
+torchft or in a job of recon, and logs its losses.
 
-The images are Fashion-MNIST, by default at 7 x 7, so that several workers fit on few cores while gradients are real ones of all 11.2
-million parameters. With --compute the time of a larger image's step is simulated: forward takes a third of it and
-backward two, each block its share, and the process sleeps for what its own computing leaves of that."""
+The images are Fashion-MNIST, by default at 7 x 7, so that several workers fit on few cores while gradients are real ones
+of all 11.2 million parameters. With --compute the time of a larger image's step is simulated: forward takes a third of it
+and backward two, each block its share, and the process sleeps for what its own computing leaves of that."""
 
 import argparse
 import contextlib
@@ -70,6 +70,29 @@ def distributed(model, options):
     return wrapped
 
 
+@contextlib.contextmanager
+def replica_group(model, optimizer, options):
+    """Inside, the optimizer's steps are those of torchft's LocalSGD or DiLoCo. This process is a replica group by itself."""
+    import torch.distributed as dist
+    from torchft import Manager, ProcessGroupGloo
+    from torchft.local_sgd import DiLoCo, LocalSGD
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    patience = datetime.timedelta(seconds=options.patience)
+    store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False)
+    # All begin with the same parameters, and an exchange that fails ends the process: nobody fetches another's state.
+    manager = Manager(ProcessGroupGloo(patience), None, None, int(os.environ["WORLD_SIZE"]), use_async_quorum=False,
+                      timeout=patience, quorum_timeout=patience, rank=0, world_size=1, store_addr=host, store_port=store.port,
+                      hostname=host, replica_id=f"worker{os.environ['RANK']}", init_sync=False, max_retries=0)
+    if options.mode == "torchft-diloco":
+        outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        steps = DiLoCo(manager, [model], optimizer, outer, **options.settings)
+    else:
+        steps = LocalSGD(manager, model, optimizer, **options.settings)
+    with steps:
+        yield
+    manager.shutdown()
+
+
 def load_checkpoint(options, model, optimizer):
     if not options.checkpoint or not options.checkpoint.exists():
         return 0
@@ -87,7 +110,8 @@ def save_checkpoint(options, model, optimizer, step):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=["plain", "ddp", "ddp-fp16", "ddp-powersgd", "recon"], required=True)
+    parser.add_argument("--mode", required=True, choices=["plain", "ddp", "ddp-fp16", "ddp-powersgd", "torchft-local",
+                                                          "torchft-diloco", "recon"])
     parser.add_argument("--losses", type=pathlib.Path, required=True, help="a line of JSON for each step")
     parser.add_argument("--compute", type=float, default=0, help="simulated seconds of a step; 0: as long as it takes")
     parser.add_argument("--batch", type=int, default=16)
@@ -102,7 +126,8 @@ def main():
     parser.add_argument("--rank", type=int, default=2, help="of PowerSGD's matrices")
     parser.add_argument("--patience", type=int, default=60, help="seconds until gloo gives a collective up")
     parser.add_argument("--checkpoint", type=pathlib.Path, help="written every 10 s by rank 0, read at the start")
-    parser.add_argument("--settings", type=json.loads, default={}, help="JSON: more arguments of recon.torch.join")
+    parser.add_argument("--settings", type=json.loads, default={},
+                        help="JSON: more arguments of recon.torch.join, LocalSGD or DiLoCo")
     options = parser.parse_args()
     torch.manual_seed(1)
     torch.set_num_threads(options.threads)
@@ -119,14 +144,16 @@ def main():
         loader = rt.DataLoader(data, batch_size=options.batch)
         rt.join(model, optimizer, loader, epochs=options.epochs, **options.settings)
     else:
-        if options.mode != "plain":
+        if options.mode.startswith("ddp"):
             run = distributed(model, options)
-            sampler = DistributedSampler(data)
+        if options.mode != "plain":
+            sampler = DistributedSampler(data, int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]))
         loader = DataLoader(data, batch_size=options.batch, sampler=sampler, shuffle=sampler is None, drop_last=True)
     rank = int(os.environ.get("RANK", 0))
     saved = time.monotonic()
     step = first
-    with contextlib.closing(open(options.losses, "a", buffering=1)) as log:
+    steps = replica_group(model, optimizer, options) if options.mode.startswith("torchft") else contextlib.nullcontext()
+    with steps, open(options.losses, "a", buffering=1) as log:
         for epoch in range(first // len(loader) if sampler else 0, options.epochs):
             if sampler:
                 sampler.set_epoch(epoch)
