@@ -175,7 +175,10 @@ void ParamServer::Park(WorkerId worker) {
   {
     MutexLock lock(&mu_);
     if (!book_.Park(worker)) return;
-    parked = replies_.TakeOf(worker);
+    parked = replies_.Take([&](const Operation& op) {
+      mu_.AssertHeld();
+      return op.worker == worker && !book_.Takes(worker, op.frame.header.step);
+    });
     released = BookMoved();
   }
   AnswerDropped(parked);

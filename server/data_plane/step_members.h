@@ -27,8 +27,9 @@ class StepMembers {
   virtual bool active(WorkerId worker) const = 0;
   // Whether they do just now: the first step that is not closed has no push of it yet.
   virtual bool awaited(WorkerId worker) const = 0;
-  // No step waits for it, or has a part of its pushes: those are answered with Aborted until it is activated.
-  // Of synchronous jobs (bound 0), and of a worker that has begun no push; else nothing happens.
+  // No step waits for it: pushes that it begins are answered with Aborted until it is activated; those that
+  // are complete count. Of synchronous jobs (bound 0), and unless a push has come in part; else nothing
+  // happens.
   virtual void Park(WorkerId worker) = 0;
   // From now on a synchronous step is closed without those whose push is awaited when `workers` have pushed
   // it and `grace` has passed (StepQuorum): they are parked. 0: all are waited for. The head closes steps;

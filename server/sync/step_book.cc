@@ -27,6 +27,7 @@ void StepBook::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_ste
   admitted.incarnation = incarnation;
   admitted.parked = false;
   admitted.first_step = 0;
+  admitted.kept = {};
   gate_.Know(worker, next_step);
   LookAtAll();
 }
@@ -60,11 +61,24 @@ bool StepBook::Park(WorkerId worker) {
   const auto found = workers_.find(worker);
   // A push that has begun counts as a whole.
   if (!gate_.synchronous() || found == workers_.end() || !found->second.delivered.empty()) return false;
-  found->second.parked = true;
-  ForgetContributions(worker);
+  Worker& parked = found->second;
+  if (!parked.parked) {
+    // What is complete stays: shards may be closed with it already.
+    const uint64_t next_step = gate_.next_step(worker);
+    parked.kept = {parked.first_step, std::max(parked.first_step, next_step)};
+  }
+  parked.parked = true;
   gate_.Leave(worker);
   LookAtAll();
   return true;
+}
+
+bool StepBook::Takes(WorkerId worker, uint64_t step) const {
+  const auto found = workers_.find(worker);
+  if (found == workers_.end()) return true;
+  const Worker& sender = found->second;
+  if (sender.kept.first <= step && step < sender.kept.second) return true;
+  return !sender.parked && step >= sender.first_step;
 }
 
 void StepBook::NoteAcknowledged(WorkerId worker, uint64_t next_step) {
@@ -83,10 +97,8 @@ uint64_t StepBook::late_steps(WorkerId worker) const {
 }
 
 absl::Status StepBook::CheckStep(WorkerId worker, uint64_t step, absl::Span<const uint32_t> shards) const {
-  const auto found = workers_.find(worker);
-  const bool waits = found == workers_.end() || (!found->second.parked && step >= found->second.first_step);
   // A step that is open has nothing of it that would count: what comes is no repetition.
-  if (gate_.synchronous() && !waits &&
+  if (gate_.synchronous() && !Takes(worker, step) &&
       std::none_of(shards.begin(), shards.end(), [&](uint32_t shard) { return Closed(step, shard); })) {
     return NotInStep(step);
   }
@@ -120,13 +132,13 @@ absl::Status StepBook::CheckCounts(WorkerId worker, uint64_t step, absl::Span<co
     return absl::AbortedError(
         absl::StrCat("step ", step, " is so far behind the worker's others that nobody knows of it"));
   }
-  const bool parked = workers_.at(worker).parked;
+  const bool takes = Takes(worker, step);
   bool pending = false;
   for (size_t i = 0; i < shards.size(); ++i) {
     const uint64_t first_open = closed_.first_open(shards[i]);
     const bool closed = Closed(step, shards[i]);
     const bool open = !closed && (outcomes[i] == PushOutcome::kTaken || outcomes[i] == PushOutcome::kPending);
-    if (parked && open) return NotInStep(step);
+    if (!takes && open) return NotInStep(step);
     if (outcomes[i] == PushOutcome::kLate || (closed && outcomes[i] == PushOutcome::kTaken)) {
       return absl::AbortedError(absl::StrCat("step ", step, " was closed without this push; the next is ",
                                              std::max(gate_.frontier(), first_open)));
@@ -247,6 +259,8 @@ absl::Time StepBook::WatchQuorum(absl::Time now) {
     if (progress.next_pushed > step && gate_.active(worker)) ++pushed;
   }
   const std::vector<WorkerId> awaited = gate_.Awaited(step);
+  // Closed in part before there was a quorum: who is left out now would count in part.
+  if (closed_.first_open_of_any() > step) return absl::InfiniteFuture();
   const absl::Time at = quorum_.Note(step, pushed, awaited.size(), now);
   // Who was late already and sends is waited for longer each time: on a slow link it would never be in time.
   absl::Duration longer;
@@ -266,6 +280,7 @@ std::vector<WorkerId> StepBook::ParkLate() {
     ForgetContributions(worker);
     Worker& parked = workers_[worker];
     parked.parked = true;
+    parked.kept = {};
     parked.delivered.clear();
     ++parked.late_steps;
     ++parked.late_in_a_row;

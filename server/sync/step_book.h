@@ -54,8 +54,10 @@ class StepBook {
   void Expel(WorkerId worker);
   uint64_t Activate(WorkerId worker, uint64_t next_step, bool resumes);
   void Deactivate(WorkerId worker);
-  // False, with nothing changed, unless the job is synchronous and the worker has begun no push.
+  // False, with nothing changed, unless the job is synchronous and no push of the worker's has come in part.
   bool Park(WorkerId worker);
+  // Whether a push of that step by the worker may count: it has not been parked, or the push is older.
+  bool Takes(WorkerId worker, uint64_t step) const;
   void NoteAcknowledged(WorkerId worker, uint64_t next_step);
   void SkipTo(uint64_t frontier);
   // As StalenessGate's.
@@ -104,7 +106,9 @@ class StepBook {
     Incarnation incarnation;
     // No step waits for it, and what it pushes counts in none, until Activate().
     bool parked = false;
-    uint64_t first_step = 0;   // That it may push, since it was parked last.
+    uint64_t first_step = 0;  // That it may push, since it was parked last.
+    // Steps, from and before: its pushes of them were complete when it was parked last, and count.
+    std::pair<uint64_t, uint64_t> kept;
     uint64_t next_pushed = 0;  // Its last push that is complete is of the step before.
     uint64_t late_steps = 0;   // Closed without it, for a quorum was there.
     int late_in_a_row = 0;     // Of those, since a push of it has counted.

@@ -137,10 +137,9 @@ TEST_CASE("BSP: with a quorum whatever comes is taken at once, as no shard is cl
   CHECK_FALSE(Done(first));
   CHECK_FALSE(Done(theirs));
   // Nobody's window is full of what waits for others: the rest comes, and all of it is answered.
-  CHECK(Await(f.Send(f.PartOf(1, 0, 1, 3, 2))).ok());
-  CHECK(Await(f.Send(f.PartOf(2, 0, 1, 5, 2))).ok());
-  CHECK(Await(first).ok());
-  CHECK(Await(theirs).ok());
+  const auto rest = f.Send(f.PartOf(1, 0, 1, 3, 2));
+  const auto last = f.Send(f.PartOf(2, 0, 1, 5, 2));
+  for (const auto& pending : {first, theirs, rest, last}) CHECK(Await(pending).ok());
 }
 
 TEST_CASE("BSP: a worker that is expelled while its reply waits is told so, and its push does not count",

@@ -127,6 +127,21 @@ TEST_CASE("a parked worker's pushes are told so until it takes part again", "[sy
   CHECK(book.CheckStep(kTwo, 1, Shards{0}).ok());
 }
 
+TEST_CASE("who is parked keeps what it has pushed whole, as shards may be closed with it", "[sync]") {
+  Job job(0, 2, {kOne, kTwo});
+  StepBook& book = job.book;
+  CHECK(Note(&book, kOne, 0, {0, 1}, 2));
+  CHECK_FALSE(Note(&book, kTwo, 0, {0}, 2));
+  CHECK(Said(book.TakeClosings()) == "step 0 shards 0 of 1 2; ");
+  REQUIRE(book.Park(kOne));
+  CHECK(book.CheckStep(kOne, 0, Shards{1}).ok());
+  CHECK(absl::IsAborted(book.CheckStep(kOne, 1, Shards{0})));
+  CHECK(Note(&book, kTwo, 0, {1}, 2));
+  CHECK(Said(book.TakeClosings()) == "step 0 shards 1 of 1 2; ");
+  CHECK(book.Activate(kOne, 1, /*resumes=*/false) == 1);
+  CHECK(book.CheckStep(kOne, 1, Shards{0}).ok());
+}
+
 TEST_CASE("who has begun a push is not parked, nor is anybody of an asynchronous job", "[sync]") {
   Job job(0, 2, {kOne});
   StepBook& book = job.book;
