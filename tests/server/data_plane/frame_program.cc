@@ -183,7 +183,9 @@ void FrameProgram::SendNext(Worker* worker) {
   Push& push = *worker->push;
   const size_t next = push.sent.size();
   const uint32_t end = next + 1 < push.cuts.size() ? push.cuts[next + 1] : kShards;
+  if (next == 0) push.epoch = epoch_;
   Frame frame = HeaderOf(FrameKind::kPushPull, worker->number, push.step);
+  frame.header.cluster_epoch = push.epoch;
   for (uint32_t shard = push.cuts[next]; shard < end; ++shard) AddPart(&frame, shard, push.value);
   push.sent.push_back(Send(EncodeFrame(frame), IncarnationOf(worker->number)));
 }

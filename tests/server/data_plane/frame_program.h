@@ -43,6 +43,7 @@ class FrameProgram {
   struct Sent;
   struct Push {
     uint64_t step = 0;
+    uint64_t epoch = 0;  // In which its first frame was sent: the others go by the same.
     float value = 0;
     std::vector<uint32_t> cuts;  // Where its frames begin; the first is 0.
     std::vector<std::shared_ptr<Sent>> sent;

@@ -8,7 +8,7 @@
 namespace recon {
 namespace {
 
-constexpr int kPrograms = 1000;
+constexpr int kPrograms = 100;
 constexpr size_t kProgramBytesMax = 3000;
 
 TEST_CASE("Whoever sends any frames neither changes what workers push nor stops it", "[data_plane][random]") {
