@@ -27,7 +27,7 @@ void StepBook::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_ste
   admitted.incarnation = incarnation;
   admitted.parked = false;
   admitted.first_step = 0;
-  admitted.kept = {};
+  admitted.kept.clear();
   gate_.Know(worker, next_step);
   LookAtAll();
 }
@@ -64,8 +64,10 @@ bool StepBook::Park(WorkerId worker) {
   Worker& parked = found->second;
   if (!parked.parked) {
     // What is complete stays: shards may be closed with it already.
+    const auto over = [this](const auto& steps) { return steps.second <= gate_.frontier(); };
+    parked.kept.erase(std::remove_if(parked.kept.begin(), parked.kept.end(), over), parked.kept.end());
     const uint64_t next_step = gate_.next_step(worker);
-    parked.kept = {parked.first_step, std::max(parked.first_step, next_step)};
+    if (next_step > parked.first_step) parked.kept.push_back({parked.first_step, next_step});
   }
   parked.parked = true;
   gate_.Leave(worker);
@@ -77,8 +79,10 @@ bool StepBook::Takes(WorkerId worker, uint64_t step) const {
   const auto found = workers_.find(worker);
   if (found == workers_.end()) return true;
   const Worker& sender = found->second;
-  if (sender.kept.first <= step && step < sender.kept.second) return true;
-  return !sender.parked && step >= sender.first_step;
+  const bool kept = std::any_of(sender.kept.begin(), sender.kept.end(), [step](const auto& steps) {
+    return steps.first <= step && step < steps.second;
+  });
+  return kept || (!sender.parked && step >= sender.first_step);
 }
 
 void StepBook::NoteAcknowledged(WorkerId worker, uint64_t next_step) {
@@ -280,7 +284,7 @@ std::vector<WorkerId> StepBook::ParkLate() {
     ForgetContributions(worker);
     Worker& parked = workers_[worker];
     parked.parked = true;
-    parked.kept = {};
+    parked.kept.clear();
     parked.delivered.clear();
     ++parked.late_steps;
     ++parked.late_in_a_row;

@@ -107,8 +107,8 @@ class StepBook {
     // No step waits for it, and what it pushes counts in none, until Activate().
     bool parked = false;
     uint64_t first_step = 0;  // That it may push, since it was parked last.
-    // Steps, from and before: its pushes of them were complete when it was parked last, and count.
-    std::pair<uint64_t, uint64_t> kept;
+    // Steps, from and before: its pushes of them were complete when it was parked, and count.
+    std::vector<std::pair<uint64_t, uint64_t>> kept;
     uint64_t next_pushed = 0;  // Its last push that is complete is of the step before.
     uint64_t late_steps = 0;   // Closed without it, for a quorum was there.
     int late_in_a_row = 0;     // Of those, since a push of it has counted.

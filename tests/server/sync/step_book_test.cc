@@ -136,6 +136,10 @@ TEST_CASE("who is parked keeps what it has pushed whole, as shards may be closed
   REQUIRE(book.Park(kOne));
   CHECK(book.CheckStep(kOne, 0, Shards{1}).ok());
   CHECK(absl::IsAborted(book.CheckStep(kOne, 1, Shards{0})));
+  // Also when it has come back and is parked again.
+  CHECK(book.Activate(kOne, 1, /*resumes=*/false) == 1);
+  REQUIRE(book.Park(kOne));
+  CHECK(book.CheckStep(kOne, 0, Shards{1}).ok());
   CHECK(Note(&book, kTwo, 0, {1}, 2));
   CHECK(Said(book.TakeClosings()) == "step 0 shards 1 of 1 2; ");
   CHECK(book.Activate(kOne, 1, /*resumes=*/false) == 1);
