@@ -85,6 +85,7 @@ class FrameProgram {
   const bool member_;  // Whether the other is a worker.
   const int bound_;
   uint64_t epoch_ = 4;
+  bool leaves_out_ = false;  // Somebody was parked, or a quorum was asked for.
   Metrics metrics_;
   std::unique_ptr<ParamServer> server_;
   std::vector<Worker> workers_;
