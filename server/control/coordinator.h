@@ -165,7 +165,7 @@ class Coordinator {
   // Ends the leases of the worker, and gives it back those that its process says it works on.
   void AdoptLeases(const RegisterRequest& request, WorkerId worker, absl::Time now, RegisterReply* reply);
   // The first step that a worker with these leases may push.
-  uint64_t StartStepOf(WorkerId worker, uint64_t next_step, const RegisterReply& reply);
+  uint64_t StartStepOf(WorkerId worker, const RegisterRequest& request, const RegisterReply& reply);
   void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step);
   void Expel(WorkerId worker);
   void Depart(WorkerId worker, const std::string& how);

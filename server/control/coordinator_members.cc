@@ -41,7 +41,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   RECON_RETURN_IF_ERROR(Enter(request, worker, peer, now));
   RegisterReply reply = TellOfJob(worker, now);
   AdoptLeases(request, worker, now, &reply);
-  reply.set_start_step(StartStepOf(worker, request.next_step(), reply));
+  reply.set_start_step(StartStepOf(worker, request, reply));
   StartIfReady();
   return reply;
 }
@@ -135,12 +135,15 @@ RegisterReply Coordinator::TellOfJob(WorkerId worker, absl::Time now) const {
   return reply;
 }
 
-uint64_t Coordinator::StartStepOf(WorkerId worker, uint64_t next_step, const RegisterReply& reply) {
+uint64_t Coordinator::StartStepOf(WorkerId worker, const RegisterRequest& request,
+                                  const RegisterReply& reply) {
   const bool trains = std::any_of(reply.adopted().begin(), reply.adopted().end(),
                                   [](const Lease& lease) { return lease.kind() == LEASE_TRAIN; });
-  if (trains) return TakePart(worker, next_step, /*resumes=*/true);
+  // What it has not begun to push it can push in any step.
+  const bool resumes = request.next_step() < request.first_new_step();
+  if (trains) return TakePart(worker, request.next_step(), resumes);
   // Asynchronous workers count steps of their own: a jump to where others are would look like an error.
-  return job_.bound() < 0 ? next_step : ports_.params->GetStats().frontier_step;
+  return job_.bound() < 0 ? request.next_step() : ports_.params->GetStats().frontier_step;
 }
 
 absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& request, const Moment& at) {

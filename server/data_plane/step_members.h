@@ -19,7 +19,8 @@ class StepMembers {
   virtual void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) = 0;
   virtual void Expel(WorkerId worker) = 0;
   // Others wait for it from now on. Returns the first step it may push: not one that others have closed in
-  // part, unless it `resumes` a push that it has begun.
+  // part, unless it `resumes` a push that it has begun and
+  // that may count still.
   virtual uint64_t Activate(WorkerId worker, uint64_t next_step, bool resumes) = 0;
   // Nobody waits for it.
   virtual void Deactivate(WorkerId worker) = 0;
@@ -28,8 +29,7 @@ class StepMembers {
   // Whether they do just now: the first step that is not closed has no push of it yet.
   virtual bool awaited(WorkerId worker) const = 0;
   // No step waits for it: pushes that it begins are answered with Aborted until it is activated; those that
-  // are complete count. Of synchronous jobs (bound 0), and unless a push has come in part; else nothing
-  // happens.
+  // are complete count. Nothing happens in a job that is not synchronous, or if a push has come in part.
   virtual void Park(WorkerId worker) = 0;
   // From now on a synchronous step is closed without those whose push is awaited when `workers` have pushed
   // it and `grace` has passed (StepQuorum): they are parked. 0: all are waited for. The head closes steps;

@@ -20,14 +20,15 @@ absl::Status NotInStep(uint64_t step) {
 
 void StepBook::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) {
   Worker& admitted = workers_[worker];
+  // A process that registers again stays parked until it is activated.
   if (admitted.incarnation != incarnation) {
     admitted.delivered.clear();
     admitted.next_begun = 0;
+    admitted.parked = false;
+    admitted.first_step = 0;
+    admitted.kept.clear();
   }
   admitted.incarnation = incarnation;
-  admitted.parked = false;
-  admitted.first_step = 0;
-  admitted.kept.clear();
   gate_.Know(worker, next_step);
   LookAtAll();
 }
@@ -41,7 +42,8 @@ void StepBook::Expel(WorkerId worker) {
 
 uint64_t StepBook::Activate(WorkerId worker, uint64_t next_step, bool resumes) {
   // Steps that are closed for some shards are not begun by anyone.
-  const uint64_t begun = resumes || !gate_.synchronous() ? 0 : closed_.first_open_of_any();
+  const bool goes_on = resumes && Takes(worker, next_step);
+  const uint64_t begun = goes_on || !gate_.synchronous() ? 0 : closed_.first_open_of_any();
   const uint64_t step = gate_.Join(worker, next_step, begun);
   // A copy of what it has pushed before it was parked may still be on its way.
   if (const auto found = workers_.find(worker);
@@ -193,9 +195,8 @@ bool StepBook::NoteParts(WorkerId worker, Incarnation incarnation, uint64_t step
 
 bool StepBook::MayReport(WorkerId worker, Incarnation incarnation, uint64_t step) const {
   const auto found = workers_.find(worker);
-  if (found == workers_.end() || found->second.incarnation != incarnation || found->second.parked) {
-    return false;
-  }
+  if (found == workers_.end() || found->second.incarnation != incarnation) return false;
+  if (gate_.synchronous() && !Takes(worker, step)) return false;
   const uint64_t ahead = limits::kStepsAheadMax + static_cast<uint64_t>(std::max(0, gate_.bound()));
   return step < std::max(gate_.next_step(worker), gate_.frontier()) + ahead;
 }

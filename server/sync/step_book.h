@@ -56,7 +56,8 @@ class StepBook {
   void Deactivate(WorkerId worker);
   // False, with nothing changed, unless the job is synchronous and no push of the worker's has come in part.
   bool Park(WorkerId worker);
-  // Whether a push of that step by the worker may count: it has not been parked, or the push is older.
+  // Whether a push of that step by the worker may count: it had come whole when the worker was parked, or is
+  // of a step that it may push since it came back.
   bool Takes(WorkerId worker, uint64_t step) const;
   void NoteAcknowledged(WorkerId worker, uint64_t next_step);
   void SkipTo(uint64_t frontier);
@@ -104,7 +105,7 @@ class StepBook {
                                      PoolAllocator<uint32_t>>;
   struct Worker {
     Incarnation incarnation;
-    // No step waits for it, and what it pushes counts in none, until Activate().
+    // No step waits for it, and what it begins to push counts in none, until Activate().
     bool parked = false;
     uint64_t first_step = 0;  // That it may push, since it was parked last.
     // Steps, from and before: its pushes of them were complete when it was parked, and count.

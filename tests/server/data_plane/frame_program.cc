@@ -118,14 +118,12 @@ void FrameProgram::Manage() {
     case 0:
       return server_->Tick(Now() + (choices_.Yes() ? limits::kReplyWaitMax : limits::kInStepPatience));
     case 1:  // It learns of it from an answer.
-      leaves_out_ = true;
       return members.Park(WorkerId(worker.number));
     case 2:
       if (worker.push) return;
       worker.idle = true;
       return members.Deactivate(WorkerId(worker.number));
     case 3:
-      leaves_out_ = true;
       return members.SetQuorum(bound_ == 0 ? choices_.Of(3) : 0,
                                choices_.Yes() ? absl::ZeroDuration() : absl::Hours(1));
     case 4:
@@ -142,12 +140,6 @@ void FrameProgram::Manage() {
 
 // All register again.
 void FrameProgram::BeginEpoch() {
-  // Not tried: who was left out of a shard and registers again amid its push is let resume it, and counts in
-  // part.
-  const bool amid = std::any_of(workers_.begin(), workers_.end(), [](const Worker& worker) {
-    return worker.push.has_value() && !worker.push->sent.empty();
-  });
-  if (leaves_out_ && amid) return;
   ++counts_.epochs;
   server_->SetClusterEpoch(++epoch_);
   for (Worker& worker : workers_) {

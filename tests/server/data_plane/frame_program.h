@@ -22,7 +22,7 @@ namespace recon {
 //
 // Every request is answered once. What a push has several frames for counts as a whole or not at all. In the
 // end both workers' pushes are acknowledged in bounded time, and nothing is held any more. Where there was
-// but a stranger, the parameters are what the acknowledged pushes make of them, exactly.
+// only a stranger, the parameters are what the acknowledged pushes make of them, exactly.
 class FrameProgram {
  public:
   FrameProgram(const uint8_t* data, size_t size);
@@ -85,7 +85,6 @@ class FrameProgram {
   const bool member_;  // Whether the other is a worker.
   const int bound_;
   uint64_t epoch_ = 4;
-  bool leaves_out_ = false;  // Somebody was parked, or a quorum was asked for.
   Metrics metrics_;
   std::unique_ptr<ParamServer> server_;
   std::vector<Worker> workers_;

@@ -146,6 +146,40 @@ TEST_CASE("who is parked keeps what it has pushed whole, as shards may be closed
   CHECK(book.CheckStep(kOne, 1, Shards{0}).ok());
 }
 
+TEST_CASE("what a parked worker begins counts in no step before it comes back, whoever reports it",
+          "[sync]") {
+  Job job(0, 2, {kOne, kTwo});
+  StepBook& book = job.book;
+  REQUIRE(book.Park(kOne));
+  CHECK_FALSE(Note(&book, kTwo, 0, {0}, 2));
+  CHECK(Said(book.TakeClosings()) == "step 0 shards 0 of 2; ");
+  CHECK_FALSE(book.MayReport(kOne, Of(kOne), 0));
+  SECTION("it comes back") { CHECK(book.Activate(kOne, 0, /*resumes=*/false) == 1); }
+  SECTION("its process registers again, and would go on with what it has begun") {
+    book.Admit(kOne, Of(kOne), 0);
+    CHECK(absl::IsAborted(book.CheckStep(kOne, 0, Shards{1})));
+    CHECK(book.Activate(kOne, 0, /*resumes=*/true) == 1);
+  }
+  CHECK_FALSE(book.MayReport(kOne, Of(kOne), 0));
+  CHECK(absl::IsAborted(book.CheckStep(kOne, 0, Shards{1})));
+  CHECK(book.MayReport(kOne, Of(kOne), 1));
+}
+
+TEST_CASE("a quorum waits for all in a step that is closed in part already", "[sync]") {
+  Job job(0, 2, {kOne, kTwo});
+  StepBook& book = job.book;
+  const absl::Time now = absl::UnixEpoch();
+  CHECK(Note(&book, kOne, 0, {0, 1}, 2));
+  CHECK_FALSE(Note(&book, kTwo, 0, {0}, 2));
+  CHECK(Said(book.TakeClosings()) == "step 0 shards 0 of 1 2; ");
+  book.SetQuorum(StepQuorum(1, absl::ZeroDuration()));
+  CHECK(book.WatchQuorum(now) == absl::InfiniteFuture());
+  CHECK(Note(&book, kTwo, 0, {1}, 2));
+  CHECK(Said(book.TakeClosings()) == "step 0 shards 1 of 1 2; ");
+  CHECK(Note(&book, kOne, 1, {0, 1}, 2));
+  CHECK(book.WatchQuorum(now) == now);
+}
+
 TEST_CASE("who has begun a push is not parked, nor is anybody of an asynchronous job", "[sync]") {
   Job job(0, 2, {kOne});
   StepBook& book = job.book;
