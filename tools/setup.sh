@@ -55,9 +55,7 @@ if [ ${#missing[@]} -gt 0 ]; then
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
 
-environment=$(dirname "$0")/../build/python
-case ${1:-} in
-  --tests) python3 "$(dirname "$0")/torch_environment.py" "$environment" ;;
-  --bench) python3 "$(dirname "$0")/torch_environment.py" --bench "$environment" ;;
-esac
+if [ "${1:-}" = --tests ]; then
+  python3 "$(dirname "$0")/torch_environment.py" "$(dirname "$0")/../build/python"
+fi
 echo "setup: everything is installed"

@@ -10,9 +10,9 @@
 
 namespace recon {
 
-// The sets of processes that a head has, as an observer may ask; within 2 s. Errors are gRPC's, and of the
-// second ConnectTo()'s and CallerFor()'s, too; without a token it finds the head's own (own_token.h). They
-// block.
+// The sets of processes that a head has, as an observer may ask; a call takes 2 s at most. Errors are gRPC's,
+// and of the second ConnectTo()'s and CallerFor()'s, too; without a token it finds the head's own
+// (own_token.h). They block.
 absl::StatusOr<SetsReply> AskForSets(const std::shared_ptr<grpc::Channel>& channel, const Caller& caller);
 absl::StatusOr<SetsReply> AskForSets(const std::string& server, const TlsFlags& tls);
 

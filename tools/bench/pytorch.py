@@ -257,7 +257,7 @@ def has_torchft(python):
     done = subprocess.run([python, "-c", "import torchft.local_sgd"], capture_output=True, text=True)
     if done.returncode != 0:
         why = "".join(done.stderr.strip().splitlines()[-1:])
-        print(f"bench: torchft is skipped, tools/setup.sh --bench installs it ({why})", flush=True)
+        print(f"bench: torchft is skipped, tools/torch_environment.py --bench build/python installs it ({why})", flush=True)
     return done.returncode == 0
 
 

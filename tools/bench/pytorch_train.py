@@ -88,9 +88,11 @@ def replica_group(model, optimizer, options):
         steps = DiLoCo(manager, [model], optimizer, outer, **options.settings)
     else:
         steps = LocalSGD(manager, model, optimizer, **options.settings)
-    with steps:
-        yield
-    manager.shutdown()
+    try:
+        with steps:
+            yield
+    finally:
+        manager.shutdown()
 
 
 def load_checkpoint(options, model, optimizer):
