@@ -26,6 +26,7 @@ absl::Status CallDesk::Handle(uint64_t stream, CallFrame frame, absl::Time now, 
   sets_.Heard(stream, now);
   const bool of_epoch = header.kind == CallFrameKind::kChunk || header.kind == CallFrameKind::kFailCall ||
                         header.kind == CallFrameKind::kGone;
+  const bool lets_in = header.kind == CallFrameKind::kJoin || header.kind == CallFrameKind::kEnter;
   if (of_epoch && !chunks_.SpeaksIn(stream, header)) {
     // It has nothing there that could wait.
     if (header.kind == CallFrameKind::kGone && !options_.head) return absl::OkStatus();
@@ -37,11 +38,9 @@ absl::Status CallDesk::Handle(uint64_t stream, CallFrame frame, absl::Time now, 
       break;
     case CallFrameKind::kJoin:
       status = Join(stream, frame, now, &changes);
-      answers->is_member = status.ok();
       break;
     case CallFrameKind::kEnter:
       status = Enter(stream, frame);
-      answers->is_member = status.ok();
       break;
     case CallFrameKind::kLeave:
       sets_.Leave(stream, frame.text, &changes);
@@ -70,6 +69,7 @@ absl::Status CallDesk::Handle(uint64_t stream, CallFrame frame, absl::Time now, 
       status = absl::InvalidArgumentError(
           absl::StrCat("a frame of kind ", static_cast<int>(header.kind), " from a member"));
   }
+  answers->is_member = status.ok() && (lets_in || of_epoch);
   Apply(&changes, &decided, answers);
   return status;
 }

@@ -37,7 +37,7 @@ class CallDesk {
     std::vector<ChunkBook::Outcome> frames;
     std::vector<ChunkBook::Ready> ready;
     std::vector<std::pair<uint64_t, absl::Status>> sent_away;  // Streams that are to end.
-    bool is_member = false;  // Whether the frame has shown that its sender is a member of a set.
+    bool is_member = false;  // Whether the frame was taken as one of a member of a set.
   };
 
   explicit CallDesk(Options options) : options_(std::move(options)), sets_(options_.sets) {}

@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "catch2/catch.hpp"
+#include "common/rpc/connection_limits.h"
+#include "common/rpc/connections.h"
 #include "common/rpc/rpc_server.h"
 #include "server/rpc/collective_service.h"
 #include "tests/support/process.h"
@@ -26,9 +28,12 @@ class Servers {
       options.head = i == 0;
       options.patience = absl::Seconds(30);  // A busy machine is no dead member.
       options.ticket_key = absl::StrCat("key ", i);
+      connections_.push_back(std::make_unique<Connections>());
+      options.connections = connections_.back().get();
       if (i == 0 && servers > 1) options.other_servers = [this] { return others_; };
       services_.push_back(std::make_unique<CollectiveService>(options));
-      auto rpc = RpcServer::Start("--listen", "127.0.0.1:0", {}, {services_.back().get()});
+      auto rpc = RpcServer::Start("--listen", "127.0.0.1:0", {}, {services_.back().get()},
+                                  connections_.back().get());
       REQUIRE(rpc.ok());
       if (i > 0) others_.push_back({(*rpc)->address(), options.ticket_key});
       rpcs_.push_back(*std::move(rpc));
@@ -42,6 +47,7 @@ class Servers {
 
  private:
   std::vector<CallDesk::OtherServer> others_;
+  std::vector<std::unique_ptr<Connections>> connections_;
   std::vector<std::unique_ptr<CollectiveService>> services_;
   std::vector<std::unique_ptr<RpcServer>> rpcs_;
 };
@@ -101,6 +107,25 @@ TEST_CASE("members sum over one and over three servers, several calls at once", 
   }
   for (const std::vector<float>& result : values) {
     REQUIRE(std::all_of(result.begin(), result.end(), [](float value) { return value == 6; }));
+  }
+}
+
+TEST_CASE("what members send over a connection has no bound while it is understood", "[collective]") {
+  const uint64_t bound = 6 * ConnectionLimits().member_bytes_max;  // Long enough to be looked at often.
+  Servers servers(1);
+  const auto groups = JoinAll(servers, 2);
+  std::vector<std::vector<float>> values(2, std::vector<float>((32 << 20) / sizeof(float), 1));
+  for (uint64_t sent = 0; sent < bound; sent += values[0].size() * sizeof(float)) {
+    std::vector<std::shared_ptr<PendingCollective>> calls;
+    for (size_t rank = 0; rank < groups.size(); ++rank) {
+      auto started = groups[rank]->Start(AllReduce(&values[rank]));
+      REQUIRE(started.ok());
+      calls.push_back(*started);
+    }
+    for (const auto& call : calls) {
+      REQUIRE(call->AwaitFor(kLong));
+      REQUIRE(call->status() == absl::OkStatus());
+    }
   }
 }
 

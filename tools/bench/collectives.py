@@ -48,7 +48,11 @@ def ours(options, ranks, servers, prefix, listen):
                                         listen(index), "--data", job.path / f"data{index}"])
         if servers > 1:
             job.wait(lambda: knows_all(job, servers), 60)
-        return run_ranks(options, "recon", ranks, prefix, job.address)
+        try:
+            return run_ranks(options, "recon", ranks, prefix, job.address)
+        except BaseException:
+            job.print_logs()
+            raise
 
 
 def knows_all(job, servers):

@@ -71,11 +71,14 @@ class LocalJob:
                 return value
             failed = [p for p in self.processes if p.poll() not in (None, 0)]
             if failed or time.monotonic() > deadline:
-                for log in sorted(self.path.glob("*.log")):
-                    print("---", log.name, "\n" + "".join(open(log, errors="replace").readlines()[-10:]))
+                self.print_logs()
                 why = f"a process ended with {failed[0].returncode}" if failed else f"waited {seconds} s"
                 raise SystemExit(f"bench: {why}")
             time.sleep(0.05)
+
+    def print_logs(self):
+        for log in sorted(self.path.glob("*.log")):
+            print("---", log.name, "\n" + "".join(open(log, errors="replace").readlines()[-10:]))
 
     def finish(self, seconds):
         """Waits for the end of the job; its last evaluation."""
