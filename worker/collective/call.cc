@@ -124,6 +124,7 @@ absl::Status Planner::PlanParts(CallPlan* plan) {
     return Wrong(absl::StrCat(spec_.count, " values here, the sizes say ", counts[me_]));
   }
   const size_t width = ItemBytes(spec_.dtype);
+  plan->in_turn = true;
   uint64_t offset = 0;
   for (uint32_t place = 0; place < members_; ++place) {
     if (gather) {

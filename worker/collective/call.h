@@ -64,6 +64,9 @@ struct CallPlan {
   uint64_t channel = kCollectives;
   std::string text;
   std::vector<Segment> segments;
+  // One chunk of each segment in turn, instead of segment after segment: where each is sent by another
+  // member, or goes to another, all links are used at once.
+  bool in_turn = false;
 };
 
 // For the member at `epoch.place()`; `servers` share the chunks. Also copies what stays with this member.

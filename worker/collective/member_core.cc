@@ -181,9 +181,25 @@ void MemberCore::SendNext(Channel* channel, Call* call) {
   ++call->under_way;
   const size_t server = epoch_servers_[ServerOf(frame.header.chunk, epoch_servers_.size())];
   Send(server, std::move(frame));
-  if (++call->piece < segment.chunks) return;
-  call->piece = 0;
-  call->all_sent = ++call->segment == call->plan.segments.size();
+  call->all_sent = !StepOn(call->plan, &call->segment, &call->piece);
+}
+
+bool MemberCore::StepOn(const CallPlan& plan, size_t* segment, uint64_t* piece) {
+  const std::vector<Segment>& segments = plan.segments;
+  if (!plan.in_turn) {
+    if (++*piece < segments[*segment].chunks) return true;
+    *piece = 0;
+    return ++*segment < segments.size();
+  }
+  const auto has_piece = [piece](const Segment& one) { return *piece < one.chunks; };
+  auto next =
+      std::find_if(segments.begin() + static_cast<ptrdiff_t>(*segment) + 1, segments.end(), has_piece);
+  if (next == segments.end()) {
+    ++*piece;
+    next = std::find_if(segments.begin(), segments.end(), has_piece);
+  }
+  *segment = static_cast<size_t>(next - segments.begin());
+  return next != segments.end();
 }
 
 void MemberCore::OnFrame(size_t server, const CallFrame& frame) {

@@ -120,6 +120,8 @@ class MemberCore {
   void Send(size_t server, CallFrame frame);
   void Pump();
   void SendNext(Channel* channel, Call* call);
+  // To the chunk that is sent next, the same at all members; false after the last one.
+  static bool StepOn(const CallPlan& plan, size_t* segment, uint64_t* piece);
   size_t Window() const;
   std::string NameOf(uint32_t place) const;
   std::string Described(const Call& call) const;
