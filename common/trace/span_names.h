@@ -27,5 +27,9 @@ inline constexpr char kApplying[] = "apply";
 inline constexpr char kClosing[] = "closing";
 inline constexpr char kReplying[] = "reply";
 inline constexpr char kSnapshot[] = "snapshot";
+// Of a server's collectives:
+inline constexpr char kWaitingForMembers[] = "waiting for members";  // Passive: a chunk, for the last frame.
+inline constexpr char kCombining[] = "combine";
+// A member's are passive: its calls, by their kinds (CallKindName()).
 
 }  // namespace recon::trace

@@ -159,7 +159,7 @@ void ChunkBook::FinishIfAllHere(Epoch* epoch, const ChunkKey& key, Decided* deci
   RECON_CHECK_LE(pending.frames.size(), PartsOf(pending.header, epoch->members));
   if (pending.frames.size() < PartsOf(pending.header, epoch->members)) return;
   Ready ready{pending.header, std::vector<ByteChain>(epoch->members),
-              std::vector<uint64_t>(epoch->members, 0)};
+              std::vector<uint64_t>(epoch->members, 0), pending.since};
   for (auto& [place, sent] : pending.frames) {
     RECON_CHECK_GE(bytes_, Charge(pending, sent.second));
     RECON_CHECK_LT(place, epoch->members);

@@ -30,6 +30,7 @@ class ChunkBook {
     CallHeader chunk;
     std::vector<ByteChain> contributions;
     std::vector<uint64_t> streams;
+    absl::Time since;  // Its first frame is here.
   };
   struct Outcome {
     uint64_t stream;

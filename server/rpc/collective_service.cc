@@ -14,6 +14,8 @@
 #include "common/rpc/payload.h"
 #include "common/rpc/sender.h"
 #include "common/rpc/status_codes.h"
+#include "common/trace/recorder.h"
+#include "common/trace/span_names.h"
 
 namespace recon {
 namespace {
@@ -165,6 +167,7 @@ void CollectiveService::Tell(const ChunkBook::Outcome& outcome) {
 void CollectiveService::AnswerAll(std::vector<ChunkBook::Ready> ready) {
   for (ChunkBook::Ready& chunk : ready) {
     const CallHeader& header = chunk.chunk;
+    if (trace::On()) trace::RecordPassive(trace::kWaitingForMembers, trace::NanosAt(chunk.since), {});
     const bool reduces = header.combine == Combine::kReduce;
     if (!reduces || header.bytes * chunk.contributions.size() <= kInlineBytes) {
       Answer(chunk);
@@ -176,6 +179,7 @@ void CollectiveService::AnswerAll(std::vector<ChunkBook::Ready> ready) {
 }
 
 void CollectiveService::Answer(const ChunkBook::Ready& ready) {
+  const trace::Span span(trace::kCombining);
   const std::vector<ChunkBook::Outcome> outcomes = AnswersOf(ready);
   MutexLock lock(&mu_);
   for (const ChunkBook::Outcome& outcome : outcomes) Tell(outcome);

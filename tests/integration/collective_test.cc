@@ -1,14 +1,18 @@
 // Groups and servers over gRPC, as threads of one process.
 
+#include <map>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "catch2/catch.hpp"
+#include "common/base/clock.h"
 #include "common/rpc/connection_limits.h"
 #include "common/rpc/connections.h"
 #include "common/rpc/rpc_server.h"
+#include "common/trace/recorder.h"
 #include "server/rpc/collective_service.h"
 #include "tests/support/process.h"
 #include "worker/collective/group.h"
@@ -127,6 +131,30 @@ TEST_CASE("what members send over a connection has no bound while it is understo
       REQUIRE(call->status() == absl::OkStatus());
     }
   }
+}
+
+TEST_CASE("a trace has calls, and what servers do for them", "[collective]") {
+  Servers servers(2);
+  const auto groups = JoinAll(servers, 2);
+  std::vector<std::vector<float>> values(2, std::vector<float>(300'000, 1));
+  const auto recording = trace::Recording::Begin(MonotonicNanos() + absl::ToInt64Nanoseconds(kLong));
+  REQUIRE(recording != nullptr);
+  const auto early = groups[0]->Start(AllReduce(&values[0]));
+  const auto late = groups[1]->Start(AllReduce(&values[1]));
+  for (const auto& call : {early, late}) {
+    REQUIRE(call.ok());
+    REQUIRE((*call)->AwaitFor(kLong));
+  }
+  std::map<std::string, int> spans;
+  // A chunk's span ends when its answers are on their way, which may be after they have arrived.
+  CHECK(Eventually([&] {
+    recording->Drain([&](const trace::Recording::Thread&, const trace::Event& event) {
+      CHECK(event.end_ns >= event.begin_ns);
+      ++spans[event.name];
+    });
+    return spans["combine"] > 1 && spans["combine"] == spans["waiting for members"];
+  }));
+  CHECK(spans["all_reduce"] == 2);
 }
 
 TEST_CASE("a member that goes ends the call of the others with its name", "[collective]") {

@@ -13,6 +13,7 @@
 #include "common/rpc/payload.h"
 #include "common/rpc/sets_client.h"
 #include "common/rpc/status_codes.h"
+#include "common/trace/recorder.h"
 #include "grpcpp/generic/generic_stub.h"
 
 namespace recon {
@@ -277,8 +278,12 @@ absl::StatusOr<std::shared_ptr<PendingCollective>> Group::Start(const CallSpec& 
   {
     MutexLock lock(&mu_);
     RECON_RETURN_IF_ERROR(broken_);
+    const int64_t begun_ns = trace::On() ? MonotonicNanos() : 0;
     submitted = core_.Submit(
-        spec, [pending](const absl::Status& status, uint32_t members) { pending->Finish(status, members); });
+        spec, [pending, begun_ns, kind = spec.kind](const absl::Status& status, uint32_t members) {
+          if (begun_ns != 0) trace::RecordPassive(CallKindName(kind), begun_ns, {});
+          pending->Finish(status, members);
+        });
     finished = Flush();
   }
   for (const MemberCore::Finished& call : finished) call.done(call.status, call.members);
