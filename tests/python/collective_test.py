@@ -92,6 +92,58 @@ class Values(unittest.TestCase):
             self.assertLess(abs(float((result[3] - total / 3).mean())), 1e-3)
             np.testing.assert_allclose(result[4], np.array_split(total / 3, RANKS)[rank], atol=0.1)
 
+    def test_the_largest_values_travel_and_others_are_kept_for_the_next_sum(self) -> None:
+        # What a member has sent until now, and what it has kept, is what it has given.
+        parts = [np.random.default_rng(rank).normal(size=(6, 50, 7)).astype(np.float32) for rank in range(3)]
+
+        def work(group: collective.Group) -> list:
+            results = [group.all_reduce(part, wire="topk:0.1", name="g") for part in parts[group.rank]]
+            kept = group._largest_sums._kept["g"]
+            into = parts[group.rank][0].copy()
+            handle = group.all_reduce(into, "mean", out=into, wire="topk:1", name="all", async_op=True)
+            self.assertIs(handle.wait(), into)
+            self.assertEqual(handle.members, 3)
+            none = group.all_reduce(np.zeros((0, 2)), wire="topk:0.5", name="none")
+            self.assertEqual(none.shape, (0, 2))
+            odd = np.array([np.nan, 1e9, 0.0, 0.0], np.float64) if group.rank else np.zeros(4)
+            nan = group.all_reduce(odd, wire="topk:0.25", name="nan")
+            self.assertTrue(np.isnan(nan[0]) and not nan[1:].any())
+            return [results, kept, into]
+        whole = sum(part.astype(np.float64) for part in parts)
+        done = self.check(together(self.server, work, 3, "largest"))
+        for results, _, into in done:
+            for result, first in zip(results, done[0][0]):
+                np.testing.assert_array_equal(result, first)
+                self.assertLessEqual(np.count_nonzero(result), 3 * 35)
+            np.testing.assert_allclose(into, whole[0] / 3, rtol=1e-5, atol=1e-6)
+        kept = sum(kept.astype(np.float64) for _, kept, _ in done).reshape(50, 7)
+        np.testing.assert_allclose(sum(done[0][0]) + kept, whole.sum(0), rtol=1e-4, atol=1e-4)
+
+        def wrong(group: collective.Group) -> None:
+            ones = np.ones(4, np.float32)
+            for wire in ("topk:", "topk:0", "topk:1.5", "topk:nan", "topk:x"):
+                with self.assertRaisesRegex(ValueError, "the fraction that is sent"):
+                    group.all_reduce(ones, wire=wire, name="g")
+            with self.assertRaisesRegex(ValueError, "needs a name"):
+                group.all_reduce(ones, wire="topk:0.5")
+            with self.assertRaisesRegex(ValueError, "not for a max of float32"):
+                group.all_reduce(ones, "max", wire="topk:0.5", name="g")
+            with self.assertRaisesRegex(ValueError, "not for a sum of int32"):
+                group.all_reduce(ones.astype(np.int32), wire="topk:0.5", name="g")
+        self.check(together(self.server, wrong, 1, "wrong largest"))
+
+    def test_what_a_failed_sum_has_not_sent_is_of_the_next(self) -> None:
+        def work(group: collective.Group) -> object:
+            group.barrier()
+            if group.rank == 1:
+                group.close()
+                return recon.ReconError("is gone")
+            with self.assertRaises(recon.ReconError):
+                group.all_reduce(np.arange(4.0), wire="topk:0.5", name="g")
+            np.testing.assert_array_equal(group._largest_sums._kept["g"], np.arange(4.0))
+            return recon.ReconError("there is nobody left for a barrier")
+        together(self.server, work, 2, "failing")
+
     def test_arrays_that_are_not_contiguous_and_in_place(self) -> None:
         def work(group: collective.Group) -> tuple:
             whole = np.arange(60, dtype=np.float32).reshape(6, 10) * (group.rank + 1)

@@ -4,6 +4,8 @@ import contextlib
 import io
 import itertools
 import os
+import pathlib
+import tempfile
 import threading
 import types
 import unittest
@@ -13,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 import recon
-from recon import _ranks, adasum, collective
+from recon import _places, _ranks, adasum, collective
 from recon.meeting import Meeting
 from jobs import Server, wait_for
 
@@ -145,6 +147,58 @@ class Sets(unittest.TestCase):
         os.environ["RECON_HOST"] = "h1"
         self.addCleanup(os.environ.pop, "RECON_HOST", None)
         self.assertEqual(collective.host_label(), "h1")
+
+    def test_sets_by_numa_node_and_switch_take_what_linux_says(self) -> None:
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        root = pathlib.Path(directory.name)
+        nodes, may_use = root / "devices/system/node", os.sched_getaffinity(0)
+        mine = ",".join(map(str, sorted(may_use)))
+        for node, cpus in (("node0", f"{max(may_use) + 1}-{max(may_use) + 9}"), ("node1", mine)):
+            (nodes / node).mkdir(parents=True)
+            (nodes / node / "cpulist").write_text(f"{cpus}\n")
+        (root / "bus/pci/devices").mkdir(parents=True)
+        for address, ports, node in (("0000:65:00.0", "0000:64:00.0/0000:65:01.0", 1), ("0000:66:00.0", "0000:64:00.0/0000:65:02.0", 1),
+                                     ("0000:b1:00.0", "0000:b0:02.0", -1)):
+            device = root / "devices/pci0000:64" / ports / address
+            device.mkdir(parents=True)
+            (device / "numa_node").write_text(f"{node}\n")
+            (root / "bus/pci/devices" / address).symlink_to(device)
+        with unittest.mock.patch.object(_places, "SYSTEM", root), unittest.mock.patch.dict(os.environ, RECON_HOST="h"):
+            self.assertEqual(collective.numa_label(), "h/node 1")
+            self.assertEqual([collective.numa_label(gpu) for gpu in ("0000:65:00.0", "0000:B1:00.0")], ["h/node 1", "h/node 0"])
+            self.assertEqual([collective.switch_label(gpu) for gpu in ("0000:65:00.0", "0000:66:00.0", "0000:b1:00.0")],
+                             ["h/port 0000:64:00.0", "h/port 0000:64:00.0", "h/port 0000:b0:02.0"])
+            self.assertEqual(self.together("numa", 2, lambda group: [one.size for one in (
+                group.by_numa(), group.by_switch(f"0000:{('65', 'b1')[group.rank]}:00.0"))]), [[2, 1], [2, 1]])
+            for wrong in ("65:00.0", "0000:67:00.0", "../../x"):
+                with self.assertRaisesRegex(ValueError, "no PCI device has the address"):
+                    collective.numa_label(wrong)
+            (nodes / "node0/cpulist").write_text(mine)
+            with self.assertRaisesRegex(ValueError, "NUMA nodes 0, 1: bind it"):
+                collective.numa_label()
+            with self.assertRaisesRegex(ValueError, "there is no GPU"):
+                collective.switch_label()
+
+    def test_sets_that_settings_name_begin_by_their_names(self) -> None:
+        with unittest.mock.patch.dict(os.environ, RECON_SETS="late=1,2 early=2,0-1 alone=3"):
+            def work(rank: int) -> dict[str, tuple]:
+                groups = collective.predefined(rank, server=self.server.address, patience=PATIENCE)
+                results = {name: (group.rank, group.size, float(group.all_reduce(np.array([rank], np.float32))[0]))
+                           for name, group in groups.items()}
+                for group in groups.values():
+                    group.barrier()
+                    group.close()
+                return results
+            with ThreadPoolExecutor(5) as pool:
+                results = list(pool.map(work, range(5)))
+        self.assertEqual(results, [{"early": (1, 3, 3.0)}, {"early": (2, 3, 3.0), "late": (0, 2, 3.0)},
+                                   {"early": (0, 3, 3.0), "late": (1, 2, 3.0)}, {"alone": (0, 1, 3.0)}, {}])
+        for text, error in (("a", "expected NAME=RANKS"), ("=1", "expected NAME=RANKS"), ("a=", "expected NAME=RANKS"),
+                            ("a=x", "expected numbers and ranges"), ("a=3-1", "expected numbers and ranges"),
+                            ("a=1 a=2", "a second time"), ("a=1,0-2", "a second time")):
+            with unittest.mock.patch.dict(os.environ, RECON_SETS=text), self.assertRaisesRegex(ValueError, error):
+                collective.predefined(0, server=self.server.address)
 
     def test_a_split_ends_when_a_member_dies_meanwhile(self) -> None:
         with ThreadPoolExecutor(1) as pool:

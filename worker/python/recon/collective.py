@@ -30,10 +30,12 @@ from typing import Any
 
 import numpy as np
 
-from recon import _core, adasum
+from recon import _core, _environment, _topk, adasum
 from recon._core import MemberLost, SetChanged
+from recon._places import host_label, numa_label, rack_label, sets_of_settings, switch_label
 
-__all__ = ["CallTimeout", "Group", "Handle", "MemberLost", "SetChanged", "host_label", "rack_label", "sets"]
+__all__ = ["CallTimeout", "Group", "Handle", "MemberLost", "SetChanged", "host_label", "numa_label", "predefined",
+           "rack_label", "sets", "switch_label"]
 
 # As worker/collective/call.h numbers them.
 _KINDS = {name: number for number, name in enumerate(
@@ -100,7 +102,7 @@ class Handle:
         """The call's result. `CallTimeout` after so many seconds (the group's own, by default)."""
         timeout = self._group.timeout if timeout is None else timeout
         # Of calls that match by name nobody can tell that members mean different things. Whoever waits can.
-        stalls = min(timeout, _stall_seconds()) if self._group._by_name else timeout
+        stalls = min(timeout, _environment.stall_seconds()) if self._group._by_name else timeout
         if not self._call.wait(stalls):
             if stalls < timeout:
                 print(f"recon: rank {self._group.rank} of set '{self._group.name}' has waited for {stalls:g} s: "
@@ -146,10 +148,11 @@ class Group:
         self.member, self.on_loss = member, on_loss
         self._again = {"server": server, "tls": tls, "on_loss": on_loss, "patience": patience, "by_name": by_name}
         self._by_name = by_name
+        self._largest_sums = _topk.LargestSums()
         self._splits = 0
         self._handles: list[Handle] = []
         self._handles_lock = threading.Lock()
-        self._core = _core.Group(server or _server(), tls or _tls(), name, member, rank is None, rank or 0,
+        self._core = _core.Group(server or _environment.server(), tls or _environment.tls(), name, member, rank is None, rank or 0,
                                  min_size if size is None else size, on_loss == "shrink", patience)
         self._await_begun(interrupted)
         self.update()
@@ -218,19 +221,48 @@ class Group:
         """The members in this rack: those with the same `rack_label()`."""
         return self.split(rack_label())
 
+    def by_numa(self, gpu: str | None = None) -> Group:
+        """The members at this NUMA node: those with the same `numa_label(gpu)`."""
+        return self.split(numa_label(gpu))
+
+    def by_switch(self, gpu: str | None = None) -> Group:
+        """The members whose GPUs are behind one PCIe switch: those with the same `switch_label(gpu)`."""
+        return self.split(switch_label(gpu))
+
     # Every operation returns its result, or with async_op a Handle whose wait() does.
 
     def all_reduce(self, array: Any, op: str = "sum", *, out: Any = None, wire: str = "", name: str = "",
                    order: str = "", async_op: bool = False) -> Any:
         """Sum, mean, min, max, product or adasum over all members; ``out`` may be ``array``. ``wire``: "fp16" or
         "bf16" halves what travels of float32, both ways; "int8" makes a quarter of it, of a sum or a mean: 8 bits a value
-        and a scale for each 256, rounded so that the mean is exact. For adasum see `recon.adasum`; it has no ``wire`` and no
+        and a scale for each 256, rounded so that the mean is exact. "topk:0.01" sends the hundredth of each member's
+        values that is largest, and keeps the others for the next sum of that ``name``, of which it needs one; it is for sums
+        and means of float32 and float64 in sets that do not shrink. For adasum see `recon.adasum`; it has no ``wire`` and no
         ``async_op``."""
         if op == "adasum":
             if wire or async_op:
                 raise ValueError("adasum has neither wire nor async_op")
             return adasum.all_reduce(self, array, out, name)
+        if wire.startswith("topk:"):
+            return self._largest(array, op, out, wire, name, order, async_op)
         return self._reduction("all_reduce", array, op, out, wire, name, async_op, order=order)
+
+    def _largest(self, array: Any, op: str, out: Any, wire: str, name: str, order: str, async_op: bool) -> Any:
+        memory, fraction = _Memory.of(array), _topk.fraction_of(wire)
+        if op not in ("sum", "mean") or memory.dtype not in ("float32", "float64"):
+            raise ValueError(f'wire "{wire}" is for sums and means of float32 and float64, not for a {op} of {memory.dtype}')
+        if not name:
+            raise ValueError(f'wire "{wire}" needs a name: what is not sent is kept under it')
+        if self.on_loss == "shrink":  # Some may have all values when others have not: they cannot begin again.
+            raise ValueError(f'wire "{wire}" cannot go on without who is lost: it goes with on_loss="raise"')
+        result, finish = self._output(memory, out, memory.shape)
+
+        def fill(total: np.ndarray) -> Any:
+            _bytes(_Memory(result))[:] = total.view(np.uint8)
+            return result if finish is None else finish()
+
+        call = self._largest_sums.start(self, _bytes(memory).view(memory.dtype), fraction, op == "mean", name, order, fill)
+        return call if async_op else call.wait()
 
     def reduce(self, array: Any, root: int, op: str = "sum", *, out: Any = None, wire: str = "", name: str = "",
                async_op: bool = False) -> Any:
@@ -242,7 +274,7 @@ class Group:
         memory = _Memory.of(array)
         result, finish = self._output(memory, out, memory.shape)
         if wire not in _WIRES:
-            raise ValueError(f'wire is "{wire}", expected "", "fp16", "bf16" or "int8"')
+            raise ValueError(f'wire is "{wire}", expected "", "fp16", "bf16", "int8" or "topk:F"')
         return self._run(kind, memory, result, async_op, op=op, wire=_WIRES[wire], name=name, order=order,
                          count=memory.count, shape=str(list(memory.shape)), peer=root, finish=finish)
 
@@ -438,36 +470,24 @@ def _bytes(memory: _Memory) -> np.ndarray:
     return array.reshape(-1).view(np.uint8)
 
 
-def host_label() -> str:
-    """RECON_HOST, or this machine's name."""
-    return os.environ.get("RECON_HOST") or socket.gethostname()
-
-
-def rack_label() -> str:
-    """RECON_RACK; ValueError where it is not set."""
-    label = os.environ.get("RECON_RACK", "")
-    if not label:
-        raise ValueError("RECON_RACK does not say in which rack this process is")
-    return label
-
-
-def _stall_seconds() -> float:
-    """After which whoever waits for a call that matches by name says so."""
-    return float(os.environ.get("RECON_STALL_SECONDS", "60"))
-
-
-def _server() -> str:
-    return os.environ.get("RECON_SERVER", "127.0.0.1:7070")
-
-
-def _tls() -> tuple[str, str, str, bool, str, str]:
-    value = os.environ.get
-    return (value("RECON_TLS_CERT", ""), value("RECON_TLS_KEY", ""), value("RECON_TLS_CA", ""),
-            value("RECON_INSECURE", "").lower() in ("1", "true", "yes"), value("RECON_TOKEN_FILE", ""),
-            value("RECON_TLS_CRL", ""))
-
-
 def sets(server: str | None = None, tls: tuple[str, str, str, bool, str, str] | None = None) -> list[dict]:
     """All sets of a job: ``members`` that are there, those that are ``lost`` from the set as it is and why, who is
     ``waiting`` to be one, and which ``calls`` wait for whom and for how long. Members are rank and name."""
-    return _core.sets(server or _server(), tls or _tls())
+    return _core.sets(server or _environment.server(), tls or _environment.tls())
+
+
+def predefined(rank: int, **options: Any) -> dict[str, Group]:
+    """The sets that the job's settings name and that ``rank`` is in, by name: RECON_SETS="encoder=0-3 ends=0,7", the same
+    for all processes. Ranks in a set count from 0, in the order in which its settings have them. ``options`` are those of
+    `Group`. ValueError, with what is wrong, for other settings."""
+    mine = {name: ranks for name, ranks in sets_of_settings(os.environ.get("RECON_SETS", "")).items() if rank in ranks}
+    groups: dict[str, Group] = {}
+    try:
+        # In the order of names at all processes: one that waits for a set to begin keeps nobody from beginning another.
+        for name, ranks in sorted(mine.items()):
+            groups[name] = Group(name, rank=ranks.index(rank), size=len(ranks), **options)
+    except BaseException:
+        for group in groups.values():
+            group.close()
+        raise
+    return groups

@@ -1,21 +1,19 @@
-"""Sums of the largest values of each rank alone, where what a rank has not sent is kept for its next ones (Stich et al.,
-"Sparsified SGD with Memory", NeurIPS 2018)."""
+"""Gradients as sums of the largest values of each rank alone (recon/_topk.py)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
+
+from recon import _topk
 
 from ._context import ProcessSet, context
 from ._ops import Average, Handle, Op, TopK, host
 
 
 class SparseSums:
-    """What an optimizer sends, by the names of its calls, and what it has kept back. Each member sends an int32 index and
-    a value for each of its largest values, and gets those of all. Members add them up in one order: to the same bits.
-    Who is lost or joins meanwhile ends a call with an error. ValueError where that is not to be one."""
+    """What an optimizer sends, by the names of its calls, and what it has kept back. Who is lost or joins meanwhile ends a call with an error. ValueError where that is not to be one."""
 
     def __init__(self, compression: TopK, op: Op, prescale: float, postscale: float, process_set: ProcessSet) -> None:
         self._fraction, self._op, self._prescale, self._postscale = compression.fraction, op, prescale, postscale
@@ -39,23 +37,17 @@ class SparseSums:
         whole = whole.float() if whole.element_size() < 4 else whole
         if name in self._kept:
             whole += self._kept[name]
-        count = math.ceil(self._fraction * whole.numel())
-        # What is not a number is among the largest, so that all see it.
-        places = whole.abs().topk(count, sorted=False).indices
-        values = whole[places]
-        whole[places] = 0
         self._kept[name] = whole
-        packed = torch.cat([places.int().view(torch.uint8), values.view(torch.uint8)])
+        packed = _topk.take_largest(whole.numpy(), self._fraction)
         with self._set.call() as group:
             call = group.all_gather(packed, sizes=[len(packed)] * group.size, name=name, order=order, async_op=True,
-                                    of=f"the largest {count} of {whole.numel()} {str(whole.dtype).removeprefix('torch.')}")
+                                    of=f"the largest {self._fraction:g} of {whole.numel()} {whole.numpy().dtype}")
 
         def finish() -> list[torch.Tensor]:
             total = torch.zeros_like(whole)
-            every = call.wait().split(len(packed))
+            every = call.wait().reshape(-1, len(packed))
             for part in every:
-                total.index_add_(0, part[:4 * count].clone().view(torch.int32),
-                                 part[4 * count:].clone().view(whole.dtype))
+                _topk.add(part, total.numpy())
             total *= self._postscale / (len(every) if self._op is Average else 1)
             for gradient, part in zip(gradients, total.split([gradient.numel() for gradient in gradients])):
                 gradient.detach().copy_(part.view(gradient.shape))
