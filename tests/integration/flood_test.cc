@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "absl/strings/strip.h"
 #include "catch2/catch.hpp"
 #include "server/rpc/access.h"
+#include "tests/integration/chaos_checks.h"
 #include "tests/integration/process_job.h"
 #include "tests/support/raw_http2.h"
 
@@ -25,7 +27,7 @@ constexpr int kStrangers = 2000;
 // late.
 constexpr uint64_t kGrowthMax = uint64_t{1} << 30;
 
-uint64_t ResidentBytes(pid_t process) {
+uint64_t MostResidentBytes(pid_t process) {
   const std::string status = ReadWholeFile(absl::StrCat("/proc/", process, "/status"));
   for (absl::string_view line : absl::StrSplit(status, '\n')) {
     if (!absl::ConsumePrefix(&line, "VmHWM:")) continue;
@@ -100,6 +102,37 @@ TEST_CASE("2,000 connections that say nothing leave a server of 256 descriptors 
   CHECK(absl::StrContains(job.ServerLog(), " is closed: "));
 }
 
+TEST_CASE("as many workers as a soft limit of 1,024 descriptors has room for push beside each other",
+          "[flood]") {
+  const uint32_t workers = FromEnvironment("RECON_FLOOD_WORKERS", 12);
+  ProcessJob job({"--optimizer", "sgd", "--learning-rate", "1", "--data-epochs", "1000", "--evict-after",
+                  "60s", "--suspect-after", "30s"});
+  job.set_server_descriptors(1024);
+  REQUIRE(job.StartServer());
+  std::vector<std::unique_ptr<Process>> processes;
+  const auto file_of = [&](uint32_t worker) { return job.directory() / absl::StrCat("said-", worker); };
+  for (uint32_t i = 0; i < workers; ++i) {
+    processes.push_back(std::make_unique<Process>(
+        std::vector<std::string>{"chaos_worker", job.address(), absl::StrCat(workers), absl::StrCat(i), "0",
+                                 "grpc", file_of(i)},
+        file_of(i) + ".log"));
+  }
+  for (int round = 0; round < 2; ++round) {
+    for (uint32_t i = 0; i < workers; ++i) {
+      const uint64_t before = round == 0 ? 0 : ReadSaid(file_of(i)).acknowledged;
+      INFO("worker " << i << ": " << processes[i]->output());
+      CHECK(Eventually([&] { return ReadSaid(file_of(i)).acknowledged >= before + 3; }, absl::Minutes(5)));
+    }
+  }
+  const auto status = job.Status();
+  REQUIRE(status.ok());
+  CHECK(std::count_if(status->members().begin(), status->members().end(), [](const MemberStatus& member) {
+          return member.state() == MEMBER_ACTIVE;
+        }) == static_cast<ptrdiff_t>(workers));
+  CHECK(!absl::StrContains(job.ServerLog(), " is closed: "));
+  CHECK(!absl::StrContains(job.ServerLog(), "evicted"));
+}
+
 TEST_CASE("calls that nobody goes on with are cut", "[flood]") {
   ProcessJob job(JobFlags());
   REQUIRE(job.StartServer());
@@ -153,7 +186,7 @@ TEST_CASE("headers without end are cut, before they cost much memory", "[flood]"
   REQUIRE(job.StartServer());
   const auto worker = job.StartWorker("two");
   REQUIRE(job.SamplesReach(1000));
-  const uint64_t before = ResidentBytes(job.server().pid());
+  const uint64_t before = MostResidentBytes(job.server().pid());
   // A name of one byte, and a value that claims to have 2 GiB.
   const std::string claim = std::string("\0\1x\x7f\xff\xff\xff\xff\7", 9);
   const bool one_literal = GENERATE(true, false);
@@ -177,7 +210,7 @@ TEST_CASE("headers without end are cut, before they cost much memory", "[flood]"
   };
   CHECK(Eventually(all_cut, absl::Seconds(60)));
   CheckGoesOn(job);
-  CHECK(ResidentBytes(job.server().pid()) < before + kGrowthMax);
+  CHECK(MostResidentBytes(job.server().pid()) < before + kGrowthMax);
 }
 
 }  // namespace recon

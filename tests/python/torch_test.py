@@ -108,6 +108,44 @@ class Equality(unittest.TestCase):
                 plain = train_plainly(optimizer, "layer", 6000, steps)
                 self.assertLess(distance(state, plain), 1e-5)
 
+    def member(self, server: Server, rank: int, size: int, *arguments: str) -> Script:
+        """One process of a worker that has several."""
+        return Script(server, f"group{rank}", "--job", SYNCHRONOUS, "--worker", EXACT, "--state-to",
+                      str(server.root / f"group state{rank}"), "--member", str(rank), str(size), str(server.root / "store"),
+                      *arguments)
+
+    def test_a_worker_that_is_a_group_of_processes_trains_as_one(self) -> None:
+        # 50 samples are 17, 17 and 16, and the last one is 1, 0 and 0; beside a worker that is one process.
+        for optimizer, others in (("nesterov", 0), ("adamw", 1)):
+            with self.subTest(optimizer=optimizer), Server(BINARIES, "--workers-min", str(1 + others)) as server:
+                arguments = ("--optimizer", optimizer, "--norm", "layer", "--epochs", "2", "--samples", "2001")
+                paths = [server.root / f"steps{i}" for i in range(1 + others)]
+                scripts = [Script(server, "w1", *arguments, "--job", SYNCHRONOUS, "--worker", EXACT, "--steps-to",
+                                  str(paths[1])) for _ in range(others)]
+                scripts += [self.member(server, rank, 3, *arguments, *(("--steps-to", str(paths[0])) if rank == 0 else ()))
+                            for rank in range(3)]
+                for script in scripts:
+                    self.assertEqual(script.wait(), 0, script.log())
+                steps = steps_of(paths)
+                self.assertEqual(sum(len(one["samples"]) for given in steps.values() for one in given), 2 * 2001)
+                plain = train_plainly(optimizer, "layer", 2001, steps)
+                for rank in range(3):
+                    self.assertLess(distance(torch.load(server.root / f"group state{rank}"), plain), 1e-5)
+                self.assertEqual({split["worker"] for split in server.completions()},
+                                 {"group0"} | {"w1" for _ in range(others)})
+
+    def test_a_group_whose_processes_die_ends_and_starts_again_together(self) -> None:
+        with Server(BINARIES, "--snapshot-interval", "300ms") as server:
+            arguments = ("--norm", "layer", "--samples", "4000")
+            first = [self.member(server, rank, 2, *arguments, *(("--wrong", "dies later") if rank == 1 else ()))
+                     for rank in range(2)]
+            self.assertEqual(first[1].wait(), -signal.SIGKILL)
+            self.assertNotEqual(first[0].wait(), 0, first[0].log())
+            (server.root / "store").unlink()
+            for script in [self.member(server, rank, 2, *arguments) for rank in range(2)]:
+                self.assertEqual(script.wait(), 0, script.log())
+            self.assertEqual(server.phase(), "PHASE_FINISHED")
+
     def test_two_runs_of_one_seed_end_in_one_state_though_the_server_is_killed(self) -> None:
         roots = [self.run_synchronously("adamw", "layer", 1, kill_server=killed)[2] for killed in (False, True)]
         self.assertEqual(roots[0], roots[1])
@@ -121,6 +159,15 @@ class LocalSteps(unittest.TestCase):
             for script in scripts:
                 self.assertEqual(script.wait(), 0, script.log())
             return server.status()
+
+    def test_so_it_does_on_a_worker_that_is_a_group(self) -> None:
+        with Server(BINARIES) as server:
+            scripts = [Script(server, f"w{i}", "--optimizer", "rmsprop", "--epochs", "3", "--member", str(i), "2",
+                              str(server.root / "store"), "--state-to", str(server.root / f"state{i}")) for i in range(2)]
+            for script in scripts:
+                self.assertEqual(script.wait(), 0, script.log())
+            self.assertGreater(server.status()["evaluations"][-1]["accuracy"], 0.9)
+            self.assertEqual(distance(*(torch.load(server.root / f"state{i}") for i in range(2))), 0)
 
     def test_an_optimizer_that_the_server_has_not_steps_on_the_worker(self) -> None:
         status = self.train("rmsprop", 2)

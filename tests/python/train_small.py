@@ -70,8 +70,14 @@ def main() -> None:
     parser.add_argument("--steps-to", help="a file that gets a line a step: its number, and what this worker gave")
     parser.add_argument("--state-to", help="a file that gets the model's state at the end")
     parser.add_argument("--wrong", default="", help="something that a script may do wrong")
+    parser.add_argument("--member", nargs=3, metavar=("RANK", "SIZE", "FILE"), help="of a worker of several processes")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    group = None
+    if options.member:
+        rank, size, path = options.member
+        torch.distributed.init_process_group("gloo", f"file://{path}", rank=int(rank), world_size=int(size))
+        group = torch.distributed.group.WORLD
 
     data = make_data(options.samples)
     tests = make_data(1000)
@@ -90,7 +96,7 @@ def main() -> None:
 
     loader = rt.DataLoader(data, batch_size=options.batch, num_workers=options.workers,
                            worker_init_fn=kill_parent if options.wrong == "dies" else None)
-    job = rt.join(model, optimizer, loader, evaluate=validate, epochs=options.epochs, scheduler=scheduler,
+    job = rt.join(model, optimizer, loader, evaluate=validate, epochs=options.epochs, scheduler=scheduler, group=group,
                   job_settings=options.job, **options.worker)
     if options.wrong == "joins twice":
         rt.join(model, optimizer, loader)
@@ -99,6 +105,8 @@ def main() -> None:
         for x, y in loader:
             given = {"samples": job.indices(), "order": job._unstepped[0].order_key, "scheduled": scheduler.last_epoch}
             loss = functional.cross_entropy(model(x), y)
+            if options.wrong == "dies later" and job.step > 20:
+                os.kill(os.getpid(), signal.SIGKILL)
             if options.wrong == "no backward":
                 optimizer.step()
             loss.backward()

@@ -143,11 +143,13 @@ def main():
     parser.add_argument("--timeout", type=float, default=1200)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rows = {"recon, undisturbed": run_recon(options, 0), "recon": run_recon(options, options.kills),
-            "gloo, torchrun": run_gloo(options, options.kills)}
-    print(f"{'':20}" + "".join(f"{name:>12}" for name in next(iter(rows.values()))))
-    for title, row in rows.items():
-        print(f"{title:20}" + "".join(f"{value:>12}" for value in row.values()))
+    rows = {}
+    for title, run, kills in (("recon, undisturbed", run_recon, 0), ("recon", run_recon, options.kills),
+                              ("gloo, torchrun", run_gloo, options.kills)):
+        row = rows[title] = run(options, kills)
+        if len(rows) == 1:
+            print(f"{'':20}" + "".join(f"{name:>12}" for name in row))
+        print(f"{title:20}" + "".join(f"{value:>12}" for value in row.values()), flush=True)
     ratios = {"stopped_of_gloo": round(rows["recon"]["stopped_s"] / rows["gloo, torchrun"]["stopped_s"], 3),
               "seconds_of_gloo": round(rows["recon"]["seconds"] / rows["gloo, torchrun"]["seconds"], 3),
               "loss_of_undisturbed": round(rows["recon"]["loss"] / rows["recon, undisturbed"]["loss"], 4)}

@@ -3,6 +3,7 @@
 "loss VALUE"."""
 
 import argparse
+import datetime
 import os
 import pathlib
 import time
@@ -66,7 +67,11 @@ def train_recon(module, optimizer):
 
 def train_gloo(module, optimizer):
     import torch.distributed as dist
-    dist.init_process_group("gloo")
+    # What the processes before have left in torchrun's store says where they were.
+    store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False))
+    dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=options.ranks,
+                            timeout=datetime.timedelta(seconds=30))
     checkpoint, step = options.path / "checkpoint", 0
     if checkpoint.exists():
         state = torch.load(checkpoint)

@@ -77,7 +77,7 @@ class _BatchSampler(torch.utils.data.Sampler):
         while True:
             batch = self.job.take()
             self.taken.append(batch)
-            yield [] if batch is None else [int(index) for index in batch.indices]
+            yield [] if batch is None else [int(index) for index in self.job.samples_of(batch)]
 
 
 class JobLoader:

@@ -7,7 +7,7 @@ import inspect
 import os
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ import torch
 from recon import _core
 from recon._leases import Batch, metric_sums
 from recon._worker import flags_of
-from recon.torch._data import JobLoader
+from recon.torch._data import DataLoader, JobLoader
+from recon.torch._members import Members
 from recon.torch._optimizers import is_of_the_server, settings_of, unwrapped
 from recon.torch._overlap import Overlap
 from recon.torch._state import copy_state, remember
@@ -29,7 +30,8 @@ _joined: list[int] = []
 
 def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, *,
          evaluate: Callable[..., dict[str, Any]] | None = None, epochs: int = 1, scheduler: Any = None,
-         overlap: bool | None = None, job_settings: dict[str, Any] | None = None, **settings: Any) -> Job:
+         overlap: bool | None = None, group: torch.distributed.ProcessGroup | None = None,
+         job_settings: dict[str, Any] | None = None, **settings: Any) -> Job:
     """Makes this process a worker of the job: `loader` gives it its share, ``optimizer.step()`` pushes gradients.
 
     Arguments:
@@ -48,6 +50,10 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
             not to this worker's.
         overlap: whether gradients are pushed while backward still runs. None: once a few steps have shown that the
             script does not change them before ``step()``, by clipping, unscaling or accumulating.
+        group: the processes of torch.distributed, over NCCL or gloo, that are one worker together, such as those of one
+            machine: each calls this with the same arguments, and computes its share of every batch. The first one
+            pushes the mean of their gradients; the others get the parameters from it. If one dies, the others end
+            with an error: start them again together, as torchrun does.
         job_settings: flags of recon-server that the script proposes, ``{"sync": "ssp:4", "seed": 7}``. Without "sync"
             the job is synchronous ("bsp"): each step is the mean over all workers that are there.
         **settings: flags of recon-worker: ``server="host:7070"``, ``codec="topk:0.01"``...
@@ -68,11 +74,16 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
         raise RuntimeError("this loader has a job already: join once, after model and optimizer exist")
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise TypeError("join() was given a DistributedDataParallel: each worker of a job is one process, and the server is "
-                        "what adds their gradients. Start them with `recon run`")
+                        "what adds their gradients. Give the module itself, and start workers with `recon run`; processes "
+                        "that are to be one worker say group=")
     optimizer = unwrapped(optimizer)
     if hasattr(optimizer, "_recon_job"):
         raise RuntimeError("this optimizer has a job already: join once")
-    job = Job(model, optimizer, loader, evaluate, epochs, scheduler, overlap, job_settings or {}, settings)
+    if group is not None and not isinstance(loader, DataLoader):
+        raise TypeError(f"group= goes with a recon.torch.DataLoader, not with a {type(loader).__name__}: its batches are cut "
+                        "by their indices")
+    job = Job(model, optimizer, loader, evaluate, epochs, scheduler, overlap, Members(group) if group is not None else None,
+              job_settings or {}, settings)
     loader._job = job
     remember(model, job)
     if os.getpid() not in _joined:
@@ -91,12 +102,13 @@ class Job:
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any,
                  evaluate: Callable[..., dict[str, Any]] | None, epochs: int, scheduler: Any, overlap: bool | None,
-                 job_settings: dict[str, Any], settings: dict[str, Any]) -> None:
+                 members: Members | None, job_settings: dict[str, Any], settings: dict[str, Any]) -> None:
         self.model = model
         self.optimizer = optimizer
         self.loader = loader
         self.loss: float | None = None
         self._evaluate = evaluate
+        self._members = members  # Of this worker, where it is several processes.
         self._tensors = Tensors(model, optimizer)
         # Where the server does not compute the optimizer, it steps here, and how far it has moved is pushed.
         self._own_step: Callable[..., Any] | None = None
@@ -113,14 +125,17 @@ class Job:
         gpu = next((parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"), None)
         if gpu is not None:
             settings = {"device": f"cuda:{gpu.index or 0}", **settings}
-        self._core = _core.Worker(flags_of(settings), type(model).__name__, self._tensors.specs,
-                                  self._tensors.aliases, loader.samples, 1 if evaluate else 0, proposed, loader.fingerprint)
+
+        def connect() -> Any:
+            return _core.Worker(flags_of(settings), type(model).__name__, self._tensors.specs, self._tensors.aliases,
+                                loader.samples, 1 if evaluate else 0, proposed, loader.fingerprint)
+        self._core = connect() if members is None else members.core(connect)
         self._name = self._core.name
         self.seed = int(self._core.job()["seed"])
         self._leases = loader.share(self._core)
         self._tensors.place(self._core)
         self._overlap = Overlap(self._core, self._tensors.trained, self._tensors.places_of_parameters(),
-                                lambda: self._tensors.rates(optimizer), False if self._own_step else overlap)
+                                lambda: self._tensors.rates(optimizer), False if self._own_step or members else overlap)
         self._unstepped: list[Batch] = []
         self._began = 0.0
         self._left = False
@@ -145,6 +160,10 @@ class Job:
 
     def take(self) -> Batch | None:
         return None if self._left else self._leases.take()
+
+    def samples_of(self, batch: Batch) -> Sequence[int]:
+        """Those that this process computes."""
+        return batch.indices if self._members is None else self._members.samples_of(batch)
 
     def begin(self, batch: Batch) -> bool:
         if not self._leases.begin(batch):
@@ -195,7 +214,8 @@ class Job:
         return self._overlap.on
 
     def indices(self) -> list[int]:
-        """The samples of the batches since the last ``step()``; none where workers share files."""
+        """The samples of the batches since the last ``step()``, of all processes of a group; none where workers share
+        files."""
         return [int(index) for batch in self._unstepped for index in batch.indices]
 
     def pull(self) -> None:
@@ -297,6 +317,8 @@ class Job:
         pushed = self._overlap.take()
         place, rates = self._core.gradient(), []
         if self._own_step is not None:
+            if self._members is not None:
+                self._members.mean_gradients(self._tensors.trained, batches)
             # An optimizer that steps here calls the closure as often as it likes.
             if closure is not None:
                 result = self.loss = self._own_step(closure)
@@ -305,6 +327,8 @@ class Job:
             self._tensors.store_values(place)
         else:
             self._tensors.store(place, pushed)
+            if self._members is not None:
+                self._members.reduce(place, batches)
             rates = self._overlap.rates(self._tensors.rates(self.optimizer))
         loss, self.loss = self.loss, None
         self._core.end(samples, time.monotonic() - self._began, _number(loss), rates,
