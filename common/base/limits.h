@@ -67,6 +67,10 @@ constexpr absl::Duration kReplyWaitMax = absl::Seconds(10);
 constexpr absl::Duration kRoundReplyWaitMax = absl::Minutes(10);
 
 constexpr size_t kMembersMax = 4096;
+// Of those that are gone, which are only shown: whoever asks for a status gets them all.
+constexpr size_t kGoneMembersMax = 256;
+// Processes whose names others have taken over, and who are told so.
+constexpr size_t kSupersededMax = 16'384;
 // Who waits for the end of a drain.
 constexpr size_t kDrainsWaitingMax = 64;
 // Lines of the audit log that wait to be written.

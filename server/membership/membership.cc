@@ -18,13 +18,13 @@ constexpr absl::Duration kRivalToldEvery = absl::Minutes(1);
 absl::Status Membership::Admit(WorkerId worker, const Member& member, absl::Time now) {
   RECON_RETURN_IF_ERROR(CheckNotTakenOver(member.name, member.incarnation));
   const auto found = members_.find(worker);
-  if (found == members_.end() && members_.size() >= limits::kMembersMax) DropOldestGone();
+  if (found == members_.end()) DropOldestGone();
   if (found == members_.end() && members_.size() >= limits::kMembersMax) {
     return absl::ResourceExhaustedError(
         absl::StrCat(members_.size(), " members, allowed are ", limits::kMembersMax));
   }
   if (found != members_.end() && found->second.incarnation != member.incarnation) {
-    superseded_.emplace(found->second.incarnation, member.peer);
+    NoteSuperseded(found->second.incarnation, member.peer);
   }
   Member& mine = members_[worker];
   const WorkerProgress progress = mine.incarnation == member.incarnation ? mine.progress : WorkerProgress();
@@ -82,11 +82,22 @@ absl::Status Membership::Hear(WorkerId worker, Incarnation incarnation, absl::Ti
 
 void Membership::DropOldestGone() {
   auto oldest = members_.end();
+  size_t gone = 0;
   for (auto it = members_.begin(); it != members_.end(); ++it) {
     if (!it->second.gone) continue;
+    ++gone;
     if (oldest == members_.end() || it->second.last_heard < oldest->second.last_heard) oldest = it;
   }
+  if (gone < limits::kGoneMembersMax && members_.size() < limits::kMembersMax) return;
   if (oldest != members_.end()) members_.erase(oldest);
+}
+
+void Membership::NoteSuperseded(Incarnation incarnation, const std::string& by) {
+  if (!superseded_.emplace(incarnation, by).second) return;
+  superseded_in_order_.push_back(incarnation);
+  if (superseded_in_order_.size() <= limits::kSupersededMax) return;
+  superseded_.erase(superseded_in_order_.front());
+  superseded_in_order_.pop_front();
 }
 
 void Membership::Excuse(absl::Time now) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <string>
 #include <vector>
@@ -77,8 +78,9 @@ class Membership {
   bool NoteRival(WorkerId worker, Incarnation rival, const std::string& peer, absl::Time now);
 
  private:
-  // Makes room: those that are gone are only shown.
+  // Makes room for one: those that are gone are only shown.
   void DropOldestGone();
+  void NoteSuperseded(Incarnation incarnation, const std::string& by);
   // Whether another process has the name that this one had.
   absl::Status CheckNotTakenOver(const std::string& name, Incarnation incarnation) const;
 
@@ -86,6 +88,7 @@ class Membership {
   std::map<WorkerId, Member> members_;
   // Processes whose name another one took over: from where that registered.
   std::map<Incarnation, std::string> superseded_;
+  std::deque<Incarnation> superseded_in_order_;
 };
 
 }  // namespace recon

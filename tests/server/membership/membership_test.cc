@@ -1,6 +1,7 @@
 #include "server/membership/membership.h"
 
 #include "catch2/catch.hpp"
+#include "common/base/limits.h"
 
 namespace recon {
 namespace {
@@ -94,6 +95,26 @@ TEST_CASE("of processes that wait for a member's name the first is told of at on
   REQUIRE(members.Admit(kOne, Process(9), kStart + absl::Seconds(600)).ok());
   CHECK(members.Find(kOne)->rival_peer.empty());
   CHECK(note(8, 600));
+}
+
+TEST_CASE("of those that are gone the last ones are shown, and room is made for newcomers", "[membership]") {
+  Membership members = Fresh();
+  REQUIRE(members.Admit(WorkerId(0), Process(1), kStart).ok());
+  const uint32_t count = 2 * limits::kGoneMembersMax;
+  for (uint32_t i = 1; i <= count; ++i) {
+    REQUIRE(members.Admit(WorkerId(i), Process(1), kStart + absl::Seconds(i)).ok());
+    members.Remove(WorkerId(i));
+  }
+  CHECK(members.members().size() == 1 + limits::kGoneMembersMax);
+  CHECK(members.Find(WorkerId(0)) != nullptr);
+  CHECK(members.Find(WorkerId(1)) == nullptr);
+  CHECK(members.Find(WorkerId(count)) != nullptr);
+  for (uint32_t i = 0; i + 1 < limits::kMembersMax; ++i) {
+    REQUIRE(members.Admit(WorkerId(10'000 + i), Process(1), kStart).ok());
+  }
+  CHECK(members.members().size() == limits::kMembersMax);
+  CHECK(absl::IsResourceExhausted(members.Admit(WorkerId(9'999), Process(1), kStart)));
+  CHECK(members.Admit(WorkerId(0), Process(1), kStart).ok());
 }
 
 TEST_CASE("unknown workers and wrong incarnations are to register", "[membership]") {
