@@ -41,7 +41,7 @@ def steps_of(paths: list[pathlib.Path]) -> dict[int, list[dict]]:
     return {step: sorted(given, key=lambda one: one["order"]) for step, given in sorted(steps.items())}
 
 
-def train_plainly(optimizer_name: str, norm: str, samples: int, steps: dict[int, list[dict]]) -> dict:
+def train_plainly(optimizer_name: str, norm: str, samples: int, steps: dict[int, list[dict]], clip: float = 0.0) -> dict:
     """What PyTorch alone makes of the same steps: the mean over the union of the workers' batches."""
     model = train_small.make_model(norm)
     optimizer = train_small.make_optimizer(optimizer_name, model)
@@ -53,6 +53,8 @@ def train_plainly(optimizer_name: str, norm: str, samples: int, steps: dict[int,
         train_small.set_rates(scheduler, given[0]["scheduled"])
         optimizer.zero_grad()
         functional.cross_entropy(model(x[indices]), y[indices]).backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
     return model.state_dict()
 
@@ -116,9 +118,10 @@ class Equality(unittest.TestCase):
 
     def test_a_worker_that_is_a_group_of_processes_trains_as_one(self) -> None:
         # 50 samples are 17, 17 and 16, and the last one is 1, 0 and 0; beside a worker that is one process.
-        for optimizer, others in (("nesterov", 0), ("adamw", 1)):
+        for optimizer, others, clip in (("nesterov", 0, 0.3), ("adamw", 1, 0.0)):
             with self.subTest(optimizer=optimizer), Server(BINARIES, "--workers-min", str(1 + others)) as server:
-                arguments = ("--optimizer", optimizer, "--norm", "layer", "--epochs", "2", "--samples", "2001")
+                arguments = ("--optimizer", optimizer, "--norm", "layer", "--epochs", "2", "--samples", "2001", "--clip",
+                             str(clip))
                 paths = [server.root / f"steps{i}" for i in range(1 + others)]
                 scripts = [Script(server, "w1", *arguments, "--job", SYNCHRONOUS, "--worker", EXACT, "--steps-to",
                                   str(paths[1])) for _ in range(others)]
@@ -128,11 +131,21 @@ class Equality(unittest.TestCase):
                     self.assertEqual(script.wait(), 0, script.log())
                 steps = steps_of(paths)
                 self.assertEqual(sum(len(one["samples"]) for given in steps.values() for one in given), 2 * 2001)
-                plain = train_plainly(optimizer, "layer", 2001, steps)
+                plain = train_plainly(optimizer, "layer", 2001, steps, clip)
                 for rank in range(3):
                     self.assertLess(distance(torch.load(server.root / f"group state{rank}"), plain), 1e-5)
                 self.assertEqual({split["worker"] for split in server.completions()},
                                  {"group0"} | {"w1" for _ in range(others)})
+
+    def test_processes_of_a_group_that_part_or_differ_are_told(self) -> None:
+        for second, error, codes in ((("--wrong", "pulls alone"), "the first process of this worker's group is at 'begin_evaluation'", 1),
+                                     (("--batch", "40"), "process 1 has another batch_size than process 0", 2)):
+            with self.subTest(error=error), Server(BINARIES) as server:
+                scripts = [self.member(server, rank, 2, "--norm", "layer", *(second if rank == 1 or "--wrong" in second else ()))
+                           for rank in range(2)]
+                for script in scripts:
+                    self.assertNotEqual(script.wait(), 0)
+                self.assertEqual(sum(error in script.log() for script in scripts), codes, scripts[1].log())
 
     def test_a_group_whose_processes_die_ends_and_starts_again_together(self) -> None:
         with Server(BINARIES, "--snapshot-interval", "300ms") as server:

@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("--steps-to", help="a file that gets a line a step: its number, and what this worker gave")
     parser.add_argument("--state-to", help="a file that gets the model's state at the end")
     parser.add_argument("--wrong", default="", help="something that a script may do wrong")
+    parser.add_argument("--clip", type=float, default=0.0)
     parser.add_argument("--member", nargs=3, metavar=("RANK", "SIZE", "FILE"), help="of a worker of several processes")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -113,9 +114,13 @@ def main() -> None:
             if options.wrong == "nan gradient":
                 model[0].weight.grad[0, 0] = float("nan")
             job.report(loss)
+            if options.clip:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), options.clip)
             optimizer.step()
             optimizer.zero_grad()
             scheduler.step()
+            if options.wrong == "pulls alone" and job.step > 20 and group is not None and group.rank() == 0:
+                job.state_dict()
             if steps is not None:
                 print(json.dumps([job.step, given]), file=steps, flush=True)
     if options.state_to:

@@ -18,6 +18,7 @@ options = parser.parse_args()
 values = options.megabytes * 1_000_000 // 4 // options.ranks * options.ranks
 part = values // options.ranks
 SMALL_ROUNDS = 200
+SETS = 16  # At once, each with its share of the values.
 
 
 def recon_operations():
@@ -25,7 +26,16 @@ def recon_operations():
     group = Group("bench", server=options.address, rank=options.rank, size=options.ranks, patience=60)
     whole, piece, small = (np.full(n, 1e-3, np.float32) for n in (values, part, 1024))
     parts = [part] * options.ranks
+    sets = [Group(f"bench {number}", server=options.address, rank=options.rank, size=options.ranks, patience=60)
+            for number in range(SETS)]
+    shares = np.array_split(whole, SETS)
+
+    def at_once():
+        for handle in [one.all_reduce(share, out=share, async_op=True) for one, share in zip(sets, shares)]:
+            handle.wait()
+
     return group.barrier, {
+        "sets_at_once": at_once,
         "allreduce_fp32": lambda: group.all_reduce(whole, out=whole),
         "allreduce_fp16": lambda: group.all_reduce(whole, out=whole, wire="fp16"),
         "reduce_scatter": lambda: group.reduce_scatter(whole, sizes=parts),
@@ -41,7 +51,15 @@ def gloo_operations():
                             world_size=options.ranks)
     whole, piece, small = (torch.full((n,), 1e-3) for n in (values, part, 1024))
     outputs = list(torch.empty(values).split(part))
+    sets = [dist.new_group() for _ in range(SETS)]
+    shares = whole.tensor_split(SETS)
+
+    def at_once():
+        for work in [dist.all_reduce(share, group=one, async_op=True) for one, share in zip(sets, shares)]:
+            work.wait()
+
     return dist.barrier, {
+        "sets_at_once": at_once,
         "allreduce_fp32": lambda: dist.all_reduce(whole),
         "reduce_scatter": lambda: dist.reduce_scatter(piece, list(whole.split(part))),
         "all_gather": lambda: dist.all_gather(outputs, piece),

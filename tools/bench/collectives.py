@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Collectives of recon beside gloo's (PyTorch's CPU back end), in one run: ranks, and recon's servers, each in a
 network namespace of its own whose link is limited; then all on loopback. Prints a table of medians; with --json, one
-JSON object as the last line. In `ratios`: recon's time over gloo's."""
+JSON object as the last line. In `ratios`: recon's time over gloo's; of sets_at_once_of_one, the time of 16 sets at once over that
+of one set that has the same values."""
 
 import argparse
 import json
@@ -71,6 +72,8 @@ def compare(title, recon, gloo, suffix, result):
         print(f"  {name:16}{seconds:10.4f}{base:10.4f}{seconds / base:8.2f}")
         result["ratios"][f"{name}_of_gloo_{suffix}"] = round(seconds / base, 3)
     result["seconds"][suffix] = {"recon": recon, "gloo": gloo}
+    for name, seconds in (("recon", recon), ("gloo", gloo)):
+        result["ratios"][f"sets_at_once_of_one_{name}_{suffix}"] = round(seconds["sets_at_once"] / seconds["allreduce_fp32"], 3)
 
 
 def main():

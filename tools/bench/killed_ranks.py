@@ -36,10 +36,11 @@ def losses_of(path):
 
 
 class Kills:
-    """Kills one process of those that train every so many seconds, once each of them has done a step."""
+    """Kills one process of those that train every so many seconds, until a tenth of the steps is left."""
 
-    def __init__(self, path, every, count):
-        self.path, self.every, self.left = path, every, count
+    def __init__(self, path, options, count):
+        self.path, self.every, self.left = path, options.every, count
+        self.last_step = 0.9 * options.steps
         self.next = None
         self.done = 0
 
@@ -49,6 +50,9 @@ class Kills:
         if self.next is None and stepping:
             self.next = now + self.every
         if self.left == 0 or self.next is None or now < self.next or len(stepping) < 2:
+            return
+        if max(rows[-1][1] for rows in steps_of(self.path).values() if rows) > self.last_step:
+            self.left = 0
             return
         self.next, self.left = now + self.every, self.left - 1
         os.kill(sorted(stepping)[self.done % len(stepping)], signal.SIGKILL)
@@ -95,14 +99,14 @@ def run_recon(options, kills_max):
         for _ in range(options.ranks):
             start()
         try:
-            processes, result = finish(options, job.path, time.monotonic(), Kills(job.path, options.every, kills_max), alive,
+            processes, result = finish(options, job.path, time.monotonic(), Kills(job.path, options, kills_max), alive,
                                        lambda: all(rank.poll() == 0 for rank in ranks))
         finally:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-    result["stopped_s"] = round(max(b[0] - a[0] for rows in processes.values() for a, b in zip(rows, rows[1:])), 2)
-    result["again"] = sum(len(rows) - len({step for _, step, _ in rows}) for rows in processes.values())
+        result["stopped_s"] = round(max(b[0] - a[0] for rows in processes.values() for a, b in zip(rows, rows[1:])), 2)
+        result["again"] = sum(file.read_text().count("again\n") for file in job.path.glob("*.steps"))
     return result
 
 
@@ -118,7 +122,7 @@ def run_gloo(options, kills_max):
             return {int(file.stem) for file in path.glob("*.steps") if pathlib.Path(f"/proc/{file.stem}").exists()}
 
         try:
-            processes, result = finish(options, path, time.monotonic(), Kills(path, options.every, kills_max), alive,
+            processes, result = finish(options, path, time.monotonic(), Kills(path, options, kills_max), alive,
                                        lambda: launcher.poll() is not None)
         finally:
             launcher.terminate()

@@ -1,6 +1,6 @@
 """One rank of killed_ranks.py. Classifies points by a fixed random network's answers, with some noise; computing takes
---compute-ms more each step (simulated). Appends a line "TIME STEP RANKS" to the log for each step, and ends with one
-"loss VALUE"."""
+--compute-ms more each step (simulated). Appends a line "TIME STEP RANKS" to the log for each step, "again" for each that
+came to nothing, and ends with one "loss VALUE"."""
 
 import argparse
 import datetime
@@ -62,6 +62,8 @@ def train_recon(module, optimizer):
         forward(module, elastic.steps, elastic.rank).backward()
         if elastic.step():
             note(elastic.steps, elastic.size)
+        else:
+            log.write("again\n")
     elastic.close()
 
 

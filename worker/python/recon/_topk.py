@@ -30,24 +30,28 @@ def add(packed: np.ndarray, to: np.ndarray) -> None:
 class LargestSum:
     """A call under way; as `recon.collective.Handle`."""
 
-    def __init__(self, call: Any, sent: np.ndarray, kept: np.ndarray, finish: Callable[[list[np.ndarray]], Any]) -> None:
-        self._call, self._sent, self._kept, self._finish = call, sent, kept, finish
+    def __init__(self, call: Any, sizes: int, back: Callable[[], None], finish: Callable[[np.ndarray], Any]) -> None:
+        self._call, self._sizes, self._back, self._finish = call, sizes, back, finish
         self._result: Any = None
+        self._error: Exception | None = None
         self.members = 0
 
     def done(self) -> bool:
         return self._call is None or self._call.done()
 
     def wait(self, timeout: float | None = None) -> Any:
+        if self._error is not None:
+            raise self._error
         if self._call is not None:
             try:
-                parts = self._call.wait(timeout).reshape(-1, max(1, self._sent.size))
-            except Exception:
-                if self._call.done():  # Nobody has it: it is of the next sum.
-                    add(self._sent, self._kept)
+                parts = self._call.wait(timeout).reshape(self._sizes, -1)
+            except Exception as error:
+                if self._call.done():  # Nobody has a sum with it: what was to be sent is of the next one.
+                    self._error = error
+                    self._back()
                 raise
             self.members = self._call.members
-            self._result, self._call = self._finish(list(parts) if self._sent.size else []), None
+            self._result, self._call = self._finish(parts), None
         return self._result
 
 
@@ -59,20 +63,27 @@ class LargestSums:
 
     def start(self, group: Any, values: np.ndarray, fraction: float, mean: bool, name: str, order: str,
               finish: Callable[[np.ndarray], Any]) -> LargestSum:
-        """``finish`` gets the sum, or the mean, and makes the call's result of it."""
-        whole = values + self._kept[name] if name in self._kept else values.copy()
-        kept = self._kept[name] = whole
+        """``finish`` gets the sum, or the mean, and makes the call's result of it. Where it raises, or the call does, the
+        values count as given: they are of the next sum, whose caller does not give them again."""
+        before = self._kept.get(name)
+        if before is not None and (before.size != values.size or before.dtype != values.dtype):
+            raise ValueError(f"'{name}' has {values.size} {values.dtype} now, and had {before.size} {before.dtype}")
+        kept = self._kept[name] = values.copy() if before is None else before + values
         sent = take_largest(kept, fraction)
-        call = group.all_gather(sent, sizes=[sent.size] * group.size, name=name, order=order, async_op=True,
-                                of=f"the largest {fraction:g} of {whole.size} {whole.dtype}")
+        try:
+            call = group.all_gather(sent, sizes=[sent.size] * group.size, name=name, order=order, async_op=True,
+                                    of=f"the largest {fraction:g} of {kept.size} {kept.dtype}")
+        except Exception:
+            add(sent, kept)
+            raise
 
-        def summed(parts: list[np.ndarray]) -> Any:
-            total = np.zeros(whole.size, whole.dtype)
+        def summed(parts: np.ndarray) -> Any:
+            total = np.zeros(kept.size, kept.dtype)
             for part in parts:
                 add(part, total)
-            return finish(total / total.dtype.type(len(parts)) if mean and parts else total)
+            return finish(total / total.dtype.type(len(parts)) if mean else total)
 
-        return LargestSum(call, sent, kept, summed)
+        return LargestSum(call, group.size, lambda: add(sent, kept), summed)
 
     def forget(self) -> None:
         """Keeps nothing any more, as after an error: that was of steps that are done again."""

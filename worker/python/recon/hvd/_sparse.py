@@ -40,12 +40,13 @@ class SparseSums:
         self._kept[name] = whole
         packed = _topk.take_largest(whole.numpy(), self._fraction)
         with self._set.call() as group:
-            call = group.all_gather(packed, sizes=[len(packed)] * group.size, name=name, order=order, async_op=True,
+            size = group.size
+            call = group.all_gather(packed, sizes=[len(packed)] * size, name=name, order=order, async_op=True,
                                     of=f"the largest {self._fraction:g} of {whole.numel()} {whole.numpy().dtype}")
 
         def finish() -> list[torch.Tensor]:
             total = torch.zeros_like(whole)
-            every = call.wait().reshape(-1, len(packed))
+            every = call.wait().reshape(size, -1)
             for part in every:
                 _topk.add(part, total.numpy())
             total *= self._postscale / (len(every) if self._op is Average else 1)

@@ -51,9 +51,10 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
         overlap: whether gradients are pushed while backward still runs. None: once a few steps have shown that the
             script does not change them before ``step()``, by clipping, unscaling or accumulating.
         group: the processes of torch.distributed, over NCCL or gloo, that are one worker together, such as those of one
-            machine: each calls this with the same arguments, and computes its share of every batch. The first one
-            pushes the mean of their gradients; the others get the parameters from it. If one dies, the others end
-            with an error: start them again together, as torchrun does.
+            machine: each calls this with the same arguments, goes through the loader together with the others, and
+            computes its share of every batch. After a backward each has the gradient of the whole batch; the first one
+            pushes it, and the others get the parameters from it. If one dies, the others end with an error: start them
+            again together, as torchrun does. A share may be one sample.
         job_settings: flags of recon-server that the script proposes, ``{"sync": "ssp:4", "seed": 7}``. Without "sync"
             the job is synchronous ("bsp"): each step is the mean over all workers that are there.
         **settings: flags of recon-worker: ``server="host:7070"``, ``codec="topk:0.01"``...
@@ -82,7 +83,7 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
     if group is not None and not isinstance(loader, DataLoader):
         raise TypeError(f"group= goes with a recon.torch.DataLoader, not with a {type(loader).__name__}: its batches are cut "
                         "by their indices")
-    job = Job(model, optimizer, loader, evaluate, epochs, scheduler, overlap, Members(group) if group is not None else None,
+    job = Job(model, optimizer, loader, evaluate, epochs, scheduler, overlap, Members(group, model) if group is not None else None,
               job_settings or {}, settings)
     loader._job = job
     remember(model, job)
@@ -126,6 +127,12 @@ class Job:
         if gpu is not None:
             settings = {"device": f"cuda:{gpu.index or 0}", **settings}
 
+        if members is not None:
+            if overlap:
+                raise ValueError("overlap=True does not go with group=: gradients are pushed when all processes have theirs")
+            members.agree(model=self._tensors.specs, data=(loader.samples, loader.fingerprint), batch_size=loader.batch_size,
+                          optimizer=proposed, loader_processes=loader._loader.num_workers)
+
         def connect() -> Any:
             return _core.Worker(flags_of(settings), type(model).__name__, self._tensors.specs, self._tensors.aliases,
                                 loader.samples, 1 if evaluate else 0, proposed, loader.fingerprint)
@@ -143,6 +150,8 @@ class Job:
         self._progress = 0  # The job's, in batches of all workers, about.
         self._counts = False  # Whether it has begun to count them.
         self._pid = os.getpid()
+        if members is not None:
+            members.exchange(self._tensors.trained)
         self._take_over(optimizer)
         if scheduler is not None:
             self.follow(scheduler)
@@ -171,6 +180,8 @@ class Job:
         if not self._unstepped:
             self._began = time.monotonic()
             self._tensors.load(self._core)
+        if self._members is not None:
+            self._members.begin(batch)
         self._overlap.begin(batch.samples, accumulating=bool(self._unstepped))
         self._unstepped.append(batch)
         return True
@@ -272,6 +283,8 @@ class Job:
     def _end(self, finished: bool) -> None:
         self._last_step = self._core.step
         self._left = True
+        if self._members is not None:
+            self._members.stop()
         atexit.unregister(self.leave)
         try:
             if finished:
@@ -316,9 +329,9 @@ class Job:
         samples = sum(batch.samples for batch in batches)
         pushed = self._overlap.take()
         place, rates = self._core.gradient(), []
+        if self._members is not None:
+            self._members.mean_buffers(self._tensors.buffers, batches)
         if self._own_step is not None:
-            if self._members is not None:
-                self._members.mean_gradients(self._tensors.trained, batches)
             # An optimizer that steps here calls the closure as often as it likes.
             if closure is not None:
                 result = self.loss = self._own_step(closure)
@@ -327,8 +340,6 @@ class Job:
             self._tensors.store_values(place)
         else:
             self._tensors.store(place, pushed)
-            if self._members is not None:
-                self._members.reduce(place, batches)
             rates = self._overlap.rates(self._tensors.rates(self.optimizer))
         loss, self.loss = self.loss, None
         self._core.end(samples, time.monotonic() - self._began, _number(loss), rates,

@@ -31,7 +31,7 @@ class Tensors:
         self.specs: list[tuple[str, list[int], str, bool, str]] = []
         self.aliases: list[tuple[str, str]] = []
         self.trained: list[torch.nn.Parameter] = []
-        self._buffers: list[torch.Tensor] = []
+        self.buffers: list[torch.Tensor] = []
         first_name: dict[int, str] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             if id(parameter) in first_name:
@@ -50,7 +50,7 @@ class Tensors:
                 continue  # Each worker's own.
             first_name[id(buffer)] = name
             self.specs.append((name, list(buffer.shape), BUFFERS, True, DTYPES[buffer.dtype]))
-            self._buffers.append(buffer)
+            self.buffers.append(buffer)
         missing = set(group_of) - {id(parameter) for parameter in self.trained} - {
             id(parameter) for parameter in model.parameters()}
         if missing:
@@ -79,7 +79,7 @@ class Tensors:
         self._size = core.size
         self._groups = core.groups
         names = [spec[0] for spec in self.specs]
-        tensors = [*self.trained, *self._buffers]
+        tensors = [*self.trained, *self.buffers]
         self._places = [(tensor, *at[name]) for name, tensor in zip(names, tensors)]
         self._loaded: np.ndarray | None = None
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,54 +31,20 @@ import torch
 import recon
 from recon import collective
 from recon.meeting import Meeting
+from recon.torch._buckets import Buckets
 
 __all__ = ["Elastic"]
 
 _LOOK_SECONDS = 0.02
-
-
-class _Bucket:
-    """Gradients of one type that travel together. Which ones hangs on the module alone: a newcomer has the same ones."""
-
-    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
-        self.parameters = parameters
-
-    def flat(self) -> torch.Tensor:
-        """On the CPU; zeros of parameters that have none."""
-        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in self.parameters]
-        return torch.cat([gradient.detach().reshape(-1).cpu() for gradient in gradients])
-
-    def take(self, flat: torch.Tensor) -> None:
-        for parameter in self.parameters:
-            if parameter.grad is None:  # Others have one.
-                parameter.grad = torch.zeros_like(parameter)
-        _fill([parameter.grad for parameter in self.parameters], flat)
-
-
-def _buckets(module: torch.nn.Module, bytes_max: float) -> list[_Bucket]:
-    """Those whose gradients come first, the last layers', are first."""
-    lists: list[list[torch.nn.Parameter]] = []
-    size = 0
-    for parameter in reversed([one for one in module.parameters() if one.requires_grad]):
-        more = parameter.numel() * parameter.element_size()
-        if not lists or lists[-1][0].dtype != parameter.dtype or size + more > bytes_max:
-            lists.append([])
-            size = 0
-        lists[-1].append(parameter)
-        size += more
-    return [_Bucket(parameters) for parameters in lists]
+_LINE_MASK = (1 << 62) - 1
 
 
 class _Step:
     """What has become of one step so far."""
 
-    def __init__(self, module: torch.nn.Module, buckets: int) -> None:
+    def __init__(self, module: torch.nn.Module) -> None:
         # A forward changes buffers, of batch norm, say; the next try is to begin with what this one has begun with.
         self.buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-        self.missing: list[set[torch.nn.Parameter]] = [set() for _ in range(buckets)]
-        self.flying: list[tuple[_Bucket, torch.Tensor, collective.Handle]] = []
-        self.begun = 0  # Buckets that have been sent, in their order, which is the same at all processes.
-        self.backward = False  # It is running.
         self.exchanged = False
         self.error: recon.ReconError | None = None
 
@@ -86,31 +53,41 @@ class Elastic:
     """This process as one of those that train ``module`` with ``optimizer`` under the same ``name`` at one server.
 
     Work begins with ``begin_size`` processes (``min_size`` by default), and waits where there are fewer than ``min_size``;
-    all processes give the same numbers. ``also``: what else a newcomer gets, by
-    name: things with ``state_dict`` and ``load_state_dict``, such as a learning rate scheduler, whose states are tensors
-    and plain values. ``wire``: "fp16", "bf16" or "int8", as for `recon.collective.Group.all_reduce`. Gradients travel in
-    buckets of ``bucket_megabytes`` as soon as they are there. Buffers are those of the lowest rank at each step's
-    beginning, unless ``broadcast_buffers`` is False. A process that is not heard for ``patience`` seconds is taken for
-    dead (recon-server's ``--evict-after`` by default); ``timeout`` seconds are the longest wait for others, or for a
-    server that has died: then `recon.collective.CallTimeout` or `recon.JobLost`. ``server`` and ``tls`` are as for
-    `recon.collective.Group`. One thread uses it.
+    all processes give the same numbers. ``also``: what else a newcomer gets, by name: things with ``state_dict`` and
+    ``load_state_dict``, such as a learning rate scheduler, whose states are tensors and plain values. ``wire``: "fp16",
+    "bf16" or "int8", as for `recon.collective.Group.all_reduce`. Gradients travel in buckets of ``bucket_megabytes`` as
+    soon as they are there. Buffers are those of the lowest rank at each step's beginning, unless ``broadcast_buffers`` is
+    False. A process that is not heard for ``patience`` seconds is taken for dead (recon-server's ``--evict-after`` by
+    default); ``timeout`` seconds are the longest wait for others, or for a server that has died: then
+    `recon.collective.CallTimeout` or `recon.JobLost`. ``server`` and ``tls`` are as for `recon.collective.Group`. One
+    thread uses it.
+
+    ``steps`` counts the steps that are done, by whomever the state is from. Set it after loading a checkpoint, before the
+    first `start_step`: of several checkpoints the one with most steps counts.
     """
 
     def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, *, name: str = "elastic",
-                 min_size: int = 1, begin_size: int = 0, also: dict[str, Any] | None = None, wire: str = "", bucket_megabytes: float = 25.0,
-                 broadcast_buffers: bool = True, patience: float = 0.0, timeout: float = 600.0, server: str | None = None,
+                 min_size: int = 1, begin_size: int = 0, also: dict[str, Any] | None = None, wire: str = "",
+                 bucket_megabytes: float = 25.0, broadcast_buffers: bool = True, patience: float = 0.0,
+                 timeout: float = 600.0, server: str | None = None,
                  tls: tuple[str, str, str, bool, str, str] | None = None) -> None:
         for key, part in (also or {}).items():
-            if not hasattr(part, "state_dict") or not hasattr(part, "load_state_dict"):
-                raise ValueError(f"also['{key}'] is a {type(part).__name__}, which has no state_dict and load_state_dict")
+            if key == "optimizer" or not hasattr(part, "state_dict") or not hasattr(part, "load_state_dict"):
+                raise ValueError(f"also['{key}'] is a {type(part).__name__}; expected something with state_dict and "
+                                 "load_state_dict, under another name than 'optimizer'")
+        if wire not in ("", "fp16", "bf16", "int8"):
+            raise ValueError(f'wire is "{wire}", expected "", "fp16", "bf16" or "int8"')
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if not parameters:
+            raise ValueError("the module has no parameter that needs a gradient")
         self.module = module
-        self.steps = 0  # That have been done, by whomever the state is from.
+        self.steps = 0
+        # Says by which steps the state has come about: drawn anew by each meeting, and kept by who does a step after it.
+        self._line = self._line_of_meeting = 0
         self._optimizer, self._wire, self._broadcasts = optimizer, wire, broadcast_buffers
         self._begin_size, self._timeout = begin_size, timeout
         self._parts = {"optimizer": optimizer, **(also or {})}
-        self._buckets = _buckets(module, bucket_megabytes * 1e6)
-        if not self._buckets:
-            raise ValueError("the module has no parameter that needs a gradient")
+        self._exchanged = set(parameters)
         self._group: collective.Group | None = None
         self._vote: collective.Handle | None = None
         self._spread: list[tuple[list[torch.Tensor], torch.Tensor, collective.Handle]] = []
@@ -118,8 +95,7 @@ class Elastic:
         self._accumulates = False
         self._meeting = Meeting(name, server=server, min_size=min_size, on_loss="shrink", patience=patience,
                                 timeout=timeout, tls=tls)
-        self._hooks = [parameter.register_post_accumulate_grad_hook(self._arrived(number))
-                       for number, bucket in enumerate(self._buckets) for parameter in bucket.parameters]
+        self._buckets = Buckets(parameters, bucket_megabytes * 1e6, self)
 
     @property
     def rank(self) -> int:
@@ -142,14 +118,12 @@ class Elastic:
 
     def start_step(self) -> None:
         """Before a step's first forward. Here processes that have come are let in, and those that have gone are
-        forgotten. `recon.CallTimeout` if there are not ``min_size`` of them within ``timeout``."""
+        forgotten. `recon.collective.CallTimeout` if there are not ``min_size`` of them within ``timeout``."""
         if self._step is not None:
             raise RuntimeError("a step has begun already: step() ends it")
         if self._group is None or self._is_disturbed():
             self._meet()
-        self._step = _Step(self.module, len(self._buckets))
-        for missing, bucket in zip(self._step.missing, self._buckets):
-            missing.update(bucket.parameters)
+        self._step = _Step(self.module)
 
     def step(self, apply: Callable[[], object] | None = None) -> bool:
         """After a step's last backward: ``optimizer.step()``, or ``apply()`` in its place (``lambda:
@@ -158,6 +132,7 @@ class Elastic:
         if self._step is None:
             raise RuntimeError("no step has begun: start_step() comes before")
         step, self._step = self._step, None
+        self._buckets.reset()
         if not step.exchanged:
             raise RuntimeError("no gradient has been exchanged in this step: was backward() called, and not in no_sync()?")
         if step.error is not None:
@@ -167,20 +142,24 @@ class Elastic:
                     buffer.copy_(before)
             self._leave()
             return False
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter not in self._exchanged:
+                    raise RuntimeError(f"a parameter of shape {list(parameter.shape)} has a gradient, but needed none when "
+                                       "Elastic was made: it would be another one at each process")
         (apply or self._optimizer.step)()
         self.steps += 1
+        self._line = self._line_of_meeting
         with contextlib.suppress(recon.ReconError):  # Whoever asks for it hears of it.
             self._vote = self._ask()
-            self._spread = self._spread_buffers()
+            self._spread = self._spread_buffers(self.group, self.group.ranks[0])
         return True
 
     def close(self) -> None:
         """Leaves the others, who go on without this process."""
         self._leave()
         self._meeting.close()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self._buckets.remove()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -219,15 +198,15 @@ class Elastic:
             self._vote, self._spread = None, []
         return answer
 
-    def _spread_buffers(self) -> list[tuple[list[torch.Tensor], torch.Tensor, collective.Handle]]:
+    def _spread_buffers(self, group: collective.Group, root: int
+                        ) -> list[tuple[list[torch.Tensor], torch.Tensor, collective.Handle]]:
         if not self._broadcasts:
             return []
         by_type: dict[torch.dtype, list[torch.Tensor]] = {}
         for buffer in self.module.buffers():
             by_type.setdefault(buffer.dtype, []).append(buffer)
         flats = [(buffers, torch.cat([one.detach().cpu().reshape(-1) for one in buffers])) for buffers in by_type.values()]
-        group = self.group
-        return [(buffers, flat, group.broadcast(flat, group.ranks[0], out=flat, async_op=True)) for buffers, flat in flats]
+        return [(buffers, flat, group.broadcast(flat, root, out=flat, async_op=True)) for buffers, flat in flats]
 
     def _raise_unless_loss(self, error: recon.ReconError, group: collective.Group) -> None:
         """Meeting anew helps where somebody has gone, or this membership has."""
@@ -238,13 +217,13 @@ class Elastic:
     def _meet(self) -> None:
         self._leave()
         while True:
-            # 0 is for those who have nothing: at the beginning nobody has steps, and one's parameters are all's.
-            group = self._meeting.meet(worth=self.steps + 1)
+            group = self._meeting.meet()
             try:
-                if max(self._meeting.worths) == 1 and group.size < self._begin_size:
+                states = group.all_gather(np.array([[self.steps, self._line]], np.int64), sizes=[1] * group.size).tolist()
+                if not any(steps for steps, _ in states) and group.size < self._begin_size:
                     self._await_others(group)
                     continue
-                self._share_state(group)
+                self._share_state(group, states)
             except recon.ReconError as error:
                 self._raise_unless_loss(error, group)
             else:
@@ -262,27 +241,37 @@ class Elastic:
                                              f"{self._begin_size}; no other came within {self._timeout:g} s")
             time.sleep(_LOOK_SECONDS)
 
-    def _share_state(self, group: collective.Group) -> None:
-        worths, senior = self._meeting.worths, self._meeting.senior
-        lacking = [place for place, worth in enumerate(worths)
-                   if place != senior and (worth < worths[senior] or worth == 1)]
-        if not lacking:
-            return
-        # Those who have everything need not hear it.
+    def _share_state(self, group: collective.Group, states: list[list[int]]) -> None:
+        """From one with most steps to those who have fewer, or have come to as many without it: when all have lost the
+        server, some may have gone on before others were back. Who has done no step yet has a state of its own."""
+        senior = max(range(len(states)), key=lambda place: (states[place][0], -place))
+        lacking = [place for place, state in enumerate(states)
+                   if place != senior and (state != states[senior] or state[1] == 0)]
         place = group.ranks.index(group.rank)
-        with group.split("state" if place == senior or place in lacking else "nothing") as among:
-            if place != senior and place not in lacking:
-                return
-            root = among.ranks[sorted([senior, *lacking]).index(senior)]
-            data = self._dumped() if place == senior else b""
-            size = int(among.broadcast(np.array([len(data)], np.int64), root)[0])
-            content = np.frombuffer(data, np.uint8) if place == senior else np.empty(size, np.uint8)
-            content = among.broadcast(content, root)
-            if place != senior:
-                self._load(content.tobytes())
+        if lacking:
+            # Those who have everything need not hear it.
+            concerned = sorted([senior, *lacking])
+            with group.split("state" if place in concerned else "nothing") as among:
+                if place in concerned:
+                    self._hand_over(among, among.ranks[concerned.index(senior)], place == senior)
+        # Which nobody else has: what follows from here on is of these processes.
+        line = group.broadcast(np.frombuffer(os.urandom(8), np.int64) & _LINE_MASK, group.ranks[senior])
+        self._line_of_meeting = int(line[0])
+        # Whatever a state lacks, and what has become of buffers while somebody was lost.
+        for buffers, flat, handle in self._spread_buffers(group, group.ranks[senior]):
+            handle.wait()
+            _fill(buffers, flat)
+
+    def _hand_over(self, among: collective.Group, root: int, is_mine: bool) -> None:
+        data = self._dumped() if is_mine else b""
+        size = int(among.broadcast(np.array([len(data)], np.int64), root)[0])
+        content = np.frombuffer(data, np.uint8) if is_mine else np.empty(size, np.uint8)
+        content = among.broadcast(content, root)
+        if not is_mine:
+            self._load(content.tobytes())
 
     def _dumped(self) -> bytes:
-        state = {"steps": self.steps, "module": self.module.state_dict(),
+        state = {"steps": self.steps, "line": self._line, "module": self.module.state_dict(),
                  "parts": {name: part.state_dict() for name, part in self._parts.items()}}
         stream = io.BytesIO()
         torch.save(state, stream)
@@ -296,55 +285,62 @@ class Elastic:
         self.module.load_state_dict(state["module"])
         for name, part in self._parts.items():
             part.load_state_dict(state["parts"][name])
-        self.steps = state["steps"]
+        self.steps, self._line = state["steps"], state["line"]
 
-    def _arrived(self, number: int) -> Callable[[torch.nn.Parameter], None]:
-        def hook(parameter: torch.nn.Parameter) -> None:
-            if self._accumulates:
-                return
-            step = self._step
-            if step is None:
-                raise RuntimeError("backward() outside of a step: start_step() comes before")
-            if step.exchanged:
-                raise RuntimeError("a second backward() in a step: all but the last one are to be in no_sync()")
-            if not step.backward:
-                step.backward = True
-                torch.autograd.Variable._execution_engine.queue_callback(self._finish_exchange)
-            step.missing[number].discard(parameter)
-            while step.begun < len(self._buckets) and not step.missing[step.begun]:
-                self._send_next(step)
-        return hook
+    # What the buckets ask.
 
-    def _send_next(self, step: _Step) -> None:
-        bucket = self._buckets[step.begun]
-        step.begun += 1
+    def begin_backward(self) -> bool:
+        if self._accumulates:
+            return False
+        if self._step is None:
+            raise RuntimeError("backward() outside of a step: start_step() comes before")
+        if self._step.exchanged:
+            raise RuntimeError("a second backward() in a step: all but the last one are to be in no_sync(). (Or a checkpoint() "
+                               "with use_reentrant=True, which has backwards of its own: use_reentrant=False has none.)")
+        return True
+
+    def mean(self, flat: torch.Tensor) -> Callable[[], bool]:
+        dense = flat.cpu()
+        wait = self._reduce(dense, "mean", self._wire if dense.dtype == torch.float32 else "")
+
+        def done() -> bool:
+            if wait() and dense is not flat:
+                flat.copy_(dense)
+            return self._step is not None and self._step.error is None
+        return done
+
+    def somewhere(self, present: torch.Tensor) -> Callable[[], bool]:
+        return self._reduce(present, "max", "")
+
+    def end_backward(self) -> None:
+        assert self._step is not None, "begin_backward() has looked"
+        self._step.exchanged = True
+
+    def _reduce(self, tensor: torch.Tensor, op: str, wire: str) -> Callable[[], bool]:
+        """In place. The first error of a step is kept, of which step() tells."""
+        step, group = self._step, self.group
+        assert step is not None, "begin_backward() has looked"
+
+        def failed(error: recon.ReconError) -> bool:
+            self._raise_unless_loss(error, group)
+            step.error = step.error or error
+            return False
+
         if step.error is not None:
-            return
-        flat = bucket.flat()
+            return lambda: False
         try:
-            handle = self.group.all_reduce(flat, "mean", out=flat, async_op=True,
-                                           wire=self._wire if flat.dtype == torch.float32 else "")
+            handle = group.all_reduce(tensor, op, out=tensor, wire=wire, async_op=True)
         except recon.ReconError as error:
-            self._raise_unless_loss(error, self.group)
-            step.error = error
-        else:
-            step.flying.append((bucket, flat, handle))
+            failed(error)
+            return lambda: False
 
-    def _finish_exchange(self) -> None:
-        step = self._step
-        assert step is not None, "the hook that asked for this has looked"
-        while step.begun < len(self._buckets):  # Of parameters that this process' loss has not used.
-            self._send_next(step)
-        for bucket, flat, handle in step.flying:
+        def wait() -> bool:
             try:
                 handle.wait()
+                return True
             except recon.ReconError as error:
-                self._raise_unless_loss(error, self.group)
-                step.error = step.error or error
-            if step.error is None:
-                bucket.take(flat)
-        step.flying.clear()
-        step.exchanged = True
+                return failed(error)
+        return wait
 
 
 def _fill(tensors: list[torch.Tensor], flat: torch.Tensor) -> None:

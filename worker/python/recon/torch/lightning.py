@@ -54,6 +54,8 @@ class Strategy(pl.strategies.SingleDeviceStrategy):
         super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)
         self.job: rt.Job | None = None
         self._loader: JobLoader | None = None
+        if "group" in settings:
+            raise TypeError("recon's strategy takes no group: each of Lightning's processes is a worker")
         self._evaluate, self._job_settings, self._settings = evaluate, job_settings or {}, settings
 
     @property
