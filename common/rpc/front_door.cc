@@ -33,6 +33,9 @@ constexpr absl::Duration kLook = absl::Milliseconds(100);
 constexpr absl::Duration kLookSoon = absl::Milliseconds(10);
 constexpr uint64_t kMuchBytes = uint64_t{64} << 10;
 constexpr uint64_t kManyCalls = 32;
+// Of strangers who have less the looks that are soon say nothing: each is two calls of the kernel.
+constexpr uint64_t kSomeBytes = kMuchBytes / 8;
+constexpr uint64_t kSomeCalls = kManyCalls / 8;
 constexpr absl::Duration kSayEvery = absl::Seconds(10);
 constexpr int kBacklog = 1024;
 // With port 0, of a host of several addresses.
@@ -228,7 +231,7 @@ void FrontDoor::Run() {
     HandOverThoseWhoSpeak(readable);
     const absl::Time now = Now();
     DropSilent(now);
-    if (now - looked_ >= look_every_) Look(now);
+    if (now - looked_ >= look_every_) Look(now, now - looked_at_all_ >= kLook);
     for (size_t i = 1; i <= listeners_.size(); ++i) {
       if ((polled[i].revents & POLLIN) != 0) Accept(polled[i].fd);
     }
@@ -272,7 +275,7 @@ bool FrontDoor::MakeRoom() {
     silent_.pop_front();
   }
   if (silent_.size() + handed_.size() < limits_.connections_max) return true;
-  Look(Now());  // Some may have ended.
+  Look(Now(), /*all=*/true);  // Some may have ended.
   if (silent_.size() + handed_.size() < limits_.connections_max) return true;
   return DropOldestStranger("there are as many connections as this process may have");
 }
@@ -297,7 +300,7 @@ bool FrontDoor::MakeRoomForStranger() {
   if (strangers_ < limits_.strangers_max) return true;
   // or ended. A look at all of them for each that comes would be the attack.
   const absl::Time now = Now();
-  if (now - looked_ >= kLookSoon) Look(now);
+  if (now - looked_at_all_ >= kLookSoon) Look(now, /*all=*/true);
   return strangers_ < limits_.strangers_max ||
          DropOldestStranger(absl::StrCat("there are ", limits_.strangers_max, " others"));
 }
@@ -346,30 +349,43 @@ void FrontDoor::DropSilent(absl::Time now) {
   }
 }
 
-void FrontDoor::Look(absl::Time now) {
-  const auto forgiven = static_cast<uint64_t>(
-      kForgivenBytesPerSecond * std::clamp(absl::ToDoubleSeconds(now - looked_), 0.0, 1.0) + 0.5);
+void FrontDoor::LookAt(Handed* one, uint64_t forgiven) {
+  one->received = BytesReceived(one->fd);
+  const uint64_t understood = one->connection->understood();
+  if (understood != one->understood) {
+    one->understood = understood;
+    one->received_then = one->received;
+  }
+  one->received_then = std::min(one->received, one->received_then + forgiven);
+  one->view = {one->received - one->received_then, one->connection->member(), one->connection->calls()};
+}
+
+void FrontDoor::Look(absl::Time now, bool all) {
+  uint64_t forgiven = 0;
+  if (all) {
+    forgiven = static_cast<uint64_t>(
+        kForgivenBytesPerSecond * std::clamp(absl::ToDoubleSeconds(now - looked_at_all_), 0.0, 1.0) + 0.5);
+    looked_at_all_ = now;
+  }
   looked_ = now;
-  handed_.remove_if([this](const Handed& one) {
-    if (InodeOf(one.fd) == one.inode) return false;
-    connections_->Remove(one.peer, one.connection.get());
-    return true;
-  });
   look_every_ = kLook;
   std::vector<ConnectionView> views;
   views.reserve(handed_.size());
-  for (Handed& one : handed_) {
-    one.received = BytesReceived(one.fd);
-    const uint64_t understood = one.connection->understood();
-    if (understood != one.understood) {
-      one.understood = understood;
-      one.received_then = one.received;
+  for (auto it = handed_.begin(); it != handed_.end();) {
+    if (all || it->watched) {
+      if (InodeOf(it->fd) != it->inode) {
+        connections_->Remove(it->peer, it->connection.get());
+        it = handed_.erase(it);
+        continue;
+      }
+      LookAt(&*it, forgiven);
+      const ConnectionView& view = it->view;
+      it->watched = !view.member && (view.bytes > kSomeBytes || view.calls > kSomeCalls);
+      const bool much = view.bytes > kMuchBytes || view.calls > kManyCalls;
+      if (!view.member && much) look_every_ = kLookSoon;
     }
-    one.received_then = std::min(one.received, one.received_then + forgiven);
-    views.push_back({one.received - std::min(one.received, one.received_then), one.connection->member(),
-                     one.connection->calls()});
-    const bool much = views.back().bytes > kMuchBytes || views.back().calls > kManyCalls;
-    if (!views.back().member && much) look_every_ = kLookSoon;
+    views.push_back(it->view);
+    ++it;
   }
   RECON_CHECK_EQ(views.size(), handed_.size());
   strangers_ = static_cast<size_t>(

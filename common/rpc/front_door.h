@@ -63,6 +63,8 @@ class FrontDoor {
     uint64_t understood = 0;
     uint64_t received_then = 0;  // When something was last understood.
     uint64_t received = 0;
+    ConnectionView view;  // As it was looked at last.
+    bool watched = true;  // Also by looks that are soon.
   };
 
   explicit FrontDoor(const ConnectionLimits& limits)
@@ -84,7 +86,8 @@ class FrontDoor {
   // True if one more may be handed over.
   bool MakeRoomForStranger();
   void DropSilent(absl::Time now);
-  void Look(absl::Time now);
+  void Look(absl::Time now, bool all);
+  static void LookAt(Handed* one, uint64_t forgiven);
   void SayRefused(const std::string& peer, const std::string& why);
 
   const ConnectionLimits limits_;
@@ -103,7 +106,8 @@ class FrontDoor {
   size_t strangers_ = 0;      // Of those handed over; who became a member since the last look counts, too.
   absl::Time accept_again_ = absl::InfinitePast();  // After descriptors were short.
   absl::Duration look_every_;
-  absl::Time looked_ = absl::InfinitePast();
+  absl::Time looked_ = absl::InfinitePast();         // At those that are watched, and
+  absl::Time looked_at_all_ = absl::InfinitePast();  // at all.
   absl::Time said_ = absl::InfinitePast();
   uint64_t unsaid_ = 0;
   std::thread thread_;
