@@ -4,7 +4,9 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "common/base/check.h"
 #include "common/snapshot/manifest.h"
+#include "common/tensor/param_layout.h"
 #include "proto/manifest.pb.h"
 
 namespace recon {
@@ -12,11 +14,12 @@ namespace recon {
 // What the workers of chaos_test push: every life of a worker counts its pushes in a value of its own, and
 // adds up a weight of their steps in another, in three tensors that are shards of their own. With SGD at rate
 // 1 a gradient of -x adds x. The weights are small: FP32 adds whole numbers without error up to 2^24.
-inline constexpr uint32_t kChaosLives = 256;
+inline constexpr uint32_t kChaosLives = 160;
 inline constexpr uint32_t kChaosTensors = 3;
 inline constexpr absl::Duration kChaosLinkCut = absl::Seconds(3);
 
 inline ModelSpec ChaosModel(uint32_t workers) {
+  RECON_CHECK_LE(workers * kChaosLives * 2, kShardParamsMax, "a tensor of several shards");
   ModelSpec model;
   model.set_name("chaos");
   for (uint32_t i = 0; i < kChaosTensors; ++i) {
