@@ -86,11 +86,12 @@ class NotRevoked final : public grpc::experimental::ExternalCertificateVerifier 
     }
     if (!status->ok()) return true;
     const std::string who = other_ == TlsEnd::kServer ? "the server" : "the client";
-    const grpc::string_ref shown = request->peer_cert();
+    const grpc::string_ref shown = request->peer_cert(), chain = request->peer_cert_full_chain();
     const auto certificates = ReadCertificates({shown.data(), shown.size()});
     if (!certificates.ok()) {
       *status = grpc::Status(grpc::StatusCode::UNAUTHENTICATED, who + " shows no certificate");
-    } else if (revocations_->Has(certificates->front().get())) {
+    } else if (revocations_->Has(certificates->front().get()) ||
+               revocations_->HasAnyOf({chain.data(), chain.size()})) {
       *status = grpc::Status(grpc::StatusCode::UNAUTHENTICATED, who + "'s certificate is revoked");
     }
     return true;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -58,11 +59,19 @@ bool SignedBy(X509_CRL* crl, const X509* ca) {
   return verified;
 }
 
+bool SignedBy(const X509* certificate, const X509* ca) {
+  if (X509_NAME_cmp(X509_get_issuer_name(certificate), X509_get_subject_name(ca)) != 0) return false;
+  const OwnedOpenssl<X509> copy(X509_dup(certificate));
+  const bool verified = copy != nullptr && X509_verify(copy.get(), X509_get0_pubkey(ca)) == 1;
+  ERR_clear_error();
+  return verified;
+}
+
 }  // namespace
 
 absl::StatusOr<RevocationList> RevocationList::Parse(absl::string_view pem, absl::string_view ca_pem) {
   RECON_ASSIGN_OR_RETURN(const auto crls, ReadCrls(pem));
-  RECON_ASSIGN_OR_RETURN(const auto cas, ReadCertificates(ca_pem));
+  RECON_ASSIGN_OR_RETURN(auto cas, ReadCertificates(ca_pem));
   RevocationList list;
   for (const auto& crl : crls) {
     const X509_NAME* issuer = X509_CRL_get_issuer(crl.get());
@@ -77,10 +86,23 @@ absl::StatusOr<RevocationList> RevocationList::Parse(absl::string_view pem, absl
                             DerOf(X509_REVOKED_get0_serialNumber(sk_X509_REVOKED_value(revoked, i))));
     }
   }
+  // Until no more follow: what a revoked CA has signed may be a CA itself.
+  for (bool more = true; std::exchange(more, false);) {
+    for (auto& ca : cas) {
+      if (ca == nullptr || !list.Has(ca.get())) continue;
+      list.revoked_cas_.push_back(std::move(ca));
+      more = true;
+    }
+  }
   return list;
 }
 
 bool RevocationList::Has(const X509* certificate) const {
+  return Names(certificate) || std::any_of(revoked_cas_.begin(), revoked_cas_.end(),
+                                           [&](const auto& ca) { return SignedBy(certificate, ca.get()); });
+}
+
+bool RevocationList::Names(const X509* certificate) const {
   return revoked_.count(
              {DerOf(X509_get_issuer_name(certificate)), DerOf(X509_get0_serialNumber(certificate))}) > 0;
 }

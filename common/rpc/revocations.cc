@@ -1,5 +1,7 @@
 #include "common/rpc/revocations.h"
 
+#include <algorithm>
+
 #include <map>
 #include <memory>
 #include <utility>
@@ -55,6 +57,12 @@ bool Revocations::Has(const X509* certificate) {
   if (!looked.ok() && looked != looked_) LogWarn("{}; the list that was there stays", looked.message());
   looked_ = looked;
   return list_.Has(certificate);
+}
+
+bool Revocations::HasAnyOf(absl::string_view pem) {
+  const auto certificates = ReadCertificates(pem);
+  return certificates.ok() && std::any_of(certificates->begin(), certificates->end(),
+                                          [this](const auto& one) { return Has(one.get()); });
 }
 
 }  // namespace recon

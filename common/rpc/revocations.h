@@ -4,6 +4,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "common/base/mutex.h"
 #include "common/base/watched_file.h"
 #include "common/rpc/revocation_list.h"
@@ -23,6 +24,9 @@ class Revocations {
   // Once in WatchedFile::kLook it looks at the file, and reads that and the CA's under the lock if it has
   // changed: others who ask wait for it.
   bool Has(const X509* certificate);
+  // The same of any certificate of a text in PEM, such as the chain that somebody has shown. What cannot be
+  // read has none.
+  bool HasAnyOf(absl::string_view pem);
 
  private:
   Revocations(const std::string& file, std::string ca_file) : ca_file_(std::move(ca_file)), file_(file) {}

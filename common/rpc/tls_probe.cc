@@ -107,6 +107,15 @@ std::string AlertOf(unsigned long error) {  // NOLINT(google-runtime-int): OpenS
                                                                        : "";
 }
 
+// Of the certificates that the other end has shown, its own first.
+bool AnyRevoked(Revocations* revocations, const SSL* ssl) {
+  const STACK_OF(X509)* chain = SSL_get_peer_cert_chain(ssl);
+  for (int i = 0; i < sk_X509_num(chain); ++i) {
+    if (revocations->Has(sk_X509_value(chain, i))) return true;
+  }
+  return false;
+}
+
 absl::Status CheckServerCertificate(const std::string& address, const TlsFlags& flags, SSL* ssl) {
   const OwnedOpenssl<X509> certificate(SSL_get1_peer_certificate(ssl));
   if (certificate == nullptr) return absl::OkStatus();
@@ -124,7 +133,7 @@ absl::Status CheckServerCertificate(const std::string& address, const TlsFlags& 
   }
   if (!flags.crl.empty()) {
     const absl::StatusOr<Revocations*> revocations = Revocations::Open(flags.crl, flags.ca);
-    if (revocations.ok() && (*revocations)->Has(certificate.get())) {
+    if (revocations.ok() && AnyRevoked(*revocations, ssl)) {
       return Wrong(address, absl::StrCat("the server's certificate is revoked, by --tls-crl ", flags.crl));
     }
   }

@@ -95,9 +95,10 @@ absl::Status Access::LookAtTokens() {
   return absl::OkStatus();
 }
 
-Access::Caller Access::HolderOf(const X509* certificate) const {
+Access::Caller Access::HolderOf(const X509* certificate, absl::string_view chain) const {
   const CertificateNames names = NamesOf(certificate);
-  const bool revoked = revocations_ != nullptr && revocations_->Has(certificate);
+  const bool revoked =
+      revocations_ != nullptr && (revocations_->Has(certificate) || revocations_->HasAnyOf(chain));
   if (revoked) return {RoleSet(), absl::StrCat("the revoked ", Shown(names)), revoked};
   return {RolesOfCertificate(names, options_.rules), Shown(names), revoked};
 }
@@ -106,7 +107,7 @@ absl::Status Access::CheckObserver(absl::string_view certificate) {
   const auto* begin = reinterpret_cast<const unsigned char*>(certificate.data());
   const OwnedOpenssl<X509> read(d2i_X509(nullptr, &begin, static_cast<long>(certificate.size())));  // NOLINT
   if (read == nullptr) return absl::PermissionDeniedError("a certificate of the job's CA is needed");
-  const Caller holder = HolderOf(read.get());
+  const Caller holder = HolderOf(read.get(), "");
   if (holder.roles.Has(Role::kObserver)) return absl::OkStatus();
   return absl::PermissionDeniedError(absl::StrCat("the job is shown to observers: ", holder.shown,
                                                   " has the role ", holder.roles.Describe()));
@@ -117,7 +118,9 @@ Access::Caller Access::CallerOf(const grpc::CallbackServerContext& context) {
   std::vector<std::string> shown;
   if (options_.tls) {
     if (const auto certificate = CertificateOf(context); certificate.ok()) {
-      caller = HolderOf(certificate->get());
+      const auto chain = context.auth_context()->FindPropertyValues(GRPC_X509_PEM_CERT_CHAIN_PROPERTY_NAME);
+      caller = HolderOf(certificate->get(),
+                        chain.empty() ? "" : absl::string_view(chain[0].data(), chain[0].size()));
       if (caller.revoked) return caller;
       shown.push_back(caller.shown);
     }

@@ -77,7 +77,8 @@ class Access {
   // Reads the tokens if the file is another one than at the last look.
   absl::Status LookAtTokens() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Caller CallerOf(const grpc::CallbackServerContext& context);
-  Caller HolderOf(const X509* certificate) const;
+  // `chain`: what was shown beside it, in PEM.
+  Caller HolderOf(const X509* certificate, absl::string_view chain) const;
 
   const Options options_;
   std::string own_token_;

@@ -11,6 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "catch2/catch.hpp"
 #include "common/base/process.h"
 #include "common/rpc/rpc_server.h"
@@ -264,6 +265,33 @@ TEST_CASE("a revoked certificate may do nothing, also one that is revoked while 
   WriteWholeFile(authority.crl(), "-----BEGIN nothing");
   CHECK_FALSE(Eventually([&] { return revoked.Status().ok(); }, absl::Seconds(3)));
   CheckCalls(job.flags.listen, {"stolen", stolen, "", {}});
+}
+
+TEST_CASE(
+    "who shows a certificate of a revoked CA may do nothing, whether it shows that CA or --tls-ca has it",
+    "[access]") {
+  const bool shown = GENERATE(true, false);
+  const Certificates authority("the job's");
+  const TlsFlags between = authority.IssueAuthority("between");
+  const TlsFlags beside = authority.IssueAuthority("beside");
+  TlsFlags of_between = authority.IssueBy(between, "a", "/OU=operator/CN=a");
+  TlsFlags of_beside = authority.IssueBy(beside, "b", "/OU=observer/CN=b");
+  InProcessJob job(-1);
+  job.flags.tls = authority.Client();
+  if (!shown) {
+    const std::string all = authority.directory() / "all.pem";
+    WriteWholeFile(all,
+                   ReadWholeFile(authority.ca()) + ReadWholeFile(between.cert) + ReadWholeFile(beside.cert));
+    job.flags.tls.ca = all;
+    for (TlsFlags* one : {&of_between, &of_beside}) {
+      one->cert = std::string(absl::StripSuffix(one->cert, ".chain.pem")) + ".pem";
+      one->ca = all;
+    }
+  }
+  job.flags.tls.crl = authority.Revoke(between.cert);
+  job.StartServer();
+  CheckCalls(job.flags.listen, {"of the revoked CA", of_between, "", {}});
+  CheckCalls(job.flags.listen, {"of another", of_beside, "", {Role::kObserver}});
 }
 
 TEST_CASE("a server that knows no roles takes no connection of who shows a revoked certificate", "[access]") {

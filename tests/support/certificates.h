@@ -48,14 +48,30 @@ class Certificates {
              "-extfile", directory_ / "extensions"});
   }
   // A certificate of this CA whose names are `subject` ("/OU=operator/CN=x"), with a key of its own.
-  TlsFlags Issue(const std::string& name, const std::string& subject) const {
+  TlsFlags Issue(const std::string& name, const std::string& subject, std::string extensions = "") const {
+    if (extensions.empty()) extensions = directory_ / "extensions";
     const std::string base = directory_ / name;
     Openssl({"req", "-newkey", "rsa:2048", "-nodes", "-keyout", base + ".key", "-out", base + ".csr", "-subj",
              subject});
     Openssl({"x509", "-req", "-in", base + ".csr", "-CA", directory_ / "ca.pem", "-CAkey",
              directory_ / "ca.key", "-CAcreateserial", "-out", base + ".pem", "-days", "2", "-extfile",
-             directory_ / "extensions"});
+             extensions});
     return {base + ".pem", base + ".key", ca(), false};
+  }
+  // A CA that this one has signed.
+  TlsFlags IssueAuthority(const std::string& name) const {
+    WriteWholeFile(directory_ / "authority", "basicConstraints=critical,CA:TRUE\n");
+    return Issue(name, "/CN=" + name, directory_ / "authority");
+  }
+  // A certificate of that one, and beside it in `cert` the certificate of that one itself.
+  TlsFlags IssueBy(const TlsFlags& authority, const std::string& name, const std::string& subject) const {
+    const std::string base = directory_ / name;
+    Openssl({"req", "-newkey", "rsa:2048", "-nodes", "-keyout", base + ".key", "-out", base + ".csr", "-subj",
+             subject});
+    Openssl({"x509", "-req", "-in", base + ".csr", "-CA", authority.cert, "-CAkey", authority.key,
+             "-CAcreateserial", "-out", base + ".pem", "-days", "2", "-extfile", directory_ / "extensions"});
+    WriteWholeFile(base + ".chain.pem", ReadWholeFile(base + ".pem") + ReadWholeFile(authority.cert));
+    return {base + ".chain.pem", base + ".key", ca(), false};
   }
   // Takes a certificate of this CA back, and writes the list of all that were, valid for so many days.
   std::string Revoke(const std::string& certificate, int days = 2) const {
