@@ -4,6 +4,7 @@
 """
 
 import os
+import pathlib
 import sys
 from datetime import timedelta
 
@@ -13,6 +14,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import recon.torch.distributed  # noqa: F401: makes the backend known.
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "worker/python/examples"))
+import models  # noqa: E402
 
 SIZE = 4
 TIMEOUT = timedelta(seconds=120)
@@ -82,14 +86,13 @@ def check_operations(rank: int) -> None:
 
 
 def train(group: dist.ProcessGroup, rank: int) -> torch.Tensor:
-    """All parameters after 12 steps of a small network with BatchNorm."""
+    """All parameters after some steps of the examples' ResNet-18, with few channels."""
     torch.manual_seed(3)
-    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 300),
-                          nn.ReLU(), nn.Linear(300, 10))
+    model = models.ResNet(8, classes=10)
     ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.1)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
     data = torch.Generator().manual_seed(100 + rank)
-    for _ in range(12):
+    for _ in range(6):
         images, labels = torch.randn(16, 1, 8, 8, generator=data), torch.randint(10, (16,), generator=data)
         optimizer.zero_grad()
         nn.functional.cross_entropy(ddp(images), labels).backward()
