@@ -222,7 +222,8 @@ void FrontDoor::Run() {
     for (const OwnedFd& listener : listeners_) polled.push_back({listener.get(), wanted, 0});
     for (const Silent& silent : silent_) polled.push_back({silent.fd.get(), POLLIN | POLLRDHUP, 0});
     const bool look = paused || !handed_.empty() || !silent_.empty();
-    poll(polled.data(), polled.size(), look ? static_cast<int>(look_every_ / absl::Milliseconds(1)) : -1);
+    const absl::Duration left = std::clamp(NextLook() - Now(), absl::Milliseconds(1), look_every_);
+    poll(polled.data(), polled.size(), look ? static_cast<int>(left / absl::Milliseconds(1)) : -1);
     if (stopping_.load()) return;
     std::vector<int> readable;
     for (size_t i = 1 + listeners_.size(); i < polled.size(); ++i) {
@@ -231,7 +232,7 @@ void FrontDoor::Run() {
     HandOverThoseWhoSpeak(readable);
     const absl::Time now = Now();
     DropSilent(now);
-    if (now - looked_ >= look_every_) Look(now, now - looked_at_all_ >= kLook);
+    if (now >= NextLook()) Look(now, now - looked_at_all_ >= kLook);
     for (size_t i = 1; i <= listeners_.size(); ++i) {
       if ((polled[i].revents & POLLIN) != 0) Accept(polled[i].fd);
     }
@@ -349,8 +350,10 @@ void FrontDoor::DropSilent(absl::Time now) {
   }
 }
 
-void FrontDoor::LookAt(Handed* one, uint64_t forgiven) {
-  one->received = BytesReceived(one->fd);
+absl::Time FrontDoor::NextLook() const { return std::min(looked_ + look_every_, looked_at_all_ + kLook); }
+
+void FrontDoor::LookAt(Handed* one, bool closely, uint64_t forgiven) {
+  if (closely) one->received = BytesReceived(one->fd);
   const uint64_t understood = one->connection->understood();
   if (understood != one->understood) {
     one->understood = understood;
@@ -358,6 +361,7 @@ void FrontDoor::LookAt(Handed* one, uint64_t forgiven) {
   }
   one->received_then = std::min(one->received, one->received_then + forgiven);
   one->view = {one->received - one->received_then, one->connection->member(), one->connection->calls()};
+  one->watched = !one->view.member && (one->view.bytes > kSomeBytes || one->view.calls > kSomeCalls);
 }
 
 void FrontDoor::Look(absl::Time now, bool all) {
@@ -372,19 +376,17 @@ void FrontDoor::Look(absl::Time now, bool all) {
   std::vector<ConnectionView> views;
   views.reserve(handed_.size());
   for (auto it = handed_.begin(); it != handed_.end();) {
-    if (all || it->watched) {
-      if (InodeOf(it->fd) != it->inode) {
-        connections_->Remove(it->peer, it->connection.get());
-        it = handed_.erase(it);
-        continue;
-      }
-      LookAt(&*it, forgiven);
-      const ConnectionView& view = it->view;
-      it->watched = !view.member && (view.bytes > kSomeBytes || view.calls > kSomeCalls);
-      const bool much = view.bytes > kMuchBytes || view.calls > kManyCalls;
-      if (!view.member && much) look_every_ = kLookSoon;
+    const bool closely = all || it->watched;
+    if (closely && InodeOf(it->fd) != it->inode) {
+      connections_->Remove(it->peer, it->connection.get());
+      it = handed_.erase(it);
+      continue;
     }
-    views.push_back(it->view);
+    LookAt(&*it, closely, forgiven);
+    const ConnectionView& view = it->view;
+    const bool much = view.bytes > kMuchBytes || view.calls > kManyCalls;
+    if (!view.member && much) look_every_ = kLookSoon;
+    views.push_back(view);
     ++it;
   }
   RECON_CHECK_EQ(views.size(), handed_.size());

@@ -87,7 +87,9 @@ class FrontDoor {
   bool MakeRoomForStranger();
   void DropSilent(absl::Time now);
   void Look(absl::Time now, bool all);
-  static void LookAt(Handed* one, uint64_t forgiven);
+  absl::Time NextLook() const;
+  // What it has sent is asked for where that is to be `closely`.
+  static void LookAt(Handed* one, bool closely, uint64_t forgiven);
   void SayRefused(const std::string& peer, const std::string& why);
 
   const ConnectionLimits limits_;

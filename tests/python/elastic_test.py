@@ -96,7 +96,10 @@ class Elastic(unittest.TestCase):
         newcomer = self.rank(3, MIN_SIZE="3")
         newcomer.wait_for_text("of 3 ranks")
         self.end_as_one_process([*others, newcomer], first)
-        self.assertNotIn("of 2 ranks", "".join(rank.log() for rank in others))
+        for rank in [*others, newcomer]:
+            for line in rank.log().splitlines():
+                if line.startswith("step"):
+                    self.assertRegex(line, r"of 3 ranks, .* of \[\d+, \d+, \d+\]$")
 
     def test_random_deaths_cost_nothing(self) -> None:
         chance = random.Random(SEED)

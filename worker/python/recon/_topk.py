@@ -83,7 +83,9 @@ class LargestSums:
                 add(part, total)
             return finish(total / total.dtype.type(len(parts)) if mean else total)
 
-        return LargestSum(call, group.size, lambda: add(sent, kept), summed)
+        def back() -> None:
+            add(sent, self._kept.get(name, kept))  # Another call of the name may have begun since.
+        return LargestSum(call, group.size, back, summed)
 
     def forget(self) -> None:
         """Keeps nothing any more, as after an error: that was of steps that are done again."""

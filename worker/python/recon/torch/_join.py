@@ -131,7 +131,7 @@ class Job:
             if overlap:
                 raise ValueError("overlap=True does not go with group=: gradients are pushed when all processes have theirs")
             members.agree(model=self._tensors.specs, data=(loader.samples, loader.fingerprint), batch_size=loader.batch_size,
-                          optimizer=proposed, loader_processes=loader._loader.num_workers)
+                          optimizer=proposed, loads=(loader._loader.num_workers, loader._loader.prefetch_factor))
 
         def connect() -> Any:
             return _core.Worker(flags_of(settings), type(model).__name__, self._tensors.specs, self._tensors.aliases,
@@ -313,6 +313,9 @@ class Job:
             raise RuntimeError("step() without a batch of the loader: each step() pushes what the batches since the "
                                "last one gave")
         result = None
+        if closure is not None and self._own_step is not None and self._members is not None and not self._left:
+            raise TypeError(f"step(closure) of {type(self.optimizer).__name__} does not go with group=: each process has the loss of "
+                            "its own part, by which it may call the closure more or less often than others")
         if closure is not None and (self._own_step is None or self._left):
             with torch.enable_grad():
                 result = self.loss = closure()

@@ -56,8 +56,8 @@ class Elastic:
     all processes give the same numbers. ``also``: what else a newcomer gets, by name: things with ``state_dict`` and
     ``load_state_dict``, such as a learning rate scheduler, whose states are tensors and plain values. ``wire``: "fp16",
     "bf16" or "int8", as for `recon.collective.Group.all_reduce`. Gradients travel in buckets of ``bucket_megabytes`` as
-    soon as they are there. Buffers are those of the lowest rank at each step's beginning, unless ``broadcast_buffers`` is
-    False. A process that is not heard for ``patience`` seconds is taken for dead (recon-server's ``--evict-after`` by
+    soon as they are there. Buffers are those that the lowest rank had at the end of the last step, unless
+    ``broadcast_buffers`` is False. A process that is not heard for ``patience`` seconds is taken for dead (recon-server's ``--evict-after`` by
     default); ``timeout`` seconds are the longest wait for others, or for a server that has died: then
     `recon.collective.CallTimeout` or `recon.JobLost`. ``server`` and ``tls`` are as for `recon.collective.Group`. One
     thread uses it.
@@ -85,12 +85,12 @@ class Elastic:
         # Says by which steps the state has come about: drawn anew by each meeting, and kept by who does a step after it.
         self._line = self._line_of_meeting = 0
         self._optimizer, self._wire, self._broadcasts = optimizer, wire, broadcast_buffers
-        self._begin_size, self._timeout = begin_size, timeout
+        self._min_size, self._begin_size, self._timeout = min_size, begin_size, timeout
         self._parts = {"optimizer": optimizer, **(also or {})}
         self._exchanged = set(parameters)
         self._group: collective.Group | None = None
         self._vote: collective.Handle | None = None
-        self._spread: list[tuple[list[torch.Tensor], torch.Tensor, collective.Handle]] = []
+        self._spread: list[tuple[torch.Tensor, collective.Handle]] = []
         self._step: _Step | None = None
         self._accumulates = False
         self._meeting = Meeting(name, server=server, min_size=min_size, on_loss="shrink", patience=patience,
@@ -188,9 +188,9 @@ class Elastic:
             return True
         try:
             answer = bool(self._vote.wait()[0])
-            for tensors, flat, handle in self._spread:
+            for flat, handle in self._spread:
                 handle.wait()
-                _fill(tensors, flat)
+                self._fill_buffers(flat)
         except recon.ReconError as error:
             self._raise_unless_loss(error, self.group)
             return True
@@ -198,15 +198,21 @@ class Elastic:
             self._vote, self._spread = None, []
         return answer
 
-    def _spread_buffers(self, group: collective.Group, root: int
-                        ) -> list[tuple[list[torch.Tensor], torch.Tensor, collective.Handle]]:
-        if not self._broadcasts:
+    def _spread_buffers(self, group: collective.Group, root: int) -> list[tuple[torch.Tensor, collective.Handle]]:
+        buffers = list(self.module.buffers()) if self._broadcasts else []
+        if not buffers:
             return []
-        by_type: dict[torch.dtype, list[torch.Tensor]] = {}
-        for buffer in self.module.buffers():
-            by_type.setdefault(buffer.dtype, []).append(buffer)
-        flats = [(buffers, torch.cat([one.detach().cpu().reshape(-1) for one in buffers])) for buffers in by_type.values()]
-        return [(buffers, flat, group.broadcast(flat, root, out=flat, async_op=True)) for buffers, flat in flats]
+        # As bytes, whatever their types.
+        flat = torch.cat([_as_bytes(buffer) for buffer in buffers])
+        return [(flat, group.broadcast(flat, root, out=flat, async_op=True))]
+
+    @torch.no_grad()
+    def _fill_buffers(self, flat: torch.Tensor) -> None:
+        buffers = list(self.module.buffers())
+        for buffer, part in zip(buffers, flat.split([one.numel() * one.element_size() for one in buffers])):
+            own = torch.empty(buffer.shape, dtype=buffer.dtype)
+            _as_bytes(own).copy_(part)
+            buffer.copy_(own)
 
     def _raise_unless_loss(self, error: recon.ReconError, group: collective.Group) -> None:
         """Meeting anew helps where somebody has gone, or this membership has."""
@@ -219,8 +225,10 @@ class Elastic:
         while True:
             group = self._meeting.meet()
             try:
+                if group.ranks != list(range(group.size)):  # Somebody has died while it began.
+                    continue
                 states = group.all_gather(np.array([[self.steps, self._line]], np.int64), sizes=[1] * group.size).tolist()
-                if not any(steps for steps, _ in states) and group.size < self._begin_size:
+                if not any(line for _, line in states) and group.size < self._begin_size:
                     self._await_others(group)
                     continue
                 self._share_state(group, states)
@@ -252,15 +260,17 @@ class Elastic:
             # Those who have everything need not hear it.
             concerned = sorted([senior, *lacking])
             with group.split("state" if place in concerned else "nothing") as among:
+                if place in concerned and among.size < len(concerned):
+                    raise collective.SetChanged(f"set '{among.name}' has lost a member before it was used")
                 if place in concerned:
-                    self._hand_over(among, among.ranks[concerned.index(senior)], place == senior)
+                    self._hand_over(among, concerned.index(senior), place == senior)
         # Which nobody else has: what follows from here on is of these processes.
         line = group.broadcast(np.frombuffer(os.urandom(8), np.int64) & _LINE_MASK, group.ranks[senior])
         self._line_of_meeting = int(line[0])
         # Whatever a state lacks, and what has become of buffers while somebody was lost.
-        for buffers, flat, handle in self._spread_buffers(group, group.ranks[senior]):
+        for flat, handle in self._spread_buffers(group, group.ranks[senior]):
             handle.wait()
-            _fill(buffers, flat)
+            self._fill_buffers(flat)
 
     def _hand_over(self, among: collective.Group, root: int, is_mine: bool) -> None:
         data = self._dumped() if is_mine else b""
@@ -337,14 +347,17 @@ class Elastic:
         def wait() -> bool:
             try:
                 handle.wait()
+                # All who have a part in it see the same.
+                if handle.members < self._min_size:
+                    raise collective.SetChanged(f"{handle.members} processes are left in this step, it is to have "
+                                                f"{self._min_size}")
                 return True
             except recon.ReconError as error:
                 return failed(error)
         return wait
 
 
-def _fill(tensors: list[torch.Tensor], flat: torch.Tensor) -> None:
-    with torch.no_grad():
-        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
-            tensor.copy_(part.view(tensor.shape))
-
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a contiguous one on the CPU these are its own."""
+    own = tensor.detach().cpu().contiguous()
+    return (torch.view_as_real(own) if own.is_complex() else own).reshape(-1).view(torch.uint8)
