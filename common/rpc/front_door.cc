@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -367,8 +368,8 @@ void FrontDoor::LookAt(Handed* one, bool closely, uint64_t forgiven) {
 void FrontDoor::Look(absl::Time now, bool all) {
   uint64_t forgiven = 0;
   if (all) {
-    forgiven = static_cast<uint64_t>(
-        kForgivenBytesPerSecond * std::clamp(absl::ToDoubleSeconds(now - looked_at_all_), 0.0, 1.0) + 0.5);
+    forgiven = static_cast<uint64_t>(std::llround(
+        kForgivenBytesPerSecond * std::clamp(absl::ToDoubleSeconds(now - looked_at_all_), 0.0, 1.0)));
     looked_at_all_ = now;
   }
   looked_ = now;
