@@ -256,9 +256,8 @@ absl::Status Planner::Plan(CallPlan* plan) {
 
 const char* CallKindName(CallKind kind) { return kNames[static_cast<size_t>(kind)]; }
 
-size_t ServerOf(uint64_t chunk, uint64_t set, size_t servers) {
-  const uint64_t part = chunk >> kPartShift, index = chunk & 0xFFFFFFFF;
-  return (part + index + (index == 0 ? 0 : set)) % servers;
+size_t ServerOf(uint64_t chunk, size_t servers) {
+  return ((chunk >> kPartShift) + (chunk & 0xFFFFFFFF)) % servers;
 }
 
 bool CanShrink(const CallSpec& spec) {

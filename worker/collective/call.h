@@ -73,9 +73,8 @@ struct CallPlan {
 // InvalidArgument with the numbers if sizes, peers or operation cannot be.
 absl::StatusOr<CallPlan> PlanCall(const CallSpec& spec, const SetEpoch& epoch, size_t servers);
 
-// Which server decides a chunk. The first one of a call is the head's, so that calls that differ meet there;
-// further ones are all servers' in turn, from another one on for each set.
-size_t ServerOf(uint64_t chunk, uint64_t set, size_t servers);
+// Which server decides a chunk: the first one of a call is the head's, so that calls that differ meet there.
+size_t ServerOf(uint64_t chunk, size_t servers);
 
 // Whether a call means the same when members are missing: a reduction for all, a barrier, a broadcast.
 bool CanShrink(const CallSpec& spec);

@@ -179,7 +179,7 @@ void MemberCore::SendNext(Channel* channel, Call* call) {
   channel->bytes_under_way += ChargeOf(frame.header);
   if (channel->by_name) named_bytes_under_way_ += ChargeOf(frame.header);
   ++call->under_way;
-  const size_t server = epoch_servers_[ServerOf(frame.header.chunk, epoch_->set(), epoch_servers_.size())];
+  const size_t server = epoch_servers_[ServerOf(frame.header.chunk, epoch_servers_.size())];
   Send(server, std::move(frame));
   call->all_sent = !StepOn(call->plan, &call->segment, &call->piece);
 }
