@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
 import sys
@@ -44,6 +45,8 @@ _KINDS = {name: number for number, name in enumerate(
 _WIRES = {"": "", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "float16": "float16", "bfloat16": "bfloat16"}
 # Who waits for something beside an outcome looks for it so often.
 _LOOK_SECONDS = 0.1
+# A set that has not begun after so long says once for whom it waits, or that there is no server.
+_BEGIN_TOLD_SECONDS = 10.0
 
 
 class CallTimeout(_core.JobLost):
@@ -159,10 +162,14 @@ class Group:
 
     def _await_begun(self, interrupted: Callable[[], bool] | None) -> None:
         end = time.monotonic() + self.timeout
+        tell = time.monotonic() + min(_BEGIN_TOLD_SECONDS, _environment.stall_seconds())
         while True:
             left = end - time.monotonic()
-            if self._core.await_begun(max(0.0, left if interrupted is None else min(left, _LOOK_SECONDS))):
+            if self._core.await_begun(max(0.0, min(left, _LOOK_SECONDS))):
                 return
+            if time.monotonic() > tell and left > 0:
+                tell = math.inf
+                print(f"recon: set '{self.name}' has not begun: {self._core.who_is_missing()}", file=sys.stderr, flush=True)
             if interrupted is not None and interrupted():
                 self._core.close()
                 raise SetChanged(f"set '{self.name}': not begun, as others have gone meanwhile")

@@ -19,13 +19,14 @@ Not thread-safe. Times are seconds.
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
 import numpy as np
 
 import recon
-from recon import collective
+from recon import _environment, collective
 from recon.collective import CallTimeout, Group, MemberLost, SetChanged
 
 __all__ = ["Meeting"]
@@ -59,16 +60,20 @@ class Meeting:
         self._hall: Group | None = self._enter(time.monotonic() + timeout)
 
     def _enter(self, end: float) -> Group:
-        pause = _LOOK_SECONDS
+        pause, said = _LOOK_SECONDS, 0.0
         while True:
             try:
                 return Group(self.hall_name, timeout=max(1.0, end - time.monotonic()), **self._shared, **self._place)
             except CallTimeout:
                 raise
-            except recon.JobLost:  # The server has died while the set had not begun.
-                left = end - time.monotonic()
+            except recon.JobLost as error:  # There is no server, or it has died while the set had not begun.
+                now = time.monotonic()
+                left = end - now
                 if left <= 0:
                     raise
+                if not said or now - said > _environment.stall_seconds():
+                    said = now
+                    print(f"recon: {error}; tries again for {left:.0f} s more", file=sys.stderr, flush=True)
             time.sleep(min(pause, left))
             pause = min(2 * pause, _PAUSE_SECONDS_MAX)
 

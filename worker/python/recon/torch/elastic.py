@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -136,6 +137,7 @@ class Elastic:
         if not step.exchanged:
             raise RuntimeError("no gradient has been exchanged in this step: was backward() called, and not in no_sync()?")
         if step.error is not None:
+            print(f"recon: '{self._meeting.name}' does step {self.steps + 1} again: {step.error}", file=sys.stderr, flush=True)
             self._optimizer.zero_grad(set_to_none=True)
             with torch.no_grad():
                 for buffer, before in step.buffers:
@@ -243,6 +245,8 @@ class Elastic:
 
     def _await_others(self, group: collective.Group) -> None:
         end = time.monotonic() + self._timeout
+        print(f"recon: '{self._meeting.name}' has {group.size} of the {self._begin_size} processes that it begins with",
+              file=sys.stderr, flush=True)
         while not self._meeting.changed:
             if time.monotonic() > end:
                 raise collective.CallTimeout(f"'{self._meeting.name}' has {group.size} processes, it is to begin with "
