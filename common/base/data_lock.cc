@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
+#include "common/base/regular_file.h"
 
 namespace recon {
 
@@ -38,8 +39,9 @@ absl::StatusOr<DataLock> DataLock::Acquire(const std::string& directory) {
         absl::StrCat("data directory ", directory, ": cannot create: ", error.message()));
   }
   const std::string path = directory + "/LOCK";
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
-  if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
+  OpenedFile lock = OpenRegularFile(path, O_RDWR | O_CREAT | O_NOFOLLOW);
+  if (!lock.ok()) return absl::FailedPreconditionError(lock.status(path).message());
+  const int fd = lock.fd.Release();
   const int failed = Lock(fd, directory);
   if (failed != 0 && failed != EWOULDBLOCK) {
     close(fd);

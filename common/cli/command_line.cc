@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "common/base/log.h"
+#include "common/base/regular_file.h"
 #include "common/cli/help_format.h"
 #include "common/cli/suggest.h"
 #include "common/cli/toml.h"
@@ -72,15 +73,11 @@ class CommandLine::ConfigFile : public CLI::ConfigBase {
  public:
   explicit ConfigFile(const CLI::App* app) : app_(app) {}
 
-  std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
+  std::vector<CLI::ConfigItem> from_config(std::istream&) const override {
     const std::string path = app_->get_config_ptr()->results().back();
-    std::string text(kConfigBytesMax + 1, '\0');
-    input.read(text.data(), static_cast<std::streamsize>(text.size()));
-    text.resize(static_cast<size_t>(input.gcount()));
-    if (text.size() > kConfigBytesMax) {
-      throw CLI::ConfigError(absl::StrCat("--config ", path, " has more than ", kConfigBytesMax, " bytes"));
-    }
-    const absl::StatusOr<std::vector<TomlSetting>> settings = ParseToml(text);
+    const absl::StatusOr<std::string> text = ReadRegularFile(path, kConfigBytesMax);
+    if (!text.ok()) throw CLI::ConfigError(absl::StrCat("--config ", text.status().message()));
+    const absl::StatusOr<std::vector<TomlSetting>> settings = ParseToml(*text);
     if (!settings.ok()) throw CLI::ConfigError(absl::StrCat(path, ":", settings.status().message()));
     std::vector<CLI::ConfigItem> found;
     for (const TomlSetting& setting : *settings) {
@@ -129,7 +126,13 @@ void CommandLine::AddConfigFile() {
   config_ = std::make_shared<ConfigFile>(&app_);
   app_.config_formatter(config_);
   app_.allow_config_extras(CLI::config_extras_mode::error);
-  app_.set_config("--config", "", "TOML file with the same names as the flags")->group("General");
+  app_.set_config("--config", "", "TOML file with the same names as the flags")
+      ->group("General")
+      // CLI11 opens it before our reader is asked, and would wait for a pipe's other end.
+      ->check([](const std::string& path) {
+        const absl::Status found = CheckRegularFile(path);
+        return absl::IsInvalidArgument(found) ? std::string(found.message()) : std::string();
+      });
 }
 
 const CLI::App* CommandLine::Deepest() const {

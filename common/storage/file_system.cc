@@ -16,8 +16,13 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "common/base/clock.h"
+#include "common/base/hash.h"
 #include "common/base/limits.h"
+#include "common/base/owned_fd.h"
 #include "common/base/pool_allocator.h"
+#include "common/base/regular_file.h"
 #include "common/base/status_macros.h"
 #include "common/storage/aligned_buffer.h"
 #include "common/storage/errno_status.h"
@@ -38,15 +43,16 @@ bool NotSupported(int error) { return error == EPERM || error == EOPNOTSUPP || e
 class LocalFile : public FileSystem::File {
  public:
   LocalFile(const std::string& path, int flags)
-      : fd_(open(path.c_str(), flags | O_CLOEXEC, 0644)), path_(path) {}
-  ~LocalFile() override {
-    if (fd_ >= 0) close(fd_);
-  }
+      : opened_(OpenRegularFile(path, flags)), fd_(opened_.fd.get()), path_(path) {}
   LocalFile(const LocalFile&) = delete;
   LocalFile& operator=(const LocalFile&) = delete;
 
-  bool ok() const { return fd_ >= 0; }
-  int fd() const { return fd_; }
+  bool ok() const { return opened_.ok(); }
+  // Why it is not; `what` for an error of the operating system.
+  absl::Status Failure(const std::string& what) const {
+    if (opened_.other.empty()) return ErrnoStatus(opened_.error, absl::StrCat(what, " ", path_));
+    return absl::FailedPreconditionError(opened_.status(path_).message());
+  }
 
   absl::Status Append(absl::Span<const absl::string_view> pieces) override {
     PooledVector<iovec> left;
@@ -127,8 +133,9 @@ class LocalFile : public FileSystem::File {
   }
 
  private:
-  int fd_;
-  std::string path_;
+  const OpenedFile opened_;
+  const int fd_;
+  const std::string path_;
   uint64_t offset_ = 0;
   uint64_t started_ = 0;  // To be written, up to here.
 };
@@ -138,15 +145,31 @@ namespace once {
 
 absl::StatusOr<std::unique_ptr<FileSystem::File>> Create(const std::string& path) {
   auto file = std::make_unique<LocalFile>(path, O_WRONLY | O_CREAT | O_TRUNC);
-  if (!file->ok()) return ErrnoStatus(errno, absl::StrCat("create ", path));
+  if (!file->ok()) return file->Failure("create");
   return std::unique_ptr<FileSystem::File>(std::move(file));
 }
 
 absl::StatusOr<uint64_t> Size(const std::string& path) {
   struct stat info;
   if (stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, absl::StrCat("look at ", path));
-  if (!S_ISREG(info.st_mode)) return absl::FailedPreconditionError(absl::StrCat(path, " is not a file"));
-  return static_cast<uint64_t>(info.st_size);
+  if (S_ISREG(info.st_mode)) return static_cast<uint64_t>(info.st_size);
+  return absl::FailedPreconditionError(CheckRegularFile(path).message());
+}
+
+// What the clock of a directory's file system says.
+absl::Time TimeOfFileSystem(const std::string& beside) {
+  const std::string probe = absl::StrCat(beside, ".", absl::Hex(RandomNonZero()), ".tmp");
+  const OpenedFile file = OpenRegularFile(probe, O_WRONLY | O_CREAT | O_EXCL);
+  struct stat info;
+  const bool known = file.ok() && fstat(file.fd.get(), &info) == 0;
+  if (file.ok()) unlink(probe.c_str());
+  return known ? absl::TimeFromTimespec(info.st_mtim) : WallNow();
+}
+
+absl::StatusOr<absl::Duration> Age(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, absl::StrCat("look at ", path));
+  return TimeOfFileSystem(path) - absl::TimeFromTimespec(info.st_mtim);
 }
 
 absl::Status ReadInto(const std::string& path, uint64_t offset, uint64_t size, char* out) {
@@ -157,7 +180,7 @@ absl::Status ReadInto(const std::string& path, uint64_t offset, uint64_t size, c
     if (direct.ok() && direct.ReadDirect(offset, size, out)) return absl::OkStatus();
   }
   LocalFile file(path, O_RDONLY);
-  if (!file.ok()) return ErrnoStatus(errno, absl::StrCat("open ", path));
+  if (!file.ok()) return file.Failure("open");
   return file.ReadAt(offset, size, out);
 }
 
@@ -172,9 +195,9 @@ absl::Status Link(const std::string& from, const std::string& to) {
 }
 
 absl::Status SyncDirectory(const std::string& path) {
-  const LocalFile directory(path, O_RDONLY | O_DIRECTORY);
-  if (!directory.ok()) return ErrnoStatus(errno, absl::StrCat("open ", path));
-  if (fsync(directory.fd()) != 0) return ErrnoStatus(errno, absl::StrCat("fsync ", path));
+  const OwnedFd directory(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (directory.get() < 0) return ErrnoStatus(errno, absl::StrCat("open ", path));
+  if (fsync(directory.get()) != 0) return ErrnoStatus(errno, absl::StrCat("fsync ", path));
   return absl::OkStatus();
 }
 
@@ -193,7 +216,9 @@ absl::StatusOr<std::vector<std::string>> List(const std::string& directory) {
   fs::recursive_directory_iterator walk(directory, error);
   for (; !error && walk != fs::recursive_directory_iterator(); walk.increment(error)) {
     std::error_code gone;  // It was removed since.
-    if (walk->is_regular_file(gone)) names.push_back(walk->path().lexically_relative(directory));
+    // Pipes and devices, too: whoever reads one is told what it is.
+    if (walk->exists(gone) && !walk->is_directory(gone))
+      names.push_back(walk->path().lexically_relative(directory));
     if (gone && gone.value() != ENOENT) error = gone;
     if (error) break;
   }
@@ -221,6 +246,9 @@ class LocalFileSystem : public FileSystem {
   }
   absl::StatusOr<uint64_t> Size(const std::string& path) override {
     return Patiently([&] { return once::Size(path); });
+  }
+  absl::StatusOr<absl::Duration> Age(const std::string& path) override {
+    return Patiently([&] { return once::Age(path); });
   }
   absl::Status ReadInto(const std::string& path, uint64_t offset, uint64_t size, char* out) override {
     return RetryUnavailable(patience_, [&] { return once::ReadInto(path, offset, size, out); });

@@ -37,9 +37,13 @@ class FileSystem {
 
   virtual ~FileSystem() = default;
 
-  // A file for writing, empty.
+  // A file for writing, empty. FailedPrecondition for what is there and no regular file, as of Size() and
+  // ReadInto(): nothing waits for a pipe's other end.
   virtual absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path) = 0;
   virtual absl::StatusOr<uint64_t> Size(const std::string& path) = 0;
+  // How long ago a file was written, by the clock of its file system, which may be another machine's: a file
+  // is made beside it for a moment. By this machine's clock where none can be made.
+  virtual absl::StatusOr<absl::Duration> Age(const std::string& path) = 0;
   // Exactly `size` bytes from `offset`; DataLoss if the file is shorter.
   absl::StatusOr<std::string> Read(const std::string& path, uint64_t offset, uint64_t size);
   // The same, to `out`; without a copy where `out` and `offset` are multiples of AlignedBuffer::kAlign.
@@ -59,7 +63,7 @@ class FileSystem {
   virtual absl::Status CreateDirectories(const std::string& path) = 0;
   // False if nothing is there, or something else than a directory.
   virtual absl::StatusOr<bool> IsDirectory(const std::string& path) = 0;
-  // Paths of the files below a directory, relative to it, sorted; none if it is not there.
+  // Paths of all below a directory that are no directories, relative to it, sorted; none if it is not there.
   virtual absl::StatusOr<std::vector<std::string>> List(const std::string& directory) = 0;
 
   // From now on, what may pass is tried again for so long at most.

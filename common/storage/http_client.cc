@@ -15,6 +15,7 @@
 #include "common/base/clock.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
+#include "common/base/regular_file.h"
 #include "common/base/status_macros.h"
 
 namespace recon {
@@ -147,6 +148,11 @@ absl::StatusOr<HttpResponse> HttpClient::Send(const HttpRequest& request) {
   curl_easy_setopt(curl, CURLOPT_URL, request.url.c_str());
   curl_easy_setopt(curl, CURLOPT_PATH_AS_IS, 1L);
   curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers.get());
+  if (!options_.ca_file.empty()) {
+    if (const absl::Status file = CheckRegularFile(options_.ca_file); !file.ok()) {
+      return absl::PermissionDeniedError(absl::StrCat("file of CAs: ", file.message()));
+    }
+  }
   curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, OnBody);
   curl_easy_setopt(curl, CURLOPT_WRITEDATA, &receiver);
   curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, OnHeader);

@@ -1,6 +1,8 @@
 #include "server/durability/control_db_files.h"
 
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/functional/function_ref.h"
@@ -8,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
+#include "common/base/regular_file.h"
 #include "common/storage/patience.h"
 #include "rocksdb/env.h"
 #include "rocksdb/file_system.h"
@@ -182,6 +185,20 @@ absl::Status FromRocks(const rocksdb::Status& status, const std::string& what) {
     return absl::PermissionDeniedError(text);
   }
   return absl::UnavailableError(text);
+}
+
+absl::Status CheckControlDbFiles(const std::string& directory) {
+  std::error_code error;
+  if (std::filesystem::exists(directory, error) && !std::filesystem::is_directory(directory, error)) {
+    return absl::FailedPreconditionError(absl::StrCat("control database: ", directory, " is no directory"));
+  }
+  // What cannot be listed is said by the database.
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
+    const absl::Status found = CheckRegularFile(entry.path());
+    if (!absl::IsInvalidArgument(found) || entry.is_directory(error)) continue;
+    return absl::FailedPreconditionError(absl::StrCat("control database: ", found.message()));
+  }
+  return absl::OkStatus();
 }
 
 std::unique_ptr<rocksdb::Env> MakeControlDbEnv() {

@@ -18,6 +18,10 @@ namespace recon {
 // pass.
 absl::Status FromRocks(const rocksdb::Status& status, const std::string& what);
 
+// FailedPrecondition for something in the directory that is neither a file nor a directory: RocksDB would
+// wait for a pipe's other end. OK where there is no directory yet.
+absl::Status CheckControlDbFiles(const std::string& directory);
+
 // The files of a control database, for rocksdb::Options::env; must outlive the database.
 //
 // A call that fails is tried again for RECON_STORE_PATIENCE when the error may pass. After that it ends the

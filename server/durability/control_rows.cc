@@ -12,6 +12,7 @@
 namespace recon {
 
 absl::StatusOr<std::unique_ptr<ControlRows>> ControlRows::Open(const std::string& directory) {
+  RECON_RETURN_IF_ERROR(CheckControlDbFiles(directory));
   std::unique_ptr<rocksdb::Env> env = MakeControlDbEnv();
   rocksdb::Options options;
   options.env = env.get();

@@ -1,13 +1,12 @@
 #include "server/process/certificate_series.h"
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <utility>
 
 #include "absl/time/time.h"
 #include "common/base/clock.h"
+#include "common/rpc/pem_file.h"
 #include "common/rpc/x509.h"
 
 namespace recon {
@@ -15,9 +14,9 @@ namespace {
 
 // Until the first of a file's certificates expires.
 std::optional<double> DaysLeft(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  const std::string pem((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  const auto certificates = ReadCertificates(pem);
+  const absl::StatusOr<std::string> pem = ReadPemFile("certificate", path);
+  if (!pem.ok()) return std::nullopt;
+  const auto certificates = ReadCertificates(*pem);
   if (!certificates.ok()) return std::nullopt;
   absl::Time first = absl::InfiniteFuture();
   for (const auto& certificate : *certificates) first = std::min(first, ExpiryOf(certificate.get()));

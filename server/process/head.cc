@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <utility>
 
@@ -12,6 +11,7 @@
 #include "common/base/hash.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
+#include "common/base/private_file.h"
 #include "common/base/process.h"
 #include "common/base/secret.h"
 #include "common/base/shutdown_signal.h"
@@ -90,8 +90,8 @@ absl::Status Head::OpenAccess() {
   options.connections = process_.connections();
   options.audit_file = flags.data + "/AUDIT";
   RECON_ASSIGN_OR_RETURN(access_, Access::Open(options));
-  if (dashboard_ != nullptr) std::ofstream(flags.data + "/DASHBOARD") << dashboard_->url() << "\n";
-  return absl::OkStatus();
+  if (dashboard_ == nullptr) return absl::OkStatus();
+  return WriteOwnFile(flags.data + "/DASHBOARD", dashboard_->url() + "\n");
 }
 
 void Head::OpenHistory(uint64_t job_id) {

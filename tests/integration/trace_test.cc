@@ -260,7 +260,7 @@ TEST_CASE("what a trace is asked for is checked before anything is recorded", "[
   CHECK(absl::StrContains(wrong({"--seconds", "1"}), "-o FILE"));
   CHECK(
       absl::StrContains(wrong({"--seconds", "1", "-o", job.directory() / "no/where.json"}), "no/where.json"));
-  CHECK(absl::StrContains(wrong({"--seconds", "1", "-o", job.data()}), "it is a directory"));
+  CHECK(absl::StrContains(wrong({"--seconds", "1", "-o", job.data()}), "is a directory, no regular file"));
   CHECK_FALSE(absl::StrContains(job.ServerLog(), "a trace"));
 
   // A head without workers has nothing but itself to show.

@@ -157,6 +157,7 @@ absl::StatusOr<std::unique_ptr<FileSystem::File>> FaultyFileSystem::Create(const
   if (const auto fault = NextFault()) return ErrorOf(*fault, "create " + path);
   if (directories_.count(ParentOf(path)) == 0) return absl::NotFoundError("create " + path);
   auto inode = std::make_shared<Inode>();
+  inode->written = clock_;
   names_[path] = inode;
   return std::unique_ptr<File>(std::make_unique<OpenFile>(this, std::move(inode), path));
 }
@@ -167,6 +168,18 @@ absl::StatusOr<uint64_t> FaultyFileSystem::Size(const std::string& path) {
   const auto found = names_.find(path);
   if (found == names_.end()) return absl::NotFoundError(path);
   return found->second->data.size();
+}
+
+absl::StatusOr<absl::Duration> FaultyFileSystem::Age(const std::string& path) {
+  const Lock lock(mu_);
+  const auto found = names_.find(path);
+  if (found == names_.end()) return absl::NotFoundError(path);
+  return clock_ - found->second->written;
+}
+
+void FaultyFileSystem::Advance(absl::Duration duration) {
+  const Lock lock(mu_);
+  clock_ += duration;
 }
 
 absl::Status FaultyFileSystem::ReadInto(const std::string& path, uint64_t offset, uint64_t size, char* out) {

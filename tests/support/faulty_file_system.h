@@ -25,6 +25,8 @@ class FaultyFileSystem : public FileSystem {
   // Calls that could have failed so far.
   int calls() const;
 
+  // Its clock, which Age() goes by, stands but for this.
+  void Advance(absl::Duration duration);
   // What FreeBytes() says; as much as there can be by default.
   void SetFreeBytes(uint64_t bytes);
 
@@ -40,6 +42,7 @@ class FaultyFileSystem : public FileSystem {
 
   absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path) override;
   absl::StatusOr<uint64_t> Size(const std::string& path) override;
+  absl::StatusOr<absl::Duration> Age(const std::string& path) override;
   absl::Status ReadInto(const std::string& path, uint64_t offset, uint64_t size, char* out) override;
   absl::Status Rename(const std::string& from, const std::string& to) override;
   absl::Status Link(const std::string& from, const std::string& to) override;
@@ -54,6 +57,7 @@ class FaultyFileSystem : public FileSystem {
   struct Inode {
     std::string data;
     std::string durable;
+    absl::Duration written = absl::ZeroDuration();  // By the clock.
   };
   class OpenFile;
   using Names = std::map<std::string, std::shared_ptr<Inode>>;
@@ -63,6 +67,7 @@ class FaultyFileSystem : public FileSystem {
   absl::Status FailIfDue(const std::string& what);
 
   mutable std::mutex mu_;
+  absl::Duration clock_ = absl::ZeroDuration();
   uint64_t free_bytes_ = UINT64_MAX;
   Names names_;
   Names durable_names_;

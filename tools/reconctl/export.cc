@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/hash.h"
+#include "common/base/regular_file.h"
 #include "common/base/status_macros.h"
 #include "common/snapshot/carried_tensors.h"
 #include "common/snapshot/safetensors.h"
@@ -41,6 +42,7 @@ std::string PlaneName(const std::string& optimizer, int role) {
 class WholeFile {
  public:
   static absl::StatusOr<std::unique_ptr<WholeFile>> Create(const std::string& path) {
+    RECON_RETURN_IF_ERROR(CheckReplaceable(path));
     auto whole = std::make_unique<WholeFile>();
     whole->path_ = path;
     RECON_ASSIGN_OR_RETURN(whole->file_, FileSystem::Local()->Create(path + ".tmp"));

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/base/regular_file.h"
 #include "common/base/status_macros.h"
 #include "common/storage/file_system.h"
 
@@ -156,12 +157,10 @@ zip_int64_t Serve(void* state, void* data, zip_uint64_t length, zip_source_cmd_t
 }
 
 absl::Status Sync(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  const bool synced = fd >= 0 && fsync(fd) == 0;
-  const absl::Status status =
-      synced ? absl::OkStatus() : absl::ErrnoToStatus(errno, absl::StrCat("fsync ", path));
-  if (fd >= 0) close(fd);
-  return status;
+  const OpenedFile file = OpenRegularFile(path, O_RDONLY);
+  if (!file.ok()) return file.status(path);
+  return fsync(file.fd.get()) == 0 ? absl::OkStatus()
+                                   : absl::ErrnoToStatus(errno, absl::StrCat("fsync ", path));
 }
 
 absl::Status Add(zip_t* archive, const std::string& name, zip_source_t* source) {
@@ -216,6 +215,7 @@ absl::Status WriteTorchFile(const std::string& path, const std::vector<TorchTens
     if (status.ok()) status = absl::ResourceExhaustedError(absl::StrCat(path, ": ", zip_strerror(archive)));
     zip_discard(archive);
   }
+  RECON_RETURN_IF_ERROR(CheckReplaceable(path));
   FileSystem::Local()->Remove(temporary).IgnoreError();
   return status;
 }

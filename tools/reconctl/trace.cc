@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
+#include "common/base/regular_file.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/trace_client.h"
@@ -36,8 +37,9 @@ class WholeFile {
 
   // Before anything is recorded for it.
   absl::Status CheckWritable() {
-    RECON_ASSIGN_OR_RETURN(const bool directory, FileSystem::Local()->IsDirectory(path_));
-    if (directory) return absl::InvalidArgumentError(absl::StrCat("-o ", path_, ": it is a directory"));
+    if (const absl::Status free = CheckReplaceable(path_); !free.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("-o ", free.message()));
+    }
     const absl::Status created = FileSystem::Local()->Create(unfinished_).status();
     if (created.ok()) return FileSystem::Local()->Remove(unfinished_);
     return absl::InvalidArgumentError(absl::StrCat("-o ", path_, ": ", created.message()));

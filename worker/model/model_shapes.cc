@@ -1,8 +1,8 @@
 #include "worker/model/model_shapes.h"
 
 #include <cstdint>
-#include <fstream>
 #include <initializer_list>
+#include <string>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -12,6 +12,9 @@
 
 namespace recon {
 namespace {
+
+// A model of a hundred thousand tensors has a few MiB of names.
+constexpr size_t kShapesBytesMax = size_t{64} << 20;
 
 void Add(ModelSpec* spec, const std::string& name, std::initializer_list<uint64_t> shape) {
   TensorSpec* tensor = spec->add_tensors();
@@ -90,19 +93,19 @@ void AddBertBase(ModelSpec* spec) {
 }
 
 absl::StatusOr<ModelSpec> ReadShapesFile(const std::string& path) {
-  const absl::Status regular = CheckRegularFile(path);
-  if (absl::IsInvalidArgument(regular)) {
-    return absl::InvalidArgumentError(absl::StrCat("--model synthetic:", regular.message()));
+  const absl::StatusOr<std::string> text = ReadRegularFile(path, kShapesBytesMax);
+  if (absl::IsInvalidArgument(text.status())) {
+    return absl::InvalidArgumentError(absl::StrCat("--model synthetic:", text.status().message()));
   }
-  std::ifstream file(path);
-  if (!file) {
+  if (!text.ok()) {
     return absl::NotFoundError(
         absl::StrCat("--model synthetic:", path, ": neither resnet50, vgg16, bert-base nor a readable file"));
   }
   ModelSpec spec;
-  std::string line;
-  for (int number = 1; std::getline(file, line); ++number) {
-    const std::string content = line.substr(0, line.find('#'));
+  int number = 0;
+  for (const absl::string_view line : absl::StrSplit(*text, '\n')) {
+    ++number;
+    const absl::string_view content = line.substr(0, line.find('#'));
     const std::vector<std::string> words =
         absl::StrSplit(content, absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
     if (words.empty()) continue;

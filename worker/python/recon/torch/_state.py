@@ -142,6 +142,8 @@ def _state_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module, planes: 
 
 
 def _read(path: str) -> dict[str, torch.Tensor]:
+    if os.path.exists(path) and not os.path.isfile(path):  # Opening a pipe would wait for its other end.
+        raise ValueError(f"{path} is no regular file")
     with open(path, "rb") as file:
         zipped = file.read(2) == b"PK"
     if zipped:
