@@ -1,13 +1,10 @@
 #include "common/snapshot/reader_lease.h"
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
-#include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
@@ -26,27 +23,19 @@ absl::StatusOr<bool> Exists(ObjectStore* store, const std::string& name) {
 struct FoundLease {
   std::string name;
   Generation generation;
-  absl::Time end;
+  bool ended = false;
 };
 
-// One that cannot be understood is not a lease; one that cannot be read, another user's perhaps, never ends.
+// One of which nobody says how old it is never ends.
 absl::StatusOr<std::vector<FoundLease>> FindLeases(ObjectStore* store) {
-  constexpr uint64_t kContentMax = 20;
   std::vector<FoundLease> leases;
   RECON_ASSIGN_OR_RETURN(const std::vector<std::string> names, store->List(kLeasePrefix));
   for (const std::string& name : names) {
     const absl::StatusOr<Generation> generation = GenerationOfName(name);
     if (!generation.ok()) continue;
-    const absl::StatusOr<uint64_t> size = store->Size(name);
-    const absl::StatusOr<std::string> content =
-        size.ok() ? store->Read(name, 0, std::min(*size, kContentMax)) : size.status();
-    if (absl::IsNotFound(content.status())) continue;  // Renewed or given back meanwhile.
-    int64_t unix_ms = 0;
-    if (!content.ok()) {
-      leases.push_back({name, *generation, absl::InfiniteFuture()});
-    } else if (absl::SimpleAtoi(*content, &unix_ms)) {
-      leases.push_back({name, *generation, absl::FromUnixMillis(unix_ms)});
-    }
+    const absl::StatusOr<absl::Duration> age = store->Age(name);
+    if (absl::IsNotFound(age.status())) continue;  // Renewed or given back meanwhile.
+    leases.push_back({name, *generation, age.ok() && *age >= ReaderLease::kDuration});
   }
   return leases;
 }
@@ -63,8 +52,8 @@ absl::Status CheckNotRetired(ObjectStore* store, Generation generation) {
 }
 
 absl::StatusOr<std::unique_ptr<ReaderLease>> ReaderLease::Take(ObjectStore* store, Generation generation,
-                                                               absl::Duration duration) {
-  std::unique_ptr<ReaderLease> lease(new ReaderLease(store, generation, duration));
+                                                               absl::Duration renew_after) {
+  std::unique_ptr<ReaderLease> lease(new ReaderLease(store, generation, renew_after));
   RECON_RETURN_IF_ERROR(lease->Renew());
   // The collector looks for leases when its mark is there, we look for the mark when our lease is there: one
   // of the two sees the other.
@@ -93,7 +82,7 @@ ReaderLease::~ReaderLease() {
 
 absl::Status ReaderLease::Renew() {
   const std::string name = LeaseName(generation_, RandomNonZero());
-  RECON_RETURN_IF_ERROR(store_->PutIfAbsent(name, absl::StrCat(absl::ToUnixMillis(WallNow() + duration_))));
+  RECON_RETURN_IF_ERROR(store_->PutIfAbsent(name, ""));
   const std::string before = std::exchange(name_, name);
   RECON_CHECK(before != name, "a lease has the name of the one before");
   return before.empty() ? absl::OkStatus() : store_->Delete(before);
@@ -103,7 +92,7 @@ void ReaderLease::Run() {
   while (true) {
     {
       MutexLock lock(&mu_);
-      if (mu_.AwaitFor(duration_ / 3, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_; }))
+      if (mu_.AwaitFor(renew_after_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_; }))
         return;
     }
     const absl::Status renewed = Renew();
@@ -113,20 +102,20 @@ void ReaderLease::Run() {
   }
 }
 
-absl::StatusOr<std::set<Generation>> LeasedGenerations(ObjectStore* store, absl::Time now) {
+absl::StatusOr<std::set<Generation>> LeasedGenerations(ObjectStore* store) {
   RECON_ASSIGN_OR_RETURN(const std::vector<FoundLease> leases, FindLeases(store));
   std::set<Generation> leased;
   for (const FoundLease& lease : leases) {
-    if (lease.end > now) leased.insert(lease.generation);
+    if (!lease.ended) leased.insert(lease.generation);
   }
   return leased;
 }
 
-void RemoveExpiredLeases(ObjectStore* store, absl::Time now) {
+void RemoveExpiredLeases(ObjectStore* store) {
   const absl::StatusOr<std::vector<FoundLease>> leases = FindLeases(store);
   if (!leases.ok()) return;
   for (const FoundLease& lease : *leases) {
-    if (lease.end > now) continue;
+    if (!lease.ended) continue;
     const absl::Status removed = store->Delete(lease.name);
     if (!removed.ok()) LogWarn("a lease that has ended stays: {}", removed.message());
   }

@@ -40,6 +40,8 @@ bool ParseFile(const Json& status, HdfsFile* file) {
   const Json& length = At(status, "length");
   if (!length.is_number_unsigned() || type.empty()) return false;
   file->bytes = length.get<uint64_t>();
+  const Json& written_ms = At(status, "modificationTime");
+  if (written_ms.is_number_integer()) file->written = absl::FromUnixMillis(written_ms.get<int64_t>());
   return true;
 }
 

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 
 namespace recon {
 
@@ -17,6 +19,7 @@ struct HdfsFile {
   std::string name;  // Of a listing: without its directory.
   bool directory = false;
   uint64_t bytes = 0;
+  std::optional<absl::Time> written;  // When it was closed, by the namenode's clock.
 };
 // Of GETFILESTATUS.
 absl::StatusOr<HdfsFile> ParseHdfsStatus(absl::string_view json);

@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
@@ -285,6 +286,13 @@ absl::StatusOr<uint64_t> HdfsStore::Size(const std::string& name) {
   RECON_ASSIGN_OR_RETURN(const HdfsFile file, StatusOf(name));
   if (file.directory) return absl::NotFoundError(absl::StrCat(where_, "/", name, " is a directory"));
   return file.bytes;
+}
+
+absl::StatusOr<absl::Duration> HdfsStore::Age(const std::string& name) {
+  RECON_ASSIGN_OR_RETURN(const HttpResponse response, Ask("GET", name, "GETFILESTATUS"));
+  RECON_ASSIGN_OR_RETURN(const HdfsFile file, ParseHdfsStatus(response.body));
+  if (file.written) return response.date().value_or(WallNow()) - *file.written;
+  return absl::DataLossError(absl::StrCat(where_, "/", name, ": the namenode does not say how old it is"));
 }
 
 absl::Status HdfsStore::ReadInto(const std::string& name, uint64_t offset, uint64_t size, char* out) {

@@ -43,6 +43,7 @@ class HdfsStore : public ObjectStore {
   absl::StatusOr<std::unique_ptr<Writer>> Create(const std::string& name) override;
   absl::Status PutIfAbsent(const std::string& name, absl::string_view bytes) override;
   absl::StatusOr<uint64_t> Size(const std::string& name) override;
+  absl::StatusOr<absl::Duration> Age(const std::string& name) override;
   absl::Status ReadInto(const std::string& name, uint64_t offset, uint64_t size, char* out) override;
   absl::StatusOr<std::vector<std::string>> List(const std::string& prefix) override;
   absl::Status Delete(const std::string& name) override;

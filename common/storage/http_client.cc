@@ -70,6 +70,14 @@ size_t OnHeader(char* data, size_t one, size_t size, void* user) {
   return size * one;
 }
 
+// "Sun, 06 Nov 1994 08:49:37 GMT", as RFC 9110 has it.
+std::optional<absl::Time> ParseHttpDate(const std::string& text) {
+  absl::Time time;
+  std::string error;
+  if (!absl::ParseTime("%a, %d %b %Y %H:%M:%S GMT", text, &time, &error)) return std::nullopt;
+  return time;
+}
+
 struct FreeList {
   void operator()(curl_slist* list) const { curl_slist_free_all(list); }
 };
@@ -87,6 +95,12 @@ HeaderList MakeHeaders(const std::vector<std::string>& headers) {
 }
 
 }  // namespace
+
+std::optional<absl::Time> HttpResponse::date() const { return ParseHttpDate(header("date")); }
+
+std::optional<absl::Time> HttpResponse::last_modified() const {
+  return ParseHttpDate(header("last-modified"));
+}
 
 const std::string& HttpResponse::header(const std::string& lower_case_name) const {
   static const std::string none;
@@ -134,6 +148,11 @@ HttpClient::~HttpClient() {
 }
 
 absl::StatusOr<HttpResponse> HttpClient::Send(const HttpRequest& request) {
+  if (!options_.ca_file.empty()) {
+    if (const absl::Status file = CheckRegularFile(options_.ca_file); !file.ok()) {
+      return absl::PermissionDeniedError(absl::StrCat("file of CAs: ", file.message()));
+    }
+  }
   Handle handle(this);
   CURL* curl = handle.get();
   Receiver receiver;
@@ -148,11 +167,6 @@ absl::StatusOr<HttpResponse> HttpClient::Send(const HttpRequest& request) {
   curl_easy_setopt(curl, CURLOPT_URL, request.url.c_str());
   curl_easy_setopt(curl, CURLOPT_PATH_AS_IS, 1L);
   curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers.get());
-  if (!options_.ca_file.empty()) {
-    if (const absl::Status file = CheckRegularFile(options_.ca_file); !file.ok()) {
-      return absl::PermissionDeniedError(absl::StrCat("file of CAs: ", file.message()));
-    }
-  }
   curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, OnBody);
   curl_easy_setopt(curl, CURLOPT_WRITEDATA, &receiver);
   curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, OnHeader);

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,10 @@ struct HttpResponse {
   uint64_t body_bytes = 0;  // Written to `out`, or the size of `body`.
 
   bool ok() const { return status / 100 == 2; }
+  // What the server's clock said, and when the answer's object was written: "Date" and "Last-Modified".
+  // Nothing where the server does not say.
+  std::optional<absl::Time> date() const;
+  std::optional<absl::Time> last_modified() const;
   // Empty if there is none.
   const std::string& header(const std::string& lower_case_name) const;
 };

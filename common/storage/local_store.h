@@ -24,6 +24,7 @@ class LocalStore : public ObjectStore {
   absl::StatusOr<std::unique_ptr<Writer>> Create(const std::string& name) override;
   absl::Status PutIfAbsent(const std::string& name, absl::string_view bytes) override;
   absl::StatusOr<uint64_t> Size(const std::string& name) override;
+  absl::StatusOr<absl::Duration> Age(const std::string& name) override { return files_->Age(PathOf(name)); }
   absl::Status ReadInto(const std::string& name, uint64_t offset, uint64_t size, char* out) override;
   uint64_t read_bytes() const override { return limits::kDiskReadBytes; }
   absl::StatusOr<std::vector<std::string>> List(const std::string& prefix) override;

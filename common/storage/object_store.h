@@ -38,7 +38,10 @@ class ObjectStore {
   virtual absl::StatusOr<uint64_t> Size(const std::string& name) = 0;
   // Exactly `size` bytes from `offset` to `out`; DataLoss if the object is shorter.
   virtual absl::Status ReadInto(const std::string& name, uint64_t offset, uint64_t size, char* out) = 0;
-  // The same, in a string.
+  // How long ago the object was written, by the store's own clock: this machine's, or whoever's wrote it, may
+  // be off. To a second or two.
+  virtual absl::StatusOr<absl::Duration> Age(const std::string& name) = 0;
+  // As ReadInto(), in a string.
   absl::StatusOr<std::string> Read(const std::string& name, uint64_t offset, uint64_t size);
   // Whoever reads much does so quickest in pieces of about so many bytes.
   virtual uint64_t read_bytes() const { return limits::kStoreReadBytes; }

@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/lane_pool.h"
 #include "common/base/log.h"
@@ -360,6 +361,16 @@ absl::StatusOr<uint64_t> S3Store::Size(const std::string& name) {
   uint64_t size = 0;
   if (absl::SimpleAtoi(response.header("content-length"), &size)) return size;
   return absl::DataLossError(absl::StrCat(where_, "/", name, ": the store does not say how long it is"));
+}
+
+absl::StatusOr<absl::Duration> S3Store::Age(const std::string& name) {
+  HttpRequest request;
+  request.method = "HEAD";
+  request.url = UrlOf(prefix_ + name);
+  RECON_ASSIGN_OR_RETURN(const HttpResponse response, Call(request, name));
+  const std::optional<absl::Time> written = response.last_modified();
+  if (written) return response.date().value_or(WallNow()) - *written;
+  return absl::DataLossError(absl::StrCat(where_, "/", name, ": the store does not say how old it is"));
 }
 
 absl::Status S3Store::ReadInto(const std::string& name, uint64_t offset, uint64_t size, char* out) {

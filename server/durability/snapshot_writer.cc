@@ -417,7 +417,7 @@ absl::StatusOr<std::vector<Generation>> SnapshotWriter::Expired() {
 
 absl::StatusOr<std::set<Generation>> SnapshotWriter::Held() {
   RECON_ASSIGN_OR_RETURN(std::set<Generation> held, SnapshotReader(store_).Pinned());
-  RECON_ASSIGN_OR_RETURN(const std::set<Generation> leased, LeasedGenerations(store_, WallNow()));
+  RECON_ASSIGN_OR_RETURN(const std::set<Generation> leased, LeasedGenerations(store_));
   held.insert(leased.begin(), leased.end());
   return held;
 }
@@ -439,7 +439,7 @@ absl::Status SnapshotWriter::CollectGarbage() {
     RECON_RETURN_IF_ERROR(store_->Delete(RetiredName(generation)));
   }
   const absl::Status removed = RemoveOrphanPacks();
-  RemoveExpiredLeases(store_, WallNow());
+  RemoveExpiredLeases(store_);
   return removed;
 }
 

@@ -8,6 +8,9 @@ namespace recon {
 namespace {
 
 constexpr char kRoot[] = "/webhdfs/v1";
+// Its clock stands since the files were written.
+constexpr int64_t kWrittenMs = 784111777000;
+constexpr char kDate[] = "Sun, 06 Nov 1994 08:49:38 GMT";
 
 HttpTestServer::Response Boolean(bool value) {
   return {200, absl::StrCat("{\"boolean\":", value ? "true" : "false", "}")};
@@ -19,7 +22,8 @@ HttpTestServer::Response Exception(int status, const std::string& name, const st
 }
 
 std::string Status(const std::string& name, bool directory, size_t length) {
-  return absl::StrCat("{\"length\":", length, ",\"owner\":\"me\",\"pathSuffix\":\"", name, "\",\"type\":\"",
+  return absl::StrCat("{\"length\":", length, ",\"owner\":\"me\",\"pathSuffix\":\"", name,
+                      "\",\"modificationTime\":", kWrittenMs, ",\"type\":\"",
                       directory ? "DIRECTORY" : "FILE", "\"}");
 }
 
@@ -74,9 +78,11 @@ HttpTestServer::Response WebHdfsTestServer::Do(const Request& request, const std
   }
   if (operation == "GETFILESTATUS") {
     if (file != files_.end())
-      return {200, absl::StrCat("{\"FileStatus\":", Status("", false, file->second.size()), "}")};
+      return {200,
+              absl::StrCat("{\"FileStatus\":", Status("", false, file->second.size()), "}"),
+              {{"Date", kDate}}};
     if (directories_.count(path) > 0)
-      return {200, absl::StrCat("{\"FileStatus\":", Status("", true, 0), "}")};
+      return {200, absl::StrCat("{\"FileStatus\":", Status("", true, 0), "}"), {{"Date", kDate}}};
     return Exception(404, "FileNotFoundException", absl::StrCat("File does not exist: ", path));
   }
   if (operation == "LISTSTATUS") return List(path);

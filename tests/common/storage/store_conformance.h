@@ -41,6 +41,11 @@ inline void CheckStoreConformance(ObjectStore* store, bool atomic = true) {
   CHECK(*store->Size("a/one") == 11);
   CHECK(*store->Read("a/one", 0, 11) == "hello world");
   CHECK(*store->Read("a/one", 6, 5) == "world");
+  const auto age = store->Age("a/one");
+  REQUIRE(age.ok());
+  CHECK(*age > -absl::Seconds(2));
+  CHECK(*age < absl::Minutes(4));  // Of a busy machine.
+  CHECK(absl::IsNotFound(store->Age("a/two").status()));
   CHECK(*store->Read("a/one", 11, 0) == "");
   CHECK(absl::IsDataLoss(store->Read("a/one", 6, 6).status()));
   CHECK(absl::IsDataLoss(store->Read("a/one", ~uint64_t{0}, 2).status()));

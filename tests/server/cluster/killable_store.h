@@ -29,6 +29,10 @@ class KillableStore final : public ObjectStore {
     if (dead_) return Dead();
     return store_->Size(name);
   }
+  absl::StatusOr<absl::Duration> Age(const std::string& name) override {
+    if (dead_) return Dead();
+    return store_->Age(name);
+  }
   absl::Status ReadInto(const std::string& name, uint64_t offset, uint64_t size, char* out) override {
     return dead_ ? Dead() : store_->ReadInto(name, offset, size, out);
   }

@@ -24,6 +24,7 @@ class SilentStore final : public ObjectStore {
   absl::StatusOr<std::unique_ptr<Writer>> Create(const std::string&) override { return Silent(); }
   absl::Status PutIfAbsent(const std::string&, absl::string_view) override { return Silent(); }
   absl::StatusOr<uint64_t> Size(const std::string&) override { return Silent(); }
+  absl::StatusOr<absl::Duration> Age(const std::string&) override { return Silent(); }
   absl::Status ReadInto(const std::string&, uint64_t, uint64_t, char*) override { return Silent(); }
   absl::Status Delete(const std::string&) override { return Silent(); }
   absl::Status RemoveLeftovers(const std::vector<std::string>&) override { return Silent(); }

@@ -67,7 +67,7 @@ TEST_CASE("a lease is renewed while it is held, and ends by itself when its read
   Fixture f;
   f.Write(1);
   {
-    const auto lease = *ReaderLease::Take(f.store.get(), Generation(1), absl::Milliseconds(60));
+    const auto lease = *ReaderLease::Take(f.store.get(), Generation(1), absl::Milliseconds(20));
     const std::string first = f.store->List("leases/")->front();
     const absl::Time deadline = Now() + absl::Seconds(20);
     // Names change with every renewal.
@@ -75,22 +75,38 @@ TEST_CASE("a lease is renewed while it is held, and ends by itself when its read
     CHECK(f.store->List("leases/")->back() != first);
   }
   // What a killed reader leaves.
-  REQUIRE(f.store->PutIfAbsent(LeaseName(Generation(1), 7), absl::StrCat(absl::ToUnixMillis(Now()) + 60'000))
-              .ok());
-  CHECK(LeasedGenerations(f.store.get(), Now())->count(Generation(1)) == 1);
-  CHECK(LeasedGenerations(f.store.get(), Now() + absl::Seconds(61))->empty());
-  RemoveExpiredLeases(f.store.get(), Now());
+  REQUIRE(f.store->PutIfAbsent(LeaseName(Generation(1), 7), "").ok());
+  f.files.Advance(ReaderLease::kDuration - absl::Seconds(1));
+  CHECK(LeasedGenerations(f.store.get())->count(Generation(1)) == 1);
+  RemoveExpiredLeases(f.store.get());
   CHECK(f.store->List("leases/")->size() == 1);
-  RemoveExpiredLeases(f.store.get(), Now() + absl::Seconds(61));
+  f.files.Advance(absl::Seconds(1));
+  CHECK(LeasedGenerations(f.store.get())->empty());
+  RemoveExpiredLeases(f.store.get());
+  CHECK(f.store->List("leases/")->empty());
+}
+
+TEST_CASE("a lease lasts by the store's clock, whatever its reader's clock says", "[reader_lease]") {
+  Fixture f;
+  f.Write(1);
+  const absl::Time reader = GENERATE(WallNow() - absl::Hours(1), WallNow() + absl::Hours(1));
+  REQUIRE(f.store->PutIfAbsent(LeaseName(Generation(1), 7), absl::StrCat(absl::ToUnixMillis(reader))).ok());
+  for (float value = 2; value <= 4; ++value) f.Write(value);
+  REQUIRE(f.writer.CollectGarbage().ok());
+  CHECK(f.Generations() == std::vector<uint64_t>{1, 3, 4});
+  CHECK(f.reader.Verify(Generation(1), {}).ok());
+  f.files.Advance(ReaderLease::kDuration);
+  REQUIRE(f.writer.CollectGarbage().ok());
+  CHECK(f.Generations() == std::vector<uint64_t>{3, 4});
   CHECK(f.store->List("leases/")->empty());
 }
 
 TEST_CASE("rubbish is no lease", "[reader_lease]") {
   Fixture f;
   f.Write(1);
-  REQUIRE(f.store->PutIfAbsent(LeaseName(Generation(1), 7), "soon").ok());
+  REQUIRE(f.store->PutIfAbsent("leases/LEASE-one", "99999999999999").ok());
   REQUIRE(f.store->PutIfAbsent("leases/LEASE-1-2", "99999999999999").ok());
-  CHECK(LeasedGenerations(f.store.get(), Now())->empty());
+  CHECK(LeasedGenerations(f.store.get())->empty());
 }
 
 TEST_CASE("a mark refuses readers, and one that a killed collector left is removed", "[reader_lease]") {

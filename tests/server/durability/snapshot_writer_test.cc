@@ -34,6 +34,7 @@ class FullStore : public ObjectStore {
     return room_ < 0 ? absl::ResourceExhaustedError("disk full") : real_->PutIfAbsent(name, bytes);
   }
   absl::StatusOr<uint64_t> Size(const std::string& name) override { return real_->Size(name); }
+  absl::StatusOr<absl::Duration> Age(const std::string& name) override { return real_->Age(name); }
   absl::Status ReadInto(const std::string& name, uint64_t offset, uint64_t size, char* out) override {
     return real_->ReadInto(name, offset, size, out);
   }
