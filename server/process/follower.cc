@@ -250,3 +250,5 @@ absl::Status Follower::Run() {
 }
 
 }  // namespace recon
+  // It may be taking up its place, and wait for a store.
+  if (process_.accepting() == nullptr) guard_.emplace("the server");

@@ -2,11 +2,13 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
 #include "absl/status/status.h"
 #include "common/base/secret.h"
+#include "common/base/start_guard.h"
 #include "common/collective/ticket.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/trace_reporter.h"
@@ -67,6 +69,7 @@ class Follower : private ShardHost {
   std::string OwnAddress() const;
 
   // In the order of their construction; destroyed in reverse.
+  std::optional<StartGuard> guard_;  // While it ends, if it ends before it has served.
   ServerProcess process_;
   const std::string ticket_key_ = DrawSecret(kTicketKeyBytes);  // Told to the head.
   std::atomic<bool>& stop_;

@@ -5,6 +5,7 @@
 #include "absl/strings/match.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/start_guard.h"
 #include "common/base/status_macros.h"
 
 namespace recon {
@@ -16,6 +17,7 @@ absl::StatusOr<std::unique_ptr<ReconServer>> ReconServer::Start(const ServerFlag
     RECON_RETURN_IF_ERROR(server->OpenHead(absl::ZeroDuration()));
   } else {
     server->follower_ = std::make_unique<Follower>(flags, &server->drain_requested_);
+    const StartGuard guard("the server");
     RECON_RETURN_IF_ERROR(server->follower_->Open());
     server->address_ = server->follower_->address();
   }
@@ -51,6 +53,7 @@ absl::Status ReconServer::OpenHead(absl::Duration began) {
                                      ? "with the policy that the push log has"
                                      : "without the rollback");
     RECON_ASSIGN_OR_RETURN(opened, TryToOpenHead(began));
+  const StartGuard guard("the server");
   }
   if (opened != Head::Opened::kServes) {
     head_ = nullptr;

@@ -3,6 +3,7 @@
 //   MACHINE_LACKS=WORDS  of "links" (no hard links), "noreplace" (renaming always replaces), "flock", "locks"
 //   (neither
 //                        flock nor those of fcntl)
+//   MACHINE_STALLS=WORD  opening a path that has the word in it never returns
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -60,6 +61,29 @@ time_t time(time_t* out) {
   clock_gettime(CLOCK_REALTIME, &exact);
   if (out != NULL) *out = exact.tv_sec;
   return exact.tv_sec;
+}
+
+// Of a disk that hangs.
+static void StallAt(const char* path) {
+  const char* word = getenv("MACHINE_STALLS");
+  while (word != NULL && strstr(path, word) != NULL) pause();
+}
+
+int open(const char* path, int flags, ...) {
+  va_list arguments;
+  va_start(arguments, flags);
+  const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
+  va_end(arguments);
+  StallAt(path);
+  return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+}
+
+int open64(const char* path, int flags, ...) {
+  va_list arguments;
+  va_start(arguments, flags);
+  const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
+  va_end(arguments);
+  return open(path, flags, mode);
 }
 
 int link(const char* from, const char* to) {

@@ -2,9 +2,11 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "common/base/sleep.h"
+#include "common/base/start_guard.h"
 #include "common/base/status_macros.h"
 #include "worker/process/train_loop.h"
 #include "worker/training/member.h"
@@ -17,6 +19,7 @@ constexpr absl::Duration kStopPoll = absl::Milliseconds(50);
 }  // namespace
 
 absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) {
+  std::optional<StartGuard> guard("the worker");
   RECON_ASSIGN_OR_RETURN(const TrainAndTest data, OpenDataset(flags.data));
   ModelOptions model = flags.model;
   model.features = data.train->features();
@@ -31,6 +34,7 @@ absl::Status RunWorker(const WorkerFlags& flags, const std::atomic<bool>* stop) 
   options.data_fingerprint = Fingerprint(*data.train);
   options.simulated = backend->simulated() || flags.step_time > absl::ZeroDuration() || flags.slow_factor > 1;
   RECON_ASSIGN_OR_RETURN(const std::unique_ptr<Member> member, Member::Join(options, backend.get(), stop));
+  guard.reset();
   if (const absl::Status fits = BatchPlan::Check(flags.batch, *member->session()->job()); !fits.ok()) {
     return member->Leave(fits);
   }
