@@ -48,6 +48,8 @@ def check_torch(path, expected):
     assert list(read) == sorted(expected)
     for name, tensor in expected.items():
         assert read[name].tobytes() == tensor.tobytes() and read[name].shape == tensor.shape, name
+    offsets = torch_reader.offsets(path)
+    assert len(offsets) == len(expected) and all(offset % 64 == 0 for offset in offsets.values()), offsets
     if not HAS_TORCH:
         return
     script = ("import sys, torch, numpy\nfor name, tensor in torch.load(sys.argv[1]).items():\n"
@@ -100,6 +102,16 @@ def check_round_trip(ctl, work):
     assert weight_map.keys() == ours.keys() and len(set(weight_map.values())) > 1
     for file in set(weight_map.values()):
         check_torch(work / "torch" / file, {name: ours[name] for name in ours if weight_map[name] == file})
+    # Without --format the ending of the name says it; a name that says something else than the flag is refused.
+    for name in ("by-ending.pt", "by-ending.pth", "by-ending.bin", "by-ending.ckpt"):
+        ctl.ok("snapshot", "export", work / "imported", "--output", work / name)
+        check_torch(work / name, ours)
+    ctl.ok("snapshot", "export", work / "imported", "--output", work / "without-ending")
+    assert sorted(st.load_file(work / "without-ending")) == sorted(ours)
+    for name, format_name in (("other.pt", "safetensors"), ("other.safetensors", "torch")):
+        done = ctl.run("snapshot", "export", work / "imported", "--output", work / name, "--format", format_name)
+        assert done.returncode == 2 and name.encode() in done.stderr and b"--format" in done.stderr, done
+        assert not (work / name).exists()
     # Again: the model comes along, so that the state is the same.
     ctl.ok("snapshot", "import", work / "ours.safetensors", "--output", work / "again")
     diff = json.loads(ctl.ok("snapshot", "diff", work / "imported", 0, 0, "--other", work / "again", "--json"))

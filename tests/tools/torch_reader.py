@@ -3,6 +3,7 @@ the pickle may name is what PyTorch's own weights_only loading allows."""
 
 import collections
 import pickle
+import struct
 import zipfile
 
 import numpy
@@ -30,6 +31,19 @@ class StateDict(pickle.Unpickler):
     def tensor(storage, offset, shape, stride, requires_grad, hooks):
         assert not requires_grad and not hooks
         return numpy.lib.stride_tricks.as_strided(storage[offset:], shape, [storage.itemsize * step for step in stride])
+
+
+def offsets(path):
+    """Where each tensor's bytes begin in the file, by the number of its storage: what mapping it gives."""
+    with open(path, "rb") as file, zipfile.ZipFile(path) as archive:
+        found = {}
+        for info in archive.infolist():
+            if "/data/" not in info.filename:
+                continue
+            file.seek(info.header_offset + 26)
+            name_bytes, extra_bytes = struct.unpack("<HH", file.read(4))
+            found[info.filename.rsplit("/", 1)[1]] = info.header_offset + 30 + name_bytes + extra_bytes
+        return found
 
 
 def load(path):

@@ -1,7 +1,9 @@
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "tools/reconctl/verb_flags.h"
 #include "tools/reconctl/verbs.h"
@@ -45,16 +47,33 @@ void AddDiff(CLI::App* snapshot, Run* run) {
   verb.app->add_flag("--json", verb.flags->json, kOneValue);
 }
 
+// By the flag, or by the ending of the file's name, which must not say something else: programs go by it,
+// too.
+absl::StatusOr<bool> IsForTorch(const ExportTarget& target, const std::string& format) {
+  if (target.file_bytes > 0) return format == "torch";  // To a directory.
+  const std::string ending = std::filesystem::path(target.output).extension();
+  const bool of_torch = ending == ".pt" || ending == ".pth" || ending == ".bin" || ending == ".ckpt";
+  const bool of_others = ending == ".safetensors";
+  if ((format == "torch" && of_others) || (format == "safetensors" && of_torch)) {
+    return absl::InvalidArgumentError(absl::StrCat("--output ", target.output, ": what ends in ", ending,
+                                                   " is read as ", of_torch ? "torch's" : "safetensors",
+                                                   ", but --format is ", format,
+                                                   ": leave the flag out, or choose another name"));
+  }
+  return format == "torch" || of_torch;
+}
+
 void AddExport(CLI::App* snapshot, Run* run) {
   struct Flags {
     ExportTarget target;
-    std::string format = "safetensors";
+    std::string format;
   };
-  const auto verb = AddVerb<Flags>(snapshot, "export", "parameters as safetensors or for torch.load()", run,
-                                   [](Flags& flags) {
-                                     flags.target.torch = flags.format == "torch";
-                                     return ExportSnapshot(flags.target);
-                                   });
+  const auto verb =
+      AddVerb<Flags>(snapshot, "export", "parameters as safetensors or for torch.load()", run,
+                     [](Flags& flags) -> absl::Status {
+                       RECON_ASSIGN_OR_RETURN(flags.target.torch, IsForTorch(flags.target, flags.format));
+                       return ExportSnapshot(flags.target);
+                     });
   ExportTarget* const target = &verb.flags->target;
   verb.app->add_option("directory", target->directory, "snapshot directory")->required();
   verb.app->add_option("generation", target->generation, "number of the snapshot; default: the newest");
@@ -63,9 +82,10 @@ void AddExport(CLI::App* snapshot, Run* run) {
       ->add_option("--file-bytes", target->file_bytes,
                    "several files of at most about so many bytes, and an index")
       ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 50));
-  verb.app->add_option("--format", verb.flags->format, "safetensors, or torch (what torch.load reads)")
-      ->check(CLI::IsMember({"safetensors", "torch"}))
-      ->capture_default_str();
+  verb.app
+      ->add_option("--format", verb.flags->format,
+                   "safetensors, or torch (what torch.load reads); default: by --output's ending")
+      ->check(CLI::IsMember({"safetensors", "torch"}));
   verb.app->add_flag("--state", target->with_state, "the optimizer's state, too: NAME.exp_avg and so on");
 }
 

@@ -163,17 +163,48 @@ absl::Status Sync(const std::string& path) {
                                    : absl::ErrnoToStatus(errno, absl::StrCat("fsync ", path));
 }
 
-absl::Status Add(zip_t* archive, const std::string& name, zip_source_t* source) {
-  const zip_int64_t index =
-      source == nullptr ? -1 : zip_file_add(archive, name.c_str(), source, ZIP_FL_ENC_UTF_8);
-  if (index < 0) {
-    if (source != nullptr) zip_source_free(source);
-    return absl::InternalError(absl::StrCat(name, ": ", zip_strerror(archive)));
+// Puts files into an archive one after the other, stored as they are, each at a multiple of kAlign: as
+// torch.save() does it, so that they can be mapped.
+class StoredFiles {
+ public:
+  explicit StoredFiles(zip_t* archive) : archive_(archive) {}
+
+  // `source` is of so many bytes, and the archive's from here on; null where it could not be made.
+  absl::Status Add(const std::string& name, zip_source_t* source, uint64_t bytes) {
+    const zip_int64_t index =
+        source == nullptr ? -1 : zip_file_add(archive_, name.c_str(), source, ZIP_FL_ENC_UTF_8);
+    if (index < 0) {
+      if (source != nullptr) zip_source_free(source);
+      return Failure(name);
+    }
+    const auto at = static_cast<zip_uint64_t>(index);
+    zip_set_file_compression(archive_, at, ZIP_CM_STORE, 0);
+    const uint64_t header =
+        kHeaderBytes + name.size() + (bytes >= UINT32_MAX ? kLargeSizesBytes : 0) + kFieldBytes;
+    const std::string padding((kAlign - (end_ + header) % kAlign) % kAlign, 'Z');
+    end_ += header + padding.size() + bytes;
+    const int padded = zip_file_extra_field_set(archive_, at, kPaddingField, ZIP_EXTRA_FIELD_NEW,
+                                                reinterpret_cast<const zip_uint8_t*>(padding.data()),
+                                                static_cast<zip_uint16_t>(padding.size()), ZIP_FL_LOCAL);
+    return padded == 0 ? absl::OkStatus() : Failure(name);
   }
-  // As torch.save does it: stored, so that it can be mapped.
-  zip_set_file_compression(archive, static_cast<zip_uint64_t>(index), ZIP_CM_STORE, 0);
-  return absl::OkStatus();
-}
+
+ private:
+  static constexpr uint64_t kAlign = 64;
+  // Of the format (APPNOTE.TXT 4.3.7, 4.5): what precedes a file's name, both sizes where one needs more than
+  // four bytes, and what precedes a field's content. libzip writes no other fields.
+  static constexpr uint64_t kHeaderBytes = 30;
+  static constexpr uint64_t kLargeSizesBytes = 20;
+  static constexpr uint64_t kFieldBytes = 4;
+  static constexpr zip_uint16_t kPaddingField = 0x4246;  // "FB", PyTorch's.
+
+  absl::Status Failure(const std::string& name) const {
+    return absl::InternalError(absl::StrCat(name, ": ", zip_strerror(archive_)));
+  }
+
+  zip_t* const archive_;
+  uint64_t end_ = 0;  // Of what has been added.
+};
 
 }  // namespace
 
@@ -184,6 +215,7 @@ absl::Status WriteTorchFile(const std::string& path, const std::vector<TorchTens
         absl::StrCat("tensor ", tensor.name, " is ", tensor.dtype,
                      ", for which torch's files have no storage: export as safetensors"));
   }
+  RECON_RETURN_IF_ERROR(CheckReplaceable(path));
   const std::string temporary = path + ".tmp";
   // libzip cannot say where it failed to create a file; we can.
   RECON_RETURN_IF_ERROR(FileSystem::Local()->Create(temporary).status());
@@ -197,14 +229,15 @@ absl::Status WriteTorchFile(const std::string& path, const std::vector<TorchTens
     return zip_source_buffer(archive, content.data(), content.size(), 0);
   };
   std::vector<Entry> entries(tensors.size());
-  status.Update(Add(archive, "archive/data.pkl", text(state_dict)));
+  StoredFiles stored(archive);
+  status.Update(stored.Add("archive/data.pkl", text(state_dict), state_dict.size()));
   for (size_t i = 0; i < tensors.size(); ++i) {
     entries[i].tensor = &tensors[i];
     entries[i].status = &status;
     zip_source_t* source = zip_source_function(archive, Serve, &entries[i]);
-    status.Update(Add(archive, absl::StrCat("archive/data/", i), source));
+    status.Update(stored.Add(absl::StrCat("archive/data/", i), source, tensors[i].bytes));
   }
-  status.Update(Add(archive, "archive/version", text(version)));
+  status.Update(stored.Add("archive/version", text(version), version.size()));
   if (status.ok() && zip_close(archive) == 0) {
     FileSystem* files = FileSystem::Local();
     status = Sync(temporary);
@@ -215,7 +248,6 @@ absl::Status WriteTorchFile(const std::string& path, const std::vector<TorchTens
     if (status.ok()) status = absl::ResourceExhaustedError(absl::StrCat(path, ": ", zip_strerror(archive)));
     zip_discard(archive);
   }
-  RECON_RETURN_IF_ERROR(CheckReplaceable(path));
   FileSystem::Local()->Remove(temporary).IgnoreError();
   return status;
 }
