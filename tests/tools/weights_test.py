@@ -371,6 +371,36 @@ def check_rules(ctl, work):
         assert b"missing: layer4.2.bn3.bias [2048]" in done.stderr, done
 
 
+def check_left_over(ctl, work):
+    """The flags that help are named, and the tensor that one which is left over equals."""
+    one = np.arange(4, dtype=np.float32).reshape(2, 2)
+    st.save_file({"wte": one, "head": one, "other": one + 1}, work / "tied.safetensors")
+    write_shapes(work / "wte.shapes", [("wte", (2, 2)), ("bias", (2,))])
+    done = ctl.run("snapshot", "import", work / "tied.safetensors", "--model", f"synthetic:{work / 'wte.shapes'}", "--output",
+                   work / "left-over")
+    assert done.returncode == 2, done
+    for text in (b"left over: head F32 [2,2]", b"head equals wte: --alias head=wte", b"--alias NAME=OTHER", b"--skip NAME",
+                 b"--carry NAME", b"missing: bias [2]", b"--rename OLD=NEW"):
+        assert text in done.stderr, (text, done.stderr)
+    assert b"other equals" not in done.stderr
+    write_shapes(work / "wte.shapes", [("wte", (2, 2))])
+    done = ctl.run("snapshot", "import", work / "tied.safetensors", "--model", f"synthetic:{work / 'wte.shapes'}", "--alias",
+                   "head=wte", "--skip", "other", "--output", work / "alias")
+    assert done.returncode == 0 and b"WARNING" not in done.stderr, done
+
+
+def check_not_finite(ctl, work):
+    """Values that are not finite come along, with a warning that counts them by tensor."""
+    trained = np.array([np.nan, 1, np.inf, -np.inf, np.nan], np.float16)
+    carried = np.array([np.inf, 2], np.float32)
+    st.save_file({"w": trained, "norm.running_var": carried, "good": np.ones(3, np.float32)}, work / "nan.safetensors")
+    done = ctl.run("snapshot", "import", work / "nan.safetensors", "--carry", "*.running_var", "--output", work / "nan")
+    assert done.returncode == 0, done
+    for text in (b"WARNING", b"w has 2 NaN and 2 infinite of 5 values", b"norm.running_var has 0 NaN and 1 infinite of 2 values"):
+        assert text in done.stderr, (text, done.stderr)
+    assert b"good" not in done.stderr
+
+
 def check_hostile_files(ctl, work):
     def refused(path, code, text, *more):
         begin = time.monotonic()
@@ -450,6 +480,8 @@ def main():
         work = pathlib.Path(work)
         check_types(ctl, work)
         check_rules(ctl, work)
+        check_left_over(ctl, work)
+        check_not_finite(ctl, work)
         check_hostile_files(ctl, work)
         check_damage(ctl, options.bin, work)
         check_restart(ctl, options.bin, work)

@@ -1,6 +1,7 @@
 // reconctl snapshot import: weights from elsewhere as a snapshot that a job begins with.
 
 #include <algorithm>
+#include <cmath>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -9,8 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/limits.h"
@@ -48,6 +51,27 @@ struct Notices {
   std::map<std::string, size_t> converted;  // By type.
   Rounding rounding;
   uint64_t values_rounded_from = 0;
+  std::vector<std::string> non_finite;  // Of a tensor that has any: its name and how many.
+};
+
+// Counts values that are NaN or infinite, of one tensor.
+class NonFinite {
+ public:
+  void Count(absl::Span<const float> values) {
+    for (const float value : values) {
+      nan_ += std::isnan(value) ? 1 : 0;
+      infinite_ += std::isinf(value) ? 1 : 0;
+    }
+    of_ += values.size();
+  }
+  void Tell(const std::string& name, Notices* notices) const {
+    if (nan_ + infinite_ == 0) return;
+    notices->non_finite.push_back(absl::StrCat(ShownName(name), " has ", nan_, " NaN and ", infinite_,
+                                               " infinite of ", of_, " values"));
+  }
+
+ private:
+  uint64_t nan_ = 0, infinite_ = 0, of_ = 0;
 };
 
 // A tensor of an exported optimizer's state: NAME.exp_avg and so on, beside NAME.
@@ -214,6 +238,7 @@ absl::Status LoadTensor(const WeightFiles& files, const WeightFiles::Tensor& ten
   auto shard = std::upper_bound(layout.shards().begin(), layout.shards().end(), placement.offset,
                                 [](uint64_t offset, const ShardPlacement& s) { return offset < s.offset; });
   const uint64_t end = placement.offset + placement.size;
+  NonFinite non_finite;
   for (uint64_t at = placement.offset; at < end;) {
     const uint64_t in_shard = at - (shard - 1)->offset;
     const uint64_t count = std::min<uint64_t>(end - at, (shard - 1)->size - in_shard);
@@ -223,10 +248,31 @@ absl::Status LoadTensor(const WeightFiles& files, const WeightFiles::Tensor& ten
     bool cloned = false;
     float* const values = cut.pages[0][0].Writable(&cloned);
     ToFloat(dtype, bytes.data(), count, values + in_shard, &notices->rounding);
+    non_finite.Count(absl::MakeConstSpan(values + in_shard, count));
     at += count;
     ++shard;
   }
+  non_finite.Tell(placement.name, notices);
   return absl::OkStatus();
+}
+
+// Of tensors that come along.
+void CountNonFinite(const CarriedTensors& carried, Notices* notices) {
+  constexpr uint64_t kPiece = 65536;
+  std::vector<float> values(kPiece);
+  for (const SafetensorsEntry& tensor : carried.tensors()) {
+    if (!ConvertsToFloat(tensor.dtype)) continue;
+    const absl::string_view content = carried.BytesOf(tensor);
+    const uint64_t width = FloatWidth(tensor.dtype);
+    NonFinite non_finite;
+    for (uint64_t at = 0; at < content.size(); at += kPiece * width) {
+      const uint64_t count = std::min(kPiece, (content.size() - at) / width);
+      Rounding ignored;
+      ToFloat(tensor.dtype, content.data() + at, count, values.data(), &ignored);
+      non_finite.Count(absl::MakeConstSpan(values.data(), count));
+    }
+    non_finite.Tell(tensor.name, notices);
+  }
 }
 
 void Tell(const Notices& notices, const Selection& selection, const CarriedTensors* carried) {
@@ -241,6 +287,10 @@ void Tell(const Notices& notices, const Selection& selection, const CarriedTenso
       std::cerr << ", " << notices.rounding.overflowed << " of them to infinity";
     }
     std::cerr << "\n";
+  }
+  if (!notices.non_finite.empty()) {
+    std::cerr << "reconctl: WARNING: what is trained from these becomes NaN: "
+              << JoinDifferences(notices.non_finite, "; ", 2000) << "\n";
   }
   if (!selection.skipped_state.empty()) {
     std::cout << "  optimizer state, not imported: " << selection.skipped_state.size() << " tensors\n";
@@ -257,6 +307,40 @@ void Tell(const Notices& notices, const Selection& selection, const CarriedTenso
   for (const auto& [name, tensor] : carried->aliases()) {
     std::cout << "  " << ShownName(name) << " stands for " << ShownName(tensor) << "\n";
   }
+}
+
+// What can be done about tensors that are missing or left over: the flags. Names those that equal another
+// one.
+absl::StatusOr<std::vector<std::string>> HintsFor(const WeightFiles& files, const Selection& selection,
+                                                  const TensorMatch& match) {
+  std::vector<std::string> hints;
+  bool left_over = false;
+  for (const size_t index : match.rest) {
+    const OfferedTensor& tensor = selection.offered[index];
+    if (tensor.may_stay || selection.aliases.count(tensor.name) > 0) continue;
+    left_over = true;
+    for (const size_t other : match.source) {
+      if (other == index) continue;
+      RECON_ASSIGN_OR_RETURN(const bool equal,
+                             Equal(files, selection.tensors[index], selection.tensors[other]));
+      if (!equal) continue;
+      const std::string tied = ShownName(selection.offered[other].name);
+      hints.push_back(absl::StrCat(ShownName(tensor.name), " equals ", tied, ": --alias ",
+                                   ShownName(tensor.name), "=", tied, " if they are tied"));
+      break;
+    }
+  }
+  if (left_over) {
+    hints.push_back(
+        "what is left over: --alias NAME=OTHER where it is tied to another, --skip NAME leaves it out, "
+        "--carry NAME takes it along untrained");
+  }
+  const bool missing =
+      std::any_of(match.differences.begin(), match.differences.end(),
+                  [](const std::string& text) { return absl::StartsWith(text, "missing: "); });
+  if (missing)
+    hints.push_back("what is missing: --rename OLD=NEW, or --alias NAME=OTHER for what is tied to another");
+  return hints;
 }
 
 absl::Status CheckMemory(const ParamLayout& layout) {
@@ -278,10 +362,11 @@ absl::Status ImportSnapshot(const ImportTarget& target) {
   TensorMatch match = MatchTensors(model, selection.offered, selection.aliases);
   RECON_ASSIGN_OR_RETURN(const auto carried, CarriedOf(files, selection, model, &match));
   if (!match.differences.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(absl::StrJoin(target.files, ", "), " and model ",
-                                                   model.name(), " differ, ", match.differences.size(),
-                                                   match.differences.size() == 1 ? " tensor" : " tensors",
-                                                   ":\n  ", absl::StrJoin(match.differences, "\n  ")));
+    RECON_ASSIGN_OR_RETURN(const std::vector<std::string> hints, HintsFor(files, selection, match));
+    return absl::InvalidArgumentError(absl::StrCat(
+        absl::StrJoin(target.files, ", "), " and model ", model.name(), " differ, ", match.differences.size(),
+        match.differences.size() == 1 ? " tensor" : " tensors", ":\n  ",
+        absl::StrJoin(match.differences, "\n  "), hints.empty() ? "" : "\n", absl::StrJoin(hints, "\n")));
   }
   RECON_ASSIGN_OR_RETURN(const ParamLayout layout, ParamLayout::Create(model));
   RECON_RETURN_IF_ERROR(CheckMemory(layout));
@@ -293,6 +378,7 @@ absl::Status ImportSnapshot(const ImportTarget& target) {
     RECON_RETURN_IF_ERROR(LoadTensor(files, selection.tensors[match.source[i]], layout.tensors()[i], layout,
                                      &shards, &notices));
   }
+  if (carried != nullptr) CountNonFinite(*carried, &notices);
   RECON_ASSIGN_OR_RETURN(const auto store, OpenEmpty(target.output));
   SnapshotWriter::Description description;
   description.optimizer = OptimizerName(OptimizerKind::kSgd);
