@@ -112,17 +112,21 @@ void RaiseLimits() {
   signal(SIGXFSZ, SIG_IGN);
 }
 
+std::string MissingThread(const std::system_error& error) {
+  const uint64_t threads = ThreadLimit("");
+  return absl::StrCat(
+      "no further thread can be started: ",
+      threads > 0 ? WithCommas(threads) + " are allowed, of all processes together" : error.what(),
+      " (pids.max, ulimit -u)");
+}
+
 void ExplainMissingThreads() {
   std::set_terminate([] {
     try {
       if (const std::exception_ptr cause = std::current_exception()) std::rethrow_exception(cause);
     } catch (const std::system_error& error) {
       if (error.code().value() == EAGAIN) {
-        const uint64_t threads = ThreadLimit("");
-        std::cerr << "no further thread can be started: "
-                  << (threads > 0 ? WithCommas(threads) + " are allowed, of all processes together"
-                                  : std::string(error.what()))
-                  << " (pids.max, ulimit -u)" << std::endl;
+        std::cerr << MissingThread(error) << std::endl;
         _exit(1);
       }
       std::cerr << error.what() << std::endl;

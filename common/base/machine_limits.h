@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <system_error>
 
 namespace recon {
 
@@ -35,6 +36,9 @@ std::optional<CoreQuota> TightestCoreQuota(const std::string& root = "");
 // Raises the soft limits of descriptors and of the size of files to the hard ones, and has a write beyond the
 // latter return an error (SIGXFSZ). Once, in main.
 void RaiseLimits();
+
+// What is said of a thread that could not be started: the limit that was reached, and how to raise it.
+std::string MissingThread(const std::system_error& error);
 
 // Has a thread that cannot be started, wherever it is, end the process with 1 and a line that says so,
 // instead of aborting it. Once, in main.

@@ -8,6 +8,8 @@
 
 #include "common/base/check.h"
 #include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/start_thread.h"
 #include "common/trace/span_pieces.h"
 
 namespace recon {
@@ -58,7 +60,11 @@ void TraceReporter::Follow(uint64_t trace, absl::Duration left, const TraceMembe
   number_ = trace;
   member_ = member;
   const int64_t deadline_ns = MonotonicNanos() + absl::ToInt64Nanoseconds(left);
-  thread_ = std::thread([this, deadline_ns] { Run(deadline_ns); });
+  const absl::Status started = StartThread([this, deadline_ns] { Run(deadline_ns); }, &thread_);
+  if (started.ok()) return;
+  LogWarn("no trace is recorded here: {}", started.message());
+  MutexLock lock(&mu_);
+  over_ = true;
 }
 
 void TraceReporter::Run(int64_t deadline_ns) {

@@ -69,27 +69,34 @@ void ShmListener::Run() {
 
 void ShmListener::Accept() {
   absl::StatusOr<AcceptedShm> accepted = AcceptShm(listener_);
-  if (!accepted.ok()) {
-    if (Now() - last_refusal_ > kRefusalLogInterval) {
-      LogWarn("a connection was refused: {}", accepted.status().message());
-    }
-    last_refusal_ = Now();
-    Sleep(kRefusalPause);  // Out of file descriptors, the next one fails as soon.
-    return;
-  }
+  if (!accepted.ok()) return SayRefused(accepted.status());
   Connection* connection = &connections_.emplace_back();
   connection->peer = std::move(accepted->peer);
   connection->sender = accepted->sender;
   if (connected_ != nullptr) connected_->Opened(connection->sender);
   open_.fetch_add(1);
-  connection->peer->Start([this, connection](const ByteChain& message) { OnRequest(connection, message); },
-                          [this, connection](const absl::Status& why) {
-                            LogDebug("shared memory: {}", why.message());
-                            open_.fetch_sub(1);
-                            if (connected_ != nullptr) connected_->Closed(connection->sender);
-                            connection->ended.store(true);
-                            WakeUp(wake_);
-                          });
+  const absl::Status started = connection->peer->Start(
+      [this, connection](const ByteChain& message) { OnRequest(connection, message); },
+      [this, connection](const absl::Status& why) {
+        LogDebug("shared memory: {}", why.message());
+        open_.fetch_sub(1);
+        if (connected_ != nullptr) connected_->Closed(connection->sender);
+        connection->ended.store(true);
+        WakeUp(wake_);
+      });
+  if (started.ok()) return;
+  open_.fetch_sub(1);
+  if (connected_ != nullptr) connected_->Closed(connection->sender);
+  connections_.pop_back();  // Who has come sees that the connection has gone.
+  SayRefused(started);
+}
+
+void ShmListener::SayRefused(const absl::Status& why) {
+  if (Now() - last_refusal_ > kRefusalLogInterval) {
+    LogWarn("a connection by shared memory was refused: {}", why.message());
+  }
+  last_refusal_ = Now();
+  Sleep(kRefusalPause);  // Out of descriptors or threads, the next one fails as soon.
 }
 
 void ShmListener::OnRequest(Connection* connection, const ByteChain& message) {

@@ -42,6 +42,7 @@ class ShmListener {
   ShmListener(OwnedFd listener, OwnedFd wake, RequestHandler handler, ConnectedProcesses* connected);
   void Run();
   void Accept();
+  void SayRefused(const absl::Status& why);
   void OnRequest(Connection* connection, const ByteChain& message);
   void Reap();
 

@@ -17,6 +17,7 @@
 #include "common/base/copied_bytes.h"
 #include "common/base/mutex.h"
 #include "common/base/pool_allocator.h"
+#include "common/base/start_thread.h"
 #include "common/base/status_macros.h"
 
 namespace recon {
@@ -264,11 +265,13 @@ ShmPeer::~ShmPeer() {
   if (thread_.joinable()) thread_.join();
 }
 
-void ShmPeer::Start(OnMessage on_message, OnClosed on_closed) {
-  thread_ = std::thread([this, on_message = std::move(on_message), on_closed = std::move(on_closed)] {
-    pthread_setname_np(pthread_self(), "shm");
-    Run(on_message, on_closed);
-  });
+absl::Status ShmPeer::Start(OnMessage on_message, OnClosed on_closed) {
+  return StartThread(
+      [this, on_message = std::move(on_message), on_closed = std::move(on_closed)] {
+        pthread_setname_np(pthread_self(), "shm");
+        Run(on_message, on_closed);
+      },
+      &thread_);
 }
 
 bool ShmSender::Send(const ByteChain& message) const {

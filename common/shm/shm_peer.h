@@ -55,7 +55,8 @@ class ShmPeer {
   ShmPeer(const ShmPeer&) = delete;
   ShmPeer& operator=(const ShmPeer&) = delete;
 
-  void Start(OnMessage on_message, OnClosed on_closed);
+  // ResourceExhausted if no thread can be started: nothing is received then, and nobody called.
+  absl::Status Start(OnMessage on_message, OnClosed on_closed);
   ShmSender sender() const { return ShmSender(link_); }
   void Close();
 

@@ -71,8 +71,6 @@ bool ShmTransport::ConnectedLocked() {
     }
     return false;
   }
-  over_network_ = false;
-  LogInfo("frames go through shared memory");
   ended_.clear();  // Joins threads that have no more to do than to end their calls.
   connection_ = std::make_unique<Connection>();
   connection_->number = ++connections_;
@@ -82,9 +80,18 @@ bool ShmTransport::ConnectedLocked() {
         sender.Send(message);  // If it is closed, OnClosed() ends the call.
       });
   Connection* connection = connection_.get();
-  connection->peer->Start([this, connection](const ByteChain& message) { OnMessage(connection, message); },
-                          [this, connection](const absl::Status& why) { OnClosed(connection, why); });
-  return true;
+  const absl::Status started = connection->peer->Start(
+      [this, connection](const ByteChain& message) { OnMessage(connection, message); },
+      [this, connection](const absl::Status& why) { OnClosed(connection, why); });
+  if (started.ok()) {
+    over_network_ = false;
+    LogInfo("frames go through shared memory");
+    return true;
+  }
+  connection_ = nullptr;
+  next_try_ = Now() + kRetryRefused;
+  if (!std::exchange(over_network_, true)) LogInfo("frames go over the network: {}", started.message());
+  return false;
 }
 
 uint64_t ShmTransport::Call(const ByteChain& request, Done done) {

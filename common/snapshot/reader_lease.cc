@@ -7,6 +7,7 @@
 #include "common/base/check.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
+#include "common/base/start_thread.h"
 #include "common/base/status_macros.h"
 #include "common/snapshot/manifest.h"
 
@@ -58,7 +59,7 @@ absl::StatusOr<std::unique_ptr<ReaderLease>> ReaderLease::Take(ObjectStore* stor
   // The collector looks for leases when its mark is there, we look for the mark when our lease is there: one
   // of the two sees the other.
   RECON_RETURN_IF_ERROR(CheckNotRetired(store, generation));
-  lease->thread_ = std::thread([raw = lease.get()] { raw->Run(); });
+  RECON_RETURN_IF_ERROR(StartThread([raw = lease.get()] { raw->Run(); }, &lease->thread_));
   return lease;
 }
 

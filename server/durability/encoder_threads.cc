@@ -45,11 +45,11 @@ absl::Status RunEncoders(int threads, bool background, const std::function<absl:
     };
     try {
       running.emplace_back(body);
-    } catch (const std::system_error&) {  // No more threads: those there are do all.
-      if (running.empty()) return absl::ResourceExhaustedError("no thread can be started");
+    } catch (const std::system_error&) {  // No more threads: those there are do all, if need be this one.
       break;
     }
   }
+  if (running.empty()) statuses[0] = work();
   for (std::thread& thread : running) thread.join();
   for (const absl::Status& status : statuses) RECON_RETURN_IF_ERROR(status);
   return absl::OkStatus();

@@ -9,8 +9,9 @@
 
 namespace recon {
 
-// Runs `work` on so many threads of its own, waits for them and returns the first error. Of fewer threads if
-// there are no more; ResourceExhausted without any. In the background they give way to others.
+// Runs `work` on so many threads of its own, waits for them and returns the first error. On fewer threads
+// where the machine allows no more, on the calling one without any. In the background they give way to
+// others.
 absl::Status RunEncoders(int threads, bool background, const std::function<absl::Status()>& work);
 
 // Lets others have the rest of the time. Made, used and destroyed by the thread it is for.

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/log.h"
+#include "common/base/start_thread.h"
 #include "common/base/status_macros.h"
 #include "common/storage/store_url.h"
 #include "server/durability/recovery.h"
@@ -90,7 +91,8 @@ absl::Status InitialValues::LoadInto(ParamServer* params) {
 }
 
 void InitialValues::Load(ParamServer* params, std::function<void(const absl::Status&)> done) {
-  loader_ = std::thread([this, params, done = std::move(done)] { done(LoadInto(params)); });
+  const absl::Status started = StartThread([this, params, done] { done(LoadInto(params)); }, &loader_);
+  if (!started.ok()) done(started);
 }
 
 }  // namespace recon

@@ -39,7 +39,8 @@ class InitialValues {
   absl::Status Check(const ModelSpec& model) const;
   // Fills the parameters of the model that `params` has, and then needs the snapshot no more. Blocks.
   absl::Status LoadInto(ParamServer* params);
-  // The same on a thread of its own, on which `done` runs; once. `params` must outlive this.
+  // The same on a thread of its own, on which `done` runs; once. Where none can be started, `done` is told so
+  // before this returns. `params` must outlive this.
   void Load(ParamServer* params, std::function<void(const absl::Status&)> done);
 
  private:

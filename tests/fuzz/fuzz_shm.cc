@@ -32,8 +32,11 @@ class Connection {
     out_ = side == ShmPeer::Side::kWorker ? 0 : 1;
     peer_ = std::make_unique<ShmPeer>(side, std::move(region), OwnedFd(sockets[0]), OwnedFd(wake_me),
                                       OwnedFd(eventfd(0, EFD_NONBLOCK)));
-    peer_->Start([this](const ByteChain& message) { Keep(message); },
-                 [this](const absl::Status& why) { End(why); });
+    Require(peer_
+                ->Start([this](const ByteChain& message) { Keep(message); },
+                        [this](const absl::Status& why) { End(why); })
+                .ok(),
+            "a thread is started");
   }
   ~Connection() {
     peer_.reset();

@@ -291,11 +291,13 @@ TEST_CASE("a message that does not end ends the connection", "[exchange]") {
     for (const ShmRing::Entry& entry : entries) ring->Put(entry);
     Notification done;
     absl::Status closed;
-    server.Start([](const ByteChain&) { FAIL("nothing was whole"); },
-                 [&](const absl::Status& why) {
-                   closed = why;
-                   done.Notify();
-                 });
+    REQUIRE(server
+                .Start([](const ByteChain&) { FAIL("nothing was whole"); },
+                       [&](const absl::Status& why) {
+                         closed = why;
+                         done.Notify();
+                       })
+                .ok());
     done.WaitForNotification();
     return closed;
   };
