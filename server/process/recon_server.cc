@@ -7,6 +7,7 @@
 #include "common/base/log.h"
 #include "common/base/start_guard.h"
 #include "common/base/status_macros.h"
+#include "server/process/flag_warnings.h"
 
 namespace recon {
 
@@ -16,8 +17,8 @@ absl::StatusOr<std::unique_ptr<ReconServer>> ReconServer::Start(const ServerFlag
     RECON_RETURN_IF_ERROR(server->StartDashboard());
     RECON_RETURN_IF_ERROR(server->OpenHead(absl::ZeroDuration()));
   } else {
-    server->follower_ = std::make_unique<Follower>(flags, &server->drain_requested_);
     const StartGuard guard("the server");
+    server->follower_ = std::make_unique<Follower>(flags, &server->drain_requested_);
     RECON_RETURN_IF_ERROR(server->follower_->Open());
     server->address_ = server->follower_->address();
   }
@@ -45,7 +46,15 @@ absl::StatusOr<Head::Opened> ReconServer::TryToOpenHead(absl::Duration began) {
   return opened;
 }
 
+void ReconServer::SayWarnings() {
+  for (const std::string& text : FlagWarnings(flags_)) {
+    if (said_.insert(text).second) LogWarn("{}", text);
+  }
+}
+
 absl::Status ReconServer::OpenHead(absl::Duration began) {
+  SayWarnings();
+  const StartGuard guard("the server");
   RECON_ASSIGN_OR_RETURN(Head::Opened opened, TryToOpenHead(began));
   if (opened != Head::Opened::kServes) {
     // All that there is was made for something else than is there. Now the database knows.
@@ -53,7 +62,6 @@ absl::Status ReconServer::OpenHead(absl::Duration began) {
                                      ? "with the policy that the push log has"
                                      : "without the rollback");
     RECON_ASSIGN_OR_RETURN(opened, TryToOpenHead(began));
-  const StartGuard guard("the server");
   }
   if (opened != Head::Opened::kServes) {
     head_ = nullptr;

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -35,6 +36,8 @@ class ReconServer {
  private:
   explicit ReconServer(const ServerFlags& flags) : flags_(flags) {}
   absl::Status StartDashboard();
+  // What is hardly meant, each once.
+  void SayWarnings();
   // `began`: what the process had run for, when it began to do so.
   absl::Status OpenHead(absl::Duration began);
   absl::StatusOr<Head::Opened> TryToOpenHead(absl::Duration began);
@@ -42,6 +45,7 @@ class ReconServer {
 
   std::string address_;
   ServerFlags flags_;  // The port is the one that was taken.
+  std::set<std::string> said_;
   std::atomic<bool> drain_requested_{false};
   std::unique_ptr<Dashboard> dashboard_;  // Stays while the state goes back; null without --dashboard.
   // One of the two.

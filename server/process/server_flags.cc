@@ -108,6 +108,10 @@ absl::Status CheckTogether(ServerFlags* flags) {
     return absl::InvalidArgumentError(
         "--evict-after and --lease-duration must be at least twice --heartbeat-interval");
   }
+  if (flags->idle_timeout > absl::ZeroDuration() && flags->idle_timeout < 2 * heartbeat) {
+    return absl::InvalidArgumentError(
+        "--idle-timeout must be at least twice --heartbeat-interval: no worker would come in time");
+  }
   RECON_RETURN_IF_ERROR(CheckPolicy(flags));
   if (flags->snapshots.directory.empty() && flags->join.empty())
     flags->snapshots.directory = flags->data + "/snapshots";

@@ -51,6 +51,8 @@ TEST_CASE("wrong flags end each program with code 2 and the flag's name", "[bad_
   Refused({"recon-server"}, 2, "--data");
   server({"--nonsense"}, "--nonsense");
   server({"--batch", "0"}, "--batch");
+  server({"--data-epochs", "1000000"}, "--data-epochs");
+  server({"--idle-timeout", "500ms"}, "--idle-timeout");
   server({"--batch", "many"}, "--batch");
   server({"--sync", "ssp"}, "--sync ssp");
   server({"--sync", "ssp:0"}, "--sync ssp:0");

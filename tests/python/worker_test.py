@@ -52,7 +52,7 @@ class Worker(unittest.TestCase):
             self.assertEqual(int(head.status()["samples_completed"]), 1200)
 
     def test_a_trace_shows_what_a_script_computes(self) -> None:
-        with Server(BINARIES) as server, make_worker(server, epochs=1000000) as worker:
+        with Server(BINARIES) as server, make_worker(server, epochs=100000) as worker:
             path = server.root / "trace.json"
             batches = worker.batches()
             next(batches)
