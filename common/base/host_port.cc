@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "common/base/limits.h"
+#include "common/base/owned_fd.h"
 #include "common/base/status_macros.h"
 
 namespace recon {
@@ -43,6 +44,17 @@ absl::StatusOr<uint16_t> PortOf(const std::string& address) {
   int port = 0;
   (void)absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port);
   return static_cast<uint16_t>(port);
+}
+
+std::string LoopbackAddress(int port) {
+  static const bool has_v4 = [] {
+    const OwnedFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in any_port{};
+    any_port.sin_family = AF_INET;
+    any_port.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return bind(fd.get(), reinterpret_cast<const sockaddr*>(&any_port), sizeof(any_port)) == 0;
+  }();
+  return absl::StrCat(has_v4 ? "127.0.0.1:" : "[::1]:", port);
 }
 
 bool IsLoopback(const std::string& address) {

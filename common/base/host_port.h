@@ -11,11 +11,18 @@ namespace recon {
 // Addresses as flags and messages have them: HOST:PORT, where HOST is a name, an IPv4 address or an IPv6
 // address in brackets.
 
+// Where a server listens, and where others look for one, if nobody says otherwise.
+constexpr int kDefaultPort = 7070;
+
 // Whether `address` reads so, with a port from 0 to 65535; InvalidArgument, naming `flag`.
 absl::Status CheckAddress(const std::string& flag, const std::string& address);
 
 // InvalidArgument if there is none.
 absl::StatusOr<uint16_t> PortOf(const std::string& address);
+
+// HOST:PORT of this machine for its own processes: 127.0.0.1, or [::1] where the machine has no IPv4. Looked
+// up once a process.
+std::string LoopbackAddress(int port);
 
 // Whether the host is this machine only: localhost, or a number that says so.
 bool IsLoopback(const std::string& address);

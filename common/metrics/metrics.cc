@@ -16,10 +16,10 @@ absl::StatusOr<std::string> MetricsAddress(const std::string& flag, const std::s
                                            bool on_network) {
   const bool port_alone =
       !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
-  const std::string address = port_alone ? absl::StrCat("127.0.0.1:", text) : text;
+  const std::string address = port_alone && text.size() <= 5 ? LoopbackAddress(std::stoi(text)) : text;
   if (!CheckAddress(flag, address).ok()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(flag, " ", text, ": expected HOST:PORT, or PORT alone for 127.0.0.1"));
+        absl::StrCat(flag, " ", text, ": expected HOST:PORT, or PORT alone for this machine only"));
   }
   if (IsLoopback(address) || on_network) return address;
   return absl::InvalidArgumentError(
@@ -48,10 +48,21 @@ prometheus::Histogram& Metrics::Histogram(const std::string& name, const std::st
 void Metrics::Add(const std::shared_ptr<prometheus::Collectable>& source) { sources_.push_back(source); }
 
 absl::Status Metrics::Serve(const std::string& address) {
-  try {  // The library's only way to report a port that is taken.
-    exposer_ = std::make_unique<prometheus::Exposer>(address, /*num_threads=*/1);
-  } catch (const std::exception& error) {
-    return absl::UnavailableError(absl::StrCat("--metrics-address ", address, ": ", error.what()));
+  // The library's words for all addresses of both families, and for those of IPv4 where there are no others.
+  const std::string port = address.substr(address.rfind(':') + 1);
+  std::vector<std::string> ways = {address};
+  if (IsWildcard(address)) ways = {"+" + port, port};
+  std::string failure;
+  for (const std::string& way : ways) {
+    try {  // The library's only way to report a port that is taken.
+      exposer_ = std::make_unique<prometheus::Exposer>(way, /*num_threads=*/1);
+      break;
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+  }
+  if (exposer_ == nullptr) {
+    return absl::UnavailableError(absl::StrCat("--metrics-address ", address, ": ", failure));
   }
   exposer_->RegisterCollectable(registry_);
   for (const std::weak_ptr<prometheus::Collectable>& source : sources_) exposer_->RegisterCollectable(source);

@@ -45,7 +45,15 @@ absl::Status Follower::CheckAddresses() const {
   const ServerFlags& flags = process_.flags();
   RECON_RETURN_IF_ERROR(CheckAddress("--listen", flags.listen));
   RECON_RETURN_IF_ERROR(CheckAddress("--join", flags.join));
-  if (!flags.advertise.empty()) return CheckAddress("--advertise", flags.advertise);
+  if (!flags.advertise.empty()) {
+    RECON_RETURN_IF_ERROR(CheckAddress("--advertise", flags.advertise));
+    const std::string here = IsLoopback(flags.listen) ? "" : LoopbackBehindName(flags.advertise);
+    if (!here.empty()) {
+      LogWarn("--advertise {}: that name is {} on this machine: others do not reach it", flags.advertise,
+              here);
+    }
+    return absl::OkStatus();
+  }
   const std::string host = flags.listen.substr(0, flags.listen.rfind(':'));
   if (host != "0.0.0.0" && host != "[::]" && !host.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -246,9 +254,9 @@ absl::Status Follower::Run() {
   }
   const std::string signal = ShutdownSignal::Name();
   LogInfo("stopped{}{}", signal.empty() ? "" : ": ", signal);
+  // It may be taking up its place, and wait for a store.
+  if (process_.accepting() == nullptr) guard_.emplace("the server");
   return absl::OkStatus();
 }
 
 }  // namespace recon
-  // It may be taking up its place, and wait for a store.
-  if (process_.accepting() == nullptr) guard_.emplace("the server");

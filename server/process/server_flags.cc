@@ -28,10 +28,10 @@ constexpr uint64_t kRoundsPerSplit = 4;
 // HOST:PORT of `text`, which may be a port alone, for loopback.
 absl::StatusOr<std::string> DashboardAddress(const std::string& text, bool on_network) {
   const bool port_alone = std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
-  const std::string address = port_alone ? absl::StrCat("127.0.0.1:", text) : text;
+  const std::string address = port_alone && text.size() <= 5 ? LoopbackAddress(std::stoi(text)) : text;
   if (!CheckAddress("--dashboard", address).ok()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--dashboard ", text, ": expected HOST:PORT, or PORT alone for 127.0.0.1"));
+        absl::StrCat("--dashboard ", text, ": expected HOST:PORT, or PORT alone for this machine only"));
   }
   if (IsLoopback(address) || on_network) return address;
   return absl::InvalidArgumentError(absl::StrCat(

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/base/host_port.h"
 #include "common/base/limits.h"
 #include "common/rpc/certificates.h"
 #include "proto/control.pb.h"
@@ -26,7 +27,7 @@ struct ServerFlags {
   // What comes of training that has gone wrong: values that are not finite, losses that stay far off.
   enum class OnDivergence { kIgnore, kStop, kRollback };
 
-  std::string listen = "127.0.0.1:7070";
+  std::string listen = LoopbackAddress(kDefaultPort);
   std::string data;
   // Who may do what; see deploy/ACCESS.md.
   struct AccessRules {

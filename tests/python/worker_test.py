@@ -1,15 +1,19 @@
 """recon.Worker, which knows NumPy alone: the smallest example, and what it says of wrong use."""
 
+import contextlib
+import io
 import json
 import os
 import pathlib
 import subprocess
 import sys
 import unittest
+import unittest.mock
 
 import numpy as np
 
 import recon
+from recon._environment import loopback, say_whose_job
 from jobs import HERE, Server, wait_for
 
 BINARIES = os.environ["RECON_TEST_BIN"]
@@ -30,6 +34,36 @@ class Worker(unittest.TestCase):
             self.assertEqual(run.returncode, 0, run.stderr)
             self.assertGreater(float(run.stdout.split()[-1]), 0.8)
             self.assertLessEqual(len(EXAMPLE.read_text().splitlines()), 45)
+
+    def test_who_joins_others_at_the_usual_port_without_naming_a_server_is_told(self) -> None:
+        class Core:
+            name = "w7"
+            workers = 2
+
+            def job(self) -> dict:
+                return {"workers": self.workers}
+
+        def said(settings: dict, environment: dict) -> str:
+            with unittest.mock.patch.dict(os.environ, environment), contextlib.redirect_stderr(io.StringIO()) as stderr:
+                if not environment:
+                    os.environ.pop("RECON_SERVER", None)
+                say_whose_job(core, settings, " (torch's seed is 5)")
+            return stderr.getvalue()
+
+        core = Core()
+        line = said({}, {})
+        self.assertEqual(line.count("\n"), 1)
+        for text in ("w7 has joined a job with 1 other worker at ", ":7070", "torch's seed is 5", "RECON_SERVER"):
+            self.assertIn(text, line)
+        self.assertEqual(said({"server": "127.0.0.1:7070"}, {}), "")
+        self.assertEqual(said({}, {"RECON_SERVER": "127.0.0.1:7070"}), "")
+        core.workers = 1
+        self.assertEqual(said({}, {}), "")
+
+    def test_a_machine_without_ipv4_has_a_usual_address_all_the_same(self) -> None:
+        self.assertEqual(loopback(7070), "127.0.0.1:7070")
+        with unittest.mock.patch("socket.socket.bind", side_effect=OSError(99, "Cannot assign requested address")):
+            self.assertEqual(loopback(7070), "[::1]:7070")
 
     def test_each_sample_comes_once_in_each_pass(self) -> None:
         with Server(BINARIES) as server, make_worker(server, epochs=2) as worker:

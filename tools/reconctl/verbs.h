@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/host_port.h"
 #include "common/base/ids.h"
 #include "common/rpc/credentials.h"
 #include "common/snapshot/snapshot_reader.h"
@@ -20,7 +21,7 @@ class PolicySettings;
 
 // How to reach the server.
 struct ServerTarget {
-  std::string address = "127.0.0.1:7070";
+  std::string address = LoopbackAddress(kDefaultPort);
   TlsFlags tls;
   bool json = false;
 };

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/host_port.h"
 #include "common/base/limits.h"
 #include "common/rpc/credentials.h"
 #include "worker/comm/reconstruct.h"
@@ -19,7 +20,7 @@ namespace recon {
 
 // What recon-worker was told, checked. Sources as for the server: flags, --config, RECON_<FLAG>.
 struct WorkerFlags {
-  std::string server = "127.0.0.1:7070";
+  std::string server = LoopbackAddress(kDefaultPort);
   std::string name;  // Empty: one is drawn, <host>-<random>.
   std::string data = kDefaultDataset;
   ModelOptions model;

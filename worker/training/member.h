@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/base/clock.h"
+#include "common/base/host_port.h"
 #include "common/base/limits.h"
 #include "common/metrics/metrics.h"
 #include "common/rpc/control_client.h"
@@ -39,7 +40,7 @@ namespace recon {
 class Member {
  public:
   struct Options {
-    std::string server = "127.0.0.1:7070";
+    std::string server = LoopbackAddress(kDefaultPort);
     TlsFlags tls;
     std::string name;  // Empty: one is drawn, <host>-<random>.
     ModelSpec model;

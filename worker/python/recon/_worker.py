@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from recon import _core
+from recon._environment import say_whose_job
 from recon._leases import Leases, metric_sums, policy_settings
 
 DTYPES = {"float32": "F32", "float16": "F16", "float64": "F64"}
@@ -56,6 +57,7 @@ class Worker:
         self._evaluate = evaluate
         self._core = _core.Worker(flags_of(settings), model, tensors, [], samples, 1 if evaluate else 0, proposed,
                                   fingerprint)
+        say_whose_job(self._core, settings)
         self._shapes = {name: array.shape for name, array in arrays.items()}
         self._placement = {name: (offset, size) for name, offset, size in self._core.placement()}
         seed = self._core.job()["seed"]

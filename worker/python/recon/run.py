@@ -315,7 +315,7 @@ def parser() -> argparse.ArgumentParser:
                      help="the started server's data; a job that is in it goes on (default: recon-jobs/SCRIPT-TIME)")
     run.add_argument("--listen", default="", metavar="HOST:PORT",
                      help="where the started server listens, for workers on other machines (default: a free port of "
-                          "127.0.0.1)")
+                          "this machine alone)")
     run.add_argument("--server-args", action="append", default=[], metavar="'FLAGS'",
                      help="flags for the started server, such as '--sync bsp'; may be given several times")
     run.add_argument("--restarts", type=int, default=RESTARTS, metavar="R",

@@ -10,6 +10,7 @@ import tempfile
 import time
 from typing import Any
 
+from .._environment import loopback
 from .processes import Child, Processes
 
 # The server is asked for the job's state so often; a process that asks costs some 20 ms.
@@ -25,7 +26,7 @@ class Server:
     def __init__(self, program: str, data: pathlib.Path, flags: list[str], environment: dict[str, str],
                  listen: str = ""):
         self.program = program
-        self.listen = listen or "127.0.0.1:0"
+        self.listen = listen or loopback(0)
         self.data = data
         self.flags = flags
         self.environment = environment

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from recon import _core
+from recon._environment import say_whose_job
 from recon._leases import Batch, metric_sums
 from recon._worker import flags_of
 from recon.torch._data import DataLoader, JobLoader
@@ -138,6 +139,7 @@ class Job:
                                 loader.samples, 1 if evaluate else 0, proposed, loader.fingerprint)
         self._core = connect() if members is None else members.core(connect)
         self._name = self._core.name
+        say_whose_job(self._core, settings, f" (torch's seed is {torch.initial_seed()})")
         self.seed = int(self._core.job()["seed"])
         self._leases = loader.share(self._core)
         self._tensors.place(self._core)
