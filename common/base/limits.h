@@ -121,6 +121,12 @@ constexpr double kLinkBytesPerSecondMin = 1e6;
 // A push this far beyond what the server knows of its worker is an error; below the 64 steps a shard's
 // ledger can tell apart.
 constexpr uint64_t kStepsAheadMax = uint64_t{2} * kPipelineDepthMax;
+// Means of the last steps that a server keeps for workers that come to them later (--optimizer mean): as many
+// as fit these bytes, and so many at least and at most. A worker that is further behind takes the state of
+// another.
+constexpr uint64_t kMeansBytes = uint64_t{64} << 20;
+constexpr uint64_t kMeansKeptMin = 8;
+constexpr uint64_t kMeansKeptMax = 1024;
 // No job gets there; keeps sums of steps from wrapping.
 constexpr uint64_t kStepMax = uint64_t{1} << 48;
 // No job is begun anew so often; the numbers of leases have so many bits for it.

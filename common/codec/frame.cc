@@ -38,8 +38,8 @@ absl::Status CheckHeader(const FrameHeader& header, size_t frame_bytes) {
     return Malformed("format version", header.version, absl::StrCat(kFrameVersion, " at most"));
   }
   if (header.kind < static_cast<uint8_t>(FrameKind::kPull) ||
-      header.kind > static_cast<uint8_t>(FrameKind::kReply)) {
-    return Malformed("kind", header.kind, "1 to 5");
+      header.kind > static_cast<uint8_t>(FrameKind::kState)) {
+    return Malformed("kind", header.kind, "1 to 7");
   }
   if (header.reply_codec > static_cast<uint8_t>(CodecId::kBf16)) {
     return Malformed("reply codec", header.reply_codec, "0 to 2");
@@ -91,6 +91,8 @@ absl::Status CheckPart(FrameKind kind, const PartHeader& part, uint32_t index) {
       return Malformed(name() + "payload bytes", part.payload_bytes,
                        absl::StrCat(PageHashesBytes(part.count), " of hashes, or 0"));
     }
+  } else if (part.payload_bytes != 0 && kind == FrameKind::kPullMean) {
+    return Malformed(name() + "payload bytes", part.payload_bytes, "0");
   } else if (part.payload_bytes != 0) {
     const absl::Status bytes =
         CheckPayloadBytes(static_cast<CodecId>(part.codec), part.count, part.payload_bytes);

@@ -1,8 +1,8 @@
 #pragma once
 
-// The frame that Push, Pull, PushPull and Init carry, both ways. Plain C++17 without libraries, so
-// that .cc and .cu files share it. All numbers are little endian; structs are read and written with
-// memcpy because network buffers have no alignment.
+// The frame that Push, Pull, PushPull, Init, PullMean and State carry, both ways. Plain C++17 without
+// libraries, so that .cc and .cu files share it. All numbers are little endian; structs are read and written
+// with memcpy because network buffers have no alignment.
 //
 //   frame   := FrameHeader PartHeader{part_count} payload{part_count}
 //   payload := values of `codec`, payload_bytes long, in the order of the parts
@@ -20,7 +20,15 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire format is lit
 inline constexpr uint32_t kFrameMagic = 0x464E4352;  // "RCNF"
 inline constexpr uint16_t kFrameVersion = 2;
 
-enum class FrameKind : uint8_t { kPull = 1, kPush = 2, kPushPull = 3, kInit = 4, kReply = 5 };
+enum class FrameKind : uint8_t {
+  kPull = 1,
+  kPush = 2,
+  kPushPull = 3,
+  kInit = 4,
+  kReply = 5,
+  kPullMean = 6,
+  kState = 7
+};
 
 // How the values of a payload are encoded; FORMAT.md has the grammar. The numbers are on the wire: never
 // reuse one.

@@ -11,8 +11,8 @@
 namespace recon {
 namespace {
 
-constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd, OptimizerKind::kMomentum, OptimizerKind::kNesterov,
-                                    OptimizerKind::kAdam, OptimizerKind::kAdamW};
+constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd,  OptimizerKind::kMomentum, OptimizerKind::kNesterov,
+                                    OptimizerKind::kAdam, OptimizerKind::kAdamW,    OptimizerKind::kMean};
 
 absl::Status CheckRange(const char* flag, double value, double low, double high) {
   if (value >= low && value <= high) return absl::OkStatus();
@@ -51,6 +51,8 @@ const char* OptimizerName(OptimizerKind kind) {
       return "adam";
     case OptimizerKind::kAdamW:
       return "adamw";
+    case OptimizerKind::kMean:
+      return "mean";
   }
   return "unknown";
 }
@@ -60,7 +62,7 @@ absl::StatusOr<OptimizerKind> ParseOptimizer(absl::string_view name, absl::strin
     if (name == OptimizerName(kind)) return kind;
   }
   return absl::InvalidArgumentError(
-      absl::StrCat(flag, " ", name, " is unknown; known are sgd, momentum, nesterov, adam, adamw"));
+      absl::StrCat(flag, " ", name, " is unknown; known are sgd, momentum, nesterov, adam, adamw, mean"));
 }
 
 absl::StatusOr<LearningRateSchedule> ParseSchedule(absl::string_view text) {
@@ -110,6 +112,7 @@ bool ZerosChangeNothing(const OptimizerConfig& config) {
 int StatePlanes(OptimizerKind kind) {
   switch (kind) {
     case OptimizerKind::kSgd:
+    case OptimizerKind::kMean:
       return 0;
     case OptimizerKind::kMomentum:
     case OptimizerKind::kNesterov:

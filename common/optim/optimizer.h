@@ -9,7 +9,9 @@
 
 namespace recon {
 
-enum class OptimizerKind { kSgd, kMomentum, kNesterov, kAdam, kAdamW };
+// kMean: the server computes no optimizer; a synchronous step leaves the mean of its gradients in place of
+// the values, and workers step by it. Averaged tensors are then what the step's first contribution says.
+enum class OptimizerKind { kSgd, kMomentum, kNesterov, kAdam, kAdamW, kMean };
 enum class ScheduleKind { kConstant, kStep, kCosine };
 
 // The learning rate as a function of a shard's update number (its version before the update).
@@ -58,7 +60,7 @@ struct GroupPolicy {
   bool averaged = false;
 };
 
-// "sgd", "momentum", "nesterov", "adam" or "adamw"; InvalidArgument, naming the flag, otherwise.
+// "sgd", "momentum", "nesterov", "adam", "adamw" or "mean"; InvalidArgument, naming the flag, otherwise.
 absl::StatusOr<OptimizerKind> ParseOptimizer(absl::string_view name, absl::string_view flag = "--optimizer");
 const char* OptimizerName(OptimizerKind kind);
 // "constant", "step:UPDATES[:GAMMA]" or "cosine:TOTAL_UPDATES[:FINAL_FRACTION]".
@@ -69,7 +71,7 @@ absl::Status CheckOptimizer(const OptimizerConfig& config);
 // Whether a gradient of 0 leaves a parameter and its state as they are: a push may leave zeros out then.
 bool ZerosChangeNothing(const OptimizerConfig& config);
 
-// FP32 values kept per parameter beside the parameter: 0 (sgd), 1 (momentum) or 2 (Adam's moments).
+// FP32 values kept per parameter beside the parameter: 0 (sgd, mean), 1 (momentum) or 2 (Adam's moments).
 int StatePlanes(OptimizerKind kind);
 
 // The numbers one update needs, computed once per shard and update in double precision.

@@ -172,6 +172,8 @@ HWY_INLINE bool RunRule(const UpdateCoefficients& c, const uint8_t* gradient, si
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW:
       return Run<Adam, Gradient, Reply>(c, gradient, count, params, state1, state2, reply);
+    case OptimizerKind::kMean:
+      break;  // Nothing is updated by it (Shard::CloseStep).
   }
   return true;
 }
@@ -349,6 +351,8 @@ void ApplyUpdateReference(const UpdateCoefficients& c, const float* gradient, si
         state2[i] = c.beta2 * state2[i] + c.one_minus_beta2 * g * g;
         params[i] = p * c.decay_factor -
                     c.step_size * state1[i] / (std::sqrt(state2[i]) * c.inverse_sqrt_correction2 + c.epsilon);
+        break;
+      case OptimizerKind::kMean:
         break;
     }
   }

@@ -16,6 +16,10 @@ namespace recon {
 inline constexpr uint32_t kShardPagesMax = 1;
 inline constexpr uint32_t kShardParamsMax = kShardPagesMax * kPageParams;
 
+// The group of what workers keep to themselves between two uploads, where the server has no optimizer
+// (`mean`): their parameters and the state of their optimizers. No push has it.
+inline constexpr char kStateGroup[] = "state";
+
 struct TensorPlacement {
   std::string name;
   std::vector<uint64_t> shape;
@@ -66,6 +70,11 @@ class ParamLayout {
   std::vector<std::string> groups_;
   std::vector<bool> averaged_;  // By group.
 };
+
+// Whether a shard is of the group `state`.
+inline bool HoldsState(const ParamLayout& layout, uint32_t shard) {
+  return layout.groups()[layout.shards()[shard].group] == kStateGroup;
+}
 
 // What makes `b` another model than `a`: the first difference in names, shapes or groups, as a
 // sentence. Empty if they are the same.

@@ -62,6 +62,7 @@ absl::Status Coordinator::StartQueue(const JobRecord& record) {
   config.split_samples = record.split_samples();
   config.eval_split_samples = record.eval_split_samples();
   config.data_epochs = job_.data_epochs();
+  config.passes_in_turn = job_.means();
   return work_.Start(config);
 }
 
@@ -98,6 +99,8 @@ void Coordinator::StartIfReady() {
   }
   lifecycle_.Start();
   LogInfo("job started with {} workers", membership_.alive());
+  // Where workers have the optimizer, a step waits for whoever has the state, and has been given work.
+  if (job_.means()) return;
   // All at once: the first synchronous step waits for everybody who was there at the start.
   for (const auto& [worker, member] : membership_.members()) {
     if (!member.gone) ports_.steps->Activate(worker, member.next_step, /*resumes=*/false);
@@ -122,6 +125,7 @@ void Coordinator::Tick(absl::Time now) {
             lease.holder.value());
   }
   if (now >= watch_at_) WatchProgress(now);
+  if (job_.means()) AskForState(now);
   push_sizes_.NoteFastest(membership_);
   if (now >= shares_at_) NoteShares(now);
   ports_.params->Tick(now);

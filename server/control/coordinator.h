@@ -24,6 +24,7 @@
 #include "server/control/ports.h"
 #include "server/control/push_sizes.h"
 #include "server/control/standstill.h"
+#include "server/control/worker_states.h"
 #include "server/durability/retention.h"
 #include "server/membership/divergence_watch.h"
 #include "server/membership/membership.h"
@@ -45,6 +46,7 @@ namespace recon {
 //   DurableJobRecord, JobParameters   what the job is, and how it comes to its parameters
 //   JobLifecycle                      whether it waits, runs or ends
 //   AutoPolicy, CodecTuner, PushSizes what is tuned while it runs
+//   WorkerStates                      who has the state, where workers have the optimizer
 //   EvaluationHistory, DivergenceWatch, StepShares, StandstillWatch   how it goes
 //
 // Threads: none of its own; the caller serializes. A method blocks as long as its ports do (a journal's on
@@ -201,6 +203,14 @@ class Coordinator {
     return push_sizes_.BatchesOf(worker, membership_, job_, record_.step_samples());
   }
 
+  // State of workers (coordinator_states.cc).
+  void NoteState(WorkerId worker, const WorkerStateReport& report);
+  // Work of that pass is granted.
+  void NotePass(uint32_t data_epoch);
+  void TellOfState(WorkerId worker, absl::Time now, WorkerStateReply* reply);
+  void AskForState(absl::Time now);
+  void OnState(uint64_t step, absl::Time now);
+
   // Policy (coordinator_policy.cc).
   // The job goes on by these settings; by what auto begins with, if they are that.
   absl::Status GoOnWith(const PolicySettings& settings, absl::Time now);
@@ -240,6 +250,10 @@ class Coordinator {
   Membership membership_;
   LeaseScheduler work_;
   ProgressWatch progress_;
+  WorkerStates states_;
+  // The pass that work was granted of last, and the first step that may be of it.
+  std::optional<uint32_t> pass_;
+  uint64_t pass_begins_ = 0;
   absl::Time watch_at_ = absl::InfinitePast();
   // What is shown of workers that are gone: what the data plane knew of them.
   std::map<WorkerId, WorkerPushStats> last_stats_;

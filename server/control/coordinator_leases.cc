@@ -50,7 +50,8 @@ void Coordinator::AdoptLeases(const RegisterRequest& request, WorkerId worker, a
 bool Coordinator::MayJoinLater(WorkerId worker) const {
   // Of parts of the parameters that are pushed in turn none can be sent again in another step.
   const bool in_parts = job_.local().fragments() > 1 || !job_.sync_periods().empty();
-  if (job_.bound() < 0 || in_parts) return false;
+  // Where workers have the optimizer, who has come has the state, and computes at once.
+  if (job_.bound() < 0 || in_parts || job_.means()) return false;
   if (membership_.Find(worker)->computes) return false;
   return membership_.AnyComputes();
 }
@@ -81,12 +82,16 @@ absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request,
   RECON_ASSIGN_OR_RETURN(const WorkerId worker, CheckIdentity(request.identity(), now));
   AcquireReply reply;
   reply.set_phase(phase());
+  NoteState(worker, request.state());
+  TellOfState(worker, now, reply.mutable_state());
   if (!parameters_.HasValues()) {
     if (parameters_.NeedsWorkersValues(lifecycle_.started())) {
       reply.set_needs_initial_values(parameters_.AskWorker(worker, membership_, cluster_epoch_));
     }
     return reply;
   }
+  // It has nothing to compute with yet.
+  if (job_.means() && request.state().has_waits_for()) return reply;
   StartIfReady();
   reply.set_phase(phase());
   if (phase() != PHASE_RUNNING || !lifecycle_.MayGrant(now)) return reply;
@@ -105,6 +110,7 @@ absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request,
     return reply;
   }
   *reply.mutable_lease() = *lease;
+  if (lease->kind() == LEASE_TRAIN) NotePass(lease->data_epoch());
   progress_.Excuse(worker, now);
   reply.set_start_step(lease->kind() == LEASE_TRAIN ? TakePart(worker, request.next_step(), /*resumes=*/false)
                                                     : request.next_step());

@@ -39,6 +39,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   RECON_ASSIGN_OR_RETURN(const WorkerId worker, ports_.journal->WorkerIdFor(request.name()));
   RECON_RETURN_IF_ERROR(CheckName(request, worker, peer, &membership_, options_.connected, now));
   RECON_RETURN_IF_ERROR(Enter(request, worker, peer, now));
+  NoteState(worker, request.state());
   RegisterReply reply = TellOfJob(worker, now);
   AdoptLeases(request, worker, now, &reply);
   reply.set_start_step(StartStepOf(worker, request, reply));
@@ -175,6 +176,8 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
   reply.set_workers(static_cast<uint32_t>(membership_.alive()));
   reply.set_phase(phase());
   reply.set_rival(member.rival_peer);
+  NoteState(worker, request.state());
+  TellOfState(worker, now, reply.mutable_state());
   for (const uint64_t lease : request.leases()) {
     work_.Renew(LeaseId(lease), worker, now);
     if (!work_.Holds(LeaseId(lease), worker)) reply.add_lost(lease);
@@ -237,6 +240,7 @@ std::optional<DivergenceWatch::Finding> Coordinator::TakeDivergence() {
 }
 
 void Coordinator::ForgetSteps(WorkerId worker) {
+  states_.Forget(worker);
   codec_tuner_.Forget(worker);
   progress_.Forget(worker);
   shares_.Forget(worker);

@@ -70,6 +70,9 @@ absl::StatusOr<OptimizerConfig> OuterOptimizer(const PolicySettings& settings, c
   outer.kind = sync.diloco ? OptimizerKind::kNesterov : OptimizerKind::kSgd;
   if (!settings.outer_optimizer().empty()) {
     RECON_ASSIGN_OR_RETURN(outer.kind, ParseOptimizer(settings.outer_optimizer(), "--outer-optimizer"));
+    if (outer.kind == OptimizerKind::kMean) {
+      return absl::InvalidArgumentError("--outer-optimizer mean: the server has the outer optimizer");
+    }
   }
   // Without bound each worker's push is an update of its own: together they make their mean.
   outer.learning_rate = sync.diloco ? kDilocoRate : sync.bound == 0 ? 1 : 1.0 / workers_min;
@@ -313,6 +316,20 @@ absl::StatusOr<uint32_t> LocalStepsOf(const PolicySettings& settings, const Sync
   return std::max(sync.local_steps, settings.local_steps());
 }
 
+// Workers have the optimizer: they are handed the mean of each step, and step by it together.
+absl::Status CheckMeans(const PolicySettings& settings, const PolicyBase& base, const Policy& policy) {
+  if (policy.rules.bound != 0 || !settings.sync_periods().empty()) {
+    return absl::InvalidArgumentError(
+        "--optimizer mean, by which workers have the optimizer, is for synchronous steps of all parameters: "
+        "--sync bsp, "
+        "without --sync-period");
+  }
+  if (base.optimizer.clip_norm > 0) {
+    return absl::InvalidArgumentError("--clip-norm: with --optimizer mean workers clip the mean themselves");
+  }
+  return absl::OkStatus();
+}
+
 // Workers push gradients: the rest of the policy.
 absl::Status ResolveGradients(const PolicySettings& settings, const PolicyBase& base, Policy* policy) {
   if (HasOuter(settings)) {
@@ -326,6 +343,8 @@ absl::Status ResolveGradients(const PolicySettings& settings, const PolicyBase& 
   if (settings.local_steps_by_speed()) {
     return absl::InvalidArgumentError("--local-steps-by-speed is for local steps (--sync local:H)");
   }
+  if (base.optimizer.kind == OptimizerKind::kMean) RECON_RETURN_IF_ERROR(CheckMeans(settings, base, *policy));
+  policy->job.set_means(base.optimizer.kind == OptimizerKind::kMean);
   policy->job.set_clip_norm(base.optimizer.clip_norm);
   policy->job.set_zeros_change_nothing(ZerosChangeNothing(policy->rules.optimizer));
   *policy->job.mutable_sync_periods() = settings.sync_periods();
@@ -337,6 +356,9 @@ absl::Status ResolveLocal(const PolicySettings& settings, const Sync& sync, uint
                           const PolicyBase& base, Policy* policy) {
   if (!settings.sync_periods().empty()) {
     return absl::InvalidArgumentError("--sync-period is for gradients, not for local steps");
+  }
+  if (base.optimizer.kind == OptimizerKind::kMean) {
+    return absl::InvalidArgumentError("--optimizer mean is for gradients (--sync bsp), not for local steps");
   }
   const uint32_t fragments = std::max(1u, settings.fragments());
   if (steps % fragments != 0) {
@@ -395,6 +417,7 @@ void TellWorkers(const Policy& policy, JobConfig* job) {
   job->set_bound(policy.job.bound());
   job->set_clip_norm(policy.job.clip_norm());
   job->set_zeros_change_nothing(policy.job.zeros_change_nothing() && AcceptsSparse(job->refused_codecs()));
+  job->set_means(policy.job.means());
   *job->mutable_policy() = policy.job.policy();
   *job->mutable_sync_periods() = policy.job.sync_periods();
   job->clear_local();

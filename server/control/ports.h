@@ -51,6 +51,9 @@ class DataPlaneControl {
   virtual bool has_values() const = 0;
   // Only `worker` may send initial values from now on; `ready` is called once, when all of them are there.
   virtual void AwaitInitialValues(WorkerId worker, std::function<void()> ready) = 0;
+  // Only uploads of this worker's state are taken from now on; `came` is called each time that one is whole,
+  // with the step before which it was.
+  virtual void AwaitState(WorkerId worker, std::function<void(uint64_t step, absl::Time now)> came) = 0;
   virtual void SetClusterEpoch(uint64_t epoch) = 0;
   virtual ApplyRules rules() const = 0;
   // `took`: how long it was, whatever came of it; nothing else happens on the lane meanwhile.

@@ -20,6 +20,12 @@ void ParamServerPort::AwaitInitialValues(WorkerId worker, std::function<void()> 
   params_->AwaitInitialValues(worker, [lane = lane_, ready = std::move(ready)] { lane->Post(ready); });
 }
 
+void ParamServerPort::AwaitState(WorkerId worker, std::function<void(uint64_t step, absl::Time now)> came) {
+  params_->AwaitState(worker, [lane = lane_, came = std::move(came)](uint64_t step) {
+    lane->Post([came, step] { came(step, Now()); });
+  });
+}
+
 absl::Status ParamServerPort::ChangeRules(const ApplyRules& rules, uint64_t first_step,
                                           absl::Duration* took) {
   const absl::Time begun = Now();

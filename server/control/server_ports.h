@@ -25,6 +25,7 @@ class ParamServerPort final : public DataPlaneControl {
   absl::Status DefineModel(const ModelSpec& model) override { return params_->DefineModel(model); }
   bool has_values() const override { return params_->has_values(); }
   void AwaitInitialValues(WorkerId worker, std::function<void()> ready) override;
+  void AwaitState(WorkerId worker, std::function<void(uint64_t step, absl::Time now)> came) override;
   void SetClusterEpoch(uint64_t epoch) override { params_->SetClusterEpoch(epoch); }
   ApplyRules rules() const override { return params_->rules(); }
   absl::Status ChangeRules(const ApplyRules& rules, uint64_t first_step, absl::Duration* took) override;

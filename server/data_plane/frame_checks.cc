@@ -16,9 +16,9 @@ absl::Status CheckContent(const Operation& op, size_t index, uint32_t refused_co
   if ((refused_codecs >> part.codec & 1) != 0) {
     status = absl::InvalidArgumentError(
         absl::StrCat("codec ", CodecName(codec), " is not among those the server accepts"));
-  } else if (op.kind == FrameKind::kInit && !IsValueCodec(codec)) {
+  } else if ((op.kind == FrameKind::kInit || op.kind == FrameKind::kState) && !IsValueCodec(codec)) {
     status = absl::InvalidArgumentError(
-        absl::StrCat("codec ", CodecName(codec), ": initial values must be fp32, fp16 or bf16"));
+        absl::StrCat("codec ", CodecName(codec), ": initial values and state must be fp32, fp16 or bf16"));
   } else {
     status = CheckPayload(codec, part.count, op.frame.payloads[index]);
   }
@@ -49,12 +49,12 @@ absl::Status CheckParts(const Operation& op, const ShardMap& map) {
           absl::StrCat("part ", i, ": ", part.count, " values, shard ", part.shard, " has ", params));
     }
     reply_bytes += EncodedBytes(static_cast<CodecId>(op.frame.header.reply_codec), params);
-    if (part.payload_bytes == 0 && op.kind != FrameKind::kPull) {
+    if (part.payload_bytes == 0 && !Asks(op.kind)) {
       return absl::InvalidArgumentError(
           absl::StrCat("part ", i, ": 0 bytes of payload in a frame of kind ", op.frame.header.kind));
     }
   }
-  const bool has_reply = op.kind == FrameKind::kPull || op.kind == FrameKind::kPushPull;
+  const bool has_reply = Asks(op.kind) || op.kind == FrameKind::kPushPull;
   if (has_reply && reply_bytes > limits::kFrameBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat("the reply would have ", reply_bytes,
                                                    " bytes, allowed are ", limits::kFrameBytesMax,

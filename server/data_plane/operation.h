@@ -27,6 +27,9 @@ inline bool CarriesGradient(FrameKind kind) {
   return kind == FrameKind::kPush || kind == FrameKind::kPushPull;
 }
 
+// It asks for values and brings none.
+inline bool Asks(FrameKind kind) { return kind == FrameKind::kPull || kind == FrameKind::kPullMean; }
+
 // One frame from its arrival to its reply: it is checked, gets its place in the order of the log, is
 // delivered to its shards' lanes, may wait for other workers, and is answered. Replayed ones come from the
 // log and have no reply.

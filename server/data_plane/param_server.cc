@@ -77,7 +77,7 @@ void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Do
   instruments_->bytes_in.Increment(static_cast<double>(bytes.size()));
   absl::StatusOr<Frame> frame = DecodeFrame(bytes);
   if (frame.ok() && frame->header.kind == static_cast<uint8_t>(FrameKind::kReply)) {
-    frame = absl::InvalidArgumentError("frame: kind is 5, a reply; requests are 1 to 4");
+    frame = absl::InvalidArgumentError("frame: kind is 5, a reply; requests are 1 to 4, 6 and 7");
   }
   if (!frame.ok()) {
     instruments_->refused.Increment();
@@ -116,7 +116,7 @@ void ParamServer::Handle(const ByteChain& bytes, absl::Time now, Taken taken, Do
 // On the caller's thread, or the lane of the first part.
 void ParamServer::Check(const OperationPtr& op) {
   absl::Status status;
-  if (op->kind != FrameKind::kPull) {
+  if (!Asks(op->kind)) {
     const trace::Span span(trace::kReceiving, AboutFrame(op->frame));
     // Before the lock: it reads the whole payload.
     for (size_t i = 0; i < op->frame.parts.size() && status.ok(); ++i) {
@@ -126,7 +126,7 @@ void ParamServer::Check(const OperationPtr& op) {
   {
     MutexLock lock(&mu_);
     status.Update(CheckSender(*op));
-    if (status.ok() && op->kind != FrameKind::kPull) status.Update(CheckPush(*op));
+    if (status.ok() && op->kind != FrameKind::kPull) status.Update(CheckKind(*op));
     if (status.ok()) return Sequence(op);
   }
   if (absl::IsResourceExhausted(status)) SayOverload(status, op->arrived);
@@ -171,6 +171,17 @@ absl::Status ParamServer::CheckSender(const Operation& op) const {
   return CheckParts(op, shards_.map());
 }
 
+absl::Status ParamServer::CheckKind(const Operation& op) const {
+  const bool means = rules_->optimizer.kind == OptimizerKind::kMean;
+  if ((op.kind == FrameKind::kPullMean || op.kind == FrameKind::kState) && !means) {
+    return absl::FailedPreconditionError(
+        "means and workers' state are for jobs whose workers have the optimizer (--optimizer mean)");
+  }
+  if (op.kind == FrameKind::kPullMean) return absl::OkStatus();
+  if (op.kind == FrameKind::kState) return state_upload_.Check(op.worker, op.shards);
+  return CheckPush(op);
+}
+
 absl::Status ParamServer::CheckPush(const Operation& op) const {
   if (op.kind == FrameKind::kInit) {
     // Again, if it has not heard that they came; never once training may have begun.
@@ -204,7 +215,7 @@ void ParamServer::Sequence(const OperationPtr& op) {
 
 void ParamServer::Deliver(const OperationPtr& op) {
   op->Enter(Operation::Stage::kOnLanes);
-  if (op->kind == FrameKind::kPull) {
+  if (Asks(op->kind)) {
     return shards_.EncodeReply(op, NextStep::To<&ParamServer::FinishOk>(this));
   }
   if (CarriesGradient(op->kind)) {
@@ -219,6 +230,7 @@ void ParamServer::Deliver(const OperationPtr& op) {
 void ParamServer::Delivered(const OperationPtr& op) {
   op->Enter(Operation::Stage::kDelivered);
   if (op->kind == FrameKind::kInit) return InitialValuesCame(op);
+  if (op->kind == FrameKind::kState) return StateCame(op);
   if (op->rules->bound >= 0 && !op->in_step) op->taken();
   Operations released;
   absl::Status status;
@@ -285,6 +297,21 @@ void ParamServer::InitialValuesCame(const OperationPtr& op) {
     initialized = values_.Came(op->worker, op->shards);
   }
   if (initialized) initialized();
+  Finish(op, absl::OkStatus());
+}
+
+void ParamServer::StateCame(const OperationPtr& op) {
+  const uint64_t step = op->frame.header.step;
+  std::function<void(uint64_t step)> came;
+  {
+    MutexLock lock(&mu_);
+    if (state_upload_.Came(step, op->shards)) {
+      // In all lanes' queues at once: a cut has all of it or nothing.
+      shards_.CommitStaged(state_upload_.shards());
+      came = state_came_;
+    }
+  }
+  if (came) came(step);
   Finish(op, absl::OkStatus());
 }
 
@@ -357,7 +384,7 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
     frame.payloads = std::move(op->reply_payloads);
     reply = EncodeFrame(std::move(frame));
     instruments_->bytes_out.Increment(static_cast<double>(reply->size()));
-    if (op->kind != FrameKind::kPull) {
+    if (!Asks(op->kind)) {
       instruments_->latency.Observe(absl::ToDoubleSeconds(Now() - op->arrived));
     }
   } else {

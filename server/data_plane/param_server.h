@@ -31,6 +31,7 @@
 #include "server/data_plane/peer_steps.h"
 #include "server/data_plane/shard_set.h"
 #include "server/data_plane/start_times.h"
+#include "server/data_plane/state_upload.h"
 #include "server/data_plane/step_members.h"
 #include "server/data_plane/waiting_replies.h"
 #include "server/data_plane/worker_tally.h"
@@ -147,6 +148,9 @@ class ParamServer final : private StepMembers, private PeerSteps, private ParamR
   // Only `worker` may send Init frames from now on. `ready` runs once, when all values are there.
   void AwaitInitialValues(WorkerId worker, std::function<void()> ready);
   bool has_values() const;
+  // Only uploads of this worker's state are taken from now on; `came` runs each time that one is whole, with
+  // the step before which it was. With the optimizer `mean`.
+  void AwaitState(WorkerId worker, std::function<void(uint64_t step)> came);
 
   // Cuts the state; gradients of versions before are not compared with them any more, where there is a log.
   // `done` runs on a lane. All of it is in the log. `in_order` (may be empty) runs under the
@@ -212,6 +216,7 @@ class ParamServer final : private StepMembers, private PeerSteps, private ParamR
   // The way of a push, in this order. (A pull and initial values leave it early.)
   void Check(const OperationPtr& op);
   absl::Status CheckSender(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckKind(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckPush(const Operation& op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Sequence(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Deliver(const OperationPtr& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -222,6 +227,7 @@ class ParamServer final : private StepMembers, private PeerSteps, private ParamR
   void FinishOk(const OperationPtr& op);
   void Finish(const OperationPtr& op, const absl::Status& status);
   void InitialValuesCame(const OperationPtr& op);
+  void StateCame(const OperationPtr& op);
   void SayOverload(const absl::Status& status, absl::Time now);
 
   // Runs `step` under the lock when the record is in the log and everything before it has run; at once if
@@ -252,7 +258,7 @@ class ParamServer final : private StepMembers, private PeerSteps, private ParamR
   absl::Time WatchQuorum() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // So many values are kept of a parameter, at most: itself, the optimizer's, its last ones.
-  uint64_t PlanesOf(const ApplyRules& rules) const;
+  uint64_t PlanesOf(uint64_t pages, const ApplyRules& rules) const;
   uint64_t StateBytes(uint64_t pages, const ApplyRules& rules) const;
   std::string SaidOptimizer() const;
   absl::Status CheckNewRules(const ApplyRules& rules) const;
@@ -287,6 +293,8 @@ class ParamServer final : private StepMembers, private PeerSteps, private ParamR
   uint64_t duplicates_ ABSL_GUARDED_BY(mu_) = 0;
 
   AwaitedValues values_ ABSL_GUARDED_BY(mu_);
+  StateUpload state_upload_ ABSL_GUARDED_BY(mu_);
+  std::function<void(uint64_t step)> state_came_ ABSL_GUARDED_BY(mu_);
   StartTimes start_ ABSL_GUARDED_BY(mu_);
 
   // The replaying thread's until EndReplay().

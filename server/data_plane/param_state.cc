@@ -22,12 +22,12 @@ constexpr absl::Duration kQuietTimeout = absl::Seconds(5);
 
 }  // namespace
 
-uint64_t ParamServer::PlanesOf(const ApplyRules& rules) const {
-  return 1 + static_cast<uint64_t>(state_planes()) + rules.correction.versions;
+uint64_t ParamServer::PlanesOf(uint64_t pages, const ApplyRules& rules) const {
+  return 1 + static_cast<uint64_t>(state_planes()) + VersionsKept(pages, rules);
 }
 
 uint64_t ParamServer::StateBytes(uint64_t pages, const ApplyRules& rules) const {
-  return pages * PlanesOf(rules) * kPageBytes;
+  return pages * PlanesOf(pages, rules) * kPageBytes;
 }
 
 std::string ParamServer::SaidOptimizer() const {
@@ -42,7 +42,9 @@ absl::Status ParamServer::DefineModel(const ModelSpec& model) {
   ShardMap map(std::make_shared<const ParamLayout>(std::move(layout)), options_.server, options_.servers);
   const uint64_t bytes = StateBytes(map.owned_pages(), *rules_);
   RECON_RETURN_IF_ERROR(memory_.CheckState(model.name(), bytes, rules_->correction.versions));
-  RECON_RETURN_IF_ERROR(shards_.Define(std::move(map), *rules_, PlanesOf(*rules_)));
+  const uint64_t planes = PlanesOf(map.owned_pages(), *rules_);
+  RECON_RETURN_IF_ERROR(shards_.Define(std::move(map), *rules_, planes));
+  state_upload_.SetShards(shards_.map().of_state());
   closed_.SetShards(shards_.map().size());
   memory_.SetState(bytes);
   return absl::OkStatus();
@@ -89,6 +91,12 @@ void ParamServer::AwaitInitialValues(WorkerId worker, std::function<void()> read
   ready();
 }
 
+void ParamServer::AwaitState(WorkerId worker, std::function<void(uint64_t step)> came) {
+  MutexLock lock(&mu_);
+  state_upload_.AskOf(worker);
+  state_came_ = std::move(came);
+}
+
 bool ParamServer::has_values() const {
   MutexLock lock(&mu_);
   return values_.complete();
@@ -103,7 +111,8 @@ StateCut ParamServer::DescribeCut() {
   cut.log_from = log_.on() ? log_from : sequence_ + 1;
   cut.replay_seconds = ReplaySeconds();
   cut.memory_left = memory_.left();
-  cut.pages_of_versions = shards_.map().owned_pages() * rules_->correction.versions;
+  const uint64_t pages = shards_.map().owned_pages();
+  cut.pages_of_versions = pages * VersionsKept(pages, *rules_);
   return cut;
 }
 

@@ -22,4 +22,12 @@ std::vector<uint32_t> ShardMap::of(uint32_t server) const {
   return shards;
 }
 
+std::vector<uint32_t> ShardMap::of_state() const {
+  std::vector<uint32_t> found;
+  for (const uint32_t shard : owned_) {
+    if (HoldsState(*layout_, shard)) found.push_back(shard);
+  }
+  return found;
+}
+
 }  // namespace recon

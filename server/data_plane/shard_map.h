@@ -27,6 +27,8 @@ class ShardMap {
   // Those that are here, ascending; and those of any server.
   const std::vector<uint32_t>& owned() const { return owned_; }
   std::vector<uint32_t> of(uint32_t server) const;
+  // Those here that hold workers' state (HoldsState()).
+  std::vector<uint32_t> of_state() const;
   // Pages of one value per parameter, of the owned shards.
   uint64_t owned_pages() const { return owned_pages_; }
 

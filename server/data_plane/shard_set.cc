@@ -63,6 +63,12 @@ bool AnswersAtOnce(const Operation& op) {
 
 }  // namespace
 
+uint64_t VersionsKept(uint64_t pages, const ApplyRules& rules) {
+  if (rules.optimizer.kind != OptimizerKind::kMean) return rules.correction.versions;
+  const uint64_t bytes = std::max<uint64_t>(1, pages) * kPageBytes;
+  return std::clamp<uint64_t>(limits::kMeansBytes / bytes, limits::kMeansKeptMin, limits::kMeansKeptMax);
+}
+
 ShardSet::ShardSet(uint32_t servers, int threads, int state_planes)
     : servers_(servers), threads_(threads), state_planes_(state_planes), lanes_("lane", threads) {}
 
@@ -76,6 +82,9 @@ absl::Status ShardSet::Define(ShardMap map, const ApplyRules& rules, uint64_t pl
       shards[i] =
           std::make_unique<Shard>(ShardId(i), layout.shards()[i], state_planes_, rules.optimizer, policy);
       shards[i]->SetRules(rules, policy);  // Its lane knows nothing of it yet.
+      if (rules.optimizer.kind == OptimizerKind::kMean && !HoldsState(layout, i)) {
+        shards[i]->KeepMeans(static_cast<uint32_t>(VersionsKept(map.owned_pages(), rules)));
+      }
     }
   } catch (const std::bad_alloc&) {  // A limit of the process or its container is lower.
     return absl::ResourceExhaustedError(absl::StrCat("model ", layout.model().name(), " needs ",
@@ -131,6 +140,8 @@ void ShardSet::ApplyPart(Operation* op, size_t index) {
                            std::move(op->frame.payloads[index])};
   if (op->kind == FrameKind::kInit) {
     shards_[part.shard]->SetInitialValues(gradient);
+  } else if (op->kind == FrameKind::kState) {
+    shards_[part.shard]->Stage(gradient);
   } else {
     ApplyGradient(op, index, std::move(gradient));
   }
@@ -208,9 +219,33 @@ std::optional<NonFiniteUpdate> ShardSet::non_finite() const {
   return non_finite_;
 }
 
+void ShardSet::EncodeMean(Operation* op, size_t index) {
+  const PartHeader& part = op->frame.parts[index];
+  Shard& shard = *shards_[part.shard];
+  Shard::Update mean{static_cast<CodecId>(op->frame.header.reply_codec), ByteChain()};
+  const Shard::MeanIs is = shard.EncodedMean(op->frame.header.step, mean.codec, &mean);
+  PartHeader& reply = op->reply_parts[index];
+  reply.shard = part.shard;
+  reply.count = part.count;
+  reply.version = is == Shard::MeanIs::kHere   ? op->frame.header.step + 1
+                  : is == Shard::MeanIs::kOpen ? 0
+                                               : kNoVersion;
+  reply.codec = static_cast<uint8_t>(mean.codec);
+  op->reply_payloads[index] = std::move(mean.payload);
+}
+
+void ShardSet::CommitStaged(const std::set<uint32_t>& shards) {
+  for (const uint32_t i : shards) {
+    lanes_.Post(LaneKey(i), [this, i] { shards_[i]->CommitStaged(); });
+  }
+}
+
 void ShardSet::EncodePart(Operation* op, size_t index) {
   const PartHeader& part = op->frame.parts[index];
   RECON_CHECK(lanes_.IsCurrent(LaneKey(part.shard)));
+  const bool pushed_mean =
+      op->kind == FrameKind::kPushPull && op->rules->optimizer.kind == OptimizerKind::kMean;
+  if (pushed_mean || op->kind == FrameKind::kPullMean) return EncodeMean(op, index);
   Shard& shard = *shards_[part.shard];
   const auto codec = static_cast<CodecId>(op->frame.header.reply_codec);
   Shard::Update update{codec, ByteChain()};

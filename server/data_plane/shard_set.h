@@ -23,6 +23,10 @@
 
 namespace recon {
 
+// How many of its last versions a shard keeps by these rules, on a server with so many pages: for gradients
+// that are compared with them, or, with the optimizer `mean`, for workers that are late for a mean.
+uint64_t VersionsKept(uint64_t pages, const ApplyRules& rules);
+
 // A consistent cut of the whole state: of every frame and step closing it has all or nothing.
 struct StateCut {
   uint64_t sequence = 0;
@@ -82,6 +86,8 @@ class ShardSet {
   void EncodeReply(const OperationPtr& op, NextStep next);
   // Makes one update of what the contributors sent for the step.
   void Close(const StepClosing& closing);
+  // State that was staged for these shards takes the place of what they have.
+  void CommitStaged(const std::set<uint32_t>& shards);
 
   // What is posted from now on goes by `rules`.
   void SetRules(const ApplyRulesPtr& rules);
@@ -119,6 +125,7 @@ class ShardSet {
   void ApplyPart(Operation* op, size_t part);
   void ApplyGradient(Operation* op, size_t part, EncodedGradient gradient);
   void EncodePart(Operation* op, size_t part);
+  void EncodeMean(Operation* op, size_t part);
   // On the shard's lane.
   void CloseShard(uint32_t number, uint64_t step, const std::set<Contributor>& contributors);
   // On the shard's lane, after an update; `norm`: of the gradient.

@@ -233,7 +233,8 @@ FlagGroup OptimizerFlags(ServerFlags* flags) {
               {"--optimizer",
                FlagField::Parsed("adam", &flags->optimizer.kind,
                                  [](const std::string& name) { return ParseOptimizer(name); }),
-               "sgd, momentum, nesterov, adam or adamw"},
+               "sgd, momentum, nesterov, adam or adamw; mean: workers have the optimizer, and are handed the "
+               "mean of each step"},
               {"--learning-rate", &flags->optimizer.learning_rate, "base learning rate"},
               {"--momentum", &flags->optimizer.momentum, "momentum, nesterov: factor"},
               {"--beta1", &flags->optimizer.beta1, "adam, adamw"},

@@ -78,6 +78,8 @@ class LeaseScheduler {
   // As SplitQueue's; of nothing before Start().
   uint32_t free_splits() const { return queue_ ? queue_->free_splits() : 0; }
   bool finished() const { return queue_ && queue_->finished(); }
+  uint32_t data_epoch() const { return queue_ ? queue_->data_epoch() : 0; }
+  bool begun(uint32_t data_epoch) const { return queue_ && queue_->begun(data_epoch); }
   uint64_t samples_completed() const { return queue_ ? queue_->samples_completed() : 0; }
   std::optional<EvalResult> Evaluation(uint32_t data_epochs) const;
   // Training samples that workers of this name have completed.

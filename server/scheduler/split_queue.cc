@@ -100,6 +100,7 @@ std::optional<Task> SplitQueue::Next(uint32_t splits, bool ahead) {
     if (TakeFirstFree(&round, 1, &first) > 0) return MakeTask(LEASE_EVAL, data_epoch, first, 1);
   }
   for (uint32_t epoch = first_open_epoch_; epoch < train_.size(); ++epoch) {
+    if (config_.passes_in_turn && epoch > 0 && !Complete(epoch - 1)) return std::nullopt;
     const uint32_t wanted = ahead ? std::min(splits, FreeAhead(epoch)) : splits;
     if (wanted == 0 && train_[epoch].free > 0) return std::nullopt;
     const uint32_t taken = TakeFirstFree(&train_[epoch], wanted, &first);
@@ -107,6 +108,18 @@ std::optional<Task> SplitQueue::Next(uint32_t splits, bool ahead) {
     first_open_epoch_ = epoch + 1;
   }
   return std::nullopt;
+}
+
+bool SplitQueue::Complete(uint32_t data_epoch) const {
+  if (!train_[data_epoch].complete()) return false;
+  const auto evaluation = evals_.find(data_epoch + 1);
+  return evaluation == evals_.end() || evaluation->second.complete();
+}
+
+uint32_t SplitQueue::data_epoch() const {
+  uint32_t epoch = 0;
+  while (epoch < train_.size() && Complete(epoch)) ++epoch;
+  return epoch;
 }
 
 uint32_t SplitQueue::free_splits() const {

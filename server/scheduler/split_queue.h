@@ -34,6 +34,8 @@ class SplitQueue {
     uint32_t split_samples = 1;
     uint32_t eval_split_samples = 1;
     uint32_t data_epochs = 1;
+    // A pass begins when all of the one before is done, and its evaluation, too.
+    bool passes_in_turn = false;
   };
 
   // InvalidArgument if a size is 0 or there are more splits than limits::kSplitsMax.
@@ -44,6 +46,10 @@ class SplitQueue {
   // only once somebody has all of the evaluation before it. Else he could end the pass before he asks again,
   // with parameters that both evaluations were of.
   std::optional<Task> Next(uint32_t splits = 1, bool ahead = false);
+  // The first pass that is not done, with its evaluation; the last one's successor if all are.
+  uint32_t data_epoch() const;
+  // Something of its training is done.
+  bool begun(uint32_t data_epoch) const { return data_epoch < train_.size() && train_[data_epoch].done > 0; }
   // Free splits of the pass that the next training task is of.
   uint32_t free_splits() const;
   // A taken task that will not be completed by its holder goes to the front again.
@@ -87,6 +93,8 @@ class SplitQueue {
   Round* RoundOf(const Task& task);
 
   Config config_;
+  bool Complete(uint32_t data_epoch) const;
+
   std::vector<Round> train_;         // By data epoch.
   std::map<uint32_t, Round> evals_;  // By finished passes; made when the pass is complete.
   uint32_t first_open_epoch_ = 0;    // No epoch before it has a free split.

@@ -278,6 +278,10 @@ std::optional<Shard::Largest> Shard::CloseStep(uint64_t step, const std::set<Con
     if (contribution.norm > largest.norm) largest = {contribution.worker, contribution.norm};
     ledger_.Take(contribution.worker, contribution.incarnation, step);
   }
+  if (config_.kind == OptimizerKind::kMean) {
+    TakeMean(step, counted, samples);
+    return largest;
+  }
   const UpdateCoefficients c =
       CoefficientsFor(config_, policy_, version_, 1 / samples, counted.front().learning_rate);
   if (AnySparse(counted)) {
@@ -289,6 +293,122 @@ std::optional<Shard::Largest> Shard::CloseStep(uint64_t step, const std::set<Con
   }
   ++version_;
   return largest;
+}
+
+void Shard::TakeMean(uint64_t step, const std::vector<Contribution>& counted, double samples) {
+  // New pages: clones of what is written over would be copied in vain.
+  for (PageRef& page : pages_[0]) page = PageRef::Zeroed();
+  const auto scale = static_cast<float>(1 / samples);
+  const auto write = [this](size_t offset, absl::Span<const float> values, float factor) {
+    float* const to = WritableTile(0, offset);
+    for (size_t i = 0; i < values.size(); ++i) to[i] = values[i] * factor;
+  };
+  const Contribution& first = counted.front();
+  const bool alone = averaged() || counted.size() == 1;
+  if (alone && !IsSparse(first.gradient.codec)) {
+    // As it came: a sum by weights that is divided again may be off by a rounding.
+    const auto factor = averaged() ? 1 : static_cast<float>(first.weight / samples);
+    ForEachTile(first.gradient,
+                [&](size_t offset, absl::Span<const float> values) { write(offset, values, factor); });
+  } else if (AnySparse(counted)) {
+    ForEachSumPage(counted, [&](const SparsePage& page) {
+      const size_t offset = size_t{page.page} * kPageParams;
+      if (page.all) return write(offset, page.values, scale);
+      float* const to = WritableTile(0, offset);
+      for (size_t i = 0; i < page.indices.size(); ++i) to[page.indices[i]] = page.values[i] * scale;
+    });
+  } else {
+    ForEachSumTile(counted,
+                   [&](size_t offset, absl::Span<const float> values) { write(offset, values, scale); });
+  }
+  history_.NoteAll(++version_);
+  means_.Keep(step, pages_[0]);
+}
+
+void Shard::KeepMeans(uint32_t steps) {
+  means_.Reset(steps);
+  if (first_open_step_ > 0) means_.Keep(first_open_step_ - 1, pages_[0]);
+}
+
+Shard::Update Shard::EncodedNonZero(CodecId codec, const Pages& pages) const {
+  const uint64_t dense_bytes = EncodedBytes(codec, placement_.size);
+  SparseWriter writer(SparseCodec(codec));
+  std::vector<uint16_t> indices;
+  std::vector<float> values;
+  for (uint32_t page = 0; page < placement_.pages() && writer.bytes() < dense_bytes; ++page) {
+    const float* const from = pages[page].data();
+    const uint32_t size = placement_.PageSize(page);
+    indices.clear();
+    values.clear();
+    // An index costs a byte at least.
+    const size_t most = size * EncodedBytes(codec, 1) / (EncodedBytes(codec, 1) + 1);
+    for (uint32_t i = 0; i < size && indices.size() <= most; ++i) {
+      if (from[i] == 0) continue;
+      indices.push_back(static_cast<uint16_t>(i));
+      values.push_back(from[i]);
+    }
+    if (indices.size() > most) {
+      writer.AddWholePage(size, from);
+    } else {
+      writer.AddPage(size, indices, values.data());
+    }
+  }
+  if (writer.bytes() >= dense_bytes) return {codec, ByteChain()};
+  return {SparseCodec(codec), ByteChain::FromString(writer.Finish())};
+}
+
+Shard::MeanIs Shard::EncodedMean(uint64_t step, CodecId codec, Update* mean) {
+  if (step >= first_open_step_) return MeanIs::kOpen;
+  const Pages* const pages = means_.Find(step);
+  if (pages == nullptr) return MeanIs::kGone;
+  const bool newest = (*pages)[0].SharesWith(pages_[0][0]);
+  if (newest && update_codec_ == codec && update_base_ == kNoVersion && update_version_ == version_) {
+    ByteChain encoded = update_.Get();
+    if (encoded.size() > 0) {
+      *mean = {SparseCodec(codec), std::move(encoded)};
+      return MeanIs::kHere;
+    }
+  }
+  *mean = EncodedNonZero(codec, *pages);
+  if (mean->payload.size() > 0) {
+    if (!newest) return MeanIs::kHere;
+    update_.Lend(mean->payload);
+    update_codec_ = codec;
+    update_base_ = kNoVersion;
+    update_version_ = version_;
+    return MeanIs::kHere;
+  }
+  if (newest) {
+    *mean = {codec, Encoded(codec)};
+    return MeanIs::kHere;
+  }
+  const uint64_t size = EncodedBytes(codec, placement_.size);
+  const std::shared_ptr<uint8_t[]> bytes(new uint8_t[size]);
+  for (uint32_t page = 0; page < placement_.pages(); ++page) {
+    Encode(codec, (*pages)[page].data(), placement_.PageSize(page),
+           bytes.get() + EncodedBytes(codec, page * kPageParams));
+  }
+  mean->codec = codec;
+  mean->payload.Append(bytes.get(), size, bytes);
+  return MeanIs::kHere;
+}
+
+void Shard::Stage(const EncodedGradient& values) {
+  RECON_CHECK_EQ(values.count, size());
+  staged_.clear();
+  for (uint32_t page = 0; page < placement_.pages(); ++page) staged_.push_back(PageRef::New());
+  ForEachTile(values, [this](size_t offset, absl::Span<const float> tile) {
+    bool cloned = false;
+    float* const page = staged_[offset / kPageParams].Writable(&cloned);
+    std::memcpy(page + offset % kPageParams, tile.data(), tile.size() * sizeof(float));
+  });
+}
+
+void Shard::CommitStaged() {
+  RECON_CHECK(!staged_.empty(), "values are committed that have not come");
+  pages_[0] = std::move(staged_);
+  staged_.clear();
+  history_.NoteAll(++version_);
 }
 
 std::optional<uint64_t> Shard::FirstNonFinite() const {
@@ -426,6 +546,8 @@ void Shard::Restore(ShardCut cut) {
   history_.NoteAll(version_);
   kept_.Reset(kept_.capacity());
   kept_.Keep(version_, pages_[0]);
+  KeepMeans(means_.capacity());
+  staged_.clear();
 }
 
 }  // namespace recon

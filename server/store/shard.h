@@ -65,6 +65,11 @@ class Shard {
     std::optional<double> learning_rate;
   };
   using Outcome = PushOutcome;
+  // Values for a reader.
+  struct Update {
+    CodecId codec = CodecId::kFp32;
+    ByteChain payload;
+  };
 
   // Replaces the parameters (dense payload of size() values); the version stays 0.
   void SetInitialValues(const EncodedGradient& values);
@@ -98,15 +103,22 @@ class Shard {
   };
   std::optional<Largest> CloseStep(uint64_t step, const std::set<Contributor>& contributors);
 
+  // With the optimizer `mean`. The means of so many last steps are kept, for workers that come to them later.
+  void KeepMeans(uint32_t steps);
+  // What closing `step` has left, as a payload of `codec`, or of its sparse form where most values are 0.
+  // kOpen: the step is not closed yet; kGone: newer ones are kept only.
+  enum class MeanIs { kHere, kOpen, kGone };
+  MeanIs EncodedMean(uint64_t step, CodecId codec, Update* mean);
+  // Values that are to take the place of those that there are, when all other shards have theirs, too: kept
+  // beside these until CommitStaged(), which is one update. Dense payload of size() values.
+  void Stage(const EncodedGradient& values);
+  void CommitStaged();
+
   // The parameters as a payload of `codec`. FP32 refers to the pages; a 16-bit encoding of this version is
   // shared by all that ask while somebody has it.
   ByteChain Encoded(CodecId codec);
   // What a reader that has version `base` needs to have this one: the values that changed, as a sparse
   // payload, where that is smaller than all of them. `codec` is fp32, fp16 or bf16.
-  struct Update {
-    CodecId codec = CodecId::kFp32;
-    ByteChain payload;
-  };
   Update EncodedSince(CodecId codec, uint64_t base);
   // What a reader needs that has pages of these hashes (PageHash() with the codec `hashed`): the pages of
   // which the hash is another, whole. Without payload if there is none.
@@ -162,6 +174,9 @@ class Shard {
     absl::InlinedVector<absl::Span<const uint8_t>, 3> pieces_;
   };
 
+  // The step's mean takes the place of the values; averaged ones are what the first contribution says.
+  void TakeMean(uint64_t step, const std::vector<Contribution>& counted, double samples);
+  Update EncodedNonZero(CodecId codec, const Pages& pages) const;
   // Writes values [offset, offset + count) of a role through the copy-on-write rule.
   float* WritableTile(int role, size_t offset);
   // The same of a plane of state (1 or 2); null if the optimizer has none such.
@@ -195,8 +210,10 @@ class Shard {
   CorrectionRules correction_;
   uint64_t cluster_epoch_ = 0;  // Of the rules.
   KeptVersions kept_;
+  KeptVersions means_;  // By step.
   uint64_t version_ = 0;
   std::vector<Pages> pages_;
+  Pages staged_;  // Empty: none.
   PushLedger ledger_;
   ChangeHistory history_;
   std::map<uint64_t, std::vector<Contribution>> contributions_;

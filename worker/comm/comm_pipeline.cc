@@ -291,7 +291,8 @@ bool CommPipeline::MoveToLaterStep(const std::vector<absl::StatusOr<Frame>>& res
   const bool none_counts = std::all_of(results.begin(), results.end(),
                                        [](const auto& result) { return absl::IsAborted(result.status()); });
   // A part of the parameters has its turn in some steps only.
-  if (!none_counts || !push->plan.due.empty() || session_->job()->bound() < 0) return false;
+  if (!none_counts || session_->job()->bound() < 0) return false;
+  if (!push->plan.due.empty() && !session_->job()->means()) return false;
   if (push->counts_no_more && push->counts_no_more()) return false;
   const absl::StatusOr<uint64_t> step = session_->Rejoin(push->step);
   if (!step.ok()) {
@@ -398,6 +399,39 @@ absl::StatusOr<std::vector<Frame>> CommPipeline::PullAll(const Known& known) {
     for (auto& result : results) replies.push_back(*std::move(result));
     return replies;
   }
+}
+
+absl::StatusOr<std::vector<Frame>> CommPipeline::PullMean(uint64_t step) {
+  FrameHeader header;
+  header.step = step;
+  header.reply_codec = static_cast<uint8_t>(policy_->pull_codec());
+  std::vector<EncodedShard> shards(layout_->shard_count());
+  for (uint32_t i = 0; i < shards.size(); ++i) shards[i].left_out = HoldsState(*layout_, i);
+  Backoff backoff;
+  while (true) {
+    const Session::Standing standing = session_->standing();
+    std::vector<absl::StatusOr<Frame>> results =
+        CallAll(FrameKind::kPullMean, header, standing.identity, shards);
+    const absl::Status worst = Worst(results);
+    if (!worst.ok()) {
+      RECON_RETURN_IF_ERROR(session_->Recover(worst, standing, &backoff));
+      continue;
+    }
+    std::vector<Frame> replies;
+    for (auto& result : results) replies.push_back(*std::move(result));
+    return replies;
+  }
+}
+
+absl::Status CommPipeline::SendState(std::vector<float> values, uint64_t step) {
+  if (CountNonFinite(values.data(), values.size()) > 0) {
+    return absl::InvalidArgumentError("a value of the worker's state is infinite or not a number");
+  }
+  FrameHeader header;
+  header.step = step;
+  std::vector<EncodedShard> shards = PlainShards(*layout_, std::move(values));
+  for (uint32_t i = 0; i < shards.size(); ++i) shards[i].left_out = !HoldsState(*layout_, i);
+  return Worst(CallAll(FrameKind::kState, header, session_->standing().identity, shards));
 }
 
 absl::Status CommPipeline::SendInitialValues(std::vector<float> values) {

@@ -98,6 +98,11 @@ class CommPipeline {
   };
   // Pulls all shards, trying until it succeeds or the session fails. Blocks.
   absl::StatusOr<std::vector<Frame>> PullAll(const Known& known);
+  // Asks for the mean of a step, of all shards that pushes have. Blocks.
+  absl::StatusOr<std::vector<Frame>> PullMean(uint64_t step);
+  // Sends the values of the group `state` as the state before `step`; others of `values` are not looked at.
+  // Blocks. Any thread. FailedPrecondition if it is not asked for, or no longer.
+  absl::Status SendState(std::vector<float> values, uint64_t step);
   // Sends initial values. Blocks. FailedPrecondition if another worker was asked meanwhile.
   absl::Status SendInitialValues(std::vector<float> values);
 

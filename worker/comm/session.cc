@@ -116,6 +116,7 @@ RegisterRequest Session::MakeRequest() const {
   request.set_simulated(options_.simulated);
   request.set_serves_parameters(options_.serves);
   request.mutable_proposed()->Add(options_.proposed.begin(), options_.proposed.end());
+  *request.mutable_state() = state_report_;
   return request;
 }
 
@@ -299,6 +300,7 @@ void Session::HeartbeatOnce(double samples_per_second) {
     MutexLock lock(&mu_);
     progress->set_diverged(diverged_);
     request.set_next_step(FirstUnacknowledged());
+    *request.mutable_state() = state_report_;
     for (const HeldLeasePtr& held : held_) request.add_leases(held->number);
   }
   const absl::StatusOr<HeartbeatReply> reply = client_->Heartbeat(request);
@@ -324,6 +326,7 @@ void Session::HeartbeatOnce(double samples_per_second) {
   workers_.store(reply->workers(), std::memory_order_relaxed);
   MutexLock lock(&mu_);
   phase_ = reply->phase();
+  state_reply_ = reply->state();
   unreachable_since_ = absl::InfiniteFuture();
   for (const HeldLeasePtr& held : held_) {
     if (std::find(reply->lost().begin(), reply->lost().end(), held->number) != reply->lost().end()) {
@@ -351,6 +354,7 @@ absl::StatusOr<Session::Acquired> Session::Acquire() {
     {
       MutexLock lock(&mu_);
       request.set_next_step(FirstUnacknowledged());
+      *request.mutable_state() = state_report_;
     }
     const absl::StatusOr<AcquireReply> reply = client_->Acquire(request);
     if (!reply.ok()) {
@@ -369,6 +373,7 @@ absl::StatusOr<Session::Acquired> Session::Acquire() {
     }
     MutexLock lock(&mu_);
     phase_ = reply->phase();
+    state_reply_ = reply->state();
     if (reply->lease().kind() != LEASE_NONE) {
       acquired.lease = std::make_shared<HeldLease>();
       acquired.lease->task = reply->lease();

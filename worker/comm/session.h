@@ -151,6 +151,11 @@ class Session {
   // `diverged`: why nothing could be computed from the parameters there were; empty if it could.
   void Leave(const std::string& reason, const std::string& diverged = "");
 
+  // Of a job whose workers have the optimizer: what heartbeats and questions for work say of this worker's
+  // state from now on, and what the server has said last. Any thread.
+  void ReportState(const WorkerStateReport& report);
+  WorkerStateReply state() const;
+
   // Nothing can be computed from the parameters there are: heartbeats say so until the job has been rolled
   // back. Any thread.
   void NoteDivergence(const std::string& why);
@@ -163,6 +168,10 @@ class Session {
   // None if that is so by now.
   std::optional<uint64_t> TakeStep();
   void Acknowledge(uint64_t step);
+  // No step before this one is pushed any more: it has gone by without this worker.
+  void SkipTo(uint64_t step);
+  // The next step that will be pushed.
+  uint64_t first_new_step() const;
   // The step of a push was closed without it: takes part in steps again. Returns the one in which the push is
   // sent again, under way from now on in place of `step`. Aborted if it counts no more. Blocks, trying again
   // while the server cannot be reached.
@@ -222,6 +231,8 @@ class Session {
   JobPhase phase_ ABSL_GUARDED_BY(mu_) = PHASE_WAITING;
   absl::Status fatal_ ABSL_GUARDED_BY(mu_);
   std::string diverged_ ABSL_GUARDED_BY(mu_);
+  WorkerStateReport state_report_ ABSL_GUARDED_BY(mu_);
+  WorkerStateReply state_reply_ ABSL_GUARDED_BY(mu_);
   absl::Time silent_since_ = absl::InfiniteFuture();  // Heartbeat thread only.
   std::string rival_;                                 // Likewise: which the log has told of last,
   absl::Time rival_told_at_ = absl::InfinitePast();   // and when.

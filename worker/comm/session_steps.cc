@@ -56,6 +56,26 @@ absl::StatusOr<uint64_t> Session::Rejoin(uint64_t step) {
   }
 }
 
+void Session::SkipTo(uint64_t step) {
+  MutexLock lock(&mu_);
+  next_step_ = std::max(next_step_, step);
+}
+
+uint64_t Session::first_new_step() const {
+  MutexLock lock(&mu_);
+  return FirstNew();
+}
+
+void Session::ReportState(const WorkerStateReport& report) {
+  MutexLock lock(&mu_);
+  state_report_ = report;
+}
+
+WorkerStateReply Session::state() const {
+  MutexLock lock(&mu_);
+  return state_reply_;
+}
+
 void Session::Acknowledge(uint64_t step) {
   MutexLock lock(&mu_);
   unacknowledged_.erase(step);

@@ -170,6 +170,7 @@ class PyWorker {
     dict["bound"] = job->bound();
     dict["local_steps"] = job->has_local() ? job->local().steps() : 0;
     dict["workers"] = Joined()->session()->workers();
+    dict["means"] = job->means();
     return dict;
   }
 
@@ -268,6 +269,57 @@ class PyWorker {
     }
     trainer()->Filled(offset, size);
   }
+  // Of a job whose workers have the optimizer. "here", "open" (not closed yet) or "gone" (no server keeps
+  // it).
+  std::string AwaitMean(uint64_t step) {
+    absl::StatusOr<Trainer::MeanIs> is;
+    OnLane([&] { is = trainer()->AwaitMean(step); });
+    return NameOf(Check(is));
+  }
+  std::string PullMean(uint64_t step) {
+    absl::StatusOr<Trainer::MeanIs> is;
+    OnLane([&] { is = trainer()->PullMean(step); });
+    return NameOf(Check(is));
+  }
+  ConstFloatView Mean(nb::handle self) {
+    const absl::Span<const float> values = trainer()->mean();
+    const size_t shape[] = {values.size()};
+    return ConstFloatView(values.data(), 1, shape, self);
+  }
+  // What the server is told of this worker's state: the next step that it is to take (none: it has none), the
+  // step before which it waits for one, and whether splits wait until a state that has them is saved.
+  void ReportState(std::optional<uint64_t> next, std::optional<uint64_t> waits_for, bool uncovered) {
+    WorkerStateReport report;
+    if (next) report.set_next(*next + 1);
+    if (waits_for) report.set_waits_for(*waits_for);
+    report.set_uncovered(uncovered);
+    Joined()->session()->ReportState(report);
+  }
+  // What the server has said last.
+  nb::dict State() {
+    const WorkerStateReply reply = Joined()->session()->state();
+    nb::dict dict;
+    dict["wanted"] = reply.wanted();
+    dict["uploaded"] = reply.uploaded();
+    dict["saved"] = reply.saved();
+    dict["frontier"] = reply.frontier();
+    dict["ready"] = reply.ready();
+    dict["take"] = reply.take();
+    dict["data_epoch"] = reply.data_epoch();
+    dict["data_epoch_begins"] = reply.data_epoch_begins();
+    return dict;
+  }
+  // Uploads the state before `step`; blocks, on any thread. What is wrong with it; empty: nothing.
+  std::string SendState(const ConstFloatView& values, uint64_t step) {
+    const absl::Span<const float> span = SpanOf(values);
+    Trainer* const sender = trainer();
+    nb::gil_scoped_release release;
+    const absl::Status status = sender->SendState({span.begin(), span.end()}, step);
+    return std::string(status.message());
+  }
+  // Whether all parts of the state that was pulled last are of one upload.
+  bool StateWhole() { return trainer()->StateWhole(); }
+  uint64_t NextStepFrom(uint64_t step) { return trainer()->NextStepFrom(step); }
   // Of the last push.
   uint64_t step() const { return trainer()->last_step(); }
   void Drop() { trainer()->DropBatch(); }
@@ -346,6 +398,9 @@ class PyWorker {
   }
   Trainer* trainer() const { return Joined()->trainer(); }
 
+  static std::string NameOf(Trainer::MeanIs is) {
+    return is == Trainer::MeanIs::kHere ? "here" : is == Trainer::MeanIs::kOpen ? "open" : "gone";
+  }
   Trainer::Computed ComputedOf(uint64_t samples, std::vector<double> rates) {
     if (!trainer()->batch_begun()) Raise(absl::FailedPreconditionError("no batch has begun"));
     if (samples == 0 || samples > UINT32_MAX) {
@@ -483,6 +538,15 @@ NB_MODULE(_core, module) {
       .def("filled", &PyWorker::Filled, nb::arg("offset"), nb::arg("size"))
       .def_prop_ro("step", &PyWorker::step)
       .def("drop", &PyWorker::Drop)
+      .def("await_mean", &PyWorker::AwaitMean, nb::arg("step"))
+      .def("pull_mean", &PyWorker::PullMean, nb::arg("step"))
+      .def("mean", [](nb::handle self) { return nb::cast<PyWorker&>(self).Mean(self); })
+      .def("report_state", &PyWorker::ReportState, nb::arg("next").none(), nb::arg("waits_for").none(),
+           nb::arg("uncovered") = false)
+      .def("state", &PyWorker::State)
+      .def("send_state", &PyWorker::SendState, nb::arg("values"), nb::arg("step"))
+      .def("state_whole", &PyWorker::StateWhole)
+      .def("next_step_from", &PyWorker::NextStepFrom, nb::arg("step"))
       .def("pull", &PyWorker::Pull)
       .def("begin_evaluation", &PyWorker::BeginEvaluation)
       .def("end_evaluation", &PyWorker::EndEvaluation, nb::arg("lease"), nb::arg("metrics"))

@@ -31,6 +31,8 @@ constexpr int kPullTries = 3;
 constexpr double kUsualAtMost = 3;
 // Between two looks whether the job has been rolled back.
 constexpr absl::Duration kRollbackPoll = absl::Milliseconds(50);
+// Between two questions for the mean of a step that others close.
+constexpr absl::Duration kMeanPoll = absl::Milliseconds(10);
 
 }  // namespace
 
@@ -50,6 +52,7 @@ Trainer::Trainer(const Options& options, const ParamLayout* layout, GradientSpac
       compute_seconds_(metrics->Histogram("recon_worker_compute_seconds", "Computing time of a step",
                                           {.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5})),
       sum_(layout),
+      mean_(layout),
       pipeline_(options.depth, layout, space, policy, client, session, metrics) {}
 
 Trainer::~Trainer() {
@@ -85,6 +88,10 @@ absl::Status Trainer::AdoptJob() {
 
 absl::Status Trainer::AdoptPolicy(const JobConfig* before) {
   const JobConfig& job = *job_;
+  pushed_shards_.clear();
+  for (uint32_t i = 0; job.means() && i < layout_->shard_count(); ++i) {
+    pushed_shards_.push_back(!HoldsState(*layout_, i));
+  }
   const bool rolled_back = before != nullptr && before->history() != job.history();
   RECON_ASSIGN_OR_RETURN(schedule_, PushSchedule::Create(job, *layout_));
   if (before != nullptr && !rolled_back && before->has_local() == job.has_local() &&
@@ -324,7 +331,8 @@ absl::Status Trainer::EndBatch(Computed computed, bool flush) {
   if (!round_) {
     std::unique_ptr<GradientBuffer> gradient = std::move(batch.push.gradient);
     ShareAveraged(absl::MakeSpan(gradient->host));
-    RECON_ASSIGN_OR_RETURN(CommPipeline::Push push, NewPush(batch.order_key, computed.samples, flush));
+    RECON_ASSIGN_OR_RETURN(CommPipeline::Push push,
+                           NewPush(batch.order_key, computed.samples, flush, pushed_shards_));
     push.gradient = std::move(gradient);
     push.learning_rates = std::move(computed.learning_rates);
     policy_->NoteStep(Now() - batch.arrived, computed.took, batch.stall);
@@ -425,8 +433,50 @@ absl::Status Trainer::AdoptReplies() {
 }
 
 absl::Status Trainer::Adopt(const std::vector<Frame>& replies) {
-  for (const Frame& reply : replies) RECON_RETURN_IF_ERROR(replica_->Adopt(reply));
+  for (const Frame& reply : replies) {
+    if (!job_->means()) {
+      RECON_RETURN_IF_ERROR(replica_->Adopt(reply));
+    } else if (reply.header.step == mean_.step()) {
+      RECON_RETURN_IF_ERROR(mean_.Take(reply));
+    }
+  }
   return absl::OkStatus();
+}
+
+absl::StatusOr<Trainer::MeanIs> Trainer::AwaitMean(uint64_t step) {
+  mean_.Begin(step);
+  RECON_RETURN_IF_ERROR(WaitUntilBelow(1));
+  RECON_RETURN_IF_ERROR(Adopt(pipeline_.TakeReplies()));
+  RECON_RETURN_IF_ERROR(CompleteFinishedSplits());
+  RECON_RETURN_IF_ERROR(session_->fatal());
+  if (mean_.complete()) return MeanIs::kHere;
+  // The push went with a later step, or came to nothing: the step is closed, or will be.
+  while (true) {
+    RECON_ASSIGN_OR_RETURN(const MeanIs is, PullMean(step));
+    if (is != MeanIs::kOpen) return is;
+    const Pause mark(session_, trace::kWaitingForPushes);
+    Sleep(kMeanPoll);
+    if (stop_.load()) return absl::CancelledError("the worker is stopping");
+    RECON_RETURN_IF_ERROR(session_->fatal());
+  }
+}
+
+bool Trainer::StateWhole() const {
+  std::optional<uint64_t> version;  // Each upload is one update of all of them.
+  for (uint32_t i = 0; i < layout_->shard_count(); ++i) {
+    if (!HoldsState(*layout_, i)) continue;
+    if (version && replica_->versions()[i] != *version) return false;
+    version = replica_->versions()[i];
+  }
+  return true;
+}
+
+absl::StatusOr<Trainer::MeanIs> Trainer::PullMean(uint64_t step) {
+  RECON_ASSIGN_OR_RETURN(const std::vector<Frame> replies, pipeline_.PullMean(step));
+  mean_.Begin(step);
+  for (const Frame& reply : replies) RECON_RETURN_IF_ERROR(mean_.Take(reply));
+  if (mean_.gone()) return MeanIs::kGone;
+  return mean_.complete() ? MeanIs::kHere : MeanIs::kOpen;
 }
 
 }  // namespace recon

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,6 +22,7 @@
 #include "worker/comm/reconstruct.h"
 #include "worker/comm/replica.h"
 #include "worker/comm/session.h"
+#include "worker/comm/step_mean.h"
 #include "worker/encode/codec_policy.h"
 #include "worker/encode/gradient_progress.h"
 #include "worker/encode/gradient_space.h"
@@ -161,6 +163,27 @@ class Trainer {
 
   // The parameters as they are now, of the server.
   absl::StatusOr<ParameterView> Pull();
+
+  // Of a job whose workers have the optimizer (JobConfig.means). EndBatch() is followed by AwaitMean(), which
+  // waits until the batch's push counts or is known not to, and brings the mean of `step`: the next that this
+  // worker's state is to take. It may be one before the push's, if that went with a later step. PullMean()
+  // brings a step's mean without a push.
+  enum class MeanIs { kHere, kOpen, kGone };
+  // kGone: no server keeps it any more, the worker has to take another's state.
+  absl::StatusOr<MeanIs> AwaitMean(uint64_t step);
+  absl::StatusOr<MeanIs> PullMean(uint64_t step);
+  absl::Span<const float> mean() const { return mean_.values(); }
+  // Uploads the values of the group `state` as the state before `step`. Blocks; any thread.
+  absl::Status SendState(std::vector<float> values, uint64_t step) {
+    return pipeline_.SendState(std::move(values), step);
+  }
+  // Whether what Pull() brought of the group `state` is of one upload.
+  bool StateWhole() const;
+  // The step of the next push, which is `step` at least from now on.
+  uint64_t NextStepFrom(uint64_t step) {
+    session_->SkipTo(step);
+    return session_->first_new_step();
+  }
   // Heartbeats say that nothing is computed for a reason, for as long as it lives; traces, for which.
   class Pause;
 
@@ -271,6 +294,8 @@ class Trainer {
   std::optional<OpenBatch> batch_;
   std::vector<float> scratch_;  // A batch's gradient, or how far a round has moved.
   GradientSum sum_;
+  StepMean mean_;
+  std::vector<bool> pushed_shards_;  // With means: those that pushes have; else empty, all.
   OpenSplits open_;
   uint64_t last_step_ = 0;
   int64_t evaluation_traced_ns_ = 0;  // When it began, if that is traced.

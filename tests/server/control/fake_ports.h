@@ -38,6 +38,15 @@ class FakeDataPlane final : public DataPlaneControl, public StepMembers {
     ++times_awaited;
     ready_ = std::move(ready);
   }
+  void AwaitState(WorkerId worker, std::function<void(uint64_t step, absl::Time now)> came) override {
+    state_asked_of = worker;
+    state_came_ = std::move(came);
+  }
+  // The state before the step comes whole of the worker that was asked for it.
+  void BringState(uint64_t step, absl::Time now) {
+    state_asked_of.reset();
+    state_came_(step, now);
+  }
   void SetClusterEpoch(uint64_t epoch) override { cluster_epoch = epoch; }
   ApplyRules rules() const override { return rules_; }
   absl::Status ChangeRules(const ApplyRules& rules, uint64_t first_step, absl::Duration* took) override {

@@ -51,6 +51,27 @@ TEST_CASE("splits tile each data epoch, the next follows at once, evaluation goe
   CHECK(queue.samples_completed() == 25);
 }
 
+TEST_CASE("where passes go in turn one begins when the one before is done, and its evaluation", "[scheduler]") {
+  SplitQueue::Config config = Config(20, 4, 2);
+  config.passes_in_turn = true;
+  SplitQueue queue = *SplitQueue::Create(config);
+  const Task one = *queue.Next();
+  const Task two = *queue.Next();
+  CHECK_FALSE(queue.Next());
+  CHECK_FALSE(queue.begun(0));
+  CHECK(queue.Complete(one, {}));
+  CHECK(queue.begun(0));
+  CHECK_FALSE(queue.Next());
+  CHECK(queue.Complete(two, {}));
+  const Task evaluation = *queue.Next();
+  CHECK(evaluation.kind == LEASE_EVAL);
+  CHECK_FALSE(queue.Next());
+  CHECK(queue.data_epoch() == 0);
+  CHECK(queue.Complete(evaluation, Hits(4, 4)));
+  CHECK(queue.data_epoch() == 1);
+  CHECK(queue.Next()->data_epoch == 1);
+}
+
 TEST_CASE("who has work yet gets the last split of a pass when somebody has all of the evaluation before it",
           "[scheduler]") {
   // Two splits a pass, two an evaluation.

@@ -107,6 +107,13 @@ class Leases:
         self.close(batch)
         return False
 
+    def take_open(self, split: int) -> bool:
+        """Whether the split is still open here: whoever asks closes it, when that is to be."""
+        if split not in self._open:
+            return False
+        self._open.discard(split)
+        return True
+
     def close(self, batch: Batch) -> None:
         """The batch is pushed, or nothing comes of it."""
         self.handed_out -= 1

@@ -98,6 +98,7 @@ class JobLoader:
         self._pass = 0
         self._held: tuple[Batch, Any] | None = None
         self._items: Iterator[Any] | None = None
+        self._last: Any = None  # What was yielded last.
 
     @property
     def job(self) -> Job:
@@ -129,6 +130,15 @@ class JobLoader:
             self._items = self._load()
         yielded = False
         while not job.finished:
+            if not job.enter(data_epoch):
+                return
+            owes = job.owes_step(None if self._held is None else self._held[0], data_epoch)
+            if owes is None and (yielded or not self.skips_done_passes):
+                return
+            if owes:
+                yielded = True
+                yield self._filler(job)
+                continue
             if self._held is None:
                 self._held = self._next(job)
                 continue
@@ -140,7 +150,18 @@ class JobLoader:
             self._held = None
             if job.begin(batch):
                 yielded = True
+                self._last = data
                 yield data
+
+    def _filler(self, job: Any) -> Any:
+        """A batch that does not count."""
+        if self._last is None:
+            self._last = self._held[1] if self._held is not None else self._spare()
+        return self._last
+
+    def _spare(self) -> Any:
+        """Any batch of the data."""
+        raise NotImplementedError
 
     def ends_pass(self) -> bool:
         """Whether the loop's pass is over, for those who must know at its last batch. After a ``step()``; waits for the
@@ -245,6 +266,10 @@ class DataLoader(JobLoader):
 
     def share(self, core: Any) -> Leases:
         return Leases(core, self.order, self.samples)
+
+    def _spare(self) -> Any:
+        samples = range(min(self.batch_size, self.samples))
+        return self._loader.collate_fn([self.dataset[index] for index in samples])
 
     def _load(self) -> Iterator[Any]:
         self._batches.job = self.job

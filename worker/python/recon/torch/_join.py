@@ -8,7 +8,7 @@ import os
 import time
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -22,6 +22,7 @@ from recon.torch._optimizers import is_of_the_server, settings_of, unwrapped
 from recon.torch._overlap import Overlap
 from recon.torch._state import copy_state, remember
 from recon.torch._tensors import Tensors
+from recon.torch._workers_step import WorkersStepJob
 
 # Batches between two pushes, with an optimizer that steps on the worker, where the script says nothing.
 LOCAL_STEPS = 8
@@ -32,7 +33,8 @@ _joined: list[int] = []
 def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, *,
          evaluate: Callable[..., dict[str, Any]] | None = None, epochs: int = 1, scheduler: Any = None,
          overlap: bool | None = None, group: torch.distributed.ProcessGroup | None = None,
-         job_settings: dict[str, Any] | None = None, **settings: Any) -> Job:
+         optimizer_on: Literal["server", "workers"] = "server", also: dict[str, Any] | None = None,
+         job_settings: dict[str, Any] | None = None, **settings: Any) -> Any:
     """Makes this process a worker of the job: `loader` gives it its share, ``optimizer.step()`` pushes gradients.
 
     Arguments:
@@ -56,6 +58,11 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
             computes its share of every batch. After a backward each has the gradient of the whole batch; the first one
             pushes it, and the others get the parameters from it. If one dies, the others end with an error: start them
             again together, as torchrun does. A share may be one sample.
+        optimizer_on: "server", or "workers": gradients are the mean over the step's workers after ``backward()``, and the
+            script's own optimizers step on every worker, as with DistributedDataParallel. `optimizer` may be a list then.
+            See OPTIMIZER.md.
+        also: with the optimizer on workers, what else belongs to the state that a newcomer gets, by name: things with
+            ``state_dict`` and ``load_state_dict``. `scheduler` does anyway.
         job_settings: flags of recon-server that the script proposes, ``{"sync": "ssp:4", "seed": 7}``. Without "sync"
             the job is synchronous ("bsp"): each step is the mean over all workers that are there.
         **settings: flags of recon-worker: ``server="host:7070"``, ``codec="topk:0.01"``...
@@ -74,10 +81,25 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
                         "recon.torch.DataLoader: it takes the same arguments")
     if loader._job is not None:
         raise RuntimeError("this loader has a job already: join once, after model and optimizer exist")
+    if optimizer_on not in ("server", "workers"):
+        raise ValueError(f"optimizer_on is {optimizer_on!r}, expected 'server' or 'workers'")
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise TypeError("join() was given a DistributedDataParallel: each worker of a job is one process, and the server is "
                         "what adds their gradients. Give the module itself, and start workers with `recon run`; processes "
                         "that are to be one worker say group=")
+    if optimizer_on == "workers":
+        if group is not None or overlap:
+            raise ValueError("optimizer_on='workers' does not go with group= and overlap=True")
+        optimizers = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
+        stepping = WorkersStepJob(model, [unwrapped(one) for one in optimizers], loader, evaluate, epochs,
+                                  None if scheduler is None else unwrapped(scheduler), also or {}, job_settings or {}, settings)
+        loader._job = stepping
+        remember(model, stepping)
+        if os.getpid() not in _joined:
+            _joined.append(os.getpid())
+        return stepping
+    if also:
+        raise ValueError("also= is for optimizer_on='workers': the server's state has the optimizer's alone")
     optimizer = unwrapped(optimizer)
     if hasattr(optimizer, "_recon_job"):
         raise RuntimeError("this optimizer has a job already: join once")
@@ -171,6 +193,14 @@ class Job:
 
     def take(self) -> Batch | None:
         return None if self._left else self._leases.take()
+
+    def enter(self, data_epoch: int) -> bool:
+        """Before a batch of that pass: the server has the state, whichever pass the job is in."""
+        return True
+
+    def owes_step(self, waiting: Batch | None, data_epoch: int) -> bool | None:
+        """Steps of others are the server's."""
+        return False
 
     def samples_of(self, batch: Batch) -> Sequence[int]:
         """Those that this process computes."""

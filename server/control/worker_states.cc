@@ -1,0 +1,88 @@
+#include "server/control/worker_states.h"
+
+#include <algorithm>
+
+namespace recon {
+namespace {
+
+// Between two uploads that nobody waits for: so long, and so many times as long as the last one took.
+constexpr absl::Duration kInterval = absl::Seconds(10);
+constexpr int kUploadShare = 20;
+// Between two that somebody waits for.
+constexpr absl::Duration kHurriedInterval = absl::Milliseconds(100);
+// A worker that has not brought its state for so long is not waited for: another one is asked.
+constexpr absl::Duration kPatience = absl::Seconds(60);
+
+}  // namespace
+
+void WorkerStates::Report(WorkerId worker, const WorkerStateReport& report) {
+  Worker& known = workers_[worker];
+  if (report.next() > 0) {
+    known.holds = true;
+    known.next = report.next() - 1;
+  }
+  known.waits_for = report.has_waits_for() ? std::make_optional(report.waits_for()) : std::nullopt;
+  known.uncovered = report.uncovered();
+}
+
+void WorkerStates::Forget(WorkerId worker) {
+  workers_.erase(worker);
+  if (asked_ == worker) asked_.reset();
+}
+
+bool WorkerStates::Due(uint64_t frontier, absl::Time now) const {
+  if (frontier <= uploaded_) return false;
+  const bool hurried = std::any_of(workers_.begin(), workers_.end(), [this](const auto& entry) {
+    const Worker& worker = entry.second;
+    return worker.uncovered || (worker.waits_for && *worker.waits_for > uploaded_);
+  });
+  const absl::Duration since = now - uploaded_at_;
+  return since >= (hurried ? kHurriedInterval : std::max(kInterval, kUploadShare * took_));
+}
+
+std::optional<WorkerId> WorkerStates::Ask(uint64_t frontier, absl::Time now) {
+  if (asked_ && now - asked_at_ < kPatience) return std::nullopt;
+  if (!Due(frontier, now)) return std::nullopt;
+  // Whoever has come furthest: what others wait for is newer then.
+  const Worker* best = nullptr;
+  std::optional<WorkerId> chosen;
+  for (const auto& [id, worker] : workers_) {
+    if (!worker.holds || (best != nullptr && worker.next <= best->next)) continue;
+    if (asked_ == id && workers_.size() > 1) continue;  // It did not bring it.
+    best = &worker;
+    chosen = id;
+  }
+  if (!chosen) return std::nullopt;
+  asked_ = chosen;
+  asked_at_ = now;
+  return chosen;
+}
+
+void WorkerStates::OnUploaded(uint64_t step, absl::Time now) {
+  uploaded_ = std::max(uploaded_, step);
+  uploaded_at_ = now;
+  took_ = now - asked_at_;
+  asked_.reset();
+}
+
+WorkerStateReply WorkerStates::Answer(WorkerId worker, uint64_t frontier, bool may_take) {
+  const bool others_hold = std::any_of(workers_.begin(), workers_.end(), [worker](const auto& entry) {
+    return entry.first != worker && entry.second.holds;
+  });
+  Worker& asks = workers_[worker];
+  WorkerStateReply reply;
+  reply.set_wanted(asked_ == worker);
+  reply.set_uploaded(uploaded_);
+  reply.set_saved(saved_);
+  reply.set_frontier(frontier);
+  if (!others_hold && may_take && asks.waits_for) {
+    // Nobody who lives has a newer one: from here on this worker has it. It asks again if it has not heard of
+    // it.
+    asks.holds = true;
+    asks.next = frontier;
+    reply.set_take(true);
+  }
+  return reply;
+}
+
+}  // namespace recon

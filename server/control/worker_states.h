@@ -1,0 +1,58 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
+
+#include "absl/time/time.h"
+#include "common/base/ids.h"
+#include "proto/control.pb.h"
+
+namespace recon {
+
+// Where the state of a job is whose workers have the optimizer (`mean`): which of those that live have it,
+// which of them is asked to upload it and when, how far it has been uploaded and saved in a snapshot, and who
+// may take what the server has because nobody else has newer.
+//
+// Steps are those of the job; a state "before step s" has taken all steps before it. Pure: `now` is an
+// argument; not thread-safe.
+class WorkerStates {
+ public:
+  // What a worker says of itself, with whatever call.
+  void Report(WorkerId worker, const WorkerStateReport& report);
+  // It is gone, or another process goes on under its number.
+  void Forget(WorkerId worker);
+
+  // Whom to ask for an upload now, if one is due: somebody waits for it, or it has been long. The next is
+  // chosen when it has come, or the worker that was asked is gone or does not bring it. `frontier`: first
+  // step that is not closed.
+  std::optional<WorkerId> Ask(uint64_t frontier, absl::Time now);
+  // The asked worker's state before `step` has come whole.
+  void OnUploaded(uint64_t step, absl::Time now);
+  // A snapshot that was begun after that is published.
+  void OnSaved(uint64_t step) { saved_ = std::max(saved_, step); }
+  uint64_t uploaded() const { return uploaded_; }
+
+  // What the worker is told. `may_take`: whoever has the state has had the time to say so.
+  WorkerStateReply Answer(WorkerId worker, uint64_t frontier, bool may_take);
+
+ private:
+  struct Worker {
+    bool holds = false;
+    uint64_t next = 0;  // It holds the state before that step.
+    std::optional<uint64_t> waits_for;
+    bool uncovered = false;
+  };
+  bool Due(uint64_t frontier, absl::Time now) const;
+
+  std::map<WorkerId, Worker> workers_;
+  std::optional<WorkerId> asked_;
+  absl::Time asked_at_ = absl::InfinitePast();
+  absl::Time uploaded_at_ = absl::InfinitePast();
+  absl::Duration took_;  // From the question to the last upload's end.
+  uint64_t uploaded_ = 0;
+  uint64_t saved_ = 0;
+};
+
+}  // namespace recon

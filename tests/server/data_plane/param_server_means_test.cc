@@ -1,0 +1,118 @@
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "catch2/catch.hpp"
+#include "tests/server/data_plane/small_job.h"
+
+namespace recon {
+namespace {
+
+constexpr uint32_t kGradient = 0, kState = 1;  // Shards.
+
+ModelSpec ModelWithState() {
+  ModelSpec model;
+  TensorSpec* gradient = model.add_tensors();
+  gradient->set_name("gradient/w");
+  gradient->add_shape(10);
+  TensorSpec* state = model.add_tensors();
+  state->set_name("w");
+  state->add_shape(6);
+  state->set_group(kStateGroup);
+  state->set_averaged(true);
+  return model;
+}
+
+// Two workers have the optimizer.
+struct MeansJob : ParamServerHarness {
+  MeansJob() : ParamServerHarness(/*bound=*/0, OptimizerKind::kMean) {
+    Define(ModelWithState(), std::vector<float>(16, 0));
+    for (const uint32_t worker : {1, 2}) Join(worker);
+  }
+  Frame Of(FrameKind kind, uint32_t worker, uint64_t step, float value, uint32_t shard) {
+    const std::vector<float> values(Asks(kind) ? 0 : 16, value);
+    Frame frame = MakeFrame(kind, WorkerId(worker), IncarnationOf(worker), step, values);
+    frame.parts = {frame.parts[shard]};
+    frame.payloads = {frame.payloads[shard]};
+    frame.header.push_parts = frame.header.server_parts = 1;
+    return frame;
+  }
+  std::shared_ptr<Pending> PushOf(uint32_t worker, uint64_t step, float value) {
+    return Send(Of(FrameKind::kPushPull, worker, step, value, kGradient));
+  }
+  float StateNow() {
+    const auto reply = Call(Of(FrameKind::kPull, 1, 0, 0, kState));
+    return FirstOf(*reply);
+  }
+  static float FirstOf(const ByteChain& reply) {
+    const Frame frame = *DecodeFrame(reply);
+    float first = 0;
+    frame.payloads[0].CopyTo(&first, sizeof(first));
+    return first;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("the reply to a push has the mean of its step, also when it is sent again later", "[param_server][mean]") {
+  MeansJob job;
+  const auto one = job.PushOf(1, 0, 2);
+  CHECK_FALSE(Done(one));
+  const auto two = job.PushOf(2, 0, 4);
+  REQUIRE(Await(one).ok());
+  REQUIRE(Await(two).ok());
+  CHECK(MeansJob::FirstOf(*one->reply) == 3);
+  CHECK(MeansJob::FirstOf(*two->reply) == 3);
+  const auto next = job.PushOf(1, 1, 10);
+  REQUIRE(Await(job.PushOf(2, 1, 10)).ok());
+  REQUIRE(Await(next).ok());
+  const auto again = job.PushOf(1, 0, 2);
+  REQUIRE(Await(again).ok());
+  CHECK(MeansJob::FirstOf(*again->reply) == 3);
+}
+
+TEST_CASE("a worker that takes no part in a step asks for its mean", "[param_server][mean]") {
+  MeansJob job;
+  job.server().members()->Deactivate(WorkerId(2));
+  const auto mean_of = [&job](uint64_t step) {
+    return *DecodeFrame(*job.Call(job.Of(FrameKind::kPullMean, 2, step, 0, kGradient)));
+  };
+  CHECK(mean_of(0).parts[0].version == 0);
+  REQUIRE(Await(job.PushOf(1, 0, 7)).ok());
+  const Frame mean = mean_of(0);
+  CHECK(mean.parts[0].version == 1);
+  float first = 0;
+  mean.payloads[0].CopyTo(&first, sizeof(first));
+  CHECK(first == 7);
+  CHECK(mean_of(1).parts[0].version == 0);
+}
+
+TEST_CASE("a worker's state is taken when it is asked for, and takes its place whole", "[param_server][mean]") {
+  MeansJob job;
+  const auto state_of = [&job](uint32_t worker, uint64_t step, float value) {
+    return job.Call(job.Of(FrameKind::kState, worker, step, value, kState)).status();
+  };
+  CHECK(absl::IsFailedPrecondition(state_of(1, 3, 5)));
+  std::optional<uint64_t> came;
+  job.server().AwaitState(WorkerId(1), [&came](uint64_t step) { came = step; });
+  CHECK(absl::IsFailedPrecondition(state_of(2, 3, 5)));
+  const absl::Status of_gradient = job.Call(job.Of(FrameKind::kState, 1, 3, 5, kGradient)).status();
+  CHECK(absl::IsInvalidArgument(of_gradient));
+  CHECK(absl::StrContains(of_gradient.message(), "holds no state"));
+  CHECK(job.StateNow() == 0);
+  CHECK(state_of(1, 3, 5).ok());
+  CHECK(came == 3);
+  CHECK(job.StateNow() == 5);
+}
+
+TEST_CASE("means and state are refused in jobs whose server has the optimizer", "[param_server][mean]") {
+  SmallJob job(0);
+  Frame frame = job.MakeFrame(FrameKind::kPullMean, WorkerId(1), ParamServerHarness::IncarnationOf(1), 0, {});
+  CHECK(absl::IsFailedPrecondition(job.Call(frame).status()));
+  frame = job.PushFrame(1, 0, 1);
+  frame.header.kind = static_cast<uint8_t>(FrameKind::kState);
+  CHECK(absl::IsFailedPrecondition(job.Call(frame).status()));
+}
+
+}  // namespace recon
