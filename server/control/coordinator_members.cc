@@ -48,6 +48,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
 }
 
 absl::Status Coordinator::AgreeOnJob(const RegisterRequest& request) {
+  if (job_.means()) RECON_RETURN_IF_ERROR(CheckHasState(request));
   if (!record_.known()) RECON_RETURN_IF_ERROR(BeginJob(request));
   RECON_RETURN_IF_ERROR(parameters_.Adopt(request.model(), job_));
   RECON_RETURN_IF_ERROR(record_.CheckDataset(request));

@@ -59,6 +59,16 @@ absl::Status CheckRegistration(const RegisterRequest& request) {
   return ParamLayout::Create(request.model()).status();
 }
 
+absl::Status CheckHasState(const RegisterRequest& request) {
+  for (const TensorSpec& tensor : request.model().tensors()) {
+    if (tensor.group() == kStateGroup) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "the workers of this job have the optimizer (--optimizer mean), and this one leaves it to the server: "
+      "a script says "
+      "optimizer_on='workers' to join()");
+}
+
 absl::Status CheckNextStep(uint64_t next_step) {
   if (next_step <= limits::kStepMax) return absl::OkStatus();
   return absl::InvalidArgumentError(

@@ -17,6 +17,9 @@ namespace recon {
 // InvalidArgument, with the number and the limit, for what no worker says: every field is checked against
 // common/base/limits.h, and the model makes a layout.
 absl::Status CheckRegistration(const RegisterRequest& request);
+// InvalidArgument for a worker that leaves the optimizer to the server: its model has nothing of the group
+// `state`.
+absl::Status CheckHasState(const RegisterRequest& request);
 // InvalidArgument for a step beyond limits::kStepMax.
 absl::Status CheckNextStep(uint64_t next_step);
 // The first step that the worker has not begun: what it was told before the server died, though older steps

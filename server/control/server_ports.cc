@@ -21,7 +21,7 @@ void ParamServerPort::AwaitInitialValues(WorkerId worker, std::function<void()> 
 }
 
 void ParamServerPort::AwaitState(WorkerId worker, std::function<void(uint64_t step, absl::Time now)> came) {
-  params_->AwaitState(worker, [lane = lane_, came = std::move(came)](uint64_t step) {
+  params_->members()->TakeStateOf(worker, [lane = lane_, came = std::move(came)](uint64_t step) {
     lane->Post([came, step] { came(step, Now()); });
   });
 }

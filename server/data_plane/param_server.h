@@ -148,9 +148,6 @@ class ParamServer final : private StepMembers, private PeerSteps, private ParamR
   // Only `worker` may send Init frames from now on. `ready` runs once, when all values are there.
   void AwaitInitialValues(WorkerId worker, std::function<void()> ready);
   bool has_values() const;
-  // Only uploads of this worker's state are taken from now on; `came` runs each time that one is whole, with
-  // the step before which it was. With the optimizer `mean`.
-  void AwaitState(WorkerId worker, std::function<void(uint64_t step)> came);
 
   // Cuts the state; gradients of versions before are not compared with them any more, where there is a log.
   // `done` runs on a lane. All of it is in the log. `in_order` (may be empty) runs under the
@@ -183,6 +180,7 @@ class ParamServer final : private StepMembers, private PeerSteps, private ParamR
   void Park(WorkerId worker) override;
   void SetQuorum(uint32_t workers, std::optional<absl::Duration> grace) override;
   void NoteAcknowledged(WorkerId worker, uint64_t next_step) override;
+  void TakeStateOf(WorkerId worker, std::function<void(uint64_t step)> came) override;
   void SkipTo(uint64_t frontier) override;
   uint64_t frontier() const override;
   uint64_t PushesOf(WorkerId worker) const override;

@@ -91,7 +91,7 @@ void ParamServer::AwaitInitialValues(WorkerId worker, std::function<void()> read
   ready();
 }
 
-void ParamServer::AwaitState(WorkerId worker, std::function<void(uint64_t step)> came) {
+void ParamServer::TakeStateOf(WorkerId worker, std::function<void(uint64_t step)> came) {
   MutexLock lock(&mu_);
   state_upload_.AskOf(worker);
   state_came_ = std::move(came);

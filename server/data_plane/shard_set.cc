@@ -83,7 +83,7 @@ absl::Status ShardSet::Define(ShardMap map, const ApplyRules& rules, uint64_t pl
           std::make_unique<Shard>(ShardId(i), layout.shards()[i], state_planes_, rules.optimizer, policy);
       shards[i]->SetRules(rules, policy);  // Its lane knows nothing of it yet.
       if (rules.optimizer.kind == OptimizerKind::kMean && !HoldsState(layout, i)) {
-        shards[i]->KeepMeans(static_cast<uint32_t>(VersionsKept(map.owned_pages(), rules)));
+        shards[i]->means()->Reset(static_cast<uint32_t>(VersionsKept(map.owned_pages(), rules)));
       }
     }
   } catch (const std::bad_alloc&) {  // A limit of the process or its container is lower.
@@ -96,6 +96,7 @@ absl::Status ShardSet::Define(ShardMap map, const ApplyRules& rules, uint64_t pl
   const size_t for_lanes = map.owned().size() / (2 * static_cast<size_t>(lanes_.size()));
   shards_in_a_row_ = static_cast<uint32_t>(std::max<size_t>(1, std::min(in_frame, for_lanes)));
   shards_ = std::move(shards);
+  staged_.resize(shards_.size());
   map_ = std::move(map);
   return absl::OkStatus();
 }
@@ -141,7 +142,7 @@ void ShardSet::ApplyPart(Operation* op, size_t index) {
   if (op->kind == FrameKind::kInit) {
     shards_[part.shard]->SetInitialValues(gradient);
   } else if (op->kind == FrameKind::kState) {
-    shards_[part.shard]->Stage(gradient);
+    Stage(part.shard, gradient);
   } else {
     ApplyGradient(op, index, std::move(gradient));
   }
@@ -221,22 +222,37 @@ std::optional<NonFiniteUpdate> ShardSet::non_finite() const {
 
 void ShardSet::EncodeMean(Operation* op, size_t index) {
   const PartHeader& part = op->frame.parts[index];
+  const uint64_t step = op->frame.header.step;
   Shard& shard = *shards_[part.shard];
-  Shard::Update mean{static_cast<CodecId>(op->frame.header.reply_codec), ByteChain()};
-  const Shard::MeanIs is = shard.EncodedMean(op->frame.header.step, mean.codec, &mean);
+  StepMeans::Encoded mean;
   PartHeader& reply = op->reply_parts[index];
   reply.shard = part.shard;
   reply.count = part.count;
-  reply.version = is == Shard::MeanIs::kHere   ? op->frame.header.step + 1
-                  : is == Shard::MeanIs::kOpen ? 0
-                                               : kNoVersion;
+  reply.version = kNoVersion;  // It is kept no more.
+  if (step >= shard.first_open_step()) {
+    reply.version = 0;  // It is not there yet.
+  } else if (shard.means()->Encode(step, static_cast<CodecId>(op->frame.header.reply_codec), &mean)) {
+    reply.version = step + 1;
+  }
   reply.codec = static_cast<uint8_t>(mean.codec);
   op->reply_payloads[index] = std::move(mean.payload);
 }
 
+void ShardSet::Stage(uint32_t shard, const EncodedGradient& values) {
+  std::vector<PageRef>& staged = staged_[shard];
+  staged.clear();
+  for (uint32_t page = 0; page < map_.layout()->shards()[shard].pages(); ++page)
+    staged.push_back(PageRef::New());
+  ForEachTile(values, [&staged](size_t offset, absl::Span<const float> tile) {
+    bool cloned = false;
+    float* const page = staged[offset / kPageParams].Writable(&cloned);
+    std::copy(tile.begin(), tile.end(), page + offset % kPageParams);
+  });
+}
+
 void ShardSet::CommitStaged(const std::set<uint32_t>& shards) {
   for (const uint32_t i : shards) {
-    lanes_.Post(LaneKey(i), [this, i] { shards_[i]->CommitStaged(); });
+    lanes_.Post(LaneKey(i), [this, i] { shards_[i]->Replace(std::move(staged_[i])); });
   }
 }
 

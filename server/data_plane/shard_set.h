@@ -126,6 +126,7 @@ class ShardSet {
   void ApplyGradient(Operation* op, size_t part, EncodedGradient gradient);
   void EncodePart(Operation* op, size_t part);
   void EncodeMean(Operation* op, size_t part);
+  void Stage(uint32_t shard, const EncodedGradient& values);
   // On the shard's lane.
   void CloseShard(uint32_t number, uint64_t step, const std::set<Contributor>& contributors);
   // On the shard's lane, after an update; `norm`: of the gradient.
@@ -143,6 +144,8 @@ class ShardSet {
   ShardMap map_;
   uint32_t shards_in_a_row_ = 1;  // On one lane.
   std::vector<std::unique_ptr<Shard>> shards_;
+  std::vector<std::vector<PageRef>>
+      staged_;                   // Of each shard, on its lane: state that has come and is not committed.
   mutable Mutex non_finite_mu_;  // A leaf.
   std::optional<NonFiniteUpdate> non_finite_ ABSL_GUARDED_BY(non_finite_mu_);
   std::atomic<bool> found_non_finite_{false};  // Nothing is looked at any more.

@@ -32,7 +32,12 @@ constexpr double kStepMin = 1e-37;
 
 Shard::Shard(ShardId id, const ShardPlacement& placement, int state_planes, const OptimizerConfig& config,
              const GroupPolicy& policy)
-    : id_(id), placement_(placement), config_(config), policy_(policy), history_(placement.size) {
+    : id_(id),
+      placement_(placement),
+      config_(config),
+      policy_(policy),
+      means_(placement),
+      history_(placement.size) {
   RECON_CHECK(state_planes >= 0 && 1 + static_cast<size_t>(state_planes) <= kMaxRoles);
   pages_.resize(1 + static_cast<size_t>(state_planes));
   for (Pages& role : pages_) {
@@ -325,89 +330,9 @@ void Shard::TakeMean(uint64_t step, const std::vector<Contribution>& counted, do
   means_.Keep(step, pages_[0]);
 }
 
-void Shard::KeepMeans(uint32_t steps) {
-  means_.Reset(steps);
-  if (first_open_step_ > 0) means_.Keep(first_open_step_ - 1, pages_[0]);
-}
-
-Shard::Update Shard::EncodedNonZero(CodecId codec, const Pages& pages) const {
-  const uint64_t dense_bytes = EncodedBytes(codec, placement_.size);
-  SparseWriter writer(SparseCodec(codec));
-  std::vector<uint16_t> indices;
-  std::vector<float> values;
-  for (uint32_t page = 0; page < placement_.pages() && writer.bytes() < dense_bytes; ++page) {
-    const float* const from = pages[page].data();
-    const uint32_t size = placement_.PageSize(page);
-    indices.clear();
-    values.clear();
-    // An index costs a byte at least.
-    const size_t most = size * EncodedBytes(codec, 1) / (EncodedBytes(codec, 1) + 1);
-    for (uint32_t i = 0; i < size && indices.size() <= most; ++i) {
-      if (from[i] == 0) continue;
-      indices.push_back(static_cast<uint16_t>(i));
-      values.push_back(from[i]);
-    }
-    if (indices.size() > most) {
-      writer.AddWholePage(size, from);
-    } else {
-      writer.AddPage(size, indices, values.data());
-    }
-  }
-  if (writer.bytes() >= dense_bytes) return {codec, ByteChain()};
-  return {SparseCodec(codec), ByteChain::FromString(writer.Finish())};
-}
-
-Shard::MeanIs Shard::EncodedMean(uint64_t step, CodecId codec, Update* mean) {
-  if (step >= first_open_step_) return MeanIs::kOpen;
-  const Pages* const pages = means_.Find(step);
-  if (pages == nullptr) return MeanIs::kGone;
-  const bool newest = (*pages)[0].SharesWith(pages_[0][0]);
-  if (newest && update_codec_ == codec && update_base_ == kNoVersion && update_version_ == version_) {
-    ByteChain encoded = update_.Get();
-    if (encoded.size() > 0) {
-      *mean = {SparseCodec(codec), std::move(encoded)};
-      return MeanIs::kHere;
-    }
-  }
-  *mean = EncodedNonZero(codec, *pages);
-  if (mean->payload.size() > 0) {
-    if (!newest) return MeanIs::kHere;
-    update_.Lend(mean->payload);
-    update_codec_ = codec;
-    update_base_ = kNoVersion;
-    update_version_ = version_;
-    return MeanIs::kHere;
-  }
-  if (newest) {
-    *mean = {codec, Encoded(codec)};
-    return MeanIs::kHere;
-  }
-  const uint64_t size = EncodedBytes(codec, placement_.size);
-  const std::shared_ptr<uint8_t[]> bytes(new uint8_t[size]);
-  for (uint32_t page = 0; page < placement_.pages(); ++page) {
-    Encode(codec, (*pages)[page].data(), placement_.PageSize(page),
-           bytes.get() + EncodedBytes(codec, page * kPageParams));
-  }
-  mean->codec = codec;
-  mean->payload.Append(bytes.get(), size, bytes);
-  return MeanIs::kHere;
-}
-
-void Shard::Stage(const EncodedGradient& values) {
-  RECON_CHECK_EQ(values.count, size());
-  staged_.clear();
-  for (uint32_t page = 0; page < placement_.pages(); ++page) staged_.push_back(PageRef::New());
-  ForEachTile(values, [this](size_t offset, absl::Span<const float> tile) {
-    bool cloned = false;
-    float* const page = staged_[offset / kPageParams].Writable(&cloned);
-    std::memcpy(page + offset % kPageParams, tile.data(), tile.size() * sizeof(float));
-  });
-}
-
-void Shard::CommitStaged() {
-  RECON_CHECK(!staged_.empty(), "values are committed that have not come");
-  pages_[0] = std::move(staged_);
-  staged_.clear();
+void Shard::Replace(std::vector<PageRef> pages) {
+  RECON_CHECK_EQ(pages.size(), pages_[0].size(), "pages that take the place of others");
+  pages_[0] = std::move(pages);
   history_.NoteAll(++version_);
 }
 
@@ -421,21 +346,6 @@ std::optional<uint64_t> Shard::FirstNonFinite() const {
     return uint64_t{page} * kPageParams + static_cast<uint64_t>(found - values);
   }
   return std::nullopt;
-}
-
-void Shard::Lent::Lend(const ByteChain& bytes) {
-  RECON_CHECK(!bytes.pieces().empty());
-  owner_ = bytes.pieces().front().owner;
-  pieces_.clear();
-  for (const ByteChain::Piece& piece : bytes.pieces()) pieces_.emplace_back(piece.data, piece.size);
-}
-
-ByteChain Shard::Lent::Get() const {
-  ByteChain bytes;
-  if (const std::shared_ptr<const void> owner = owner_.lock()) {
-    for (const absl::Span<const uint8_t> piece : pieces_) bytes.Append(piece.data(), piece.size(), owner);
-  }
-  return bytes;
 }
 
 ByteChain Shard::Encoded(CodecId codec) {
@@ -546,8 +456,8 @@ void Shard::Restore(ShardCut cut) {
   history_.NoteAll(version_);
   kept_.Reset(kept_.capacity());
   kept_.Keep(version_, pages_[0]);
-  KeepMeans(means_.capacity());
-  staged_.clear();
+  means_.Reset(means_.capacity());
+  if (first_open_step_ > 0) means_.Keep(first_open_step_ - 1, pages_[0]);
 }
 
 }  // namespace recon

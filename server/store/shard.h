@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "common/base/byte_chain.h"
@@ -21,7 +20,9 @@
 #include "server/store/change_history.h"
 #include "server/store/gradient.h"
 #include "server/store/kept_versions.h"
+#include "server/store/lent_bytes.h"
 #include "server/store/push_ledger.h"
+#include "server/store/step_means.h"
 #include "server/sync/step_closing.h"
 
 namespace recon {
@@ -103,16 +104,12 @@ class Shard {
   };
   std::optional<Largest> CloseStep(uint64_t step, const std::set<Contributor>& contributors);
 
-  // With the optimizer `mean`. The means of so many last steps are kept, for workers that come to them later.
-  void KeepMeans(uint32_t steps);
-  // What closing `step` has left, as a payload of `codec`, or of its sparse form where most values are 0.
-  // kOpen: the step is not closed yet; kGone: newer ones are kept only.
-  enum class MeanIs { kHere, kOpen, kGone };
-  MeanIs EncodedMean(uint64_t step, CodecId codec, Update* mean);
-  // Values that are to take the place of those that there are, when all other shards have theirs, too: kept
-  // beside these until CommitStaged(), which is one update. Dense payload of size() values.
-  void Stage(const EncodedGradient& values);
-  void CommitStaged();
+  // With the optimizer `mean`: what closing steps has left. Those up to the shard's first open step may be
+  // there.
+  StepMeans* means() { return &means_; }
+  uint64_t first_open_step() const { return first_open_step_; }
+  // One update: these take the place of the parameters.
+  void Replace(std::vector<PageRef> pages);
 
   // The parameters as a payload of `codec`. FP32 refers to the pages; a 16-bit encoding of this version is
   // shared by all that ask while somebody has it.
@@ -160,23 +157,8 @@ class Shard {
     ByteWriter writer;
   };
 
-  // An encoding that lives as long as somebody is sending it or what was encoded with it for one reply, and
-  // can be had again until then: a shard that kept its own would add a quarter to the server's memory.
-  class Lent {
-   public:
-    // `bytes` of one owner.
-    void Lend(const ByteChain& bytes);
-    // Empty once all have given it back.
-    ByteChain Get() const;
-
-   private:
-    std::weak_ptr<const void> owner_;
-    absl::InlinedVector<absl::Span<const uint8_t>, 3> pieces_;
-  };
-
   // The step's mean takes the place of the values; averaged ones are what the first contribution says.
   void TakeMean(uint64_t step, const std::vector<Contribution>& counted, double samples);
-  Update EncodedNonZero(CodecId codec, const Pages& pages) const;
   // Writes values [offset, offset + count) of a role through the copy-on-write rule.
   float* WritableTile(int role, size_t offset);
   // The same of a plane of state (1 or 2); null if the optimizer has none such.
@@ -210,10 +192,9 @@ class Shard {
   CorrectionRules correction_;
   uint64_t cluster_epoch_ = 0;  // Of the rules.
   KeptVersions kept_;
-  KeptVersions means_;  // By step.
+  StepMeans means_;
   uint64_t version_ = 0;
   std::vector<Pages> pages_;
-  Pages staged_;  // Empty: none.
   PushLedger ledger_;
   ChangeHistory history_;
   std::map<uint64_t, std::vector<Contribution>> contributions_;
@@ -222,10 +203,10 @@ class Shard {
   std::vector<uint64_t> left_out_;
   uint64_t pages_cloned_ = 0;
   // The last 16-bit encoding and the last answer of EncodedSince(), and what they are of.
-  Lent encoded_;
+  LentBytes encoded_;
   CodecId encoded_codec_ = CodecId::kFp32;
   uint64_t encoded_version_ = kNoVersion;
-  Lent update_;
+  LentBytes update_;
   CodecId update_codec_ = CodecId::kFp32;
   uint64_t update_base_ = kNoVersion;
   uint64_t update_version_ = kNoVersion;

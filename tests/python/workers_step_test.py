@@ -9,6 +9,7 @@ from typing import Any
 
 try:
     import torch
+    from safetensors.torch import load_file
 except ImportError as error:
     print(f"skipped: {error}")
     raise SystemExit(77) from None
@@ -158,6 +159,22 @@ class Meanings(Case):
             bce(model.judge(model.maker(noise)), one).backward()
             optimizers[1].step()
         self.check_equal(*self.twin(make, body, make=Both))
+
+    def test_an_export_has_the_model_and_with_its_state_what_belongs_to_the_optimizers(self) -> None:
+        def make() -> nn.Module:
+            return make_model(nn.BatchNorm1d(32))
+        ours, _ = self.twin(adamw, make=make)
+        for state in (False, True):
+            path = self.server.root / "model.safetensors"
+            self.server.reconctl("snapshot", "export", str(self.server.data / "snapshots"), "--output", str(path),
+                                 *(["--state"] if state else []))
+            tensors = load_file(path)
+            if state:
+                self.assertTrue(any(name.startswith("state/optimizer0/") for name in tensors))
+                continue
+            make().load_state_dict(tensors, strict=True)
+            for name, value in ours.state_dict().items():
+                self.assertTrue(torch.equal(value, tensors[name]), name)
 
     def test_the_model_is_evaluated_as_it_is_after_each_pass(self) -> None:
         model = make_model()

@@ -57,6 +57,7 @@ class SimulatedDataPlane final : public DataPlaneControl, public StepMembers {
   bool has_values() const override { return has_values_; }
   void AwaitInitialValues(WorkerId worker, std::function<void()> ready) override;
   void AwaitState(WorkerId, std::function<void(uint64_t step, absl::Time now)>) override {}
+  void TakeStateOf(WorkerId, std::function<void(uint64_t step)>) override {}
   void SetClusterEpoch(uint64_t epoch) override { cluster_epoch_ = epoch; }
   ApplyRules rules() const override { return ApplyRules(); }
   absl::Status ChangeRules(const ApplyRules& rules, uint64_t first_step, absl::Duration* took) override;

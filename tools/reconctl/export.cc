@@ -16,6 +16,7 @@
 #include "common/base/hash.h"
 #include "common/base/regular_file.h"
 #include "common/base/status_macros.h"
+#include "common/optim/optimizer.h"
 #include "common/snapshot/carried_tensors.h"
 #include "common/snapshot/safetensors.h"
 #include "common/storage/file_system.h"
@@ -90,6 +91,13 @@ absl::Status ReadSource(const Source& source, TensorReader* snapshot,
   });
 }
 
+// Where workers have the optimizer: means of gradients are nobody's weights, and `state/` is of the
+// optimizers.
+bool Exported(const Manifest& manifest, const std::string& name, bool with_state) {
+  if (manifest.optimizer() != OptimizerName(OptimizerKind::kMean)) return true;
+  return !absl::StartsWith(name, "gradient/") && (with_state || !absl::StartsWith(name, "state/"));
+}
+
 std::vector<Source> SourcesOf(const OpenSnapshot& open, bool with_state) {
   std::vector<Source> sources;
   const TensorReader& snapshot = *open.tensors;
@@ -97,6 +105,7 @@ std::vector<Source> SourcesOf(const OpenSnapshot& open, bool with_state) {
   for (size_t i = 0; i < snapshot.layout().tensors().size(); ++i) {
     const TensorPlacement& tensor = snapshot.layout().tensors()[i];
     const TensorSpec& spec = model.tensors(static_cast<int>(i));
+    if (!Exported(snapshot.manifest(), tensor.name, with_state)) continue;
     // Nothing of an optimizer goes with what is not trained.
     for (int role = 0; role < (with_state && !spec.averaged() ? snapshot.roles() : 1); ++role) {
       const std::string dtype = role > 0 || spec.dtype().empty() ? "F32" : spec.dtype();

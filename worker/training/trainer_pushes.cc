@@ -22,7 +22,8 @@ absl::StatusOr<bool> Trainer::PushAsItComes(const Computed& computed) {
   OpenBatch& batch = *batch_;
   // Replies to what came first are given up after a while.
   const bool slow = absl::Seconds(session_->counters()->batch_seconds.load()) > kPushedAsItComesMax;
-  if (round_ || job_->means() || job_->clip_norm() > 0 || policy_->automatic() || slow || batch.push.gradient->host.empty()) {
+  if (round_ || job_->means() || job_->clip_norm() > 0 || policy_->automatic() || slow ||
+      batch.push.gradient->host.empty()) {
     return false;
   }
   // A quorum waits longer for who is late and sends: for a link, not for what is computed yet.

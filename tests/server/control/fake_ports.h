@@ -42,6 +42,7 @@ class FakeDataPlane final : public DataPlaneControl, public StepMembers {
     state_asked_of = worker;
     state_came_ = std::move(came);
   }
+  void TakeStateOf(WorkerId, std::function<void(uint64_t step)>) override {}
   // The state before the step comes whole of the worker that was asked for it.
   void BringState(uint64_t step, absl::Time now) {
     state_asked_of.reset();
@@ -111,6 +112,7 @@ class FakeDataPlane final : public DataPlaneControl, public StepMembers {
   uint64_t cluster_epoch = 1;
   uint32_t quorum = 0;
   std::optional<WorkerId> initializer;
+  std::optional<WorkerId> state_asked_of;
   int times_awaited = 0;
   std::set<WorkerId> awaited_workers;
   absl::Status change_fails;
@@ -123,6 +125,7 @@ class FakeDataPlane final : public DataPlaneControl, public StepMembers {
 
  private:
   std::shared_ptr<const ParamLayout> layout_;
+  std::function<void(uint64_t step, absl::Time now)> state_came_;
   bool has_values_ = false;
   std::function<void()> ready_;
   ApplyRules rules_;

@@ -56,7 +56,8 @@ TEST_CASE("whoever has come furthest is asked for the state when somebody waits 
   CHECK_FALSE(states.Answer(kTwo, 9, true).wanted());
 }
 
-TEST_CASE("another worker is asked when the one that was asked is gone, or does not bring its state", "[states]") {
+TEST_CASE("another worker is asked when the one that was asked is gone, or does not bring its state",
+          "[states]") {
   WorkerStates states;
   states.Report(kOne, Has(9));
   states.Report(kTwo, Has(8));
@@ -67,7 +68,8 @@ TEST_CASE("another worker is asked when the one that was asked is gone, or does 
   CHECK(states.Ask(9, kNow + absl::Minutes(2)) == kOne);
 }
 
-TEST_CASE("a state that nobody waits for is asked for from time to time, and only once steps have been done", "[states]") {
+TEST_CASE("a state that nobody waits for is asked for from time to time, and only once steps have been done",
+          "[states]") {
   WorkerStates states;
   states.Report(kOne, Has(4));
   CHECK_FALSE(states.Ask(0, kNow));

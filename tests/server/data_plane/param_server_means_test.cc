@@ -55,7 +55,8 @@ struct MeansJob : ParamServerHarness {
 
 }  // namespace
 
-TEST_CASE("the reply to a push has the mean of its step, also when it is sent again later", "[param_server][mean]") {
+TEST_CASE("the reply to a push has the mean of its step, also when it is sent again later",
+          "[param_server][mean]") {
   MeansJob job;
   const auto one = job.PushOf(1, 0, 2);
   CHECK_FALSE(Done(one));
@@ -88,14 +89,15 @@ TEST_CASE("a worker that takes no part in a step asks for its mean", "[param_ser
   CHECK(mean_of(1).parts[0].version == 0);
 }
 
-TEST_CASE("a worker's state is taken when it is asked for, and takes its place whole", "[param_server][mean]") {
+TEST_CASE("a worker's state is taken when it is asked for, and takes its place whole",
+          "[param_server][mean]") {
   MeansJob job;
   const auto state_of = [&job](uint32_t worker, uint64_t step, float value) {
     return job.Call(job.Of(FrameKind::kState, worker, step, value, kState)).status();
   };
   CHECK(absl::IsFailedPrecondition(state_of(1, 3, 5)));
   std::optional<uint64_t> came;
-  job.server().AwaitState(WorkerId(1), [&came](uint64_t step) { came = step; });
+  job.server().members()->TakeStateOf(WorkerId(1), [&came](uint64_t step) { came = step; });
   CHECK(absl::IsFailedPrecondition(state_of(2, 3, 5)));
   const absl::Status of_gradient = job.Call(job.Of(FrameKind::kState, 1, 3, 5, kGradient)).status();
   CHECK(absl::IsInvalidArgument(of_gradient));

@@ -51,7 +51,8 @@ TEST_CASE("splits tile each data epoch, the next follows at once, evaluation goe
   CHECK(queue.samples_completed() == 25);
 }
 
-TEST_CASE("where passes go in turn one begins when the one before is done, and its evaluation", "[scheduler]") {
+TEST_CASE("where passes go in turn one begins when the one before is done, and its evaluation",
+          "[scheduler]") {
   SplitQueue::Config config = Config(20, 4, 2);
   config.passes_in_turn = true;
   SplitQueue queue = *SplitQueue::Create(config);

@@ -17,13 +17,13 @@ Shard MeanShard(uint32_t kept, bool averaged = false) {
   GroupPolicy policy;
   policy.averaged = averaged;
   Shard shard(ShardId(0), {0, 0, kSize}, 0, Mean(), policy);
-  shard.KeepMeans(kept);
+  shard.means()->Reset(kept);
   return shard;
 }
 
 std::vector<float> MeanOf(Shard* shard, uint64_t step) {
-  Shard::Update mean;
-  REQUIRE(shard->EncodedMean(step, CodecId::kFp32, &mean) == Shard::MeanIs::kHere);
+  StepMeans::Encoded mean;
+  REQUIRE(shard->means()->Encode(step, CodecId::kFp32, &mean));
   REQUIRE(mean.codec == CodecId::kFp32);
   const std::string bytes = mean.payload.ToString();
   std::vector<float> values(bytes.size() / sizeof(float));
@@ -54,7 +54,8 @@ TEST_CASE("closing a step leaves the mean by samples in place of the values", "[
   CHECK(MeanOf(&shard, 0) == std::vector<float>(kSize, 2));
 }
 
-TEST_CASE("a mean that is mostly zeros goes back sparse, and has only the values of its step", "[shard][mean]") {
+TEST_CASE("a mean that is mostly zeros goes back sparse, and has only the values of its step",
+          "[shard][mean]") {
   Shard shard = MeanShard(4);
   shard.Contribute(Push(1, 0), From(0, 1, Sparse({3, 9}, {8, 4})));
   shard.Contribute(Push(2, 0), From(1, 1, Sparse({9, 70}, {2, 6})));
@@ -62,20 +63,22 @@ TEST_CASE("a mean that is mostly zeros goes back sparse, and has only the values
   shard.Contribute(Push(1, 1), From(2, 1, Sparse({5}, {1})));
   shard.CloseStep(1, {By(1)});
   for (const uint64_t step : {0, 1}) {
-    Shard::Update mean;
-    REQUIRE(shard.EncodedMean(step, CodecId::kFp32, &mean) == Shard::MeanIs::kHere);
+    StepMeans::Encoded mean;
+    REQUIRE(shard.means()->Encode(step, CodecId::kFp32, &mean));
     CHECK(mean.codec == CodecId::kSparseFp32);
     CHECK(mean.payload.size() < 100);
     std::vector<std::pair<uint16_t, float>> named;
     CHECK(ForEachSparsePage(mean.codec, kSize, mean.payload, [&](const SparsePage& page) {
-            for (size_t i = 0; i < page.indices.size(); ++i) named.push_back({page.indices[i], page.values[i]});
+            for (size_t i = 0; i < page.indices.size(); ++i)
+              named.push_back({page.indices[i], page.values[i]});
           }).ok());
     using Named = std::vector<std::pair<uint16_t, float>>;
     CHECK(named == (step == 0 ? Named{{3, 4}, {9, 3}, {70, 3}} : Named{{5, 1}}));
   }
 }
 
-TEST_CASE("of averaged values the first contribution in the order of samples counts, as it is", "[shard][mean]") {
+TEST_CASE("of averaged values the first contribution in the order of samples counts, as it is",
+          "[shard][mean]") {
   Shard shard = MeanShard(4, /*averaged=*/true);
   shard.Contribute(Push(1, 0), From(50, 3, Gradient(CodecId::kFp32, 1.1f)));
   shard.Contribute(Push(2, 0), From(0, 7, Gradient(CodecId::kFp32, 0.3f)));
@@ -83,33 +86,43 @@ TEST_CASE("of averaged values the first contribution in the order of samples cou
   CHECK(MeanOf(&shard, 0) == std::vector<float>(kSize, 0.3f));
 }
 
-TEST_CASE("a step's mean is not there before it is closed, and not once newer ones have taken its place",
-          "[shard][mean]") {
+TEST_CASE("a step's mean is not kept once newer ones have taken its place", "[shard][mean]") {
   Shard shard = MeanShard(2);
-  Shard::Update mean;
-  CHECK(shard.EncodedMean(0, CodecId::kFp32, &mean) == Shard::MeanIs::kOpen);
+  StepMeans::Encoded mean;
+  CHECK_FALSE(shard.means()->Encode(0, CodecId::kFp32, &mean));
   for (uint64_t step = 0; step < 3; ++step) {
     shard.Contribute(Push(1, step), From(step, 1, Gradient(CodecId::kFp32, static_cast<float>(step + 1))));
     shard.CloseStep(step, {By(1)});
   }
-  CHECK(shard.EncodedMean(0, CodecId::kFp32, &mean) == Shard::MeanIs::kGone);
+  CHECK(shard.first_open_step() == 3);
+  CHECK_FALSE(shard.means()->Encode(0, CodecId::kFp32, &mean));
   CHECK(MeanOf(&shard, 1)[0] == 2);
   CHECK(MeanOf(&shard, 2)[kSize - 1] == 3);
-  CHECK(shard.EncodedMean(3, CodecId::kFp32, &mean) == Shard::MeanIs::kOpen);
   // A server that comes back has the last one.
   Shard again = MeanShard(2);
   again.Restore(shard.Cut());
   CHECK(MeanOf(&again, 2) == std::vector<float>(kSize, 3));
-  CHECK(again.EncodedMean(1, CodecId::kFp32, &mean) == Shard::MeanIs::kGone);
+  CHECK_FALSE(again.means()->Encode(1, CodecId::kFp32, &mean));
 }
 
-TEST_CASE("staged values take the place of those that there are when they are committed", "[shard][mean]") {
+TEST_CASE("a mean in 16 bits is encoded once for all that ask while one of them has it", "[shard][mean]") {
+  Shard shard = MeanShard(2);
+  shard.Contribute(Push(1, 0), From(0, 1, Gradient(CodecId::kFp32, 2)));
+  shard.CloseStep(0, {By(1)});
+  StepMeans::Encoded one, two;
+  REQUIRE(shard.means()->Encode(0, CodecId::kBf16, &one));
+  REQUIRE(shard.means()->Encode(0, CodecId::kBf16, &two));
+  CHECK(one.codec == CodecId::kBf16);
+  CHECK(one.payload.pieces().front().data == two.payload.pieces().front().data);
+}
+
+TEST_CASE("pages that take the place of the parameters are one update", "[shard][mean]") {
   Shard shard = MeanShard(0);
   shard.SetInitialValues(Gradient(CodecId::kFp32, 7));
-  shard.Stage(Gradient(CodecId::kFp32, 8, kSize, 40'001));
-  CHECK(Values(&shard) == std::vector<float>(kSize, 7));
+  Shard other = MeanShard(0);
+  other.SetInitialValues(Gradient(CodecId::kFp32, 8));
   const ShardCut before = shard.Cut();
-  shard.CommitStaged();
+  shard.Replace(other.Cut().pages[0]);
   CHECK(Values(&shard) == std::vector<float>(kSize, 8));
   CHECK(shard.version() == 1);
   CHECK(before.pages[0][0].data()[0] == 7);

@@ -64,7 +64,8 @@ TEST_CASE("a sparse mean leaves nothing of the one before", "[mean]") {
   reply.parts[0].codec = static_cast<uint8_t>(CodecId::kSparseFp32);
   reply.payloads[0] = ByteChain::FromString(writer.Finish());
   REQUIRE(mean.Take(reply).ok());
-  CHECK(std::vector<float>(mean.values().begin(), mean.values().begin() + 4) == std::vector<float>{0, 0, 5, 0});
+  CHECK(std::vector<float>(mean.values().begin(), mean.values().begin() + 4) ==
+        std::vector<float>{0, 0, 5, 0});
 }
 
 TEST_CASE("a mean says whether its step is open yet, or kept no more", "[mean]") {

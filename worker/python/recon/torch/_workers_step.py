@@ -17,14 +17,17 @@ import torch
 from recon import _core
 from recon._leases import Batch, metric_sums
 from recon._worker import flags_of
-from recon.torch._tensors import _tensor_of
+from recon.torch._tensors import DTYPES, _tensor_of
 from recon.torch._worker_state import WorkerState, named, stateful
 
 _log = logging.getLogger("recon")
 
 # Groups of what a push has besides gradients, which travel in FP32 whatever the codec is.
-_BUFFERS, _FLAGS = "buffers", "flags"
+_BUFFERS, _FLAG_GROUP = "buffers", "flags"
+# Exports leave out what is called so.
 _GRADIENT = "gradient/"
+# Which parameters have a gradient, and whether any is not finite.
+_FLAGS = "gradient/flags"
 # With so many splits that wait for the state to be saved, this worker asks for it.
 _UNCOVERED_MAX = 8
 _WAIT_SECONDS = 0.02
@@ -50,6 +53,7 @@ class WorkersStepJob:
         self.loss: float | None = None
         self._evaluate = evaluate
         self._names, self._parameters = _trained(model, optimizers)
+        self._aliases = _aliases(model, dict(zip(map(id, self._parameters), self._names)))
         self._buffers = _shared_buffers(model)
         parts = {f"optimizer{number}": optimizer for number, optimizer in enumerate(optimizers)}
         if scheduler is not None:
@@ -77,15 +81,14 @@ class WorkersStepJob:
                              "(bsp); leave the optimizer to the server for other policies")
         specs = [(_GRADIENT + name, list(parameter.shape), "default", False, "F32")
                  for name, parameter in zip(self._names, self._parameters)]
-        specs += [(name, list(buffer.shape) or [1], _BUFFERS, True, "F32") for name, buffer in self._buffers]
-        # Which parameters have a gradient, and whether any is not finite.
-        specs.append((_FLAGS, [len(self._parameters) + 1], _FLAGS, False, "F32"))
+        specs += [(name, list(buffer.shape) or [1], _BUFFERS, True, DTYPES[buffer.dtype]) for name, buffer in self._buffers]
+        specs.append((_FLAGS, [len(self._parameters) + 1], _FLAG_GROUP, False, "F32"))
         specs += self._state.specs
         proposed = [("optimizer", "mean")] + loader.settings(job_settings, "bsp")
         proposed += [("batch", str(loader.batch_size)), ("data-epochs", str(epochs))] + flags_of(job_settings)
         codec = str(settings.get("codec", "fp16"))
-        settings = {"pull_codec": "fp32", **settings, "codec": f"{codec},{_BUFFERS}=fp32,{_FLAGS}=fp32"}
-        self._core = _core.Worker(flags_of(settings), type(self.model).__name__, specs, [], loader.samples,
+        settings = {"pull_codec": "fp32", **settings, "codec": f"{codec},{_BUFFERS}=fp32,{_FLAG_GROUP}=fp32"}
+        self._core = _core.Worker(flags_of(settings), type(self.model).__name__, specs, self._aliases, loader.samples,
                                   1 if self._evaluate else 0, proposed, loader.fingerprint)
         if not self._core.job()["means"]:
             raise RuntimeError("the server has the optimizer in this job (--optimizer): join() without "
@@ -472,6 +475,12 @@ def _trained(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     return list(found), list(found.values())
 
 
+def _aliases(model: torch.nn.Module, names: Mapping[int, str]) -> list[tuple[str, str]]:
+    """Other names of tied parameters, each with the one that counts."""
+    return [(name, names[id(parameter)]) for name, parameter in model.named_parameters(remove_duplicate=False)
+            if names.get(id(parameter), name) != name]
+
+
 def _hooked(parameter: torch.nn.Parameter, came: Callable[[torch.Tensor], None]) -> Any:
     # A frozen one may be trained later.
     needed = parameter.requires_grad
@@ -484,7 +493,7 @@ def _hooked(parameter: torch.nn.Parameter, came: Callable[[torch.Tensor], None])
 def _shared_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     persistent = model.state_dict().keys()
     return [(name, buffer) for name, buffer in model.named_buffers()
-            if name in persistent and buffer.numel() > 0 and not buffer.is_complex()
+            if name in persistent and buffer.numel() > 0 and buffer.dtype in DTYPES
             and (not buffer.is_floating_point() or bool(buffer.isfinite().all()))]
 
 

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/base/byte_chain.h"
+#include "common/codec/wire_format.h"
+#include "common/tensor/page.h"
+#include "common/tensor/param_layout.h"
+#include "server/store/kept_versions.h"
+#include "server/store/lent_bytes.h"
+
+namespace recon {
+
+// The means that the last steps of a shard have left, for the workers that step by them (the optimizer
+// `mean`): replies to their pushes, and workers that come to a step later.
+//
+// Threads: the shard's lane only. Memory: references to pages.
+class StepMeans {
+ public:
+  using Pages = std::vector<PageRef>;
+
+  explicit StepMeans(const ShardPlacement& placement) : placement_(placement) {}
+
+  // Forgets all; from now on keeps so many. 0: none.
+  void Reset(uint32_t steps) { kept_.Reset(steps); }
+  uint32_t capacity() const { return kept_.capacity(); }
+  // Steps ascend.
+  void Keep(uint64_t step, const Pages& mean);
+
+  // The mean of a step as a payload of `codec` (fp32, fp16 or bf16), or of its sparse form where that is
+  // smaller. False if it is not kept.
+  struct Encoded {
+    CodecId codec = CodecId::kFp32;
+    ByteChain payload;
+  };
+  bool Encode(uint64_t step, CodecId codec, Encoded* mean);
+
+ private:
+  ByteChain Sparse(CodecId codec, const Pages& pages) const;
+  ByteChain Dense(CodecId codec, const Pages& pages) const;
+
+  const ShardPlacement placement_;
+  KeptVersions kept_;  // By step.
+  // What was encoded last: workers of one step ask one after the other.
+  LentBytes lent_;
+  uint64_t lent_step_ = 0;
+  CodecId lent_asked_ = CodecId::kFp32;
+  CodecId lent_codec_ = CodecId::kFp32;
+};
+
+}  // namespace recon
