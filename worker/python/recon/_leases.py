@@ -14,6 +14,10 @@ from recon import _core
 IDLE_SECONDS = 0.02
 
 
+class JobDone(Exception):
+    """A loop that trained in the job asks for more, and the job is done."""
+
+
 # Of a split, where the script says nothing: about so many samples, but at least so many batches, so that local steps can
 # be turned to while the job runs; and so many splits in a pass.
 SPLIT_SAMPLES = 2000
@@ -65,17 +69,31 @@ class Leases:
 
     def take(self) -> Batch | None:
         """The next batch, or None if there is none now. It never waits for other workers."""
-        if not self._ready:
-            self._ask()
-        if not self._ready:
+        if self.peek() is None:
             return None
         self.handed_out += 1
         return self._ready.popleft()
 
-    def _ask(self) -> None:
+    def peek(self, in_hands: Sequence[Batch] = ()) -> Any:
+        """What `take` would give, which stays here. `in_hands`: the batches that the script has and has not pushed. If
+        they are all that is handed out, the script asks ahead, and gets more before they are pushed."""
+        if not self._ready:
+            self._ask(bool(in_hands) and self._all_in(in_hands))
+        return self._ready[0] if self._ready else None
+
+    def put_back(self, batches: Sequence[Batch]) -> None:
+        """Nothing has come of these: they are the next ones again. They are in the order in which they were taken."""
+        self._ready.extendleft(reversed(batches))
+        self.handed_out -= len(batches)
+
+    def _all_in(self, in_hands: Sequence[Batch]) -> bool:
+        return self.handed_out == len(in_hands)
+
+    def _ask(self, ahead: bool = False) -> None:
         job = self.core.job()
         # A synchronous step waits for everyone who takes part in it: no new work with pushes under way.
-        if self.finished or self.asked or (job["bound"] == 0 and (self.handed_out or self.core.begun)):
+        waits = job["bound"] == 0 and not ahead and (self.handed_out or self.core.begun)
+        if self.finished or self.asked or waits:
             return
         kind, lease, data_epoch, begin, end, done = self.core.next_work()
         if kind == "finished":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import hashlib
 import itertools
 import os
@@ -17,7 +18,8 @@ import torch.utils.data
 
 from recon import _core
 from recon._leases import Batch, Leases
-from recon.torch._data import Begin, JobLoader
+from recon.torch._data import Begin, of_torch
+from recon.torch._loop import JobLoader, Loop, PassOver
 
 if TYPE_CHECKING:
     from recon.torch._join import Job
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 def leased(files: Sequence[Any], read: Callable[[Any], Iterable[Any]], *, samples_per_file: int, batch_size: int = 1,
            shuffle: bool = True, shuffle_buffer: int = 0, fingerprint: str | None = None,
-           collate_fn: Callable[[list[Any]], Any] | None = None, **options: Any) -> FileLoader:
+           reseed: bool = True, collate_fn: Callable[[list[Any]], Any] | None = None, **options: Any) -> FileLoader:
     """A loader of data that has no index: workers share files, and each reads those it has.
 
         loader = rt.leased(sorted(glob("train-*.tar")), read_samples, samples_per_file=10000, batch_size=128)
@@ -33,7 +35,8 @@ def leased(files: Sequence[Any], read: Callable[[Any], Iterable[Any]], *, sample
 
     Arguments:
         files: paths, addresses or whatever `read` takes; the same on every worker, in the same order.
-        read: ``read(file)`` yields the samples of a file, from its beginning.
+        read: ``read(file)`` yields the samples of a file, from its beginning. It is all of the file that it gives:
+            ``get_worker_info()`` is None there, for the job shares the files.
         samples_per_file: how many samples a file has, about. Progress is counted by it: each file is so many samples in
             ``reconctl status``, in ``len(loader)`` and for a learning-rate scheduler that keeps to the job's progress,
             however many it has. What a push weighs are the samples that it is made of.
@@ -42,6 +45,7 @@ def leased(files: Sequence[Any], read: Callable[[Any], Iterable[Any]], *, sample
         shuffle_buffer: samples of a file that are drawn from, by the job's seed; 0: they come as `read` yields them.
         fingerprint: says which data it is: a worker that has another is refused. By default of the files' names, without
             their folders; "" for none.
+        reseed: as `DataLoader` takes it.
         collate_fn, **options: as torch's DataLoader takes them: ``num_workers``, ``pin_memory``, ``timeout``...
 
     A file counts as done when all pushes that its samples went into are acknowledged, and it is done once in each
@@ -53,7 +57,7 @@ def leased(files: Sequence[Any], read: Callable[[Any], Iterable[Any]], *, sample
     each batch is of one file and the next of another. In a synchronous job it has one file at a time: one process reads
     ahead in it, more have nothing to do. Opening a file may take as long as it likes; a ``timeout`` ends it.
     """
-    return FileLoader(files, read, samples_per_file, batch_size, shuffle, shuffle_buffer, fingerprint,
+    return FileLoader(files, read, samples_per_file, batch_size, shuffle, shuffle_buffer, fingerprint, reseed,
                       collate_fn, options)
 
 
@@ -68,11 +72,13 @@ class _Stream:
     split: int  # Of the core.
     taken: int = 0  # Samples that came from its process.
     ended: bool = False  # No more will.
+    gone: bool = False  # It is not handed out any more.
 
 
 @dataclass
 class _Batch(Batch):  # `last` is of its file.
     stream: _Stream
+    first: int  # Number of its first sample in the file.
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,8 @@ class _Reader(torch.utils.data.Dataset):
             raise RuntimeError(f"process {info.id} of the DataLoader was asked for what process {ask.slot} reads: this "
                                f"PyTorch, {torch.__version__}, does not ask them in turn. Use num_workers=0 or 1")
         try:
-            return self._next(ask)
+            with _all_of_it():
+                return self._next(ask)
         except Exception as error:
             if hasattr(error, "add_note"):  # Python 3.11.
                 error.add_note(f"while {self._files[ask.file]!r} was read")
@@ -133,6 +140,48 @@ class _Reader(torch.utils.data.Dataset):
         if hasattr(self._samples, "close"):
             self._samples.close()  # A generator may have a file open.
         self._samples, self._ahead = None, []
+
+
+@contextlib.contextmanager
+def _all_of_it() -> Iterator[None]:
+    """A reader is not told of processes that load data: it would leave the others' part of a file away."""
+    of_torch = torch.utils.data._utils.worker
+    info, of_torch._worker_info = of_torch._worker_info, None
+    try:
+        yield
+    finally:
+        of_torch._worker_info = info
+
+
+class _Alone(torch.utils.data.IterableDataset):
+    """All files, for one process that no job shares them with; each of a loader's processes has its own."""
+
+    def __init__(self, asks: Sequence[tuple[Any, str]], read: Callable[[Any], Iterable[Any]], shuffle_buffer: int,
+                 without: Sequence[tuple[int, int, int]]) -> None:
+        """`asks`: files, each with the seed of what is drawn; `without`: of some, by their number, samples from one to
+        another."""
+        self._asks, self._read, self._buffer, self._without = asks, read, shuffle_buffer, without
+
+    def __iter__(self) -> Iterator[Any]:
+        info = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for number in range(first, len(self._asks), step):
+            yield from self._samples_of(number)
+
+    def _samples_of(self, number: int) -> Iterator[Any]:
+        file, seed = self._asks[number]
+        gone = {at for one, begin, end in self._without if one == number for at in range(begin, end)}
+        with _all_of_it():
+            samples = iter(self._read(file))
+            if self._buffer > 0:
+                samples = _drawn(samples, self._buffer, random.Random(seed))
+        for at in itertools.count():
+            with _all_of_it():
+                one = list(itertools.islice(samples, 1))
+            if not one:
+                return
+            if at not in gone:
+                yield one[0]
 
 
 def _drawn(samples: Iterator[Any], size: int, draw: random.Random) -> Iterator[Any]:
@@ -168,18 +217,26 @@ class FileLeases(Leases):
         self._number = 0
         self._left: dict[int, int] = {}  # Files of each split that is open, and whose samples are not all pushed.
 
-    def take_file(self, data_epoch: int | None) -> _Stream | None:
-        """The next file, of this pass if one is given; None if there is none now. It is `handed_out` until its last
-        batch is closed: a synchronous worker has one at a time."""
+    def peek(self, in_hands: Sequence[Batch] = ()) -> _Stream | None:
+        """What `take_file` would give, which stays here."""
         while True:
             if not self._streams:
-                self._ask()
-            if not self._streams or data_epoch not in (None, self._streams[0].data_epoch):
-                return None
-            stream = self._streams.popleft()
-            if stream.split in self._left:  # Otherwise it is lost with one before.
-                self.handed_out += 1
-                return stream
+                self._ask(bool(in_hands) and self._all_in(in_hands))
+            if not self._streams or self._streams[0].split in self._left:
+                return self._streams[0] if self._streams else None
+            self._streams.popleft()  # It is lost with one before.
+
+    def take_file(self, data_epoch: int | None, in_hands: Sequence[Batch]) -> _Stream | None:
+        """The next file, of this pass if one is given; None if there is none now. It is `handed_out` until its last
+        batch is closed: a synchronous worker has one at a time."""
+        stream = self.peek(in_hands)
+        if stream is None or data_epoch not in (None, stream.data_epoch):
+            return None
+        self.handed_out += 1
+        return self._streams.popleft()
+
+    def _all_in(self, in_hands: Sequence[Batch]) -> bool:
+        return self.handed_out == sum(batch.last for batch in in_hands)
 
     def _cut(self, job: dict[str, Any], lease: int, data_epoch: int, begin: int, end: int, done: int) -> None:
         order, first_key = self._order(data_epoch), data_epoch * self._samples
@@ -198,28 +255,33 @@ class FileLeases(Leases):
     def batch(self, stream: _Stream, samples: int, last: bool) -> _Batch:
         """A batch that has come."""
         key = stream.order_key + min(stream.taken, self._per_file - 1)
-        stream.taken += samples
+        first, stream.taken = stream.taken, stream.taken + samples
         stream.ended = last
-        return _Batch((), stream.data_epoch, key, stream.split, last, samples, stream)
+        return _Batch((), stream.data_epoch, key, stream.split, last, samples, stream, first)
 
     def begin(self, batch: Batch) -> bool:
         if batch.split in self._left and self.core.begin(batch.order_key, batch.split):
             return True
         assert isinstance(batch, _Batch)
         self._forget(batch.split)
-        if batch.last or not batch.stream.ended:
-            batch.stream.ended = True
-            self.handed_out -= 1
+        batch.stream.ended = True
+        self._let_go(batch.stream)
         return False
 
     def close(self, batch: Batch) -> None:
         if not batch.last:
             return
-        self.handed_out -= 1
+        assert isinstance(batch, _Batch)
+        self._let_go(batch.stream)
         if self._left.get(batch.split, 0) > 1:
             self._left[batch.split] -= 1
         else:
             self._forget(batch.split)
+
+    def _let_go(self, stream: _Stream) -> None:
+        if not stream.gone:
+            stream.gone = True
+            self.handed_out -= 1
 
     def _forget(self, split: int) -> None:
         if self._left.pop(split, None) is not None:
@@ -258,7 +320,7 @@ class FileLoader(JobLoader):
     """A loader over files; `leased` makes it."""
 
     def __init__(self, files: Sequence[Any], read: Callable[[Any], Iterable[Any]], samples_per_file: int,
-                 batch_size: int, shuffle: bool, shuffle_buffer: int, fingerprint: str | None,
+                 batch_size: int, shuffle: bool, shuffle_buffer: int, fingerprint: str | None, reseed: bool,
                  collate_fn: Callable[[list[Any]], Any] | None, options: dict[str, Any]) -> None:
         for name in ("sampler", "batch_sampler", "drop_last", "dataset"):
             if options.pop(name, None):
@@ -276,7 +338,7 @@ class FileLoader(JobLoader):
         files = list(files)
         if not files:
             raise ValueError("there are no files")
-        super().__init__()
+        super().__init__(reseed)
         self.files = files
         self.fingerprint = _fingerprint(files) if fingerprint is None else fingerprint
         self.batch_size = batch_size
@@ -284,11 +346,20 @@ class FileLoader(JobLoader):
         self.samples = len(files) * samples_per_file
         self.shuffle = shuffle
         self._leases: FileLeases | None = None
+        self._read, self._buffer = read, shuffle_buffer
+        self._items: Iterator[Any] | None = None
+        self._kept: collections.deque[tuple[Batch, Any]] = collections.deque()  # Of a pass to come, or put back.
+        self.collate_fn = collate_fn or torch.utils.data.default_collate
+        self.worker_init_fn = options.get("worker_init_fn")
+        self._alone_options = {name: value for name, value in options.items() if name != "persistent_workers"}
         self._asks = _Asks(options.get("num_workers", 0))
         options["worker_init_fn"] = Begin(options.pop("worker_init_fn", None))
         self._loader = torch.utils.data.DataLoader(
             _Reader(files, read, shuffle_buffer), batch_sampler=self._asks,
-            collate_fn=_Collate(collate_fn or torch.utils.data.default_collate), **options)
+            collate_fn=_Collate(self.collate_fn), **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return of_torch(self, name)
 
     def __len__(self) -> int:
         """Batches of a pass, over all workers, about."""
@@ -322,29 +393,69 @@ class FileLoader(JobLoader):
     def take_file(self, data_epoch: int | None) -> _Stream | None:
         """For the sampler."""
         assert self._leases is not None
-        return None if self.job._left else self._leases.take_file(data_epoch)
+        with self.job._lock:
+            return None if self.job._left else self._leases.take_file(data_epoch, self.job._unstepped)
 
     def ask(self, slot: int, stream: _Stream) -> _Ask:
         """For the sampler."""
         assert self._leases is not None
-        return _Ask(slot, stream.number, stream.file, f"{self.job.seed}/{stream.data_epoch}/{stream.file}",
+        return _Ask(slot, stream.number, stream.file, self._seed_of(stream.data_epoch, stream.file),
                     self._leases.core.job()["batch_samples"])
 
-    def _load(self) -> Iterator[Any]:
-        self._asks.loader = self
-        return iter(self._loader)
+    def _seed_of(self, data_epoch: int, file: int) -> str:
+        return f"{self.job.seed}/{data_epoch}/{file}"
+
+    # What a loader of torch has, and this one needs not.
+    sampler, batch_sampler, drop_last = None, None, False
+    # The processes live as long as the job: a file is read on where it was left.
+
+    loads_again = False
+
+    def _fetch(self, job: Job, loop: Loop) -> tuple[Batch, Any] | None:
+        if not self._kept and self._items is None:
+            first = job.peek()
+            if first is None:
+                return None
+            if not loop.starts_with(first):
+                raise PassOver
+            self._seed(job, first.order_key)
+            self._asks.loader = self
+            self._items = iter(self._loader)
+        if not self._kept:
+            got = self._next(job)
+            if got is None:
+                return None
+            self._kept.append(got)
+        if not loop.starts_with(self._kept[0][0]):
+            raise PassOver
+        return self._kept.popleft()
+
+    def _loads(self) -> bool:
+        return bool(self._kept) or any(stream is not None for stream in self._asks.asked)
+
+    def _put_back(self, batches: Sequence[tuple[Batch, Any]]) -> None:
+        self._kept.extendleft(reversed(batches))
+
+    def _claim(self, batch: Batch) -> bool:
+        if not self._kept or self._kept[0][0] is not batch:
+            return False
+        self._kept.popleft()
+        return True
+
+    def _alone(self, data_epoch: int, without: Sequence[Batch]) -> Iterator[Any]:
+        order = [int(file) for file in self.order(data_epoch)]
+        asks = [(self.files[file], self._seed_of(data_epoch, file)) for file in order]
+        gone = [(order.index(batch.stream.file), batch.first, batch.first + batch.samples) for batch in without
+                if isinstance(batch, _Batch)]
+        return iter(torch.utils.data.DataLoader(_Alone(asks, self._read, self._buffer, gone), batch_size=self.batch_size,
+                                                collate_fn=self.collate_fn, **self._alone_options))
 
     def _next(self, job: Job) -> tuple[Batch, Any] | None:
         assert self._items is not None and self._leases is not None
-        job.between_batches()
         got = self._receive(self._leases.core)
         stream = self._asks.asked.popleft()
-        if stream is None:
-            if not any(other is not None for other in self._asks.asked):
-                job.rest()
-            return None
-        if stream.ended:
-            return None  # It was asked for before that was known.
+        if stream is None or stream.ended:
+            return None  # Of a stream that has ended, it was asked for before that was known.
         data, samples, last = got
         batch = self._leases.batch(stream, samples, last)
         if samples > 0:

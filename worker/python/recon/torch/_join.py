@@ -7,25 +7,31 @@ import inspect
 import os
 import time
 import types
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 
 from recon import _core
 from recon._environment import say_whose_job
-from recon._leases import Batch, metric_sums
+from recon._leases import Batch, JobDone, metric_sums
 from recon._worker import flags_of
-from recon.torch._data import DataLoader, JobLoader
+from recon.torch._data import DataLoader
+from recon.torch._loop import JobLoader
 from recon.torch._members import Members
 from recon.torch._optimizers import is_of_the_server, settings_of, unwrapped
 from recon.torch._overlap import Overlap
+from recon.torch._share import Share
 from recon.torch._state import copy_state, remember
 from recon.torch._tensors import Tensors
 from recon.torch._workers_step import WorkersStepJob
 
 # Batches between two pushes, with an optimizer that steps on the worker, where the script says nothing.
 LOCAL_STEPS = 8
+# Of batches that the script gives itself again.
+_KEPT = (". Its batches are kept somewhere, as itertools.cycle and list() do: write `while True: for batch in loader`, and end "
+         "it at recon.JobDone")
 # The processes, this one and those it was forked from, that have joined a job.
 _joined: list[int] = []
 
@@ -90,6 +96,8 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
     if optimizer_on == "workers":
         if group is not None or overlap:
             raise ValueError("optimizer_on='workers' does not go with group= and overlap=True")
+        if not isinstance(loader, DataLoader):
+            raise TypeError(f"optimizer_on='workers' goes with a recon.torch.DataLoader, not with a {type(loader).__name__}")
         optimizers = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
         stepping = WorkersStepJob(model, [unwrapped(one) for one in optimizers], loader, evaluate, epochs,
                                   None if scheduler is None else unwrapped(scheduler), also or {}, job_settings or {}, settings)
@@ -121,7 +129,7 @@ def _in_child() -> bool:
     return multiprocessing.parent_process() is not None
 
 
-class Job:
+class Job(Share):
     """This process' part in a job; `join` makes it."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any,
@@ -163,13 +171,13 @@ class Job:
         self._name = self._core.name
         say_whose_job(self._core, settings, f" (torch's seed is {torch.initial_seed()})")
         self.seed = int(self._core.job()["seed"])
-        self._leases = loader.share(self._core)
+        self._share_out(loader.share(self._core))
         self._tensors.place(self._core)
         self._overlap = Overlap(self._core, self._tensors.trained, self._tensors.places_of_parameters(),
                                 lambda: self._tensors.rates(optimizer), False if self._own_step or members else overlap)
-        self._unstepped: list[Batch] = []
         self._began = 0.0
         self._left = False
+        self._warned = False  # That the job is done, and step() is plain.
         self._last_step = 0
         self._progress = 0  # The job's, in batches of all workers, about.
         self._counts = False  # Whether it has begun to count them.
@@ -191,33 +199,6 @@ class Job:
             self._end(finished=True)
         return self._left
 
-    def take(self) -> Batch | None:
-        return None if self._left else self._leases.take()
-
-    def enter(self, data_epoch: int) -> bool:
-        """Before a batch of that pass: the server has the state, whichever pass the job is in."""
-        return True
-
-    def owes_step(self, waiting: Batch | None, data_epoch: int) -> bool | None:
-        """Steps of others are the server's."""
-        return False
-
-    def samples_of(self, batch: Batch) -> Sequence[int]:
-        """Those that this process computes."""
-        return batch.indices if self._members is None else self._members.samples_of(batch)
-
-    def begin(self, batch: Batch) -> bool:
-        if not self._leases.begin(batch):
-            return False
-        if not self._unstepped:
-            self._began = time.monotonic()
-            self._tensors.load(self._core)
-        if self._members is not None:
-            self._members.begin(batch)
-        self._overlap.begin(batch.samples, accumulating=bool(self._unstepped))
-        self._unstepped.append(batch)
-        return True
-
     def between_batches(self) -> None:
         """Does what the server has asked for, where no batch is under way."""
         while self._leases.asked and not self._unstepped:
@@ -226,14 +207,6 @@ class Job:
                 self._core.send_initial_values(self._tensors.values())
             else:
                 self._evaluate_for(lease)
-
-    def rest(self) -> None:
-        """Nothing to compute now."""
-        if self._unstepped:
-            # What the script accumulates is not waited for: the server gives no more before these are done.
-            self._let_go()
-        elif not self._leases.asked and not self._leases.finished:
-            self._leases.rest()
 
     # What the script may ask.
 
@@ -287,7 +260,7 @@ class Job:
         parameters = inspect.signature(its_step).parameters
 
         def step(*args: Any) -> None:
-            if args and "metrics" in parameters:
+            if args and "metrics" in parameters or self._warned:
                 return its_step(*args)
             nonlocal done
             while done < self._progress:
@@ -314,7 +287,9 @@ class Job:
 
     def _end(self, finished: bool) -> None:
         self._last_step = self._core.step
+        self._workers = self.workers
         self._left = True
+        self._handed.forget()
         if self._members is not None:
             self._members.stop()
         atexit.unregister(self.leave)
@@ -329,38 +304,44 @@ class Job:
 
     def _take_over(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer._recon_job = self
+        self._plain_step = optimizer.step
         # Fused optimizers divide by the scale themselves, and would be handed scaled gradients.
         optimizer._step_supports_amp_scaling = False
 
         def step(self_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             self_._opt_called = True
-            return self._step(closure)
+            with self._lock:
+                return self._step_alone(closure) if self._left else self._step(closure)
 
         # Schedulers look for it, and would warn of a step() that they know nothing of.
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         optimizer.step = types.MethodType(step, optimizer)
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
-        if not self._unstepped and not self._left:
+        if not len(self._handed) and not self._claim(closure):
             raise RuntimeError("step() without a batch of the loader: each step() pushes what the batches since the "
-                               "last one gave")
+                               "last one gave" + _KEPT * self.loader.keeps_batches())
         result = None
-        if closure is not None and self._own_step is not None and self._members is not None and not self._left:
+        if closure is not None and self._own_step is not None and self._members is not None:
             raise TypeError(f"step(closure) of {type(self.optimizer).__name__} does not go with group=: each process has the loss of "
                             "its own part, by which it may call the closure more or less often than others")
-        if closure is not None and (self._own_step is None or self._left):
+        if closure is not None and self._own_step is None:
             with torch.enable_grad():
                 result = self.loss = closure()
             closure = None
-        if self._left:
-            return result
         if closure is None and not self._tensors.have_gradients():
             raise RuntimeError(f"step() without backward(): no parameter of {type(self.model).__name__} has a gradient")
         self._tensors.check(self.optimizer)
         return self._push(closure, result)
 
     def _push(self, closure: Callable[[], Any] | None, result: Any) -> Any:
-        batches, self._unstepped = self._unstepped, []
+        batches, passed = self._take_for_step()
+        if not batches:
+            self._overlap.stop()
+            self._core.drop()
+            self._close(passed)
+            self._enter_next()
+            return result
         samples = sum(batch.samples for batch in batches)
         pushed = self._overlap.take()
         place, rates = self._core.gradient(), []
@@ -380,9 +361,24 @@ class Job:
         self._core.end(samples, time.monotonic() - self._began, _number(loss), rates,
                        self._own_step is not None)
         self._advance(batches)
-        for batch in batches:
-            self._leases.close(batch)
+        self._close(passed + batches)
+        self._enter_next()
+        if not len(self._handed):
+            self.loader.after_step()
         return result
+
+    def _step_alone(self, closure: Callable[[], Any] | None) -> Any:
+        """After the job: the optimizer's own, where a backward came after it. What was accumulated before is left alone."""
+        if self.loader.keeps_batches():
+            raise JobDone("the job is done, and this is a step() on batches of its last pass" + _KEPT)
+        if closure is None and not self._handed.backwards:
+            return None
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"the job is done, after {self.epochs} passes: from here on step() is the optimizer's own, and "
+                          "trains this process' model alone", RuntimeWarning,
+                          stacklevel=3)
+        return self._plain_step() if closure is None else self._plain_step(closure)
 
     def _advance(self, batches: list[Batch]) -> None:
         """Counts progress. In a synchronous job each worker has done as much as this one; in others what comes before this
@@ -399,17 +395,6 @@ class Job:
             self._progress = max(self._progress, first + before - (job["workers"] - 1) * -(-job["split_samples"] // size))
             self._counts = True
         self._progress = min(max(self._progress, first) + max(1, job["workers"]) * len(batches), first + length)
-
-    def _let_go(self) -> None:
-        """The batches since the last step() count as done. What the script has accumulated of them stays in `.grad`
-        and goes with its next step(): only the script knows what comes before one, such as a GradScaler's scale."""
-        batches, self._unstepped = self._unstepped, []
-        if not batches:
-            return
-        self._overlap.stop()
-        self._core.drop()
-        for batch in batches:
-            self._leases.close(batch)
 
     def _evaluate_for(self, lease: int) -> None:
         assert self._evaluate is not None

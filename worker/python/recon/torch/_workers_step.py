@@ -17,6 +17,8 @@ import torch
 from recon import _core
 from recon._leases import Batch, metric_sums
 from recon._worker import flags_of
+from recon.torch._loop import PassOver, StepsOfAll
+from recon.torch._step_loop import StepLoop
 from recon.torch._tensors import DTYPES, _tensor_of
 from recon.torch._worker_state import WorkerState, named, stateful
 
@@ -34,7 +36,7 @@ _WAIT_SECONDS = 0.02
 _SAY_SECONDS = 10.0
 
 
-class WorkersStepJob:
+class WorkersStepJob(StepsOfAll):
     """This process' part in a job whose workers have the optimizer; `recon.torch.join` makes it.
 
     The script's loop is that of one process: every worker goes through every step of the job, with a batch of its own, or,
@@ -70,6 +72,9 @@ class WorkersStepJob:
         self._uploading: threading.Thread | None = None
         self._left = False
         self._active = False
+        self.spare: Any = None  # A batch for steps of others.
+        self.data_epoch = 0  # The pass that the job is in, as it said last.
+        self.rank, self.epochs = 0, epochs
         self._hooks = [_hooked(parameter, self._came) for parameter in self._parameters]
         self._hooks += [optimizer.register_step_post_hook(self._note_step) for optimizer in optimizers]
         self._has_state = False
@@ -108,8 +113,28 @@ class WorkersStepJob:
             self._end(finished=True)
         return self._left
 
-    def take(self) -> Batch | None:
-        return None if self._left else self._leases.take()
+    def loop(self) -> StepLoop:
+        return StepLoop(self)
+
+    @property
+    def workers(self) -> int:
+        """How many the job has now."""
+        return 1 if self._left else max(1, int(self._core.job()["workers"]))
+
+    def finished_or_gone(self) -> bool:
+        """Whether nothing is to be put back any more."""
+        return self._left or self._leases.finished
+
+    def peek(self) -> Batch | None:
+        """The next batch, if there is one now; it is not taken."""
+        return None if self._left else self._leases.peek(self._batches)
+
+    def take(self, loop: StepLoop) -> Batch | None:
+        """The next batch of the loop's pass; None if there is none now."""
+        first = self.peek()
+        if self.finished_or_gone() or (first is not None and not loop.starts_with(first)):
+            raise PassOver
+        return None if first is None else self._leases.take()
 
     def samples_of(self, batch: Batch) -> Sequence[int]:
         return batch.indices
@@ -123,7 +148,8 @@ class WorkersStepJob:
         while kind != "finished" and not said["ready"]:
             time.sleep(_WAIT_SECONDS)
             kind, said = self._ask(0), self._core.state()
-        if kind != "finished" and int(said["data_epoch"]) > data_epoch:
+        self.data_epoch = int(said["data_epoch"])
+        if kind != "finished" and self.data_epoch > data_epoch:
             return False
         self._take_state()
         return True
@@ -173,13 +199,13 @@ class WorkersStepJob:
             else:
                 self._evaluate_for(lease)
 
-    def rest(self) -> None:
-        """Nothing to compute now."""
+    def rest(self) -> bool:
+        """Nothing to compute now. Whether to wait."""
         if self._batches:
             self._drop_batches()
-        elif not self._leases.asked and not self._leases.finished:
-            self._report(idle=True)
-            self._leases.rest()
+            return False
+        self._report(idle=True)
+        return not self._leases.asked and not self._leases.finished
 
     # What the script may ask.
 
