@@ -308,7 +308,7 @@ void ParamServer::StateCame(const OperationPtr& op) {
     if (state_upload_.Came(step, op->shards)) {
       // In all lanes' queues at once: a cut has all of it or nothing.
       shards_.CommitStaged(state_upload_.shards());
-      came = state_came_;
+      came = std::exchange(state_came_, nullptr);
     }
   }
   if (came) came(step);

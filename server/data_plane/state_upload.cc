@@ -25,7 +25,9 @@ bool StateUpload::Came(uint64_t step, absl::Span<const uint32_t> shards) {
   if (missing_.empty() || step != step_) missing_ = shards_;
   step_ = step;
   for (const uint32_t shard : shards) missing_.erase(shard);
-  return missing_.empty();
+  if (!missing_.empty()) return false;
+  sender_.reset();  // One question, one upload.
+  return true;
 }
 
 }  // namespace recon

@@ -60,7 +60,7 @@ class WorkerState:
         self.specs.append((BLOB, [_HEAD_FLOATS + math.ceil(size / 2)], GROUP, True, "F32"))
 
     def _add(self, name: str, tensor: torch.Tensor) -> None:
-        shape = list(tensor.shape) or [1]
+        shape = list(tensor.shape)
         self.specs.append((name, shape, GROUP, True, DTYPES[tensor.dtype]))
         if tensor.dtype == torch.float64:
             self.specs.append((f"state/low/{name}", [2, *shape], GROUP, True, "F32"))

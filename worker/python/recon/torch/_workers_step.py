@@ -70,6 +70,7 @@ class WorkersStepJob(StepsOfAll):
         self._began = 0.0
         self._owed_splits: collections.deque[tuple[int, int]] = collections.deque()  # Closed when that step is saved.
         self._uploading: threading.Thread | None = None
+        self._uploaded = -1  # The state before that step was sent last.
         self._left = False
         self._active = False
         self.spare: Any = None  # A batch for steps of others.
@@ -86,7 +87,7 @@ class WorkersStepJob(StepsOfAll):
                              "(bsp); leave the optimizer to the server for other policies")
         specs = [(_GRADIENT + name, list(parameter.shape), "default", False, "F32")
                  for name, parameter in zip(self._names, self._parameters)]
-        specs += [(name, list(buffer.shape) or [1], _BUFFERS, True, DTYPES[buffer.dtype]) for name, buffer in self._buffers]
+        specs += [(name, list(buffer.shape), _BUFFERS, True, DTYPES[buffer.dtype]) for name, buffer in self._buffers]
         specs.append((_FLAGS, [len(self._parameters) + 1], _FLAG_GROUP, False, "F32"))
         specs += self._state.specs
         proposed = [("optimizer", "mean")] + loader.settings(job_settings, "bsp")
@@ -373,7 +374,8 @@ class WorkersStepJob(StepsOfAll):
         while self._owed_splits and said["saved"] > self._owed_splits[0][1]:
             self._core.close_split(self._owed_splits.popleft()[0])
         uploading = self._uploading is not None and self._uploading.is_alive()
-        if said["wanted"] and not uploading and self._stepped_since_batches() and said["uploaded"] < self._next:
+        newer = self._next > max(self._uploaded, int(said["uploaded"]))
+        if said["wanted"] and newer and not uploading and self._stepped_since_batches():
             self._upload()
 
     def _stepped_since_batches(self) -> bool:
@@ -386,11 +388,13 @@ class WorkersStepJob(StepsOfAll):
     def _upload(self) -> None:
         flat = np.zeros(self._core.size, np.float32)
         step, core = self._next, self._core
+        self._uploaded = step
         self._state.store(flat, step)
 
         def send() -> None:
             wrong = core.send_state(flat, step)
             if wrong:
+                self._uploaded = -1
                 _log.info("the state before step %d did not reach the server: %s", step, wrong)
 
         self._uploading = threading.Thread(target=send, name="recon-state", daemon=True)
