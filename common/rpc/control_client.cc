@@ -1,8 +1,8 @@
 #include "common/rpc/control_client.h"
 
+#include <string>
 #include <utility>
 
-#include "common/rpc/own_token.h"
 #include "common/rpc/status_codes.h"
 #include "grpc/support/time.h"
 
@@ -18,10 +18,7 @@ absl::StatusOr<Reply> ControlClient::Call(Method<Request, Reply> method, const R
                                           absl::Duration deadline) {
   for (bool again = false;; again = true) {
     grpc::ClientContext context;
-    {
-      MutexLock lock(&mu_);
-      caller_.AddTo(&context);
-    }
+    const std::string shown = introduction_.AddTo(&context);
     // As a span: a clock that is set meanwhile changes nothing.
     context.set_deadline(gpr_time_from_nanos(absl::ToInt64Nanoseconds(deadline), GPR_TIMESPAN));
     // A worker with a large model is a stranger until its shapes are there; they shrink to a tenth.
@@ -33,20 +30,13 @@ absl::StatusOr<Reply> ControlClient::Call(Method<Request, Reply> method, const R
       return absl::UnimplementedError(
           "it is not the head of a job: ask the one that was started without --join");
     }
-    const bool denied = status.error_code() == grpc::StatusCode::PERMISSION_DENIED;
-    const std::string token = denied && finds_token_ && !again ? OwnTokenOf(context) : "";
-    if (token.empty()) return FromGrpc(status);
-    MutexLock lock(&mu_);
-    caller_.token = token;
+    if (again || !introduction_.FindsAnother(shown, status, context)) return FromGrpc(status);
   }
 }
 
 ControlClient::ControlClient(const std::shared_ptr<grpc::Channel>& channel, absl::Duration deadline,
                              Caller caller)
-    : stub_(Control::NewStub(channel)),
-      deadline_(deadline),
-      caller_(std::move(caller)),
-      finds_token_(caller_.token.empty()) {}
+    : stub_(Control::NewStub(channel)), deadline_(deadline), introduction_(std::move(caller)) {}
 
 absl::StatusOr<RegisterReply> ControlClient::Register(const RegisterRequest& request) {
   return Call<RegisterRequest, RegisterReply>(&Control::Stub::Register, request, deadline_);

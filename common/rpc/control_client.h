@@ -2,11 +2,10 @@
 
 #include <memory>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/base/mutex.h"
 #include "common/rpc/caller.h"
+#include "common/rpc/own_token.h"
 #include "common/rpc/worker_calls.h"
 #include "grpcpp/channel.h"
 #include "proto/control.grpc.pb.h"
@@ -14,7 +13,7 @@
 namespace recon {
 
 // Blocking calls of the Control service, each with a deadline. Without a token of its own, what is denied is
-// asked for again with the head's, where the head is on this machine and its user is ours. Errors are the
+// asked for again with the head's (Introduction). Errors are the
 // server's, with Unavailable or DeadlineExceeded when it cannot be reached. Thread-safe.
 class ControlClient : public WorkerCalls {
  public:
@@ -50,9 +49,7 @@ class ControlClient : public WorkerCalls {
 
   std::unique_ptr<Control::Stub> stub_;
   absl::Duration deadline_;
-  Mutex mu_;
-  Caller caller_ ABSL_GUARDED_BY(mu_);
-  const bool finds_token_;  // It was given none.
+  Introduction introduction_;
 };
 
 }  // namespace recon

@@ -17,8 +17,8 @@ namespace recon {
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& flag,
                                                             const std::string& address, const TlsFlags& tls,
                                                             const std::vector<grpc::Service*>& services,
-                                                            Connections* connections,
-                                                            RevokedClients revoked) {
+                                                            Connections* connections, RevokedClients revoked,
+                                                            const Listening& listening) {
   RECON_RETURN_IF_ERROR(CheckAddress(flag, address));
   RECON_ASSIGN_OR_RETURN(const auto credentials, ServerCredentialsFor(address, tls, revoked));
   grpc::EnableDefaultHealthCheckService(true);
@@ -50,6 +50,7 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& f
   }
   started->address_ = absl::StrCat(address.substr(0, address.rfind(':')), ":", started->door_->port());
   started->SetServing(false);
+  if (listening != nullptr) RECON_RETURN_IF_ERROR(listening(started->address_));
   started->door_->Start(
       [acceptor = started->acceptor_.get()](int listener, int fd) {
         grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,15 +25,18 @@ namespace recon {
 // whole process, the service "", that it does not serve until SetServing(true).
 class RpcServer {
  public:
+  using Listening = std::function<absl::Status(const std::string& address)>;
   // Listens on `address` (host:port, port 0 takes a free one), which `flag` has said. The services must
   // outlive the server, as must `connections`, which the services tell what they have understood; without
-  // them what strangers send has no bound. InvalidArgument for a malformed address or bad TLS flags,
-  // Unavailable if the port is taken.
+  // them what strangers send has no bound. `listening` is told address() before the first connection is
+  // taken; those that come meanwhile wait, and its error is the start's. InvalidArgument for a malformed
+  // address or bad TLS flags, Unavailable if the port is taken.
   static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const std::string& flag, const std::string& address,
                                                           const TlsFlags& tls,
                                                           const std::vector<grpc::Service*>& services,
                                                           Connections* connections = nullptr,
-                                                          RevokedClients revoked = RevokedClients::kRefused);
+                                                          RevokedClients revoked = RevokedClients::kRefused,
+                                                          const Listening& listening = nullptr);
   ~RpcServer();
 
   // host:port with the real port.

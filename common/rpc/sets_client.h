@@ -4,16 +4,17 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "common/rpc/caller.h"
 #include "common/rpc/client_channel.h"
+#include "common/rpc/own_token.h"
 #include "proto/collective.pb.h"
 
 namespace recon {
 
-// The sets of processes that a head has, as an observer may ask; a call takes 2 s at most. Errors are gRPC's,
-// and of the second ConnectTo()'s and CallerFor()'s, too; without a token it finds the head's own
-// (own_token.h). They block.
-absl::StatusOr<SetsReply> AskForSets(const std::shared_ptr<grpc::Channel>& channel, const Caller& caller);
+// The sets of processes that a head has, as an observer may ask; a call takes 2 s at most, and is made again
+// where a token is found. Errors are gRPC's, and of the second ConnectTo()'s and CallerFor()'s, too. They
+// block.
+absl::StatusOr<SetsReply> AskForSets(const std::shared_ptr<grpc::Channel>& channel,
+                                     Introduction* introduction);
 absl::StatusOr<SetsReply> AskForSets(const std::string& server, const TlsFlags& tls);
 
 }  // namespace recon

@@ -1,5 +1,6 @@
 #include "common/rpc/trace_client.h"
 
+#include <string>
 #include <utility>
 
 #include "common/base/clock.h"
@@ -31,45 +32,54 @@ absl::Status StatusOf(const grpc::Status& status) {
 }  // namespace
 
 TraceClient::TraceClient(const std::shared_ptr<grpc::Channel>& channel, Caller caller)
-    : stub_(Trace::NewStub(channel)), caller_(std::move(caller)) {}
+    : stub_(Trace::NewStub(channel)), introduction_(std::move(caller)) {}
 
 absl::Status TraceClient::Record(absl::Duration length, const std::function<void(TraceUpdate)>& take) {
-  grpc::ClientContext context;
-  caller_.AddTo(&context);
-  SetDeadline(length + limits::kTracePatience + kBesides, &context);
   RecordRequest request;
   request.set_milliseconds(static_cast<uint32_t>(absl::ToInt64Milliseconds(length)));
-  const auto stream = stub_->Record(&context, request);
-  TraceUpdate update;
-  while (stream->Read(&update)) take(std::move(update));
-  return StatusOf(stream->Finish());
+  for (bool again = false;; again = true) {
+    grpc::ClientContext context;
+    const std::string shown = introduction_.AddTo(&context);
+    SetDeadline(length + limits::kTracePatience + kBesides, &context);
+    const auto stream = stub_->Record(&context, request);
+    TraceUpdate update;
+    while (stream->Read(&update)) take(std::move(update));
+    const grpc::Status status = stream->Finish();
+    if (again || !introduction_.FindsAnother(shown, status, context)) return StatusOf(status);
+  }
 }
 
 absl::StatusOr<ClockSample> TraceClient::ReadClock(uint64_t trace) {
-  grpc::ClientContext context;
-  caller_.AddTo(&context);
-  SetDeadline(kReadingDeadline, &context);
   ClockRequest request;
   request.set_trace(trace);
-  ClockReply reply;
-  ClockSample sample;
-  sample.set_asked_ns(MonotonicNanos());
-  const grpc::Status status = stub_->Clock(&context, request, &reply);
-  sample.set_answered_ns(MonotonicNanos());
-  if (!status.ok()) return StatusOf(status);
-  sample.set_received_ns(reply.received_ns());
-  sample.set_sent_ns(reply.sent_ns());
-  return sample;
+  for (bool again = false;; again = true) {
+    grpc::ClientContext context;
+    const std::string shown = introduction_.AddTo(&context);
+    SetDeadline(kReadingDeadline, &context);
+    ClockReply reply;
+    ClockSample sample;
+    sample.set_asked_ns(MonotonicNanos());
+    const grpc::Status status = stub_->Clock(&context, request, &reply);
+    sample.set_answered_ns(MonotonicNanos());
+    if (status.ok()) {
+      sample.set_received_ns(reply.received_ns());
+      sample.set_sent_ns(reply.sent_ns());
+      return sample;
+    }
+    if (again || !introduction_.FindsAnother(shown, status, context)) return StatusOf(status);
+  }
 }
 
 absl::StatusOr<TraceReceipt> TraceClient::Deliver(const TraceDelivery& delivery) {
-  grpc::ClientContext context;
-  caller_.AddTo(&context);
-  SetDeadline(kDeliveryDeadline, &context);
-  TraceReceipt receipt;
-  const grpc::Status status = stub_->Deliver(&context, delivery, &receipt);
-  if (!status.ok()) return StatusOf(status);
-  return receipt;
+  for (bool again = false;; again = true) {
+    grpc::ClientContext context;
+    const std::string shown = introduction_.AddTo(&context);
+    SetDeadline(kDeliveryDeadline, &context);
+    TraceReceipt receipt;
+    const grpc::Status status = stub_->Deliver(&context, delivery, &receipt);
+    if (status.ok()) return receipt;
+    if (again || !introduction_.FindsAnother(shown, status, context)) return StatusOf(status);
+  }
 }
 
 }  // namespace recon

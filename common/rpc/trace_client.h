@@ -5,14 +5,15 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/rpc/caller.h"
+#include "common/rpc/own_token.h"
 #include "grpcpp/channel.h"
 #include "proto/trace.grpc.pb.h"
 
 namespace recon {
 
-// Blocking calls of the head's Trace service, each with a deadline. Thread-safe. Errors are the head's, with
-// Unavailable or DeadlineExceeded when it cannot be reached.
+// Blocking calls of the head's Trace service, each with a deadline, and each made again where a token is
+// found (Introduction). Thread-safe. Errors are the head's, with Unavailable or DeadlineExceeded when it
+// cannot be reached.
 class TraceClient {
  public:
   // Each call shows `caller`.
@@ -26,7 +27,7 @@ class TraceClient {
 
  private:
   std::unique_ptr<Trace::Stub> stub_;
-  const Caller caller_;
+  Introduction introduction_;
 };
 
 }  // namespace recon

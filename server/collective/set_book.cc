@@ -182,8 +182,9 @@ void SetBook::BeginIfComplete(Set* set, Changes* changes) {
   set->went.clear();
 }
 
-void SetBook::Tell(const Set& set, const std::vector<SetMember>& came, Changes* changes) {
+void SetBook::Tell(const Set& set, const std::vector<SetMember>& came, Changes* changes) const {
   SetEpoch epoch;
+  epoch.set_wants_secret(options_.wants_secret);
   epoch.set_set(set.id);
   epoch.set_epoch(set.epoch);
   for (const Member& member : set.members) {

@@ -23,8 +23,9 @@ namespace recon {
 class SetBook {
  public:
   struct Options {
-    absl::Duration patience;  // Of members that do not say.
-    uint64_t first_set = 1;   // Random: set numbers of an earlier process are not those of this one.
+    absl::Duration patience;    // Of members that do not say.
+    uint64_t first_set = 1;     // Random: set numbers of an earlier process are not those of this one.
+    bool wants_secret = false;  // Members are told: see SetEpoch.
   };
   // What members are to be told, in this order, and what the head's own ChunkBook is.
   struct Changes {
@@ -78,7 +79,7 @@ class SetBook {
   void Lose(Set* set, size_t place, const std::string& why, Changes* changes);
   void BeginIfComplete(Set* set, Changes* changes);
   static size_t Here(const Set& set);
-  static void Tell(const Set& set, const std::vector<SetMember>& came, Changes* changes);
+  void Tell(const Set& set, const std::vector<SetMember>& came, Changes* changes) const;
 
   const Options options_;
   uint64_t next_set_;

@@ -64,11 +64,10 @@ absl::Status Follower::CheckAddresses() const {
 
 absl::Status Follower::ConnectToHead() {
   const TlsFlags& tls = process_.tls();
-  if (!tls.token_file.empty()) {
-    RECON_ASSIGN_OR_RETURN(caller_.token, ReadTokenFile(tls.token_file));
-  }
+  RECON_ASSIGN_OR_RETURN(const Caller caller, CallerFor(tls));
   RECON_ASSIGN_OR_RETURN(head_, ConnectTo(process_.flags().join, tls));
-  traces_ = std::make_unique<TraceReporter>(head_, caller_);
+  introduction_ = std::make_unique<Introduction>(caller);
+  traces_ = std::make_unique<TraceReporter>(head_, caller);
   return absl::OkStatus();
 }
 
@@ -90,8 +89,7 @@ absl::Status Follower::StartServing() {
   CollectiveService::Options collective;
   collective.head = false;
   collective.ticket_key = ticket_key_;
-  RECON_RETURN_IF_ERROR(process_.StartRpc({control_service_.get()}, collective, RevokedClients::kRefused));
-  return process_.WriteAddress();
+  return process_.StartRpc({control_service_.get()}, collective, RevokedClients::kRefused);
 }
 
 Follower::~Follower() {
@@ -109,8 +107,10 @@ void Follower::Follow() {
   bool said = false;
   absl::Status cause;  // Why the head cannot be reached, as far as its certificate tells.
   while (!stop_.load()) {
-    const absl::Status ended = joined_.Follow(std::make_shared<GrpcHeadLink>(head_, caller_));
+    const auto link = std::make_shared<GrpcHeadLink>(head_, introduction_.get());
+    const absl::Status ended = joined_.Follow(link);
     if (stop_.load() || joined_.done() || !joined_.failure().ok()) return;
+    if (link->found_token()) continue;
     const bool hopeless = absl::IsFailedPrecondition(ended) || absl::IsInvalidArgument(ended);
     if (absl::IsUnimplemented(ended)) {
       return joined_.Fail(absl::FailedPreconditionError(

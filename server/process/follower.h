@@ -73,8 +73,8 @@ class Follower : private ShardHost {
   ServerProcess process_;
   const std::string ticket_key_ = DrawSecret(kTicketKeyBytes);  // Told to the head.
   std::atomic<bool>& stop_;
-  std::atomic<bool> has_place_{false};  // The head has given it one.
-  Caller caller_;                       // Shown to the head.
+  std::atomic<bool> has_place_{false};          // The head has given it one.
+  std::unique_ptr<Introduction> introduction_;  // Shown to the head.
   std::shared_ptr<grpc::Channel> head_;
   std::unique_ptr<TraceReporter> traces_;
   std::unique_ptr<JoinedControlService> control_service_;

@@ -17,6 +17,7 @@
 #include "common/base/shutdown_signal.h"
 #include "common/base/status_macros.h"
 #include "common/optim/update_rules.h"
+#include "common/rpc/caller.h"
 #include "common/storage/store_url.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "server/control/proposal.h"
@@ -86,9 +87,11 @@ absl::Status Head::OpenAccess() {
   options.ca_file = flags.tls.ca;
   options.names_by_certificate = flags.access.names_by_certificate;
   options.tokens_file = flags.access.tokens;
-  options.operator_file = std::filesystem::absolute(flags.data) / "OPERATOR_TOKEN";
+  options.directory = std::filesystem::absolute(flags.data);
+  options.open = flags.access.open;
+  RECON_ASSIGN_OR_RETURN(const Caller given, CallerFor(flags.tls));
+  options.job_token = given.token;
   options.connections = process_.connections();
-  options.audit_file = flags.data + "/AUDIT";
   RECON_ASSIGN_OR_RETURN(access_, Access::Open(options));
   if (dashboard_ == nullptr) return absl::OkStatus();
   return WriteOwnFile(flags.data + "/DASHBOARD", dashboard_->url() + "\n");
@@ -343,7 +346,7 @@ absl::Status Head::StartServing() {
   }
   process_.params()->NoteReady();
   process_.rpc()->SetServing(true);
-  return process_.WriteAddress();
+  return absl::OkStatus();
 }
 
 CollectiveService::Options Head::CollectiveOptions() {

@@ -146,12 +146,28 @@ constexpr const char* kFlagsWithJoin[] = {
     "--tls-ca",        "--tls-crl",      "--insecure",        "--token-file", "--apply-threads",
     "--shared-memory", "--ucx-listen",   "--log-level"};
 
+// Of a head: one way of saying who its job's processes are.
+absl::Status CheckWhoMayJoin(const ServerFlags& flags) {
+  const bool certificates = !flags.tls.cert.empty();
+  const bool tokens = !flags.access.tokens.empty();
+  if (flags.access.open && (certificates || tokens || !flags.tls.token_file.empty())) {
+    return absl::InvalidArgumentError(absl::StrCat("--open lets everybody in, ",
+                                                   certificates ? "--tls-cert"
+                                                   : tokens     ? "--tokens"
+                                                                : "--token-file",
+                                                   " does not: give one of them"));
+  }
+  if (!flags.tls.token_file.empty() && (certificates || tokens)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--token-file has the token of a job without TLS and without --tokens; this one has ",
+                     certificates ? "--tls-cert" : "--tokens"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckJoin(const CLI::App& app, const ServerFlags& flags) {
   if (flags.join.empty()) {
-    if (!flags.tls.token_file.empty()) {
-      return absl::InvalidArgumentError(
-          "--token-file is for servers that --join another; the head has --tokens");
-    }
+    RECON_RETURN_IF_ERROR(CheckWhoMayJoin(flags));
     if (flags.advertise.empty()) return absl::OkStatus();
     return absl::InvalidArgumentError("--advertise is for servers that --join another");
   }

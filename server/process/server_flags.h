@@ -34,6 +34,7 @@ struct ServerFlags {
     std::vector<RoleRule> allow;        // By certificate.
     std::string tokens;                 // File with everybody's; empty: none.
     bool names_by_certificate = false;  // A worker is called as its certificate is.
+    bool open = false;                  // Everybody may join, without any secret.
   };
   // The snapshot that a new job takes its initial parameters from.
   struct InitialSnapshot {
@@ -45,7 +46,7 @@ struct ServerFlags {
   std::string dashboard;    // HOST:PORT; empty: none.
   std::string tensorboard;  // Directory for event files; empty: none.
   AccessRules access;
-  TlsFlags tls;  // The token is that of a server that joins.
+  TlsFlags tls;  // The token is that of a server that joins, or the one that a head gives its job.
   FrameListeners::Options frames;
   bool exit_when_done = false;
   absl::Duration idle_timeout;  // 0: it waits for workers for ever.

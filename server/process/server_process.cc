@@ -83,13 +83,14 @@ absl::Status ServerProcess::StartRpc(std::vector<grpc::Service*> services,
   collective_service_ = std::make_unique<CollectiveService>(collective);
   services.push_back(param_service_.get());
   services.push_back(collective_service_.get());
-  RECON_ASSIGN_OR_RETURN(rpc_,
-                         RpcServer::Start("--listen", flags_.listen, tls_, services, &connections_, revoked));
+  RECON_ASSIGN_OR_RETURN(
+      rpc_, RpcServer::Start("--listen", flags_.listen, tls_, services, &connections_, revoked,
+                             [this](const std::string& address) { return WriteAddress(address); }));
   return absl::OkStatus();
 }
 
-absl::Status ServerProcess::WriteAddress() const {
-  return WriteOwnFile(flags_.data + "/ADDRESS", rpc_->address() + "\n");
+absl::Status ServerProcess::WriteAddress(const std::string& address) const {
+  return WriteOwnFile(flags_.data + "/ADDRESS", address + "\n");
 }
 
 void ServerProcess::StopServing(absl::Duration timeout) {

@@ -61,11 +61,10 @@ class ServerProcess {
   // Opens the port of metrics, and the ways for frames beside gRPC's. `id`: under which workers find shared
   // memory. `connected` is told of connections and may be null.
   absl::Status StartListeners(uint64_t id, ConnectedProcesses* connected);
-  // Opens the port with these services, the parameters' and that of collectives. Before: StartListeners().
+  // Opens the port with these services, the parameters' and that of collectives, and writes <data>/ADDRESS
+  // before the first call is answered: who looks for a token compares it. Before: StartListeners().
   absl::Status StartRpc(std::vector<grpc::Service*> services, CollectiveService::Options collective,
                         RevokedClients revoked);
-  // Writes <data>/ADDRESS.
-  absl::Status WriteAddress() const;
   // No frame and no call comes any more, and those that run have ended, at the latest after so long. Again is
   // no harm.
   void StopServing(absl::Duration timeout);
@@ -83,6 +82,8 @@ class ServerProcess {
   RpcServer* rpc() const { return rpc_.get(); }
 
  private:
+  absl::Status WriteAddress(const std::string& address) const;
+
   // In the order of their construction; destroyed in reverse.
   ServerFlags flags_;
   const TlsFlags tls_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
@@ -24,6 +25,7 @@ namespace recon {
 namespace {
 
 constexpr size_t kTokensBytesMax = 1 << 20;
+constexpr char kJobTokenPrefix[] = "recon-job-";
 // Lines of the audit log, for what was denied.
 constexpr int kDenialsASecond = 5;
 
@@ -44,11 +46,36 @@ std::string Shown(const CertificateNames& names) {
                       names.uris.empty() ? "" : ", ", absl::StrJoin(names.uris, ", "));
 }
 
+// A job's token for its user alone.
+absl::Status KeepJobToken(const std::string& path, const std::string& token) {
+  unlink(path.c_str());  // Who has opened another one's file reads nothing new.
+  absl::Status kept = WriteOwnFile(path, token + "\n", 0600);
+  if (kept.ok()) kept = ReadSecretFile(path, kTokensBytesMax).status();
+  if (kept.ok()) return kept;
+  unlink(path.c_str());
+  return absl::FailedPreconditionError(
+      absl::StrCat("the job's token cannot be kept: ", kept.message(),
+                   "; give one by RECON_TOKEN, or --tokens, or let everybody in (--open)"));
+}
+
+// The one of an earlier start. NotFound if there is none.
+absl::StatusOr<std::string> ReadJobToken(const std::string& path) {
+  absl::StatusOr<std::string> text = ReadSecretFile(path, kTokensBytesMax);
+  if (text.ok()) text = ReadOwnFile(path, kTokensBytesMax);
+  if (absl::IsNotFound(text.status())) return text.status();
+  const absl::string_view token = text.ok() ? absl::StripAsciiWhitespace(*text) : "";
+  const absl::Status fits = text.ok() ? CheckToken(token) : text.status();
+  if (fits.ok()) return std::string(token);
+  return absl::FailedPreconditionError(absl::StrCat(
+      path, ": ", fits.message(), "; without the file another token is drawn, which workers need then"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Access>> Access::Open(const Options& options) {
   std::unique_ptr<Access> access(new Access(options));
   access->MakeOwnToken();
+  RECON_RETURN_IF_ERROR(access->MakeJobToken());
   {
     MutexLock lock(&access->mu_);
     RECON_RETURN_IF_ERROR(access->LookAtTokens());
@@ -56,12 +83,12 @@ absl::StatusOr<std::unique_ptr<Access>> Access::Open(const Options& options) {
   if (!options.crl_file.empty()) {
     RECON_ASSIGN_OR_RETURN(access->revocations_, Revocations::Open(options.crl_file, options.ca_file));
   }
-  RECON_ASSIGN_OR_RETURN(access->audit_, AuditLog::Open(options.audit_file));
+  RECON_ASSIGN_OR_RETURN(access->audit_, AuditLog::Open(options.directory + "/AUDIT"));
   return access;
 }
 
 void Access::MakeOwnToken() {
-  const std::string& path = options_.operator_file;
+  const std::string path = absl::StrCat(options_.directory, "/", kOwnTokenFile);
   // A new one each time: whoever listened on the head's port while it was away may have been shown the old
   // one.
   own_token_ = kOwnTokenPrefix;
@@ -73,6 +100,32 @@ void Access::MakeOwnToken() {
   // A full disk, or a file system where all files are everybody's: training needs no operator.
   LogWarn("{}: operators need a certificate or --tokens: {}", path, kept.message());
   unlink(path.c_str());
+}
+
+absl::Status Access::MakeJobToken() {
+  if (options_.tls || !options_.tokens_file.empty() || options_.open) return absl::OkStatus();
+  const std::string path = absl::StrCat(options_.directory, "/", kJobTokenFile);
+  job_token_ = options_.job_token;
+  if (!job_token_.empty()) {
+    const absl::Status fits = CheckToken(job_token_);
+    if (!fits.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the job's token (--token-file or RECON_TOKEN): ", fits.message()));
+    }
+    // Who was given it needs no file; processes of this machine are spared a flag by it.
+    absl::Status kept = KeepJobToken(path, job_token_);
+    if (!kept.ok()) LogWarn("{}: processes of this machine need the job's token: {}", path, kept.message());
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::string> before = ReadJobToken(path);
+  if (before.ok()) {
+    job_token_ = *std::move(before);
+    return absl::OkStatus();
+  }
+  if (!absl::IsNotFound(before.status())) return before.status();
+  job_token_ = kJobTokenPrefix;
+  for (int i = 0; i < 4; ++i) absl::StrAppend(&job_token_, absl::Hex(RandomNonZero(), absl::kZeroPad16));
+  return KeepJobToken(path, job_token_);
 }
 
 absl::Status Access::LookAtTokens() {
@@ -124,13 +177,17 @@ Access::Caller Access::CallerOf(const grpc::CallbackServerContext& context) {
       if (caller.revoked) return caller;
       shown.push_back(caller.shown);
     }
-  } else if (options_.tokens_file.empty()) {
+  } else if (!wants_secret()) {
     caller.roles = {Role::kWorker, Role::kServer};
   }
   const std::string token = TokenOf(context);
   if (!token.empty()) {
     TokenTable own;
     own.Add(Role::kOperator, own_token_);
+    if (!job_token_.empty()) {
+      own.Add(Role::kWorker, job_token_);
+      own.Add(Role::kServer, job_token_);
+    }
     RoleSet by_token = own.RolesOf(token);
     MutexLock lock(&mu_);
     // The tokens that were good stay, if the file is not.
@@ -163,16 +220,36 @@ absl::Status Access::Check(grpc::CallbackServerContext* context, Role need, absl
   }
   const absl::Status denied = absl::PermissionDeniedError(
       absl::StrCat(call, " is for the role ", RoleName(need), ": the caller at ", peer, " has shown ",
-                   caller.shown, " and has the role ", caller.roles.Describe(),
-                   options_.tls ? "; give a certificate of that role, or a token (--token-file)"
-                                : "; give a token of that role (--token-file)"));
-  NoteDenied({WallNow(), std::string(call), peer, caller.shown, caller.roles.Describe(), "",
-              absl::StrCat("denied: needs ", RoleName(need))});
-  // With it one may observe, too.
-  if ((need == Role::kOperator || need == Role::kObserver) && IsLoopback(peer)) {
-    context->AddTrailingMetadata(kOwnTokenFileMetadata, options_.operator_file);
+                   caller.shown, " and has the role ", caller.roles.Describe(), Way(need)));
+  const bool told = IsLoopback(peer) && context->client_metadata().count(kLooksMetadata) != 0;
+  // A token that nobody has is no way of looking.
+  const bool looks = told && (!caller.roles.empty() || TokenOf(*context).empty());
+  if (!looks) {
+    NoteDenied({WallNow(), std::string(call), peer, caller.shown, caller.roles.Describe(), "",
+                absl::StrCat("denied: needs ", RoleName(need))});
   }
+  TellWhere(context, need);
   return denied;
+}
+
+std::string Access::Way(Role need) const {
+  if (options_.tls) return "; give a certificate of that role, or a token (--token-file)";
+  if (job_token_.empty() || need == Role::kOperator) {
+    return "; give a token of that role (--token-file, RECON_TOKEN_FILE or RECON_TOKEN)";
+  }
+  return absl::StrCat("; give the job's token (--token-file, RECON_TOKEN_FILE or RECON_TOKEN): it is in ",
+                      kJobTokenFile,
+                      " in the head's --data, where processes of the head's user on its "
+                      "machine find it by themselves");
+}
+
+void Access::TellWhere(grpc::CallbackServerContext* context, Role need) const {
+  if (!IsLoopback(PeerOf(*context))) return;
+  const bool of_job = need != Role::kOperator && !job_token_.empty();
+  // With the operator's one may observe, too.
+  if (!of_job && need != Role::kOperator && need != Role::kObserver) return;
+  context->AddTrailingMetadata(kOwnTokenFileMetadata,
+                               absl::StrCat(options_.directory, "/", of_job ? kJobTokenFile : kOwnTokenFile));
 }
 
 absl::Status Access::CheckName(const grpc::CallbackServerContext& context, absl::string_view name) {

@@ -19,9 +19,10 @@
 namespace recon {
 
 // Which calls of a head are answered, by the role of the caller. A role comes from the caller's certificate,
-// by rules, and from the token that it shows. Without TLS and without a file of tokens everybody who reaches
-// the port may do what a worker, a server and an observer may; an operator shows the token that the head has
-// made for itself when it started, in a file that only the head's user reads.
+// by rules, and from the token that it shows. Without TLS and without a file of tokens the job has a token of
+// its own, in a file that only the head's user reads: who shows it may do what a worker, a server and an
+// observer may, and nobody else may do anything, unless the head is open. An operator shows the token that
+// the head has made for itself when it started, in another such file.
 //
 // Threads: thread-safe.
 class Access {
@@ -35,20 +36,25 @@ class Access {
     std::string ca_file;
     // A worker is called by its certificate's common name.
     bool names_by_certificate = false;
-    std::string tokens_file;    // Empty: none. It is read again when it changes.
-    std::string operator_file;  // Gets the head's own token.
-    std::string audit_file;
+    std::string tokens_file;  // Empty: none. It is read again when it changes.
+    std::string directory;    // Gets the files with the head's own token and the job's, and AUDIT.
+    // Whoever reaches the port is a worker, a server and an observer.
+    bool open = false;
+    // What the job's token is to be; empty: the one of an earlier start, or one that is drawn. Of no use with
+    // TLS, with a file of tokens and of an open head.
+    std::string job_token = "";  // NOLINT(readability-redundant-string-init)
     // Told whose other ends have been understood, and which are members; null: none. It outlives this.
     Connections* connections = nullptr;
   };
-  // InvalidArgument for a file of tokens or of revoked certificates that cannot be read or is wrong;
-  // FailedPrecondition for an audit file that is a link or no regular file.
+  // InvalidArgument for a file of tokens or of revoked certificates that cannot be read or is wrong, and for
+  // a job's token that can be none; FailedPrecondition for an audit file that is a link or no regular file,
+  // and for a job's token that cannot be kept to its user.
   static absl::StatusOr<std::unique_ptr<Access>> Open(const Options& options);
 
   // OK if the caller has the role; ResourceExhausted if it observes, is no member of the job, and its
   // connection has kObserverCallsMax calls open. Else PermissionDenied, which names the role and the way to
-  // it; it is in the audit log then. Where the head's own token would do, and the caller is a process of this
-  // machine, it is told where that is.
+  // it; it is in the audit log then. A process of this machine is told where the head keeps a token that
+  // would do; if it shows nothing and says that it looks for one, it has no line in the audit log for that.
   absl::Status Check(grpc::CallbackServerContext* context, Role need, absl::string_view call);
   // OK if the holder of this certificate (DER), who calls otherwise than by gRPC, may observe. Else
   // PermissionDenied, which says what it is; it is not in the audit log.
@@ -56,6 +62,8 @@ class Access {
   // Whether a worker of that name may come: if names go by certificates, it is the common name of the
   // caller's, or that, a dash and more. PermissionDenied, which says the name.
   absl::Status CheckName(const grpc::CallbackServerContext& context, absl::string_view name);
+  // Whether nobody is a member without having shown something.
+  bool wants_secret() const { return options_.tls || !options_.tokens_file.empty() || !options_.open; }
   // What a peer (PeerOf) calls over; null if that is not known.
   std::shared_ptr<Connection> ConnectionOf(const std::string& peer) const;
   // The caller has shown to be a worker of the job.
@@ -72,6 +80,12 @@ class Access {
   };
   explicit Access(Options options) : options_(std::move(options)), tokens_file_(options_.tokens_file) {}
   void MakeOwnToken();
+  // The job's token, where it has one.
+  absl::Status MakeJobToken();
+  // What a caller who was denied can do, as the end of a sentence.
+  std::string Way(Role need) const;
+  // Tells a process of this machine where a token for `need` is.
+  void TellWhere(grpc::CallbackServerContext* context, Role need) const;
   // A line of the audit log; of a flood only some, and how many there were.
   void NoteDenied(AuditLog::Entry entry);
   // Reads the tokens if the file is another one than at the last look.
@@ -82,6 +96,7 @@ class Access {
 
   const Options options_;
   std::string own_token_;
+  std::string job_token_;  // Empty: the job has none.
   std::unique_ptr<AuditLog> audit_;
   Revocations* revocations_ = nullptr;  // Null: none.
 

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
@@ -24,14 +25,28 @@ namespace {
 constexpr uint64_t kInlineBytes = 32 << 10;
 constexpr absl::Duration kLook = absl::Milliseconds(100);
 
+// Who joins which set, for the audit log.
+std::string DescribeJoin(const CallFrame& frame) {
+  JoinRequest request;
+  if (!request.ParseFromString(frame.payload.ToString())) return "a request that cannot be read";
+  return absl::StrCat("set '", request.set(), "', member '", request.member(), "', ",
+                      request.elastic() ? std::string("elastic")
+                                        : absl::StrCat("rank ", request.rank(), " of ", request.size()));
+}
+
 }  // namespace
 
 // One member's stream. Threads: reactions on gRPC's, Send() and Close() on any. Deletes itself.
 class CollectiveService::Stream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   // `connection`: what it is over; null: unknown.
-  Stream(CollectiveService* service, uint64_t number, std::shared_ptr<Connection> connection)
-      : service_(service), number_(number), connection_(std::move(connection)), call_(connection_) {}
+  Stream(CollectiveService* service, uint64_t number, grpc::CallbackServerContext* context,
+         std::shared_ptr<Connection> connection)
+      : service_(service),
+        number_(number),
+        context_(context),
+        connection_(std::move(connection)),
+        call_(connection_) {}
 
   void Start() { StartRead(&incoming_); }
 
@@ -55,7 +70,7 @@ class CollectiveService::Stream final : public grpc::ServerBidiReactor<grpc::Byt
     absl::StatusOr<ByteChain> bytes = ChainOf(&incoming_);
     absl::StatusOr<CallFrame> frame = bytes.ok() ? DecodeCallFrame(*bytes) : bytes.status();
     const absl::StatusOr<bool> member =
-        frame.ok() ? service_->Handle(number_, *std::move(frame)) : frame.status();
+        frame.ok() ? service_->Handle(number_, *context_, *std::move(frame)) : frame.status();
     if (!member.ok()) return End(member.status(), std::string(member.status().message()));
     if (*member && connection_ != nullptr) connection_->NoteMember();
     StartRead(&incoming_);  // Only now: frames of a stream are handled in their order.
@@ -91,6 +106,7 @@ class CollectiveService::Stream final : public grpc::ServerBidiReactor<grpc::Byt
 
   CollectiveService* const service_;
   const uint64_t number_;
+  grpc::CallbackServerContext* const context_;
   const std::shared_ptr<Connection> connection_;
   const OpenCall call_;
   grpc::ByteBuffer incoming_;
@@ -106,7 +122,10 @@ CollectiveService::CollectiveService(const Options& options)
       access_(options.access),
       connections_(options.connections),
       desk_(CallDesk::Options{
-          options.head, {options.patience, RandomNonZero()}, options.other_servers, options.ticket_key}) {}
+          options.head,
+          {options.patience, RandomNonZero(), options.access != nullptr && options.access->wants_secret()},
+          options.other_servers,
+          options.ticket_key}) {}
 
 CollectiveService::~CollectiveService() {
   alarm_ = nullptr;
@@ -124,7 +143,7 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CollectiveService::
     pool_ = std::make_unique<LanePool>("combine", static_cast<int>(std::min(cores, 8U)));
     alarm_ = std::make_unique<Alarm>([this] { EvictSilent(); });
   }
-  auto* const stream = new Stream(this, ++last_stream_,
+  auto* const stream = new Stream(this, ++last_stream_, context,
                                   connections_ == nullptr ? nullptr : connections_->Find(PeerOf(*context)));
   streams_[last_stream_] = stream;
   if (allowed.ok()) stream->Start();
@@ -133,17 +152,20 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CollectiveService::
   return stream;
 }
 
-absl::StatusOr<bool> CollectiveService::Handle(uint64_t stream, CallFrame frame) {
+absl::StatusOr<bool> CollectiveService::Handle(uint64_t stream, const grpc::CallbackServerContext& context,
+                                               CallFrame frame) {
   CallDesk::Answers answers;
   absl::Status status;
+  const bool joined = frame.header.kind == CallFrameKind::kJoin;
+  const std::string who = joined && access_ != nullptr ? DescribeJoin(frame) : "";
   {
     MutexLock lock(&mu_);
-    const bool joins = frame.header.kind == CallFrameKind::kJoin;
     status = desk_.Handle(stream, std::move(frame), Now(), &answers);
     Send(&answers);
-    if (joins && desk_.has_members()) alarm_->Set(Now() + kLook);
+    if (joined && desk_.has_members()) alarm_->Set(Now() + kLook);
   }
   AnswerAll(std::move(answers.ready));
+  if (joined && access_ != nullptr) access_->Note(context, "Join of a set", who, status);
   if (!status.ok()) return status;
   return answers.is_member;
 }

@@ -56,7 +56,7 @@ class CollectiveService final : public Collective::WithRawCallbackMethod_Exchang
   class Stream;
 
   // gRPC's threads. Whether the frame has shown that its sender is a member; a bad status ends the stream.
-  absl::StatusOr<bool> Handle(uint64_t stream, CallFrame frame);
+  absl::StatusOr<bool> Handle(uint64_t stream, const grpc::CallbackServerContext& context, CallFrame frame);
   void Ended(uint64_t stream, const std::string& why);
   void Forget(uint64_t stream);
 

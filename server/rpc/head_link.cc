@@ -6,9 +6,9 @@
 
 namespace recon {
 
-GrpcHeadLink::GrpcHeadLink(const std::shared_ptr<grpc::Channel>& channel, const Caller& caller)
-    : stub_(ShardServers::NewStub(channel)), writer_("to-head") {
-  caller.AddTo(&context_);
+GrpcHeadLink::GrpcHeadLink(const std::shared_ptr<grpc::Channel>& channel, Introduction* introduction)
+    : introduction_(introduction), stub_(ShardServers::NewStub(channel)), writer_("to-head") {
+  shown_ = introduction_->AddTo(&context_);
   stream_ = stub_->Serve(&context_);
 }
 
@@ -23,7 +23,9 @@ void GrpcHeadLink::Cancel() { context_.TryCancel(); }
 
 absl::Status GrpcHeadLink::Finish() {
   writer_.RunAndWait([] {});
-  return FromGrpc(stream_->Finish());
+  const grpc::Status ended = stream_->Finish();
+  found_token_ = introduction_->FindsAnother(shown_, ended, context_);
+  return FromGrpc(ended);
 }
 
 }  // namespace recon

@@ -103,10 +103,12 @@ grpc::Status Serve(const std::string& address, const Who& who) {
   return stream->Finish();
 }
 
-std::string OwnToken(const InProcessJob& job) {
-  std::string token = ReadWholeFile(job.flags.data + "/OPERATOR_TOKEN");
+std::string TokenIn(const std::string& path) {
+  std::string token = ReadWholeFile(path);
   return token.substr(0, token.size() - 1);
 }
+
+std::string OwnToken(const InProcessJob& job) { return TokenIn(job.flags.data + "/OPERATOR_TOKEN"); }
 
 void WriteTokens(const std::string& path, const std::string& text) {
   WriteWholeFile(path, text);
@@ -126,9 +128,10 @@ std::string AllTokens() {
 
 }  // namespace
 
-TEST_CASE("over plain text everybody trains and looks, and an operator shows the head's own token",
+TEST_CASE("an open head lets everybody train and look, and an operator shows the head's own token",
           "[access]") {
   InProcessJob job(-1);
+  job.flags.access.open = true;
   job.flags.servers = GENERATE(1u, 2u);
   job.StartServer();
   const Who nobody = {"nobody", {}, "", {Role::kWorker, Role::kServer}};
@@ -139,6 +142,26 @@ TEST_CASE("over plain text everybody trains and looks, and an operator shows the
              {"a wrong token", {}, "recon-operator-0123456789", {Role::kWorker, Role::kServer}});
   CheckCalls(job.flags.listen,
              {"the head's token", {}, OwnToken(job), {Role::kWorker, Role::kServer, Role::kOperator}});
+}
+
+TEST_CASE("over plain text who shows the job's token trains and looks, and an operator the head's own",
+          "[access]") {
+  InProcessJob job(-1);
+  job.flags.servers = GENERATE(1u, 2u);
+  job.StartServer();
+  const std::string token = TokenIn(job.flags.data + "/JOB_TOKEN");
+  const Who member = {"the job's token", {}, token, {Role::kWorker, Role::kServer}};
+  for (const Who& who : {member, Who{"nobody", {}, "", {}}, Who{"half a token", {}, token.substr(0, 30), {}},
+                         Who{"a longer token", {}, token + "0", {}},
+                         Who{"a wrong token", {}, "recon-operator-0123456789", {}}}) {
+    INFO(who.name);
+    const bool serves = who.roles.Has(Role::kServer);
+    const grpc::Status served = Serve(job.flags.listen, who);
+    CHECK(serves == (served.error_code() != grpc::StatusCode::PERMISSION_DENIED));
+    if (job.flags.servers == 1) CheckCalls(job.flags.listen, who);
+  }
+  if (job.flags.servers == 2) return;
+  CheckCalls(job.flags.listen, {"the head's token", {}, OwnToken(job), {Role::kOperator}});
   struct stat found {};
   REQUIRE(stat((job.flags.data + "/OPERATOR_TOKEN").c_str(), &found) == 0);
   CHECK((found.st_mode & 0777) == 0600);

@@ -72,6 +72,7 @@ class Chaos {
         job_(servers,
              {"--optimizer", "sgd", "--learning-rate", "1", "--data-epochs", "1000", "--evict-after",
               absl::FormatDuration(kEvictAfter), "--suspect-after", "1s", "--snapshot-interval", "2s"}) {
+    setenv("RECON_TOKEN", "chaos-0123456789abcdef", 1);  // Of all that is started.
     REQUIRE(job_.StartAll());
     workers_.resize(count_);
     for (uint32_t i = 0; i < count_; ++i) Begin(i);

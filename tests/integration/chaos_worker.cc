@@ -39,6 +39,13 @@ namespace {
 constexpr absl::Duration kHeartbeat = absl::Milliseconds(300);
 std::atomic<bool> g_cut_asked{false};
 
+// Through a link nobody finds the job's token: the environment has it.
+Caller Introduced(const WorkerSecret& secret) {
+  Caller caller = *CallerFor({});
+  caller.secret = std::string(secret.bytes());
+  return caller;
+}
+
 class ChaosWorker {
  public:
   ChaosWorker(char** argv, const TlsFlags& tls)
@@ -50,8 +57,8 @@ class ChaosWorker {
         file_(open(argv[6], O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)),
         layout_(*ParamLayout::Create(ChaosModel(workers_))),
         channel_(*ConnectTo(server_, tls)),
-        control_(channel_, absl::Seconds(2), Caller::Worker(secret_)),
-        servers_({server_, tls, Caller::Worker(secret_), 2, std::string(argv[5]) == "shm"}, &layout_) {}
+        control_(channel_, absl::Seconds(2), Introduced(secret_)),
+        servers_({server_, tls, Introduced(secret_), 2, std::string(argv[5]) == "shm"}, &layout_) {}
 
   void Run() {
     Join();

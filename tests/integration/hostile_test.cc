@@ -244,6 +244,8 @@ void RunAttack(const TlsFlags& tls, const std::vector<std::string>& tls_flags, c
                                     "--data-epochs",   "1000", "--evict-after",       "15s",
                                     "--suspect-after", "5s",   "--snapshot-interval", "2s"};
   flags.insert(flags.end(), tls_flags.begin(), tls_flags.end());
+  if (tls.cert.empty())
+    flags.emplace_back("--open");  // Whoever has no secret comes no further than its denial.
   SplitCores cores;
   if (asked > 0) cores = Split();
   const OnCores on_cores(cores.job);

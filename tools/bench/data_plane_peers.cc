@@ -122,7 +122,9 @@ class PushWorker {
     RECON_ASSIGN_OR_RETURN(ParamLayout layout, ParamLayout::Create(model));
     layout_ = std::make_unique<ParamLayout>(std::move(layout));
     RECON_ASSIGN_OR_RETURN(const auto channel, ConnectTo(options_.server, {}));
-    control_ = std::make_unique<ControlClient>(channel, ControlClient::kDeadline, Caller::Worker(secret_));
+    RECON_ASSIGN_OR_RETURN(Caller caller, CallerFor({}));
+    caller.secret = std::string(secret_.bytes());
+    control_ = std::make_unique<ControlClient>(channel, ControlClient::kDeadline, caller);
     RegisterRequest request;
     request.set_name(options_.name);
     request.set_incarnation(secret_.incarnation().value());
@@ -136,8 +138,8 @@ class PushWorker {
     identity_.set_incarnation(request.incarnation());
     identity_.set_cluster_epoch(registered.cluster_epoch());
     window_ = std::make_shared<SendWindow>(/*servers=*/1, limits::kDataConnections);
-    RECON_ASSIGN_OR_RETURN(transport_, ConnectForFrames(options_.server, {}, limits::kDataConnections,
-                                                        window_, Caller::Worker(secret_)));
+    RECON_ASSIGN_OR_RETURN(transport_,
+                           ConnectForFrames(options_.server, {}, limits::kDataConnections, window_, caller));
     RECON_ASSIGN_OR_RETURN(const uint16_t port, PortOf(options_.server));
     window_->SetOneMachine(OnOneMachine({port}));  // As a worker does it.
     if (options_.transport == "shm") {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import subprocess
 
 SERVER_ADDRESS = "10.77.0.1"
@@ -24,6 +25,8 @@ class Star:
         self.offloads = offloads
         if os.geteuid() != 0:
             raise SystemExit("bench: network namespaces need root")
+        # Between namespaces nobody finds the job's token by himself: all that is started shows this one.
+        os.environ.setdefault("RECON_TOKEN", secrets.token_hex(16))
         self.tag = f"recon{os.getpid()}"
         self.leaves = [("worker", index) for index in range(workers)] + [("server", index) for index in range(servers)]
         self.mbit = mbit

@@ -74,7 +74,8 @@ absl::Status RunStepLoad(const StepLoadOptions& options) {
   connection_options.connections = options.connections;
   ServerConnections servers(connection_options, &layout);
   RECON_ASSIGN_OR_RETURN(const auto channel, ConnectTo(options.server, tls));
-  ControlClient control(channel);
+  RECON_ASSIGN_OR_RETURN(const Caller caller, CallerFor(tls));
+  ControlClient control(channel, ControlClient::kDeadline, caller);
   Session::Options session_options;
   session_options.name = options.name;
   session_options.model = model;

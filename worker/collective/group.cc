@@ -83,7 +83,7 @@ class Group::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grp
 
   void Start() {
     // A server that is about to start is waited for; who joins says for how long.
-    group_->caller_.AddTo(&context_);
+    shown_ = group_->introduction_->AddTo(&context_);
     context_.set_wait_for_ready(true);
     stub_.PrepareBidiStreamingCall(&context_, "/recon.Collective/Exchange", grpc::StubOptions(), this);
     AddHold();  // Writes are started outside of reactions.
@@ -133,9 +133,12 @@ class Group::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grp
     EndWrites();
   }
   void OnDone(const grpc::Status& status) override {
-    group_->OnStreamEnded(address_,
+    ended_with_ = status;
+    group_->OnStreamEnded(this, address_,
                           status.ok() ? absl::UnavailableError("the server ended it") : FromGrpc(status));
   }
+  // After its end: whether it was denied, and there is a token now to begin another one with.
+  bool FindsToken() { return group_->introduction_->FindsAnother(shown_, ended_with_, context_); }
 
  private:
   void EndWrites() {
@@ -157,6 +160,8 @@ class Group::Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grp
   grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub_;
   grpc::ClientContext context_;
   grpc::ByteBuffer incoming_;
+  std::string shown_;  // Of the tokens.
+  grpc::Status ended_with_;
 
   Mutex mu_ ABSL_ACQUIRED_AFTER(group_->mu_);
   std::deque<grpc::ByteBuffer> outgoing_ ABSL_GUARDED_BY(mu_);  // The first is being written.
@@ -169,7 +174,8 @@ Group::Group(const Options& options)
 
 absl::StatusOr<std::unique_ptr<Group>> Group::Join(const Options& options) {
   std::unique_ptr<Group> group(new Group(options));
-  RECON_ASSIGN_OR_RETURN(group->caller_, CallerFor(options.tls));
+  RECON_ASSIGN_OR_RETURN(Caller caller, CallerFor(options.tls));
+  group->introduction_ = std::make_unique<Introduction>(std::move(caller));
   RECON_ASSIGN_OR_RETURN(group->head_, ConnectTo(options.server, options.tls, NextConnection()));
   JoinRequest request;
   request.set_set(options.set);
@@ -182,19 +188,20 @@ absl::StatusOr<std::unique_ptr<Group>> Group::Join(const Options& options) {
   CallFrame join;
   join.header.kind = CallFrameKind::kJoin;
   join.payload = ByteChain::FromString(request.SerializeAsString());
+  // Before the stream, which rings it where it is denied.
+  group->heart_ = std::make_unique<Alarm>([it = group.get()] { it->Beat(); });
   {
     MutexLock lock(&group->mu_);
+    group->join_ = join;
     group->OpenStream(0);
     group->streams_[0]->Write(join);
+    group->heart_->Set(Now() + limits::kCollectiveHeartbeat);
   }
-  group->heart_ = std::make_unique<Alarm>([it = group.get()] { it->Beat(); });
-  group->heart_->Set(Now() + limits::kCollectiveHeartbeat);
   return group;
 }
 
 Group::~Group() {
   Leave("it left");
-  heart_ = nullptr;
   std::vector<std::unique_ptr<Stream>> streams;
   {
     MutexLock lock(&mu_);
@@ -203,6 +210,7 @@ Group::~Group() {
     mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return live_streams_ == 0; });
     streams.swap(streams_);
   }
+  heart_ = nullptr;
 }
 
 void Group::OpenStream(size_t server) {
@@ -254,7 +262,43 @@ void Group::OnFrame(size_t server, const CallFrame& frame) {
   for (const MemberCore::Finished& call : finished) call.done(call.status, call.members);
 }
 
-void Group::OnStreamEnded(const std::string& address, const absl::Status& why) {
+void Group::OnStreamEnded(Stream* stream, const std::string& address, const absl::Status& why) {
+  if (absl::IsPermissionDenied(why)) {
+    MutexLock lock(&mu_);
+    if (stream == streams_[0].get() && broken_.ok()) {
+      denied_ = stream;
+      why_denied_ = why;
+      heart_->Set(Now());  // Not on this thread: files are read.
+      return;
+    }
+  }
+  EndStream(address, why);
+}
+
+void Group::LookForToken() {
+  Stream* denied = nullptr;
+  absl::Status why;
+  {
+    MutexLock lock(&mu_);
+    denied = std::exchange(denied_, nullptr);
+    why = why_denied_;
+  }
+  if (denied == nullptr) return;
+  if (denied->FindsToken()) {
+    MutexLock lock(&mu_);
+    if (broken_.ok()) {
+      retired_ = std::move(streams_[0]);
+      --live_streams_;
+      --open_streams_;
+      OpenStream(0);
+      streams_[0]->Write(join_);
+      return;
+    }
+  }
+  EndStream(options_.server, why);
+}
+
+void Group::EndStream(const std::string& address, const absl::Status& why) {
   std::vector<MemberCore::Finished> finished;
   {
     MutexLock lock(&mu_);
@@ -341,15 +385,16 @@ void Group::Leave(const std::string& why) {
 }
 
 void Group::Beat() {
+  LookForToken();
   CallFrame beat;
   beat.header.kind = CallFrameKind::kHeartbeat;
   MutexLock lock(&mu_);
   if (!broken_.ok()) return;
   streams_[0]->Write(beat);
-  heart_->Set(Now() + limits::kCollectiveHeartbeat);
+  if (denied_ == nullptr) heart_->Set(Now() + limits::kCollectiveHeartbeat);
 }
 
-absl::StatusOr<SetsReply> Group::Sets() { return AskForSets(head_, caller_); }
+absl::StatusOr<SetsReply> Group::Sets() { return AskForSets(head_, introduction_.get()); }
 
 std::string Group::WhoIsMissing() {
   const absl::StatusOr<SetsReply> sets = Sets();

@@ -12,8 +12,8 @@
 #include "absl/time/time.h"
 #include "common/base/alarm.h"
 #include "common/base/mutex.h"
-#include "common/rpc/caller.h"
 #include "common/rpc/credentials.h"
+#include "common/rpc/own_token.h"
 #include "grpcpp/channel.h"
 #include "worker/collective/member_core.h"
 
@@ -90,7 +90,10 @@ class Group {
   explicit Group(const Options& options);
 
   void OnFrame(size_t server, const CallFrame& frame);
-  void OnStreamEnded(const std::string& address, const absl::Status& why);
+  void OnStreamEnded(Stream* stream, const std::string& address, const absl::Status& why);
+  void EndStream(const std::string& address, const absl::Status& why);
+  // What comes of the stream to the head that was denied, if there is one: the same with another token.
+  void LookForToken();
   void OpenStream(size_t server) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Sends what the core has for the servers; what has finished is for the caller, without the lock.
   std::vector<MemberCore::Finished> Flush() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -99,7 +102,7 @@ class Group {
   void Beat();
 
   const Options options_;
-  Caller caller_;  // Shown to each server. Set by Join().
+  std::unique_ptr<Introduction> introduction_;  // Shown to each server. Set by Join().
   std::shared_ptr<grpc::Channel> head_;
 
   Mutex mu_;
@@ -108,6 +111,10 @@ class Group {
   size_t open_streams_ ABSL_GUARDED_BY(mu_) = 0;                       // That may refer to callers' memory.
   size_t live_streams_ ABSL_GUARDED_BY(mu_) = 0;                       // That gRPC knows.
   absl::Status broken_ ABSL_GUARDED_BY(mu_);
+  CallFrame join_ ABSL_GUARDED_BY(mu_);
+  Stream* denied_ ABSL_GUARDED_BY(mu_) = nullptr;  // Has ended; the heart's thread looks for a token.
+  absl::Status why_denied_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<Stream> retired_;  // In whose place there is another; the heart's thread.
 
   std::unique_ptr<Alarm> heart_;
 };

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -121,6 +122,11 @@ class PyGroup {
     std::vector<std::tuple<uint32_t, std::string>> members;
     for (const SetMember& member : epoch.members()) members.emplace_back(member.rank(), member.name());
     return {epoch.epoch(), epoch.place(), members};
+  }
+  // Whether nobody can be in it without a secret, as its server says.
+  bool WantsSecret() {
+    const std::optional<SetEpoch> epoch = group()->epoch();
+    return epoch.has_value() && epoch->wants_secret();
   }
   bool changed() { return group()->changed(); }
   std::vector<uint32_t> lost() { return group()->lost(); }
@@ -248,6 +254,7 @@ void DefineCollectives(nb::module_& module) {
            nb::arg("rank"), nb::arg("size"), nb::arg("shrink"), nb::arg("patience"))
       .def("await_begun", &PyGroup::AwaitBegun, nb::arg("seconds"))
       .def("acknowledge", &PyGroup::Acknowledge)
+      .def_prop_ro("wants_secret", &PyGroup::WantsSecret)
       .def_prop_ro("changed", &PyGroup::changed)
       .def_prop_ro("lost", &PyGroup::lost)
       .def_prop_ro("alive", &PyGroup::alive)

@@ -55,10 +55,8 @@ absl::Status Member::Open(const std::atomic<bool>* stop) {
   policy_options.feedback = options_.encoder.feedback;
   policy_options.depth = options_.depth;
   policy_ = std::make_unique<CodecPolicy>(policy_options, layout_.get());
-  Caller caller = Caller::Worker(secret_);
-  if (!options_.tls.token_file.empty()) {
-    RECON_ASSIGN_OR_RETURN(caller.token, ReadTokenFile(options_.tls.token_file));
-  }
+  RECON_ASSIGN_OR_RETURN(Caller caller, CallerFor(options_.tls));
+  caller.secret = std::string(secret_.bytes());
   ServerConnections::Options connection_options;
   connection_options.head = options_.server;
   connection_options.tls = options_.tls;

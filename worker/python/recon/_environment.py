@@ -37,7 +37,7 @@ def say_whose_job(core: Any, settings: Any, seed: str = "") -> None:
 
 def tls() -> tuple[str, str, str, bool, str, str]:
     """Files of the certificate, its key and the CA, whether plain text may go to other machines, a file with a token, and
-    one of revoked certificates; empty for none."""
+    one of revoked certificates; empty for none. RECON_TOKEN, the token itself, is read where no file is named (CallerFor)."""
     value = os.environ.get
     return (value("RECON_TLS_CERT", ""), value("RECON_TLS_KEY", ""), value("RECON_TLS_CA", ""),
             value("RECON_INSECURE", "").lower() in ("1", "true", "yes"), value("RECON_TOKEN_FILE", ""),

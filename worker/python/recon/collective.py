@@ -131,9 +131,8 @@ class Group:
     of one operation, whatever others come between them on each member, from any thread; a name is one call's at a
     time. Calls of one ``order`` come in it at all members, whatever their names, and take no more of the servers' memory
     than one call. All members say the same of this. ``tls``: files of the certificate, its key and the CA, whether plain
-    text may go to other machines, a file with a token, and one of revoked certificates; empty for none. The environment's
-    RECON_SERVER, RECON_TLS_CERT, RECON_TLS_KEY, RECON_TLS_CA, RECON_INSECURE, RECON_TOKEN_FILE and RECON_TLS_CRL count
-    where nothing is given.
+    text may go to other machines, a file with a token, and one of revoked certificates; empty for none. Where nothing is
+    given RECON_SERVER, RECON_TLS_CERT and the like count; on the server's machine its user needs no token (ACCESS.md).
     """
 
     def __init__(self, name: str, *, server: str | None = None, rank: int | None = None, size: int | None = None,
@@ -182,6 +181,7 @@ class Group:
         self.members = [member for _, member in members]
         self.ranks = [rank for rank, _ in members]
         self.rank, self.size = self.ranks[self._place], len(members)
+        self.wants_secret = self._core.wants_secret  # Nobody is a member who has shown neither token nor certificate.
         return self.rank, self.size
 
     @property

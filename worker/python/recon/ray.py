@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, IO
 
+from . import _objects
 from .launch import guard
 from .launch.machine import find_program
 from .launch.server import Status
@@ -34,7 +35,6 @@ from .launch.workers import Restarts
 
 try:
     import ray
-    from ray import cloudpickle
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError("recon.ray needs Ray, which is not installed: pip install ray", name="ray") from missing
 
@@ -53,8 +53,6 @@ LOCKED_SECONDS = 300.0
 # Calls that an actor takes while it runs its process.
 CONCURRENT_CALLS = 64
 TAIL_LINES = 20
-# Runs the function that comes on standard input.
-CALL = "import pickle, sys; pickle.load(sys.stdin.buffer)()"
 
 # A command, or a function without arguments.
 Program = Sequence[str] | Callable[[], Any]
@@ -286,6 +284,13 @@ class Worker:
         return code, moved
 
 
+def _token(server_flags: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """A token that the server wants, and that all actors have, where nobody has said how they trust each other."""
+    given = ("RECON_TOKEN", "RECON_TOKEN_FILE", "RECON_TLS_CERT", "RECON_TOKENS", "RECON_OPEN")
+    says = any(flag.split("=")[0] in ("--token-file", "--tls-cert", "--tokens", "--open") for flag in server_flags)
+    return {} if says or any(environment.get(name) for name in given) else {"RECON_TOKEN": secrets.token_hex(16)}
+
+
 class Job:
     """A job that runs on the cluster that `ray.init` has connected to. It ends with the driver, or with `stop`.
 
@@ -297,7 +302,8 @@ class Job:
         workers: how many there are; `add_workers` makes more.
         server_flags: of recon-server, such as ["--data-epochs", "12"].
         server_options, worker_options: Ray's options of the actors: num_cpus (1 for each), num_gpus, resources...
-        environment: variables for all processes. Between machines recon wants RECON_TLS_CERT, RECON_TLS_KEY and
+        environment: variables for all processes. They get a token of the job's, RECON_TOKEN, where nothing here, in this
+            process' environment or in server_flags says how they trust each other. Between machines recon wants RECON_TLS_CERT, RECON_TLS_KEY and
             RECON_TLS_CA, or inside a network that you trust RECON_INSECURE=1.
 
     Threads: one at a time.
@@ -311,12 +317,12 @@ class Job:
         if workers < 1:
             raise ValueError(f"workers={workers}: there has to be one")
         self._program = worker
-        self._environment = dict(environment or {})
+        self._environment = {**_token(server_flags, {**os.environ, **(environment or {})}), **(environment or {})}
         self._run = secrets.token_hex(3)
         self._options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", **(worker_options or {}), "max_restarts": -1,
                          "max_task_retries": -1}
         if callable(worker):
-            cloudpickle.dumps(worker)  # What cannot be sent is said before anything is started.
+            _objects.encode_program(worker)  # What cannot be sent is said before anything is started.
         server = ray.remote(Server).options(**{  # type: ignore
             "num_cpus": 1, **(server_options or {}), "name": f"recon-{self._run}", "max_restarts": -1, "max_task_retries": -1,
             "max_concurrency": CONCURRENT_CALLS})
@@ -330,7 +336,7 @@ class Job:
         """They run what the others run, or `worker`."""
         program = worker or self._program
         if callable(program):
-            command, given = [sys.executable, "-c", CALL], cloudpickle.dumps(program)
+            command, given = [sys.executable, "-c", _objects.RUN_PROGRAM], _objects.encode_program(program)
         else:
             command, given = [str(word) for word in program], b""
         for _ in range(count):

@@ -68,12 +68,14 @@ class Launcher:
             if time.monotonic() > deadline and not self.failed:
                 self.give_up(f"the server did not say within {LISTEN_SECONDS:.0f} s where it listens")
         self.address = self.server.address
+        self.workers.environment.update(self.server.secrets())
 
     def run(self) -> int:
         if self.server is not None:
             self.start_server()
         if self.address and not self.failed:
-            self.status = Status(find_program("reconctl"), self.address, dict(os.environ))
+            secrets = self.server.secrets() if self.server else {}
+            self.status = Status(find_program("reconctl"), self.address, {**os.environ, **secrets})
             say(f"{len(self.workers.all)} workers, server {self.address}"
                 + (f", data in {self.server.data}" if self.server else ""))
         while not self.over():

@@ -49,6 +49,13 @@ class Server:
                 self.address = (self.data / "ADDRESS").read_text().strip()
         return bool(self.address)
 
+    def secrets(self) -> dict[str, str]:
+        """Variables by which its job's processes show that they belong to it, where nobody has given them any: on an address
+        other than loopback they do not find the token by themselves."""
+        token = self.data.resolve() / "JOB_TOKEN"
+        given = any(self.environment.get(name) for name in ("RECON_TOKEN", "RECON_TOKEN_FILE", "RECON_TLS_CERT"))
+        return {} if given or not token.exists() else {"RECON_TOKEN_FILE": str(token)}
+
     def ended(self, child: Child) -> None:
         self.child = None
         said = any("data epochs are completed" in line for line in child.tail)
