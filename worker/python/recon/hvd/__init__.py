@@ -39,7 +39,8 @@ __all__ = [
 
 def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None, *,
          server: str | None = None, name: str | None = None, rank: int | None = None, size: int | None = None,
-         min_size: int | None = None, on_loss: str | None = None, patience: float = 0.0, timeout: float = 600.0) -> None:
+         min_size: int | None = None, on_loss: str | None = None, patience: float = 0.0, timeout: float = 600.0,
+         pickle: bool | None = None) -> None:
     """Joins the job ``name`` (RECON_SET, or "hvd") at the server (RECON_SERVER) and waits for the others.
 
     With a rank and a size, given here or by who has started the process (RECON_RANK and RECON_SIZE, mpirun, srun,
@@ -47,7 +48,8 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
     come first has rank 0. ``process_sets``: sets to begin at once; "dynamic" changes nothing, as they may always be
     added. ``on_loss`` (RECON_ON_LOSS): "raise", or "shrink" to go on without who dies, with means over those who are
     there. ``patience``: seconds until a process that is not heard is lost; ``timeout``: seconds to wait for others, also
-    in a call. A second call does nothing. Errors are `recon.collective.Group`'s, and HorovodInternalError.
+    in a call. ``pickle`` (RECON_ALLOW_PICKLE): this process takes objects that are pickles, which run code of their senders,
+    and sends them; `recon.Refused` with a server that is open to everybody. A second call does nothing. Errors are `recon.collective.Group`'s, and HorovodInternalError.
     """
     if comm:
         raise ValueError("init(comm=...) is not supported: use process sets")
@@ -55,7 +57,7 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
     importlib.import_module("torch._dynamo")
     sets = list(process_sets) if process_sets and not isinstance(process_sets, str) else []
     context.begin(sets, {"server": server, "name": name, "rank": rank, "size": size, "min_size": min_size,
-                         "on_loss": on_loss, "patience": patience, "timeout": timeout})
+                         "on_loss": on_loss, "patience": patience, "timeout": timeout, "pickle": pickle})
 
 
 def shutdown() -> None:

@@ -178,6 +178,7 @@ class Context:
         self.made: dict[tuple[int, ...], int] = {}  # How often a set of these ranks was begun since the meeting.
         self.joins = 0  # Since the meeting.
         self.last_id = 0
+        self.pickle = False  # Whether this process takes objects that run their sender's code.
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def begin(self, process_sets: Sequence[ProcessSet], options: dict[str, Any]) -> None:
@@ -190,17 +191,27 @@ class Context:
         self.on_loss = options.pop("on_loss") or os.environ.get("RECON_ON_LOSS", "raise")
         if self.on_loss not in ("raise", "shrink"):
             raise ValueError(f'on_loss is "{self.on_loss}", expected "raise" or "shrink"')
+        self.pickle = options.pop("pickle")
+        if self.pickle is None:
+            self.pickle = os.environ.get("RECON_ALLOW_PICKLE", "").lower() in ("1", "true", "yes")
         member = os.environ.get("RECON_NAME") or f"{socket.gethostname()}-{os.getpid()}"
         # A set that shrinks, always: who has joined (join()) is not missed. ProcessSet.check() knows who may go.
         self.meeting = Meeting(options.pop("name") or os.environ.get("RECON_SET", "hvd"), min_size=least, member=member,
                                on_loss="shrink", by_name=True, **numbers, **options)
         try:
             self.meet()
+            if self.pickle and not self.takes_pickles():
+                raise recon.Refused("pickle=True (RECON_ALLOW_PICKLE): the server is open to everybody (--open), and whoever "
+                                    "joins could run code here; start it without --open")
             for process_set in process_sets:
                 self.add(process_set)
         except BaseException:
             self.end()
             raise
+
+    def takes_pickles(self) -> bool:
+        """Whether the script has said so, and nobody is a member of the set without a secret."""
+        return self.pickle and self.group is not None and self.group.wants_secret
 
     def meet(self) -> None:
         """Everything anew, with those who are here: sets keep their ranks as far as these are there. `recon.JobLost`

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+
+from recon import _objects
 
 from ._context import ProcessSet, context, world
 from ._movements import allgather, broadcast_, broadcast_async_
@@ -52,33 +52,39 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
         optimizer.load_state_dict(state)
 
 
-def _dumped(value: Any) -> bytes:
-    # torch's own way, for tensors on devices that the receiver lacks.
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    return stream.getvalue()
+def _encoded(obj: Any) -> tuple[bytes, Exception | None]:
+    """The object's bytes; of one that cannot be sent an error, and what tells the others of it: they wait already."""
+    try:
+        return _objects.encode(obj, pickles=context.takes_pickles()), None
+    except Exception as error:  # noqa: BLE001: of a pickle it may be any; the caller raises it.
+        return _objects.encode_refusal(str(error)), error
 
 
-def _loaded(data: bytes) -> Any:
-    # Objects are pickled: members of a job trust each other.
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+def _decoded(content: torch.Tensor, rank: int) -> Any:
+    return _objects.decode(content.numpy().tobytes(), context.takes_pickles(), f"rank {rank}")
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = world) -> Any:
-    """Rank ``root_rank``'s object on all members; what others give is not looked at. Pickled."""
+    """Rank ``root_rank``'s object on all members; what others give is not looked at. It is made of tensors, NumPy arrays and
+    plain values. TypeError at the root, and `recon.Refused` at the others, for anything else; init(pickle=True) lets that
+    through, too."""
     process_set.place_of(root_rank)
     mine = context.rank == root_rank
-    data = _dumped(obj) if mine else b""
+    data, error = _encoded(obj) if mine else (b"", None)
     size = broadcast_(torch.tensor([len(data)]), root_rank, name, process_set)
     content = torch.frombuffer(bytearray(data), dtype=torch.uint8) if mine else \
         torch.empty(int(size), dtype=torch.uint8)
     content = broadcast_(content, root_rank, name, process_set)
-    return obj if mine else _loaded(content.numpy().tobytes())
+    if error is not None:
+        raise error
+    return obj if mine else _decoded(content, root_rank)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = world) -> list[Any]:
-    """All members' objects, by rank. Pickled."""
-    data = pickle.dumps(obj)
+    """All members' objects, by rank; of what they are made is as for `broadcast_object`."""
+    data, error = _encoded(obj)
     sizes = allgather(torch.tensor([len(data)]), name, process_set).tolist()
     whole = allgather(torch.frombuffer(bytearray(data), dtype=torch.uint8), name, process_set)
-    return [pickle.loads(part.numpy().tobytes()) for part in whole.split(sizes)]  # noqa: S301: of this job.
+    if error is not None:
+        raise error
+    return [_decoded(part, rank) for part, rank in zip(whole.split(sizes), process_set.ranks or [])]

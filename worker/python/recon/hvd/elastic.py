@@ -108,7 +108,8 @@ class State:
 
 
 class ObjectState(State):
-    """Python values as attributes: ``ObjectState(batch=0, epoch=0)``. They are copied deeply, and pickled."""
+    """Python values as attributes: ``ObjectState(batch=0, epoch=0)``. They are copied deeply, and sent as
+    `broadcast_object` does it."""
 
     def __init__(self, **values: Any) -> None:
         super().__init__()
@@ -129,6 +130,9 @@ class ObjectState(State):
         root = context.meeting.senior if context.meeting is not None else 0
         if self._names:
             values = _functions.broadcast_object({name: getattr(self, name) for name in self._names}, root)
+            if not isinstance(values, dict) or set(values) != set(self._names):
+                raise ValueError(f"rank {root} has sent a state of other values than {sorted(self._names)}: all ranks are to "
+                                 "give the same names")
             for name, value in values.items():
                 setattr(self, name, value)
         self.save()
@@ -177,6 +181,11 @@ class TorchState(ObjectState):
                 part.reset()
 
 
+def _is_of_sampler(state: Any) -> bool:
+    return (isinstance(state, dict) and type(state.get("epoch")) is int and isinstance(state.get("processed_indices"), list)
+            and all(type(index) is int for index in state["processed_indices"]))
+
+
 class ElasticSampler(torch.utils.data.Sampler):
     """This rank's indices of a data set: those of the pass that no rank has had yet, divided anew whenever ranks come
     or go. Part of a `TorchState`; the loop tells what it has had by `record_batch`."""
@@ -214,6 +223,9 @@ class ElasticSampler(torch.utils.data.Sampler):
     def merge(self, states: Sequence[dict[str, Any]]) -> None:
         """What any rank has had counts; the pass is that of the lowest rank with most commits."""
         root = context.meeting.senior if context.meeting is not None else 0
+        for rank, state in enumerate(states):
+            if not _is_of_sampler(state):
+                raise ValueError(f"rank {rank} has sent no state of an ElasticSampler")
         self.epoch = states[root]["epoch"]
         self.processed_indices = {index for state in states if state["epoch"] == self.epoch
                                   for index in state["processed_indices"]}

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import recon
+from recon import _objects
 from recon._leases import Batch
 from recon.torch._buckets import Buckets
 from recon.torch._tensors import _tensor_of
@@ -48,8 +49,7 @@ class Members:
 
     def agree(self, **what: Any) -> None:
         """`recon.Refused`, at all members, where they do not say the same."""
-        said: list[Any] = [None] * self.size
-        dist.all_gather_object(said, {name: repr(value) for name, value in what.items()}, group=self._group)
+        said = self._all_gather({name: repr(value) for name, value in what.items()})
         for rank, other in enumerate(said):
             wrong = [name for name in what if other[name] != said[0][name]]
             if wrong:
@@ -58,23 +58,48 @@ class Members:
 
     def relay(self, name: str, call: Callable[[], Any]) -> Any:
         """What the leader's call returns, or raises, at all members."""
-        said: list[Any] = [None]
-        error: BaseException | None = None
+        data, error, value = b"", None, None
         if self.leads:
             try:
-                said[0] = (name, "", call())
+                value = call()
+                data = _objects.encode((name, "", value))
             except Exception as raised:  # noqa: BLE001: it is raised below, when the others know.
-                error, said[0] = raised, (name, type(raised).__name__, str(raised))
-        dist.broadcast_object_list(said, self._leader, group=self._group, device=self._device)
+                error, data = raised, _objects.encode((name, type(raised).__name__, str(raised)))
+        content = self._broadcast_bytes(data)
         if error is not None:
             raise error
-        leaders, kind, value = said[0]
+        if self.leads:
+            return value
+        leaders, kind, value = _objects.decode(content, sender="the first process of this worker's group")
         if leaders != name:
             raise RuntimeError(f"the first process of this worker's group is at '{leaders}', this one at '{name}': all of them "
                                "go through the loader, step(), state_dict(), pull() and leave() together")
         if kind:
             raise _error_of(kind)(value)
         return value
+
+    # Values travel as bytes in tensors: torch's own calls for objects would unpickle what others send.
+
+    def _all_gather(self, value: Any) -> list[Any]:
+        """All members' values, by rank."""
+        data = _objects.encode(value)
+        sizes = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(data)], device=self._device), group=self._group)
+        counts = [int(size) for size in sizes]
+        parts = [torch.empty(max(counts), dtype=torch.uint8, device=self._device) for _ in counts]
+        own = torch.frombuffer(bytearray(data.ljust(max(counts), b"\0")), dtype=torch.uint8).to(self._device)
+        dist.all_gather(parts, own, group=self._group)
+        return [_objects.decode(part.cpu().numpy().tobytes()[:count], sender=f"process {rank} of this worker's group")
+                for rank, (part, count) in enumerate(zip(parts, counts))]
+
+    def _broadcast_bytes(self, data: bytes) -> bytes:
+        """The leader's."""
+        size = torch.tensor([len(data)], device=self._device)
+        dist.broadcast(size, self._leader, group=self._group)
+        content = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device) if self.leads else \
+            torch.empty(int(size), dtype=torch.uint8, device=self._device)
+        dist.broadcast(content, self._leader, group=self._group)
+        return content.cpu().numpy().tobytes()
 
     def core(self, make: Callable[[], Any]) -> Any:
         """The worker's core, which the leader makes, as every member may use it."""

@@ -19,7 +19,6 @@ A data-parallel group that may change at each step's boundary, with a commit at 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import sys
 import time
@@ -30,7 +29,7 @@ import numpy as np
 import torch
 
 import recon
-from recon import collective
+from recon import _objects, collective
 from recon.meeting import Meeting
 from recon.torch._buckets import Buckets
 
@@ -277,22 +276,28 @@ class Elastic:
             self._fill_buffers(flat)
 
     def _hand_over(self, among: collective.Group, root: int, is_mine: bool) -> None:
-        data = self._dumped() if is_mine else b""
+        data, error = self._encoded() if is_mine else (b"", None)
         size = int(among.broadcast(np.array([len(data)], np.int64), root)[0])
         content = np.frombuffer(data, np.uint8) if is_mine else np.empty(size, np.uint8)
         content = among.broadcast(content, root)
+        if error is not None:
+            raise error
         if not is_mine:
             self._load(content.tobytes())
 
-    def _dumped(self) -> bytes:
-        state = {"steps": self.steps, "line": self._line, "module": self.module.state_dict(),
-                 "parts": {name: part.state_dict() for name, part in self._parts.items()}}
-        stream = io.BytesIO()
-        torch.save(state, stream)
-        return stream.getvalue()
+    def _encoded(self) -> tuple[bytes, Exception | None]:
+        """This process' state; where that cannot be sent the error, and what tells it those who wait."""
+        try:
+            return _objects.encode({"steps": self.steps, "line": self._line, "module": self.module.state_dict(),
+                                    "parts": {name: part.state_dict() for name, part in self._parts.items()}}), None
+        except (TypeError, ValueError) as error:
+            return _objects.encode_refusal(str(error)), error
 
     def _load(self, data: bytes) -> None:
-        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        state = _objects.decode(data, sender=f"a process of '{self._meeting.name}'")
+        whole = isinstance(state, dict) and type(state.get("steps")) is int and type(state.get("line")) is int
+        if not whole or not all(isinstance(state.get(name), dict) for name in ("module", "parts")):
+            raise ValueError(f"a process of '{self._meeting.name}' has sent a value that is no state")
         if set(state["parts"]) != set(self._parts):
             raise ValueError(f"another process of '{self._meeting.name}' has {sorted(state['parts'])} beside its module, "
                              f"this one {sorted(self._parts)}: also= is to be the same")
