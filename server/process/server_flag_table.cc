@@ -182,8 +182,11 @@ FlagGroup SecurityFlags(ServerFlags* flags) {
           {"--tokens", &flags->access.tokens,
            "file with a line ROLE TOKEN for each token; without TLS, who shows none has no role then"},
           {"--token-file", &flags->tls.token_file,
-           "file with the token that all processes of the job show; drawn, and kept in JOB_TOKEN in --data, "
-           "where neither this nor RECON_TOKEN says one; with --join: the one that the head wants"},
+           "file with the token that all processes of the job show; the environment may have the token "
+           "itself "
+           "(RECON_TOKEN); without both it is drawn, and kept in JOB_TOKEN in --data; with --join: the one "
+           "that "
+           "the head wants"},
           {"--open", &flags->access.open,
            "DANGER: whoever reaches the port may join, read the model and send gradients, without any "
            "secret"},

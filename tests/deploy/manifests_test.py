@@ -27,12 +27,13 @@ DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 BIN = pathlib.Path()
 WAIT_SECONDS = 60
+TOKEN = "0123456789abcdef" * 4
 # The oldest with all that the manifests use, and the newest that there are schemas of.
 VERSIONS = ["1.31", "1.37"]
 # Flags of other programs that deploy/ names.
 OTHERS = {"--array", "--mem", "--gres", "--qos", "--signal", "--requeue", "--batch", "--nodes", "--ntasks", "--output",
           "--open-mode", "--job-name", "--mount", "--preset", "--target", "--build", "--install", "--prefix",
-          "--no-install-recommends", "--replicas", "--now", "--tests", "--help", "--revoke"}
+          "--no-install-recommends", "--replicas", "--now", "--tests", "--help", "--revoke", "--from-literal"}
 
 
 def help_of(*command: str) -> str:
@@ -67,12 +68,14 @@ def container_of(workload: dict[str, Any]) -> dict[str, Any]:
 
 
 def variables_in(container: dict[str, Any]) -> dict[str, str]:
-    """What the config maps of this folder give a container."""
+    """What the config maps of this folder, and the job's token, give a container."""
     maps = by_kind("ConfigMap")
     variables: dict[str, str] = {}
     for source in container["envFrom"]:
         if "configMapRef" in source:
             variables |= maps[source["configMapRef"]["name"]]["data"]
+        elif source["secretRef"]["name"] == "recon-token":  # As deploy/README.md has it made.
+            variables["RECON_TOKEN"] = TOKEN
     return variables
 
 
@@ -196,6 +199,11 @@ class Commands(unittest.TestCase):
         self.start(by_kind("Deployment")["recon-worker"], {":9464": f":{ports[4]}"}, RECON_NAME="pod",
                    RECON_SERVER=f"127.0.0.1:{ports[0]}")
         self.until("first push acknowledged")
+        # A pod without the secret is none of the job's.
+        stranger = self.start(by_kind("Deployment")["recon-worker"], {":9464": ":0"}, RECON_NAME="stranger", RECON_TOKEN="f" * 64,
+                              RECON_SERVER=f"127.0.0.1:{ports[0]}")
+        self.assertNotEqual(stranger.wait(WAIT_SECONDS), 0)
+        self.until("give the job's token")
 
     def test_a_head_and_a_worker_train_and_leave_within_their_grace(self) -> None:
         ports = free_ports(3)

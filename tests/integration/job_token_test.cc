@@ -23,7 +23,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-std::string TokenOf(const InProcessJob& job) {
+std::string JobTokenOf(const InProcessJob& job) {
   const std::string text = ReadWholeFile(job.flags.data + "/JOB_TOKEN");
   return text.substr(0, text.find('\n'));
 }
@@ -59,7 +59,7 @@ std::string WhyNot(const ServerFlags& flags) {
   return started.ok() ? "it has started" : std::string(started.status().message());
 }
 
-Group::Options Member(const InProcessJob& job) {
+Group::Options MemberOf(const InProcessJob& job) {
   Group::Options options;
   options.server = job.flags.listen;
   options.set = "one";
@@ -76,17 +76,17 @@ TEST_CASE("a job's token is its user's alone, and the same after a restart", "[a
   const std::string path = job.flags.data + "/JOB_TOKEN";
   REQUIRE(stat(path.c_str(), &found) == 0);
   CHECK((found.st_mode & 0777) == 0600);
-  const std::string token = TokenOf(job);
+  const std::string token = JobTokenOf(job);
   CHECK(token.size() > 64);
   CHECK(StatusWith(job, token).ok());
   job.StopServer();
   job.StartServer();
-  CHECK(TokenOf(job) == token);
+  CHECK(JobTokenOf(job) == token);
   CHECK(StatusWith(job, token).ok());
   job.StopServer();
   std::filesystem::remove(path);
   job.StartServer();
-  CHECK(TokenOf(job) != token);
+  CHECK(JobTokenOf(job) != token);
   CHECK(absl::IsPermissionDenied(StatusWith(job, token)));
 }
 
@@ -109,7 +109,7 @@ TEST_CASE("a token that is given is the job's, and who was given another one is 
     const Variable variable("RECON_TOKEN", token);
     job.StartServer();
   }
-  CHECK(TokenOf(job) == token);
+  CHECK(JobTokenOf(job) == token);
   CHECK(StatusWith(job, token).ok());
   CHECK(absl::IsPermissionDenied(StatusWith(job, "given-0123456789abcdee")));
   job.StopServer();
@@ -123,7 +123,7 @@ TEST_CASE("processes of the head's user on its machine find the job's token by t
   job.StartServer();
   CHECK(job.RunWorkers({job.MakeWorker("one")})[0].ok());
   CHECK(AskForSets(job.flags.listen, {}).ok());
-  const auto group = Group::Join(Member(job));
+  const auto group = Group::Join(MemberOf(job));
   REQUIRE(group.ok());
   REQUIRE((*group)->AwaitBegunFor(absl::Minutes(1)));
   CHECK((*group)->status().ok());
@@ -149,29 +149,33 @@ TEST_CASE("who does not find the job's token is told in one line what is missing
           "[access]") {
   InProcessJob job(-1);
   job.StartServer();
-  const std::string token = TokenOf(job);
+  const std::string token = JobTokenOf(job);
   // Another process on this port would be told nothing.
   WriteWholeFile(job.flags.data + "/ADDRESS", "127.0.0.1:1\n");
   const absl::Status denied = StatusWith(job, "");
-  CHECK(absl::IsPermissionDenied(denied));
-  const auto says_how = Contains("the job's token") && Contains("--token-file") &&
-                        Contains("RECON_TOKEN_FILE") && Contains("RECON_TOKEN)") && Contains("JOB_TOKEN") &&
-                        !Contains("\n") && !Contains(token);
-  CHECK_THAT(std::string(denied.message()), says_how);
+  const auto says_how = [&](const absl::Status& status) {
+    const std::string text(status.message());
+    INFO(text);
+    for (const std::string part :
+         {"the job's token", "--token-file", "RECON_TOKEN_FILE", "RECON_TOKEN)", "JOB_TOKEN"}) {
+      CHECK_THAT(text, Contains(part));
+    }
+    CHECK_THAT(text, !Contains("\n") && !Contains(token));
+    return absl::IsPermissionDenied(status);
+  };
+  CHECK(says_how(denied));
   {
-    const auto group = Group::Join(Member(job));
+    const auto group = Group::Join(MemberOf(job));
     REQUIRE(group.ok());
     REQUIRE((*group)->AwaitBegunFor(absl::Minutes(1)));
-    CHECK(absl::IsPermissionDenied((*group)->status()));
-    CHECK_THAT(std::string((*group)->status().message()), says_how);
+    CHECK(says_how((*group)->status()));
   }
   const absl::Status worker = job.RunWorkers({job.MakeWorker("one")})[0];
-  CHECK(absl::IsPermissionDenied(worker));
-  CHECK_THAT(std::string(worker.message()), says_how);
+  CHECK(says_how(worker));
   // With the token in the environment all of them come in.
   const Variable variable("RECON_TOKEN", token);
   CHECK(ControlClient(*ConnectTo(job.flags.listen, {}), absl::Seconds(30), *CallerFor({})).Status().ok());
-  const auto group = Group::Join(Member(job));
+  const auto group = Group::Join(MemberOf(job));
   REQUIRE(group.ok());
   REQUIRE((*group)->AwaitBegunFor(absl::Minutes(1)));
   CHECK((*group)->status().ok());
@@ -192,7 +196,7 @@ TEST_CASE("members of an open head's sets hear that it wants no secret", "[acces
   job.flags.access.open = true;
   job.StartServer();
   CHECK_FALSE(std::filesystem::exists(job.flags.data + "/JOB_TOKEN"));
-  const auto group = Group::Join(Member(job));
+  const auto group = Group::Join(MemberOf(job));
   REQUIRE(group.ok());
   REQUIRE((*group)->AwaitBegunFor(absl::Minutes(1)));
   REQUIRE((*group)->status().ok());

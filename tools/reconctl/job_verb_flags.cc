@@ -146,8 +146,10 @@ void AddServerFlags(CLI::App* verb, ServerTarget* target) {
       ->envname("RECON_TLS_CRL");
   verb->add_flag("--insecure", target->tls.insecure, "plain text to an address other than loopback")
       ->envname("RECON_INSECURE");
-  verb->add_option("--token-file", target->tls.token_file,
-                   "file with a token of the role that the call needs; the head's own is found by its user")
+  verb->add_option(
+          "--token-file", target->tls.token_file,
+          "file with a token of the role that the call needs; the environment may have the token itself "
+          "(RECON_TOKEN), and the head's user needs neither on its machine")
       ->envname("RECON_TOKEN_FILE");
   verb->option_defaults()->group("Flags");
   verb->add_flag("--json", target->json, "one JSON value instead of a table");

@@ -289,7 +289,9 @@ FlagGroup SecurityFlags(TlsFlags* tls) {
                "trusted, and no worker that does gets parameters (--serve-parameters); it is read again when "
                "it changes"},
               {"--insecure", &tls->insecure, "plain text to an address other than loopback"},
-              {"--token-file", &tls->token_file, "file with the token that the head wants (its --tokens)"},
+              {"--token-file", &tls->token_file,
+               "file with the token that the head wants; the environment may have the token itself "
+               "(RECON_TOKEN), and the head's user needs neither on its machine"},
           }};
 }
 
