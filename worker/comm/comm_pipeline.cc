@@ -243,7 +243,7 @@ FrameHeader CommPipeline::HeaderOf(const Push& push, double gradient_norm) const
   header.reply_codec = static_cast<uint8_t>(policy_->pull_codec());
   header.step = push.step;
   header.order_key = push.order_key;
-  header.samples = push.samples;
+  header.samples = push.weight > 0 ? push.weight : push.samples;
   header.gradient_norm = static_cast<float>(gradient_norm);
   return header;
 }

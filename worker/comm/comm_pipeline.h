@@ -40,6 +40,7 @@ class CommPipeline {
     uint64_t step = 0;
     uint64_t order_key = 0;
     uint32_t samples = 0;
+    uint32_t weight = 0;  // In the step's mean over workers; 0: `samples`.
     std::unique_ptr<GradientBuffer> gradient;
     // Where the gradient is still being computed: its shards are encoded and sent as they come. The plan has
     // all of them then. Null: it is there.
@@ -48,7 +49,7 @@ class CommPipeline {
     // Versions of the shards the gradient was computed from, and the cluster epoch that counted them.
     std::vector<uint64_t> base_versions;
     uint64_t base_epoch = 0;
-    // Of each shard, how many samples its gradient is the mean of; empty: `samples`, as all.
+    // Of each shard, how many samples its gradient is the mean of, or their weights; empty: as all.
     std::vector<uint32_t> shard_samples;
     // Of each group of the layout, the learning rate its update goes by; empty: the server's.
     std::vector<double> learning_rates;

@@ -190,9 +190,7 @@ class PyWorker {
 
   void SendInitialValues(const ConstFloatView& values) {
     const absl::Span<const float> span = SpanOf(values);
-    absl::Status status;
-    OnLane([&] { status = trainer()->SendInitialValues(span); });
-    Check(status);
+    Do([&] { return trainer()->SendInitialValues(span); });
   }
 
   uint64_t OpenSplit(uint64_t lease, uint32_t number) {
@@ -203,10 +201,8 @@ class PyWorker {
   bool CloseSplit(uint64_t split) {
     const Trainer::SplitPtr closed = SplitOf(split);
     const bool dropped = trainer()->dropped(closed);
-    absl::Status status;
-    OnLane([&] { status = trainer()->CloseSplit(closed); });
     splits_.erase(split);
-    Check(status);
+    Do([&] { return trainer()->CloseSplit(closed); });
     return !dropped;
   }
   void ForgetLease(uint64_t lease) { leases_.erase(lease); }
@@ -245,18 +241,24 @@ class PyWorker {
   }
 
   void End(uint64_t samples, double seconds, std::optional<double> loss, std::vector<double> rates,
-           bool moved) {
-    Trainer::Computed computed = ComputedOf(samples, std::move(rates));
+           bool moved, uint64_t weight) {
+    Trainer::Computed computed = ComputedOf(samples, std::move(rates), weight);
     computed.took = absl::Seconds(seconds);
     computed.loss = loss;
     computed.moved = moved;
-    absl::Status status;
-    OnLane([&] { status = trainer()->EndBatch(std::move(computed), stop_.load()); });
-    Check(status);
+    Do([&] { return trainer()->EndBatch(std::move(computed), stop_.load()); });
+  }
+  // Whether the parameters are those after the last push now: not in an asynchronous job.
+  bool Settle() {
+    absl::StatusOr<std::optional<ParameterView>> view;
+    OnLane([&] { view = trainer()->Settle(); });
+    Check(view.status());
+    if (*view) parameters_ = **view;
+    return view->has_value();
   }
   // Whether the gradient is pushed as it comes from now on: filled() says what of it is there.
-  bool PushAsItComes(uint64_t samples, std::vector<double> rates) {
-    const Trainer::Computed computed = ComputedOf(samples, std::move(rates));
+  bool PushAsItComes(uint64_t samples, std::vector<double> rates, uint64_t weight) {
+    const Trainer::Computed computed = ComputedOf(samples, std::move(rates), weight);
     absl::StatusOr<bool> begun;
     OnLane([&] { begun = trainer()->PushAsItComes(computed); });
     return Check(begun);
@@ -324,16 +326,8 @@ class PyWorker {
   uint64_t step() const { return trainer()->last_step(); }
   void Drop() { trainer()->DropBatch(); }
 
-  void Pull() {
-    absl::StatusOr<ParameterView> view;
-    OnLane([&] { view = trainer()->Pull(); });
-    parameters_ = Check(view);
-  }
-  void BeginEvaluation() {
-    absl::StatusOr<ParameterView> view;
-    OnLane([&] { view = trainer()->BeginEvaluation(); });
-    parameters_ = Check(view);
-  }
+  void Pull() { TakeView(&Trainer::Pull); }
+  void BeginEvaluation() { TakeView(&Trainer::BeginEvaluation); }
   void EndEvaluation(uint64_t lease, const std::vector<std::tuple<std::string, double, double>>& metrics) {
     const Session::HeldLeasePtr held = LeaseOf(lease);
     EvalResult result;
@@ -344,10 +338,8 @@ class PyWorker {
       metric->set_sum(sum);
       metric->set_weight(weight);
     }
-    absl::Status status;
-    OnLane([&] { status = trainer()->EndEvaluation(held, result); });
     leases_.erase(lease);
-    Check(status);
+    Do([&] { return trainer()->EndEvaluation(held, result); });
   }
   void Abandon(uint64_t lease) {
     const Session::HeldLeasePtr held = LeaseOf(lease);
@@ -397,14 +389,25 @@ class PyWorker {
     return member_.get();
   }
   Trainer* trainer() const { return Joined()->trainer(); }
+  template <typename Task>
+  void Do(const Task& task) {
+    absl::Status status;
+    OnLane([&] { status = task(); });
+    Check(status);
+  }
+  void TakeView(absl::StatusOr<ParameterView> (Trainer::*call)()) {
+    absl::StatusOr<ParameterView> view;
+    OnLane([&] { view = (trainer()->*call)(); });
+    parameters_ = Check(view);
+  }
 
   static std::string NameOf(Trainer::MeanIs is) {
     return is == Trainer::MeanIs::kHere ? "here" : is == Trainer::MeanIs::kOpen ? "open" : "gone";
   }
-  Trainer::Computed ComputedOf(uint64_t samples, std::vector<double> rates) {
+  Trainer::Computed ComputedOf(uint64_t samples, std::vector<double> rates, uint64_t weight) {
     if (!trainer()->batch_begun()) Raise(absl::FailedPreconditionError("no batch has begun"));
-    if (samples == 0 || samples > UINT32_MAX) {
-      Raise(absl::InvalidArgumentError(absl::StrCat("a batch of ", samples, " samples")));
+    if (samples == 0 || samples > UINT32_MAX || weight > UINT32_MAX) {
+      Raise(absl::InvalidArgumentError(absl::StrCat("a batch of ", samples, " samples and weight ", weight)));
     }
     if (!rates.empty() && rates.size() != Joined()->layout().groups().size()) {
       Raise(absl::InvalidArgumentError(absl::StrCat(rates.size(), " learning rates, the model has ",
@@ -417,6 +420,7 @@ class PyWorker {
     }
     Trainer::Computed computed;
     computed.samples = samples;
+    computed.weight = weight;
     computed.learning_rates = std::move(rates);
     return computed;
   }
@@ -533,8 +537,10 @@ NB_MODULE(_core, module) {
       .def("parameters", [](nb::handle self) { return nb::cast<PyWorker&>(self).Parameters(self); })
       .def("gradient", [](nb::handle self) { return nb::cast<PyWorker&>(self).Gradient(self); })
       .def("end", &PyWorker::End, nb::arg("samples"), nb::arg("seconds"), nb::arg("loss").none(),
-           nb::arg("learning_rates"), nb::arg("moved") = false)
-      .def("push_as_it_comes", &PyWorker::PushAsItComes, nb::arg("samples"), nb::arg("learning_rates"))
+           nb::arg("learning_rates"), nb::arg("moved") = false, nb::arg("weight") = 0)
+      .def("settle", &PyWorker::Settle)
+      .def("push_as_it_comes", &PyWorker::PushAsItComes, nb::arg("samples"), nb::arg("learning_rates"),
+           nb::arg("weight") = 0)
       .def("filled", &PyWorker::Filled, nb::arg("offset"), nb::arg("size"))
       .def_prop_ro("step", &PyWorker::step)
       .def("drop", &PyWorker::Drop)

@@ -334,6 +334,7 @@ absl::Status Trainer::EndBatch(Computed computed, bool flush) {
     RECON_ASSIGN_OR_RETURN(CommPipeline::Push push,
                            NewPush(batch.order_key, computed.samples, flush, pushed_shards_));
     push.gradient = std::move(gradient);
+    push.weight = static_cast<uint32_t>(computed.weight);
     push.learning_rates = std::move(computed.learning_rates);
     policy_->NoteStep(Now() - batch.arrived, computed.took, batch.stall);
     RECON_ASSIGN_OR_RETURN(push.step, TakeStep());
@@ -342,13 +343,13 @@ absl::Status Trainer::EndBatch(Computed computed, bool flush) {
     return absl::OkStatus();
   }
   TraceComputing(batch, computed_ns, /*pushed=*/false);
+  const uint64_t weight = computed.weight > 0 ? computed.weight : computed.samples;
   if (computed.moved) {
-    inner_->MoveTo(scratch_, computed.samples);
+    inner_->MoveTo(scratch_, weight);
   } else if (inner_ != nullptr) {
-    inner_->Step(batch.order_key / job_->batch_samples(), scratch_, computed.samples,
-                 computed.learning_rates);
+    inner_->Step(batch.order_key / job_->batch_samples(), scratch_, weight, computed.learning_rates);
   } else {
-    sum_.Add(scratch_, computed.samples, replica_->versions(), replica_->cluster_epoch());
+    sum_.Add(scratch_, weight, replica_->versions(), replica_->cluster_epoch());
     round_->learning_rates = std::move(computed.learning_rates);
   }
   std::vector<SplitPtr>& splits = *round_->splits;

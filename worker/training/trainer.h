@@ -120,6 +120,9 @@ class Trainer {
   absl::StatusOr<std::optional<Place>> BeginBatch(uint64_t order_key, const SplitPtr& split);
   struct Computed {
     uint64_t samples = 0;
+    // What the gradient weighs in a step's mean over workers: its tokens, where it is a mean over these; 0:
+    // `samples`.
+    uint64_t weight = 0;
     absl::Duration took;         // Computing alone.
     std::optional<double> loss;  // Mean over the samples.
     // Of each group of the layout, the learning rate that the update goes by; empty: the job's.
@@ -146,6 +149,10 @@ class Trainer {
   // not finite or `diverged` says something, unless the job is rolled back then: the batch is dropped, and
   // this waits for it.
   absl::Status EndBatch(Computed computed, bool flush = false);
+  // Between two batches: waits until what was pushed is acknowledged, and has the parameters after it; splits
+  // are completed on the way. Within a round of local steps they are the worker's own, and with fragments
+  // always: there is nothing to wait for. None in an asynchronous job, which does not wait.
+  absl::StatusOr<std::optional<ParameterView>> Settle();
   // Of the last push; in a synchronous job, the number of the step it was part of.
   uint64_t last_step() const { return last_step_; }
   // Nothing comes of the batch that has begun, but for what of it is pushed already; its samples count as

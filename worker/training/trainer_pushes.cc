@@ -33,6 +33,7 @@ absl::StatusOr<bool> Trainer::PushAsItComes(const Computed& computed) {
   RECON_ASSIGN_OR_RETURN(CommPipeline::Push push,
                          NewPush(batch.order_key, computed.samples, /*flush=*/stop_.load()));
   push.gradient = std::move(gradient);
+  push.weight = static_cast<uint32_t>(computed.weight);
   push.learning_rates = computed.learning_rates;
   RECON_ASSIGN_OR_RETURN(push.step, TakeStep());
   push.progress = batch.progress = std::make_shared<GradientProgress>(layout_);
@@ -118,6 +119,18 @@ absl::Status Trainer::EndRound(bool flush) {
   policy_->NoteStep(Now() - round.arrived, round.compute, round.stall);
   Submit(std::move(push), std::move(round.splits), round.steps);
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<ParameterView>> Trainer::Settle() {
+  RECON_CHECK(!batch_, "a batch has begun");
+  if (inner_ != nullptr && inner_begun_ && (round_ || schedule_.partial())) return inner_->view();
+  if (!synchronous() && inner_ == nullptr) return std::nullopt;
+  // Batches of a round are computed from the versions that its push names.
+  if (!round_) {
+    RECON_RETURN_IF_ERROR(AwaitPlace(1).status());
+    RECON_RETURN_IF_ERROR(AdoptJob());
+  }
+  return replica_->view();
 }
 
 void Trainer::ForgetUnpushed() {

@@ -202,6 +202,27 @@ TEST_CASE("fragments of local steps together push all that was moved, each part 
   CHECK(job.parameter() == -31);
 }
 
+TEST_CASE(
+    "a worker that settles has its own parameters within a round of local steps, and the job's after it",
+    "[trainer]") {
+  SmallWorker::Setup setup;
+  setup.job.mutable_job()->set_bound(0);
+  SetLocalSteps(2, setup.job.mutable_job());
+  SmallTrainer job(setup);
+  const auto lease = job.BeginWithLease(1);
+  const Trainer::SplitPtr split = job.trainer->OpenSplit(lease, 0);
+  REQUIRE(job.Batch(split, 1).ok());
+  const auto within = job.trainer->Settle();
+  REQUIRE((within.ok() && within->has_value()));
+  CHECK((*within)->values[0] == -1);
+  CHECK(job.pushes().empty());
+  REQUIRE(job.Batch(split, 2).ok());
+  const auto after = job.trainer->Settle();
+  REQUIRE((after.ok() && after->has_value()));
+  CHECK((*after)->values[0] == -3);
+  CHECK(job.parameter() == -3);
+}
+
 TEST_CASE("an asynchronous worker moves what is averaged by its share of the workers", "[trainer]") {
   for (const int bound : {-1, 0}) {
     SmallWorker::Setup setup;

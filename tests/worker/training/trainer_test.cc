@@ -376,6 +376,46 @@ TEST_CASE("an evaluation is of what the servers have when all pushes are acknowl
   CHECK(job.trainer->EndEvaluation(again->lease, result).ok());
 }
 
+TEST_CASE(
+    "a synchronous worker that settles has what its push brought, and an asynchronous one does not wait",
+    "[trainer]") {
+  for (const int bound : {0, -1}) {
+    SmallTrainer job(OfBound(bound));
+    const auto lease = job.BeginWithLease(1);
+    job.servers[0]->DecideAll(Fate::kHold);
+    const Trainer::SplitPtr split = job.trainer->OpenSplit(lease, 0);
+    const bool pushed = job.Batch(split, 1).ok();
+    const bool closed = job.trainer->CloseSplit(split).ok();
+    std::thread answers([&] {
+      job.servers[0]->AwaitHeld(1);
+      if (bound == 0) job.servers[0]->AnswerOldest();
+    });
+    const auto view = job.trainer->Settle();
+    answers.join();
+    const std::vector<uint32_t> completed = job.completed();
+    job.servers[0]->AnswerAll();
+    CHECK(job.trainer->Finish().ok());
+    REQUIRE((pushed && closed && view.ok()));
+    CHECK(view->has_value() == (bound == 0));
+    if (bound == 0) CHECK((*view)->values[0] == -1);
+    CHECK(completed == (bound == 0 ? std::vector<uint32_t>{0} : std::vector<uint32_t>{}));
+  }
+}
+
+TEST_CASE("a push weighs in its step what its batch does, and counts its samples", "[trainer]") {
+  SmallTrainer job(OfBound(0));
+  const auto lease = job.BeginWithLease(1);
+  const Trainer::SplitPtr split = job.trainer->OpenSplit(lease, 0);
+  Trainer::Computed computed = SmallTrainer::OneSample();
+  computed.weight = 700;
+  REQUIRE(job.Batch(split, 1, computed).ok());
+  REQUIRE(job.Batch(split, 1).ok());
+  REQUIRE(job.trainer->CloseSplit(split).ok());
+  REQUIRE(job.trainer->Finish().ok());
+  CHECK(job.samples_of_pushes() == std::vector<uint32_t>{700, 1});
+  CHECK(job.session->counters()->samples == 2);
+}
+
 TEST_CASE("a session that fails ends the training thread's wait for a place", "[trainer]") {
   SmallWorker::Setup setup = OfBound(0);
   SetLocalSteps(1, setup.job.mutable_job());
