@@ -113,10 +113,21 @@ def train_hf() -> None:
         output_dir=tempfile.mkdtemp(),
         per_device_train_batch_size=BATCH, num_train_epochs=EPOCHS, learning_rate=1e-2, warmup_steps=3,
         gradient_accumulation_steps=2, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True)
+    rates: list[float] = []
+
+    class Rates(transformers.TrainerCallback):
+        def on_step_end(self, *_: Any, lr_scheduler: Any = None, **__: Any) -> None:
+            rates.append(lr_scheduler.get_last_lr()[0])
+
     data = Classified(named=True)
     trainer = recon.torch.hf.Trainer(model=Model(), args=arguments, train_dataset=data, eval_dataset=data,
-                                     compute_metrics=accuracy)
+                                     compute_metrics=accuracy, callbacks=[Rates()])
     trainer.train()
+    steps = EPOCHS * SAMPLES // BATCH // 2
+    if trainer.state.global_step == steps:  # The only worker.
+        plain = [1e-2 * min((n + 1) / 3, (steps - n - 1) / (steps - 3)) for n in range(steps)]
+        assert all(abs(rate - expected) < 1e-9 for rate, expected in zip(rates, plain)), (rates, plain)
+    assert rates[-1] < 1e-3, rates
 
 
 def lightning_module(data: Any) -> Any:
@@ -181,9 +192,9 @@ def train_lightning() -> None:
         saved = torch.load(checkpoint.best_model_path, weights_only=False)
         lightning_module(data).load_state_dict(saved["state_dict"], strict=True)
         if trainer.global_step == EPOCHS * SAMPLES // BATCH:  # The only worker.
-            # The job's, after the step, and not what this worker has computed the step from.
+            # The job's, after the step, as the module has it then.
             assert saved["global_step"] == 56
-            assert not torch.equal(saved["state_dict"]["body.0.weight"], own[56])
+            assert torch.equal(saved["state_dict"]["body.0.weight"], own[56])
         trainer.save_checkpoint(f"{folder}/last.ckpt")
         last = torch.load(f"{folder}/last.ckpt", weights_only=False)["state_dict"]
         assert all(torch.equal(tensor, last[name]) for name, tensor in module.state_dict().items())

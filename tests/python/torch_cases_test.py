@@ -127,7 +127,7 @@ class Loops(Case):
 
     def test_schedulers_of_any_kind_keep_to_the_jobs_progress(self) -> None:
         kinds = torch.optim.lr_scheduler
-        for make in (lambda o: kinds.OneCycleLR(o, 0.1, total_steps=40), lambda o: kinds.ChainedScheduler(
+        for make in (lambda o: kinds.OneCycleLR(o, 0.1, total_steps=40, cycle_momentum=False), lambda o: kinds.ChainedScheduler(
                 [kinds.CosineAnnealingLR(o, 40), kinds.LinearLR(o, total_iters=5)])):
             self.setUp()
             model = make_model()
@@ -350,7 +350,7 @@ class Mistakes(Case):
         self.expect(TypeError, "parameter phase is torch.complex64", model)
         self.expect(TypeError, "no parameter of Sequential requires a gradient", make_model().requires_grad_(False))
         model = make_model()
-        self.expect(TypeError, "parameter 0.weight requires a gradient, but the optimizer has no such", model,
+        self.expect(TypeError, "0.weight, 0.bias of Sequential require a gradient, and the optimizer has only 2 of 4 parameters", model,
                     sgd(model[2]))
         model = make_model()
         model[0].weight.data[0, :2] = float("nan")

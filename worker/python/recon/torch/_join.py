@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import inspect
 import os
 import time
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -18,13 +17,16 @@ from recon._environment import say_whose_job
 from recon._leases import Batch, JobDone, metric_sums
 from recon._worker import flags_of
 from recon.torch._data import DataLoader
+from recon.torch._edits import Edits
+from recon.torch._guards import Guards, refuse_state
 from recon.torch._loop import JobLoader
 from recon.torch._members import Members
-from recon.torch._optimizers import is_of_the_server, settings_of, unwrapped
-from recon.torch._overlap import Overlap
+from recon.torch._optimizers import is_of_the_server, one_optimizer, settings_of, unwrapped
+from recon.torch._overlap import Overlap, outside_compiled
+from recon.torch._schedule import Progress, follow
 from recon.torch._share import Share
 from recon.torch._state import copy_state, remember
-from recon.torch._tensors import Tensors
+from recon.torch._tensors import Tensors, plain_module
 from recon.torch._workers_step import WorkersStepJob
 
 # Batches between two pushes, with an optimizer that steps on the worker, where the script says nothing.
@@ -108,7 +110,7 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
         return stepping
     if also:
         raise ValueError("also= is for optimizer_on='workers': the server's state has the optimizer's alone")
-    optimizer = unwrapped(optimizer)
+    optimizer = unwrapped(one_optimizer(optimizer, model))
     if hasattr(optimizer, "_recon_job"):
         raise RuntimeError("this optimizer has a job already: join once")
     if group is not None and not isinstance(loader, DataLoader):
@@ -145,6 +147,7 @@ class Job(Share):
         # Where the server does not compute the optimizer, it steps here, and how far it has moved is pushed.
         self._own_step: Callable[..., Any] | None = None
         if is_of_the_server(optimizer):
+            refuse_state(optimizer)
             proposed = settings_of(optimizer, self._tensors.group_names)
             policy = "bsp"
         else:
@@ -165,7 +168,7 @@ class Job(Share):
                           optimizer=proposed, loads=(loader._loader.num_workers, loader._loader.prefetch_factor))
 
         def connect() -> Any:
-            return _core.Worker(flags_of(settings), type(model).__name__, self._tensors.specs, self._tensors.aliases,
+            return _core.Worker(flags_of(settings), type(plain_module(model)).__name__, self._tensors.specs, self._tensors.aliases,
                                 loader.samples, 1 if evaluate else 0, proposed, loader.fingerprint)
         self._core = connect() if members is None else members.core(connect)
         self._name = self._core.name
@@ -174,13 +177,17 @@ class Job(Share):
         self._share_out(loader.share(self._core))
         self._tensors.place(self._core)
         self._overlap = Overlap(self._core, self._tensors.trained, self._tensors.places_of_parameters(),
-                                lambda: self._tensors.rates(optimizer), False if self._own_step or members else overlap)
+                                lambda: self._tensors.rates(optimizer), lambda: self._weight,
+                                False if self._own_step or members else overlap)
+        self._edits = Edits(self._tensors, type(plain_module(model)).__name__)
+        self._guards = Guards(optimizer, self._tensors, self._closers if members is None else None) if (
+            self._own_step is None) else None
         self._began = 0.0
+        self._weight = 0  # Of the next push; 0: its samples.
         self._left = False
         self._warned = False  # That the job is done, and step() is plain.
         self._last_step = 0
-        self._progress = 0  # The job's, in batches of all workers, about.
-        self._counts = False  # Whether it has begun to count them.
+        self._progress = Progress(len(loader))
         self._pid = os.getpid()
         if members is not None:
             members.exchange(self._tensors.trained)
@@ -194,6 +201,7 @@ class Job(Share):
     @property
     def finished(self) -> bool:
         """The job is done: there are no more batches."""
+        self._look()
         if self._leases.finished and not self._left:
             self._let_go()
             self._end(finished=True)
@@ -201,6 +209,7 @@ class Job(Share):
 
     def between_batches(self) -> None:
         """Does what the server has asked for, where no batch is under way."""
+        self._look()
         while self._leases.asked and not self._unstepped:
             kind, lease = self._leases.asked.popleft()
             if kind == "initial_values":
@@ -213,6 +222,15 @@ class Job(Share):
     def report(self, loss: Any) -> None:
         """The batch's mean loss, for `reconctl status`; a number or a tensor, which is read at ``step()``."""
         self.loss = loss
+
+    def weigh(self, count: Any) -> None:
+        """How much this batch counts in the step's mean over workers, in place of its samples: of tokens, say, where the loss
+        is a mean over these. Between a batch and its backward; what is said of batches that are accumulated is added up."""
+        if int(count) < 0:
+            raise ValueError(f"weigh({int(count)}), expected 0 or more")
+        if not self._unstepped or self._overlap.pushing:
+            raise RuntimeError("weigh() goes between a batch and its backward(): the gradient is on its way")
+        self._weight += max(1, int(count))
 
     @property
     def name(self) -> str:
@@ -238,45 +256,27 @@ class Job(Share):
         """Gives the model the job's parameters as they are now, with all that this worker has pushed."""
         if self._unstepped:
             raise RuntimeError("pull() between a batch and its step(): its gradient would be of other parameters")
+        self._look()
         self._core.begin_evaluation()
-        self._tensors.load(self._core)
+        self._load()
 
-    def state_dict(self) -> dict[str, Any]:
-        """As `recon.torch.state_dict` of the job's model."""
+    def state_dict(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
+        """As `recon.torch.state_dict` of the job's model; or of `model`, which is in it, or which it is in."""
+        model = self.model if model is None else model
         if self._left and not self._leases.finished:
             raise RuntimeError("state_dict() of a worker that has left before the job was done")
         if self._unstepped:
             raise RuntimeError("state_dict() between a batch and its step(): call it after step()")
         if self._left:
-            return copy_state(self.model, [])
+            return copy_state(model, [])
+        self._look()
         self._core.begin_evaluation()
-        return copy_state(self.model, self._tensors.values_in(self._core.parameters()))
+        return copy_state(model, self._tensors.values_in(self._core.parameters()))
 
     def follow(self, scheduler: Any) -> None:
-        """Keeps a scheduler that is stepped after each batch to the job's progress, as `join` does with its own: for
-        one that is made later."""
-        scheduler = unwrapped(scheduler)
-        its_step = scheduler.step
-        parameters = inspect.signature(its_step).parameters
-
-        def step(*args: Any) -> None:
-            if args and "metrics" in parameters or self._warned:
-                return its_step(*args)
-            nonlocal done
-            while done < self._progress:
-                its_step()
-                done += 1
-            return None
-
-        done = getattr(scheduler, "last_epoch", 0)  # A ChainedScheduler has none.
-        self._progress = max(self._progress, done)
-        its_state = scheduler.state_dict
-
-        def state_dict() -> dict[str, Any]:
-            # A scheduler's state is whatever it has as attributes; these two are ours, and cannot be saved.
-            return {name: value for name, value in its_state().items() if name not in ("step", "state_dict")}
-
-        scheduler.step, scheduler.state_dict = step, state_dict
+        """Keeps a scheduler that is stepped after each batch, or after each ``step()``, to the job's progress, as `join`
+        does with its own: for one that is made later."""
+        follow(unwrapped(scheduler), self._progress)
 
     def leave(self) -> None:
         """Leaves the job, if the script ends before it is done: what is under way is finished first."""
@@ -284,6 +284,24 @@ class Job(Share):
             self._end(finished=False)
 
     # The rest.
+
+    def _load(self) -> None:
+        """Gives the model the job's parameters."""
+        if self._tensors.load(self._core):
+            self._edits.given()
+
+    def _look(self, beginning: bool = False) -> None:
+        """Before the job gives the next parameters: the script has not changed those that it had."""
+        if self._left:
+            return
+        self._edits.look()
+        if beginning:
+            self._edits.look_at_beginning()
+
+    def _closers(self) -> int:
+        """How many workers close a step together."""
+        job = self._core.job()
+        return int(job["workers"]) if job["bound"] == 0 else 1
 
     def _end(self, finished: bool) -> None:
         self._last_step = self._core.step
@@ -293,10 +311,12 @@ class Job(Share):
         if self._members is not None:
             self._members.stop()
         atexit.unregister(self.leave)
+        if self._guards is not None:
+            self._guards.end()
         try:
             if finished:
                 self._core.pull()
-                self._tensors.load(self._core)
+                self._load()
             self._tensors.detach()
             self._core.leave(finished)
         finally:
@@ -313,9 +333,11 @@ class Job(Share):
             with self._lock:
                 return self._step_alone(closure) if self._left else self._step(closure)
 
+        # An optimizer that steps here calls the script's hooks itself.
+        hooked = outside_compiled(step if self._own_step is not None else torch.optim.Optimizer.profile_hook_step(step))
         # Schedulers look for it, and would warn of a step() that they know nothing of.
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-        optimizer.step = types.MethodType(step, optimizer)
+        hooked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        optimizer.step = types.MethodType(hooked, optimizer)
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         if not len(self._handed) and not self._claim(closure):
@@ -332,6 +354,9 @@ class Job(Share):
         if closure is None and not self._tensors.have_gradients():
             raise RuntimeError(f"step() without backward(): no parameter of {type(self.model).__name__} has a gradient")
         self._tensors.check(self.optimizer)
+        self._edits.before_push()
+        if self._guards is not None:
+            self._guards.at_step()
         return self._push(closure, result)
 
     def _push(self, closure: Callable[[], Any] | None, result: Any) -> Any:
@@ -358,10 +383,13 @@ class Job(Share):
             self._tensors.store(place, pushed)
             rates = self._overlap.rates(self._tensors.rates(self.optimizer))
         loss, self.loss = self.loss, None
-        self._core.end(samples, time.monotonic() - self._began, _number(loss), rates,
-                       self._own_step is not None)
-        self._advance(batches)
+        weight, self._weight = self._weight, 0
+        self._core.end(samples, time.monotonic() - self._began, _number(loss), rates, self._own_step is not None, weight)
         self._close(passed + batches)
+        # What the script reads from here on is the job's, of a synchronous job with this step in it.
+        if self._core.settle():
+            self._load()
+        self._edits.after_step()
         self._enter_next()
         if not len(self._handed):
             self.loader.after_step()
@@ -374,32 +402,24 @@ class Job(Share):
         if closure is None and not self._handed.backwards:
             return None
         if not self._warned:
-            self._warned = True
+            self._warned = self._progress.over = True
             warnings.warn(f"the job is done, after {self.epochs} passes: from here on step() is the optimizer's own, and "
                           "trains this process' model alone", RuntimeWarning,
                           stacklevel=3)
         return self._plain_step() if closure is None else self._plain_step(closure)
 
-    def _advance(self, batches: list[Batch]) -> None:
-        """Counts progress. In a synchronous job each worker has done as much as this one; in others what comes before this
-        worker's batches, in the order of the pass, is done or under way."""
-        job, size = self._core.job(), self.loader.batch_size
-        first, length = batches[0].data_epoch * len(self.loader), len(self.loader)
-        samples = self.loader.samples
-        before = (batches[0].order_key - batches[0].data_epoch * samples) * length // samples
-        if job["bound"] != 0:
-            self._progress = first + before + len(batches)
-            return
-        if not self._counts:
-            # The other workers may have begun the splits before.
-            self._progress = max(self._progress, first + before - (job["workers"] - 1) * -(-job["split_samples"] // size))
-            self._counts = True
-        self._progress = min(max(self._progress, first) + max(1, job["workers"]) * len(batches), first + length)
+    def _close(self, batches: Sequence[Batch]) -> None:
+        """They are pushed, or nothing comes of them."""
+        if batches and not self._left:
+            samples = self.loader.samples
+            before = (batches[0].order_key - batches[0].data_epoch * samples) * len(self.loader) // samples
+            self._progress.advance(self._core.job(), batches[0].data_epoch, before, len(batches), self.loader.batch_size)
+        super()._close(batches)
 
     def _evaluate_for(self, lease: int) -> None:
         assert self._evaluate is not None
         self._core.begin_evaluation()
-        self._tensors.load(self._core)
+        self._load()
         training = [module for module in self.model.modules() if module.training]
         self.model.eval()
         self._core.pause()

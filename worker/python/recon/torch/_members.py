@@ -21,7 +21,7 @@ _BUCKET_BYTES = 25e6
 
 # What a worker's core says, to all members, as its leader's has said it.
 _SAID = ("size", "groups", "name", "begun", "revision")
-_ASKED = ("placement", "job", "next_work", "open_split", "begin", "pull", "begin_evaluation", "send_initial_values")
+_ASKED = ("placement", "job", "next_work", "open_split", "begin", "pull", "settle", "begin_evaluation", "send_initial_values")
 # What only the leader's core is told.
 _TOLD = ("close_split", "forget_lease", "drop", "end_evaluation", "abandon", "pause", "resume", "leave", "close")
 

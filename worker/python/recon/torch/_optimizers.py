@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from recon._optimizers import Adam, AdamW, SGD
+from recon.torch._tensors import listed
 
 # What the server has no equal of, by what it must be there.
 _ABSENT = {"amsgrad": False, "maximize": False, "dampening": 0, "decoupled_weight_decay": False}
@@ -26,6 +27,23 @@ def unwrapped(wrapper: Any) -> Any:
         raise TypeError("join() was given an optimizer that Accelerate steps with a GradScaler (mixed_precision='fp16'): "
                         "call join() before accelerator.prepare()")
     return getattr(wrapper, "optimizer", None) or getattr(wrapper, "scheduler", wrapper)
+
+
+def one_optimizer(optimizer: Any, model: torch.nn.Module) -> Any:
+    """The optimizer that `join` was given. TypeError for several of them, or for something else."""
+    several = list(optimizer.values()) if isinstance(optimizer, dict) else optimizer
+    if isinstance(several, (list, tuple)):
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        said = "; ".join(f"{type(one).__name__} over " + listed([names.get(id(parameter), "?") for group in one.param_groups
+                                                                 for parameter in group["params"]])
+                         for one in several if isinstance(one, torch.optim.Optimizer))
+        raise TypeError(f"join() was given {len(several)} optimizers ({said}): a job has one. Where they are of one kind, make "
+                        "one with parameter groups, each with its own rate and decay; otherwise one class of "
+                        "torch.optim.Optimizer whose step() calls theirs: it steps on the worker")
+    if not hasattr(optimizer, "param_groups"):
+        raise TypeError(f"join() was given a {type(optimizer).__module__}.{type(optimizer).__name__} as optimizer, expected a "
+                        "torch.optim.Optimizer")
+    return optimizer
 
 
 def is_of_the_server(optimizer: torch.optim.Optimizer) -> bool:

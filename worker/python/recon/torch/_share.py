@@ -49,6 +49,14 @@ class Share:
     def between_batches(self) -> None:
         raise NotImplementedError
 
+    def _look(self, beginning: bool = False) -> None:
+        """Before the job gives the next parameters: the script has not changed those that it had."""
+        raise NotImplementedError
+
+    def _load(self) -> None:
+        """Gives the model the job's parameters."""
+        raise NotImplementedError
+
     @property
     def _unstepped(self) -> list[Batch]:
         return self._handed.batches
@@ -105,6 +113,7 @@ class Share:
         with self._lock:
             begins = self._handed.is_next()
             if begins:
+                self._look(beginning=not self._handed.any_begun())
                 if not self._leases.begin(batch):
                     return False
                 self._enter(batch, first=not self._handed.any_begun())
@@ -119,7 +128,7 @@ class Share:
     def _enter(self, batch: Batch, first: bool) -> None:
         if first:
             self._began = time.monotonic()
-            self._tensors.load(self._core)
+            self._load()
         if self._members is not None:
             self._members.begin(batch)
         self._overlap.begin(batch.samples, accumulating=not first)

@@ -7,13 +7,13 @@ import os
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from recon.launch.machine import find_program
 from recon.torch._optimizers import is_of_the_server
+from recon.torch._tensors import COMPILED, plain_module
 
 if TYPE_CHECKING:
     from recon.torch._join import Job
@@ -25,8 +25,8 @@ _jobs: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Job]] = weakref.We
 
 
 def remember(model: torch.nn.Module, job: Job) -> None:
-    """`state_dict` finds the job by its model."""
-    _jobs[model] = weakref.ref(job)
+    """`state_dict` finds the job by its model, compiled or not."""
+    _jobs[model] = _jobs[plain_module(model)] = weakref.ref(job)
 
 
 def state_dict(model: torch.nn.Module) -> dict[str, Any]:
@@ -43,15 +43,18 @@ def state_dict(model: torch.nn.Module) -> dict[str, Any]:
     job = found() if found is not None else None
     if job is None:
         raise RuntimeError(f"this {type(model).__name__} is not a job's: give the model that join() was given")
-    return job.state_dict()
+    return job.state_dict(model)
 
 
 @torch.no_grad()
-def copy_state(model: torch.nn.Module, pulled: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, Any]:
+def copy_state(model: torch.nn.Module, pulled: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, Any]:
     """The model's state, with the `pulled` values of some of its tensors."""
     values = {id(tensor): value for tensor, value in pulled}
     copies: dict[int, torch.Tensor] = {}
     state = model.state_dict(keep_vars=True)
+    own = {id(tensor) for tensors in (model.parameters(), model.buffers()) for tensor in tensors}
+    if values and any(isinstance(tensor, torch.Tensor) and id(tensor) not in own for tensor in state.values()):
+        return _derived_state(model, pulled)
     for name, tensor in state.items():
         if not isinstance(tensor, torch.Tensor):
             continue  # A module's extra state.
@@ -62,6 +65,24 @@ def copy_state(model: torch.nn.Module, pulled: Iterable[tuple[torch.Tensor, torc
             copies[id(tensor)] = torch.empty_like(tensor, requires_grad=False).copy_(value)
         state[name] = copies[id(tensor)]
     return state
+
+
+def _derived_state(model: torch.nn.Module, pulled: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, Any]:
+    """The same where hooks of the module make other tensors of its own, parts of them say: the model has the `pulled` values
+    meanwhile."""
+    before = [(tensor, tensor.data) for tensor, _ in pulled]
+    try:
+        for tensor, value in pulled:
+            exact = tensor.is_floating_point() or tensor.dtype == torch.bool
+            tensor.data = (value if exact else value.round()).to(tensor.device, tensor.dtype)
+        state = model.state_dict()
+        for name, tensor in state.items():
+            if isinstance(tensor, torch.Tensor):
+                state[name] = tensor.detach().clone()
+        return state
+    finally:
+        for tensor, data in before:
+            tensor.data = data
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, source: str | os.PathLike[str], *,
@@ -119,7 +140,7 @@ def _kind(optimizer: torch.optim.Optimizer) -> str:
 def _state_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module, planes: tuple[str, ...],
               tensors: dict[str, torch.Tensor], updates: int | None, source: Any) -> dict[int, dict[str, Any]]:
     """By the number of a parameter, as an optimizer's state dict counts them."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): name.replace(COMPILED, "") for name, parameter in plain_module(model).named_parameters()}
     state: dict[int, dict[str, Any]] = {}
     for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
         name = names.get(id(parameter))

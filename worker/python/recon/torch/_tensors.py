@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,19 @@ DTYPES = {
 # All integers up to it are float32 numbers.
 EXACT_MAX = 1 << 24
 BUFFERS = "buffers"
+# In the names of what torch.compile has wrapped: checkpoints of the plain module do not have it.
+COMPILED = "_orig_mod."
+
+
+def plain_module(model: torch.nn.Module) -> torch.nn.Module:
+    """The module in what torch.compile or DataParallel have made of it."""
+    while True:
+        if type(model).__name__ == "OptimizedModule":
+            model = model._orig_mod
+        elif isinstance(model, torch.nn.DataParallel):
+            model = model.module
+        else:
+            return model
 
 
 class Tensors:
@@ -33,15 +47,19 @@ class Tensors:
         self.trained: list[torch.nn.Parameter] = []
         self.buffers: list[torch.Tensor] = []
         first_name: dict[int, str] = {}
-        for name, parameter in model.named_parameters(remove_duplicate=False):
+        model = plain_module(model)
+        _check_all_have_an_optimizer(model, group_of.keys())
+        for its_name, parameter in model.named_parameters(remove_duplicate=False):
+            name = its_name.replace(COMPILED, "")
             if id(parameter) in first_name:
                 self.aliases.append((name, first_name[id(parameter)]))
             elif parameter.requires_grad and (is_lazy(parameter) or parameter.numel() > 0):
                 first_name[id(parameter)] = name
                 self._add(name, parameter, group_of)
         persistent = model.state_dict().keys()
-        for name, buffer in model.named_buffers(remove_duplicate=False):
-            if name not in persistent or buffer.numel() == 0 or buffer.dtype not in DTYPES:
+        for its_name, buffer in model.named_buffers(remove_duplicate=False):
+            name = its_name.replace(COMPILED, "")
+            if its_name not in persistent or buffer.numel() == 0 or buffer.dtype not in DTYPES:
                 continue
             if id(buffer) in first_name:
                 self.aliases.append((name, first_name[id(buffer)]))
@@ -66,9 +84,6 @@ class Tensors:
                             "checkpoint) before join()")
         if parameter.dtype not in DTYPES or not parameter.is_floating_point():
             raise TypeError(f"parameter {name} is {parameter.dtype}, expected a real floating type of at most 64 bits")
-        if id(parameter) not in group_of:
-            raise TypeError(f"parameter {name} requires a gradient, but the optimizer has no such parameter: give it to "
-                            "the optimizer, or requires_grad_(False)")
         self.specs.append((name, list(parameter.shape), self.group_names[group_of[id(parameter)]], False,
                            DTYPES[parameter.dtype]))
         self.trained.append(parameter)
@@ -81,11 +96,20 @@ class Tensors:
         names = [spec[0] for spec in self.specs]
         tensors = [*self.trained, *self.buffers]
         self._places = [(tensor, *at[name]) for name, tensor in zip(names, tensors)]
-        self._loaded: np.ndarray | None = None
+        self._base: np.ndarray | None = None
 
     def places_of_parameters(self) -> list[tuple[int, int]]:
         """Offset and size of each trained parameter, by its number."""
         return [(offset, size) for _, offset, size in self._places[:len(self.trained)]]
+
+    @property
+    def names(self) -> list[str]:
+        """Of the trained parameters, by their numbers."""
+        return [spec[0] for spec in self.specs[:len(self.trained)]]
+
+    def loaded(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The trained parameters, each with the value that the job has given it; none before it has."""
+        return [] if self._base is None else self.values_in(self._base)[:len(self.trained)]
 
     def values(self) -> np.ndarray:
         """What the model has, flat."""
@@ -122,10 +146,10 @@ class Tensors:
         return [(tensor, source[offset:offset + size].view(tensor.shape)) for tensor, offset, size in self._places]
 
     @torch.no_grad()
-    def load(self, core: Any) -> None:
-        """Gives the model the job's parameters, where they have changed."""
+    def load(self, core: Any) -> bool:
+        """Gives the model the job's parameters, where they have changed; whether they have."""
         if core.revision == self._revision:
-            return
+            return False
         self._revision = core.revision
         flat = core.parameters()
         for tensor, values in self.values_in(flat):
@@ -135,6 +159,7 @@ class Tensors:
                 tensor.copy_(values.round())
         # Buffers move from here on.
         self._base = flat
+        return True
 
     @torch.no_grad()
     def store(self, gradient: np.ndarray, there: set[int]) -> None:
@@ -164,6 +189,23 @@ class Tensors:
     def detach(self) -> None:
         """The model's tensors are its own from here on."""
         self._base = None
+
+
+def _check_all_have_an_optimizer(model: torch.nn.Module, optimized: Collection[int]) -> None:
+    """TypeError for parameters that nobody would train."""
+    trained = {name: id(one) for name, one in model.named_parameters() if one.requires_grad and (is_lazy(one) or one.numel())}
+    without = [name.replace(COMPILED, "") for name, one in trained.items() if one not in optimized]
+    if not without:
+        return
+    raise TypeError(f"{listed(without)} of {type(model).__name__} require a gradient, and the optimizer has only "
+                    f"{len(trained) - len(without)} of {len(trained)} parameters: a job has one optimizer, over all that it trains. "
+                    "Give it the others, as a group of their own say; freeze what is not trained by requires_grad_(False); or "
+                    "give join() the part of the model that this optimizer trains, and make a job for each part")
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of them."""
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _scatter(sparse: torch.Tensor, place: torch.Tensor) -> None:

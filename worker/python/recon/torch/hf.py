@@ -65,6 +65,13 @@ class InJob:
                                **self._worker_settings)
         return optimizer
 
+    def training_step(self, model: torch.nn.Module, inputs: Any, *args: Any, **options: Any) -> torch.Tensor:
+        labels = inputs.get("labels") if hasattr(inputs, "get") else None
+        if self.job is not None and isinstance(labels, torch.Tensor) and labels.dim() > 1 and not labels.is_floating_point():
+            # The loss is a mean over tokens, and so is that of the workers together.
+            self.job.weigh((labels != -100).sum())
+        return super().training_step(model, inputs, *args, **options)
+
     def train(self, *args: Any, **options: Any) -> Any:
         output = super().train(*args, **options)
         if self.job is not None:

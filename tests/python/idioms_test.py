@@ -1,0 +1,58 @@
+"""What scripts do around the plain loop. Each is run as a worker of a job and in plain PyTorch: what comes of it is equal, or
+it is refused or told by name, at the step where it happens. Environment: RECON_TEST_BIN, the programs."""
+
+import sys
+import unittest
+from collections.abc import Callable
+
+try:
+    import torch
+except ImportError as error:
+    print(f"skipped: {error}")
+    raise SystemExit(77) from None
+import idioms_optimizers  # noqa: F401: these have the rows.
+import idioms_same  # noqa: F401
+import idioms_told  # noqa: F401
+import idioms_workers  # noqa: F401
+import twin
+from idioms import ROWS, Row
+
+
+class Idioms(unittest.TestCase):
+    servers: dict[int, twin.Servers]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        torch.set_num_threads(1)
+        cls.servers = {workers: twin.Servers(twin.binaries(), "--workers-min", str(workers))
+                       for workers in sorted({row.workers for row in ROWS})}
+        for servers in cls.servers.values():
+            cls.addClassCleanup(servers.close)
+
+    def check(self, row: Row) -> None:
+        with self.servers[row.workers].take() as server:
+            if row.error is not None:
+                with self.assertRaisesRegex(row.error, row.text):
+                    twin.run_job(row.script, server)
+                return
+            job, ours, said = twin.run_job(row.script, server, row.workers)
+        self.assertIn(len(said), range(1, row.workers + 1) if row.warns else [0], said)
+        for text in said:
+            self.assertRegex(text, row.text)
+        if row.equal:
+            largest, where = twin.difference(ours, twin.run_plain(row.script, job))
+            self.assertLessEqual(largest, row.tolerance, where)
+
+
+def _test_of(row: Row) -> Callable[[Idioms], None]:
+    return lambda self: self.check(row)
+
+
+for _row in ROWS:
+    _name = "test_" + "".join(letter if letter.isalnum() else "_" for letter in _row.name)
+    assert not hasattr(Idioms, _name), f"two rows are named {_row.name}"
+    setattr(Idioms, _name, _test_of(_row))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv, verbosity=2)
