@@ -176,7 +176,11 @@ class Coordinator {
   // Counts what a worker that did not leave in good order took with it.
   void NoteResidualLost(const std::string& name, const WorkerProgress& progress);
   // Parameters are not finite.
+  // As it is called, or its number.
+  std::string NameOf(WorkerId worker) const;
   void NoteNonFinite(const NonFiniteUpdate& found);
+  // Says it once.
+  void NoteUnlikeRates(const UnlikeRates& found);
   // A worker cannot compute from the parameters there are.
   void NoteDiverged(WorkerId worker, const std::string& why, absl::Time wall);
 
@@ -267,6 +271,7 @@ class Coordinator {
   StepShares shares_;
   absl::Time shares_at_ = absl::InfinitePast();
   StandstillWatch standstill_;
+  bool said_unlike_rates_ = false;
   DivergenceWatch divergence_;
   EvaluationHistory evaluations_;
   RollbackRecord rollback_;

@@ -218,9 +218,23 @@ void Coordinator::NoteDiverged(WorkerId worker, const std::string& why, absl::Ti
   divergence_.Note(absl::StrCat("worker ", membership_.Find(worker)->name, ": ", ShownName(why)), wall);
 }
 
+std::string Coordinator::NameOf(WorkerId worker) const {
+  const Membership::Member* member = membership_.Find(worker);
+  return member == nullptr ? absl::StrCat("number ", worker.value()) : member->name;
+}
+
+void Coordinator::NoteUnlikeRates(const UnlikeRates& found) {
+  if (std::exchange(said_unlike_rates_, true)) return;
+  LogWarn(
+      "workers {} and {} named the learning rates {} and {} for step {}, and others for the steps before: a "
+      "synchronous step goes by one, that of the batch that comes first. Let their schedules keep to the "
+      "job's "
+      "progress (join(..., scheduler=))",
+      NameOf(found.first), NameOf(found.other), found.first_rate, found.other_rate, found.step);
+}
+
 void Coordinator::NoteNonFinite(const NonFiniteUpdate& found) {
-  const Membership::Member* member = membership_.Find(found.worker);
-  const std::string worker = member == nullptr ? absl::StrCat("number ", found.worker.value()) : member->name;
+  const std::string worker = NameOf(found.worker);
   const char* const when = found.large ? "after the large gradient of worker "
                                        : "noticed up to 63 updates after the cause, at the push of worker ";
   divergence_.NoteUpdate(absl::StrCat("parameters are not finite, ", when, worker, " at step ", found.step,

@@ -65,6 +65,7 @@ void Coordinator::NoteShares(absl::Time now) {
     shares_.Report(worker, member.progress.step_work(), found->second.waiting_seconds, now);
   }
   if (stats.non_finite) NoteNonFinite(*stats.non_finite);
+  if (stats.unlike_rates) NoteUnlikeRates(*stats.unlike_rates);
   const uint64_t moved = stats.pushes + work_.samples_completed() + evaluations_.entries().size();
   if (standstill_.Note(moved, phase() == PHASE_RUNNING && !lifecycle_.ending(), now)) {
     LogWarn("the job has not moved for {}: {}",

@@ -462,6 +462,7 @@ ParamServer::Stats ParamServer::GetStats() const {
   stats.sequence = sequence_;
   stats.frontier_step = book_.gate().frontier();
   stats.non_finite = shards_.non_finite();
+  stats.unlike_rates = shards_.unlike_rates();
   stats.recover_ms = start_.push_ms();
   stats.first_push_ms = start_.push_ms() == 0 ? 0 : start_.push_without_waiting_ms();
   for (const auto& [id, worker] : workers_) {

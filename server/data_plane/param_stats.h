@@ -33,6 +33,13 @@ struct NonFiniteUpdate {
   absl::Time wall;  // When that was found, by the time of day.
 };
 
+// Workers whose learning rates are not alike: a synchronous step goes by the first's.
+struct UnlikeRates {
+  WorkerId first, other;
+  double first_rate = 0, other_rate = 0;
+  uint64_t step = 0;
+};
+
 // What the data plane of one server has counted.
 struct ParamStats {
   uint64_t pushes = 0;
@@ -44,6 +51,7 @@ struct ParamStats {
   double first_push_ms = 0;  // The same without the time in which no worker had come.
   std::map<WorkerId, WorkerPushStats> workers;
   std::optional<NonFiniteUpdate> non_finite;  // The first that was found since the last rollback.
+  std::optional<UnlikeRates> unlike_rates;    // The first that were found.
 };
 
 }  // namespace recon

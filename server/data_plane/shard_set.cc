@@ -205,7 +205,7 @@ void ShardSet::LookWhetherFinite(const Shard& shard, WorkerId worker, uint64_t s
   const NonFiniteUpdate found{worker, step, large,
                               NameOfParameter(*map_.layout(), shard.id().value(), *first), WallNow()};
   {
-    MutexLock lock(&non_finite_mu_);
+    MutexLock lock(&found_mu_);
     if (non_finite_) return;
     non_finite_ = found;
     found_non_finite_ = true;
@@ -216,8 +216,13 @@ void ShardSet::LookWhetherFinite(const Shard& shard, WorkerId worker, uint64_t s
 }
 
 std::optional<NonFiniteUpdate> ShardSet::non_finite() const {
-  MutexLock lock(&non_finite_mu_);
+  MutexLock lock(&found_mu_);
   return non_finite_;
+}
+
+std::optional<UnlikeRates> ShardSet::unlike_rates() const {
+  MutexLock lock(&found_mu_);
+  return unlike_rates_;
 }
 
 void ShardSet::EncodeMean(Operation* op, size_t index) {
@@ -292,9 +297,16 @@ void ShardSet::CloseShard(uint32_t number, uint64_t step, const std::set<Contrib
   const ThreadCpuTimer timer(&apply_nanos_);
   const trace::Span span(trace::kClosing, {0, step, number + 1});
   Shard& shard = *shards_[number];
-  const std::optional<Shard::Largest> largest = shard.CloseStep(step, contributors);
+  const std::optional<Shard::Closed> closed = shard.CloseStep(step, contributors);
   RaiseTo(shard.version(), &updates_);
-  if (largest) LookWhetherFinite(shard, largest->worker, step, largest->norm);
+  if (!closed) return;
+  LookWhetherFinite(shard, closed->largest, step, closed->norm);
+  if (const std::optional<Shard::UnlikeRates>& unlike = closed->unlike_rates) {
+    MutexLock lock(&found_mu_);
+    if (!unlike_rates_) {
+      unlike_rates_ = {unlike->first, unlike->other, unlike->first_rate, unlike->other_rate, step};
+    }
+  }
 }
 
 void ShardSet::ForEach(const std::function<void(Shard*)>& step) {
@@ -323,7 +335,7 @@ void ShardSet::BeginHistory(uint64_t first_step) {
     shard->DropContributions();
     if (first_step > 0) shard->CloseStep(first_step - 1, {});
   });
-  MutexLock lock(&non_finite_mu_);
+  MutexLock lock(&found_mu_);
   non_finite_.reset();
   found_non_finite_ = false;
 }

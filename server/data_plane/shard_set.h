@@ -108,6 +108,8 @@ class ShardSet {
   // The first update after which a parameter was seen not to be finite. Looked at are updates of large
   // gradients, and every so-many-th.
   std::optional<NonFiniteUpdate> non_finite() const;
+  // The first that were seen for some steps in a row.
+  std::optional<UnlikeRates> unlike_rates() const;
 
   // Of the shard that had most.
   uint64_t updates() const { return updates_.load(std::memory_order_relaxed); }
@@ -144,10 +146,11 @@ class ShardSet {
   ShardMap map_;
   uint32_t shards_in_a_row_ = 1;  // On one lane.
   std::vector<std::unique_ptr<Shard>> shards_;
-  std::vector<std::vector<PageRef>>
-      staged_;                   // Of each shard, on its lane: state that has come and is not committed.
-  mutable Mutex non_finite_mu_;  // A leaf.
-  std::optional<NonFiniteUpdate> non_finite_ ABSL_GUARDED_BY(non_finite_mu_);
+  // Of each shard, on its lane: state that has come and is not committed.
+  std::vector<std::vector<PageRef>> staged_;
+  mutable Mutex found_mu_;  // A leaf.
+  std::optional<NonFiniteUpdate> non_finite_ ABSL_GUARDED_BY(found_mu_);
+  std::optional<UnlikeRates> unlike_rates_ ABSL_GUARDED_BY(found_mu_);
   std::atomic<bool> found_non_finite_{false};  // Nothing is looked at any more.
   std::atomic<uint64_t> apply_nanos_{0};
   std::atomic<uint64_t> updates_{0};

@@ -28,6 +28,17 @@ constexpr double kDelayCompensation = 0.04;
 // A shorter step has no inverse in FP32.
 constexpr double kStepMin = 1e-37;
 
+std::optional<Shard::UnlikeRates> FindUnlikeRates(const std::vector<Contribution>& contributions) {
+  const Contribution& first = contributions.front();
+  if (!first.learning_rate) return std::nullopt;
+  for (const Contribution& other : contributions) {
+    const double rate = other.learning_rate.value_or(*first.learning_rate);
+    const auto [low, high] = std::minmax(*first.learning_rate, rate);
+    if (high > low * Shard::kRatesApart) return {{first.worker, other.worker, *first.learning_rate, rate}};
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Shard::Shard(ShardId id, const ShardPlacement& placement, int state_planes, const OptimizerConfig& config,
@@ -258,7 +269,7 @@ Shard::Outcome Shard::Contribute(const PushId& id, Contribution contribution) {
   return Outcome::kTaken;
 }
 
-std::optional<Shard::Largest> Shard::CloseStep(uint64_t step, const std::set<Contributor>& contributors) {
+std::optional<Shard::Closed> Shard::CloseStep(uint64_t step, const std::set<Contributor>& contributors) {
   first_open_step_ = std::max(first_open_step_, step + 1);
   std::vector<Contribution> counted;
   const auto found = contributions_.find(step);
@@ -277,10 +288,15 @@ std::optional<Shard::Largest> Shard::CloseStep(uint64_t step, const std::set<Con
     return std::make_pair(a.order_key, a.worker) < std::make_pair(b.order_key, b.worker);
   });
   double samples = 0;
-  Largest largest{counted.front().worker, counted.front().norm};
+  Closed closed{counted.front().worker, counted.front().norm, FindUnlikeRates(counted)};
+  unlike_steps_ = closed.unlike_rates ? unlike_steps_ + 1 : 0;
+  if (unlike_steps_ < kUnlikeSteps) closed.unlike_rates.reset();
   for (const Contribution& contribution : counted) {
     samples += contribution.samples;
-    if (contribution.norm > largest.norm) largest = {contribution.worker, contribution.norm};
+    if (contribution.norm > closed.norm) {
+      closed.largest = contribution.worker;
+      closed.norm = contribution.norm;
+    }
     ledger_.Take(contribution.worker, contribution.incarnation, step);
   }
   if (config_.kind == OptimizerKind::kMean) {
@@ -297,7 +313,7 @@ std::optional<Shard::Largest> Shard::CloseStep(uint64_t step, const std::set<Con
     history_.NoteAll(version_ + 1);
   }
   ++version_;
-  return largest;
+  return closed;
 }
 
 void Shard::TakeMean(uint64_t step, const std::vector<Contribution>& counted, double samples) {

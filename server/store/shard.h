@@ -97,12 +97,21 @@ class Shard {
   // so that a cut never says it has a gradient whose update it lacks.
   Outcome Contribute(const PushId& id, Contribution contribution);
   // One update with the mean over what `contributors` sent for `step`; drops what others sent
-  // for it and for earlier steps. No update if there is none. Returns whose gradient was the largest in it.
-  struct Largest {
-    WorkerId worker;
-    float norm = 0;
+  // for it and for earlier steps. No update if there is none.
+  struct UnlikeRates {
+    WorkerId first, other;  // The update went by the first's.
+    double first_rate = 0, other_rate = 0;
   };
-  std::optional<Largest> CloseStep(uint64_t step, const std::set<Contributor>& contributors);
+  struct Closed {
+    WorkerId largest;  // Whose gradient was the largest.
+    float norm = 0;
+    // Two that named learning rates which are further apart than kRatesApart, where any did so in each of the
+    // last kUnlikeSteps.
+    std::optional<UnlikeRates> unlike_rates;
+  };
+  static constexpr double kRatesApart = 1.1;
+  static constexpr int kUnlikeSteps = 8;
+  std::optional<Closed> CloseStep(uint64_t step, const std::set<Contributor>& contributors);
 
   // With the optimizer `mean`: what closing steps has left. Those up to the shard's first open step may be
   // there.
@@ -199,6 +208,7 @@ class Shard {
   ChangeHistory history_;
   std::map<uint64_t, std::vector<Contribution>> contributions_;
   uint64_t first_open_step_ = 0;
+  int unlike_steps_ = 0;  // Steps in a row whose contributions named unlike rates.
   // Versions, as they were, that an update was made of which is left out; ascending.
   std::vector<uint64_t> left_out_;
   uint64_t pages_cloned_ = 0;

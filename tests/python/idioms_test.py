@@ -15,7 +15,8 @@ import idioms_same  # noqa: F401
 import idioms_told  # noqa: F401
 import idioms_workers  # noqa: F401
 import twin
-from idioms import ROWS, Row
+from idioms import ROWS, Row, make_model, sgd, train
+from jobs import wait_for
 
 
 class Idioms(unittest.TestCase):
@@ -42,6 +43,20 @@ class Idioms(unittest.TestCase):
         if row.equal:
             largest, where = twin.difference(ours, twin.run_plain(row.script, job))
             self.assertLessEqual(largest, row.tolerance, where)
+
+
+    def test_rates_that_two_workers_do_not_share_are_told_by_the_server(self) -> None:
+        def script(run: twin.Run) -> None:
+            model = make_model()
+            optimizer = sgd(model)
+            train(run, model, optimizer, changes=lambda _: optimizer.param_groups[0].update(lr=0.1 if run.rank == 0 else 0.03))
+
+        with self.servers[2].take() as server:
+            twin.run_job(script, server, 2)
+            wait_for("a line of the server's", lambda: "named the learning rates" in server.log())
+            said = [line for line in server.log().splitlines() if "named the learning rates" in line]
+        self.assertEqual(len(said), 1, said)
+        self.assertRegex(said[0], r"workers w[01] and w[01] named the learning rates 0\.(1|03)\d* and 0\.(1|03)\d* for step \d+")
 
 
 def _test_of(row: Row) -> Callable[[Idioms], None]:

@@ -224,6 +224,32 @@ TEST_CASE("a mean is weighted by samples and does not depend on who came first",
   CHECK(first[0] == Approx(-1.0 / 6));
 }
 
+TEST_CASE("rates that workers name for a step and that stay apart are told, with both", "[shard]") {
+  const OptimizerConfig config = Sgd(1);
+  Shard shard(ShardId(0), {0, 0, 10}, StatePlanes(config.kind), config, {});
+  uint64_t step = 0;
+  const auto close = [&](double first, double other) {
+    for (uint32_t worker = 1; worker <= 2; ++worker) {
+      Contribution contribution = From(worker, 1, Gradient(CodecId::kFp32, 0.0f, 10));
+      contribution.learning_rate = worker == 1 ? first : other;
+      CHECK(shard.Contribute(Push(worker, step), std::move(contribution)) == Shard::Outcome::kTaken);
+    }
+    const auto closed = shard.CloseStep(step++, {By(1), By(2)});
+    REQUIRE(closed);
+    return closed->unlike_rates;
+  };
+  for (int i = 0; i < 20; ++i) CHECK_FALSE(close(0.1, 0.105));
+  for (int i = 1; i < Shard::kUnlikeSteps; ++i) CHECK_FALSE(close(0.1, 0.05));
+  CHECK_FALSE(close(0.1, 0.1));  // They are counted anew.
+  for (int i = 1; i < Shard::kUnlikeSteps; ++i) CHECK_FALSE(close(0, 0.05));
+  const auto unlike = close(0.1, 0.05);
+  REQUIRE(unlike);
+  CHECK(unlike->first == WorkerId(1));
+  CHECK(unlike->other == WorkerId(2));
+  CHECK(unlike->first_rate == 0.1);
+  CHECK(unlike->other_rate == 0.05);
+}
+
 TEST_CASE("a contribution of a worker that is not counted is dropped, and its resend is late", "[shard]") {
   const OptimizerConfig config = Sgd(1);
   Shard shard(ShardId(0), {0, 0, 10}, StatePlanes(config.kind), config, {});
