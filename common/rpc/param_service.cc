@@ -1,5 +1,6 @@
 #include "common/rpc/param_service.h"
 
+#include "common/base/away_words.h"
 #include "common/base/check.h"
 #include "common/rpc/exchange_stream.h"
 #include "common/rpc/sender.h"
@@ -18,7 +19,7 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ParamService::Excha
   if (admitted.ok() && admit_ != nullptr) admitted = admit_(*context);
   {
     MutexLock lock(&mu_);
-    if (closed_) admitted = absl::UnavailableError("the server is draining");
+    if (closed_) admitted = DrainingError();
     const bool is_new = streams_.insert(stream.get()).second;
     RECON_CHECK(is_new);
   }
@@ -30,7 +31,7 @@ void ParamService::Close() {
   MutexLock lock(&mu_);
   closed_ = true;
   // None of them is forgotten, and so destroyed, meanwhile.
-  for (ExchangeStream* stream : streams_) stream->Close(absl::UnavailableError("the server is draining"));
+  for (ExchangeStream* stream : streams_) stream->Close(DrainingError());
 }
 
 void ParamService::Forget(ExchangeStream* stream) {

@@ -52,6 +52,10 @@ void Cluster::OnReport(const std::shared_ptr<ServerLink>& link, const ServerRepo
     lane_->Post([this, link, hello = report.hello()] { Join(link, hello, Now()); });
     return;
   }
+  if (report.has_leaving()) {
+    OnClosed(link);
+    return link->Close(absl::UnavailableError("it ends, as it has said"));
+  }
   if (*place == 0) return;  // A spare, or one whose place is another's by now.
   if (const absl::Status heard = Hear(link, *place, report); !heard.ok()) SendAway(link, heard);
 }
@@ -139,8 +143,9 @@ std::string Cluster::OutlookForSpare(absl::Time now) const {
 }
 
 std::string Cluster::Missing() const {
-  std::string missing = links_.Missing();
-  for (const auto& [place, outlook] : Outlooks(Now())) absl::StrAppend(&missing, "; ", outlook);
+  const absl::Time now = Now();
+  std::string missing = links_.Missing(now);
+  for (const auto& [place, outlook] : Outlooks(now)) absl::StrAppend(&missing, "; ", outlook);
   return missing;
 }
 
@@ -208,14 +213,20 @@ void Cluster::OnClosed(const std::shared_ptr<ServerLink>& link) {
     table_.DropSpare(link.get());
   }
   const absl::Time now = Now();
-  const uint32_t place = links_.Drop(link.get(), now);
-  if (place == 0) return;
-  std::string outlook = Outlooks(now)[place];
+  const ServerLinks::Dropped dropped = links_.Drop(link.get(), now);
+  if (dropped.place == 0) return;
+  const std::string server = absl::StrCat("server ", dropped.place, " at ", dropped.address);
+  if (shut_down_.load()) return LogInfo("{} has ended with the job", server);
+  std::string outlook = Outlooks(now)[dropped.place];
   if (outlook.empty()) {
     outlook = absl::StrCat("after ", absl::FormatDuration(options_.replace_after),
                            " another one with --join and an empty --data may take its place");
   }
-  LogWarn("server {} has gone: pushes wait until it is back; {}", place, outlook);
+  if (!dropped.stopped_why.empty()) {
+    return LogInfo("{} was stopped in good order ({}): pushes wait until it is back; {}", server,
+                   dropped.stopped_why, outlook);
+  }
+  LogWarn("{} has gone without a word: pushes wait until it is back; {}", server, outlook);
 }
 
 void Cluster::Tick(absl::Time now) {
@@ -280,9 +291,21 @@ void Cluster::TellOfTrace(uint64_t trace, absl::Duration left) {
 }
 
 void Cluster::Shutdown() {
+  shut_down_.store(true);
   ServerCommand command;
   command.mutable_shutdown();
   links_.SendToAll(command);
+  SendToSpares(command);
+}
+
+void Cluster::TellWaits(const std::string& waits_for) {
+  ServerCommand command;
+  command.mutable_waits()->set_waits_for(waits_for);
+  links_.SendToAll(command);
+  SendToSpares(command);
+}
+
+void Cluster::SendToSpares(const ServerCommand& command) const {
   std::vector<PlaceTable::Spare> spares;
   {
     MutexLock lock(&mu_);

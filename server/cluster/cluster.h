@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -67,8 +68,11 @@ class Cluster final : public Followers, public ServerReports {
   // Lane. Gives up silent servers, and gives their places to others.
   void Tick(absl::Time now);
   ServersState state() const { return links_.state(); }
-  // Who is missing, and who takes whose place when, as a sentence.
+  // Which servers are missing, and why, as ServerLinks says it, and who takes whose place when.
   std::string Missing() const;
+  // All servers, those without a place among them, are told what the job waits for; empty: it moves. Several
+  // times a second: who does not hear it knows that the head is silent.
+  void TellWaits(const std::string& waits_for);
   // Lane. On all of them, the ones that have come back among them.
   void BeginEpoch(uint64_t epoch) { links_.BeginEpoch(epoch); }
 
@@ -87,7 +91,7 @@ class Cluster final : public Followers, public ServerReports {
 
   // Servers take no pushes any more; false if some have not finished those under way by then.
   bool Drain(absl::Duration timeout) { return links_.Drain(timeout); }
-  // The servers' processes end.
+  // The servers' processes end, in good order.
   void Shutdown();
 
   uint32_t servers() const { return servers_; }
@@ -112,6 +116,7 @@ class Cluster final : public Followers, public ServerReports {
   std::map<uint32_t, std::string> Outlooks(absl::Time now) const;
   // The same of all such places, for whoever has just begun to wait.
   std::string OutlookForSpare(absl::Time now) const;
+  void SendToSpares(const ServerCommand& command) const;
   // Nothing is heard of the link any more.
   void SendAway(const std::shared_ptr<ServerLink>& link, const absl::Status& why);
 
@@ -124,6 +129,7 @@ class Cluster final : public Followers, public ServerReports {
 
   SnapshotParts snapshot_;
   ServerLinks links_;
+  std::atomic<bool> shut_down_{false};
 
   mutable Mutex mu_;  // A leaf.
   PlaceTable table_ ABSL_GUARDED_BY(mu_);

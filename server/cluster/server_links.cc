@@ -6,11 +6,20 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/check.h"
+#include "common/base/clipped_text.h"
+#include "common/base/limits.h"
+#include "common/base/shown_time.h"
 #include "common/base/status_macros.h"
 #include "server/cluster/place_table.h"
 #include "server/cluster/report_checks.h"
 
 namespace recon {
+namespace {
+
+// Servers report several times a second.
+constexpr absl::Duration kSilenceShown = absl::Seconds(3);
+
+}  // namespace
 
 ServerLinks::ServerLinks(uint32_t servers, OnLost on_lost)
     : servers_(servers), on_lost_(std::move(on_lost)), places_(servers) {}
@@ -31,6 +40,7 @@ std::shared_ptr<ServerLink> ServerLinks::Connect(uint32_t place, const std::shar
   taken.hello = hello;
   taken.last_heard = now;
   taken.progress = ServerProgress();
+  taken.stopped_why.clear();
   return before;
 }
 
@@ -88,6 +98,9 @@ absl::StatusOr<uint32_t> ServerLinks::Note(const ServerLink* link, const ServerR
     from.closings.erase(from.closings.begin(), from.closings.lower_bound(from.progress.frontier_step()));
   } else if (report.has_drained()) {
     from.drained = true;
+  } else if (report.has_leaving()) {
+    from.stopped_why = ClippedText(report.leaving().why(), limits::kNameBytesMax);
+    if (from.stopped_why.empty()) from.stopped_why = "it was asked to";
   }
   return place;
 }
@@ -109,13 +122,13 @@ bool ServerLinks::NoteValues(const ServerLink* link, uint64_t round) {
   return true;
 }
 
-uint32_t ServerLinks::Drop(const ServerLink* link, absl::Time now) {
+ServerLinks::Dropped ServerLinks::Drop(const ServerLink* link, absl::Time now) {
   MutexLock lock(&mu_);
   const uint32_t place = Find(link);
-  if (place == 0) return 0;
+  if (place == 0) return {};
   Lose(place);
   places_[place].last_heard = now;
-  return place;
+  return {place, places_[place].hello.address(), places_[place].stopped_why};
 }
 
 std::vector<std::shared_ptr<ServerLink>> ServerLinks::Silent(absl::Time now,
@@ -275,16 +288,32 @@ ServersState ServerLinks::state() const {
   return all;
 }
 
-std::string ServerLinks::Missing() const {
+std::string ServerLinks::AboutMissing(uint32_t place, absl::Time now) const {
+  const Place& about = places_[place];
+  const std::string& address = about.hello.address();
+  const std::string name = absl::StrCat("server ", place, address.empty() ? "" : " at ", address);
+  const std::string ago = ShownSeconds(now - about.last_heard);
+  if (about.link != nullptr) {
+    if (now - about.last_heard < kSilenceShown && about.state == State::kAssigned)
+      return absl::StrCat(name, ", which restores its state");
+    // Where there is no model yet, it has nothing to restore.
+    return now - about.last_heard < kSilenceShown ? "" : absl::StrCat(name, ", silent for ", ago);
+  }
+  if (!about.stopped_why.empty()) {
+    return absl::StrCat(name, ", which was stopped in good order ", ago, " ago (", about.stopped_why, ")");
+  }
+  if (address.empty()) return absl::StrCat(name, ", which has not come since this head began ", ago, " ago");
+  return absl::StrCat(name, ", which cannot be reached for ", ago);
+}
+
+std::string ServerLinks::Missing(absl::Time now) const {
   MutexLock lock(&mu_);
   std::vector<std::string> missing;
   for (uint32_t i = 1; i < places_.size(); ++i) {
-    if (places_[i].state == State::kAwaited) missing.push_back(absl::StrCat("server ", i, " is not there"));
-    if (places_[i].state == State::kAssigned)
-      missing.push_back(absl::StrCat("server ", i, " restores its state"));
-    if (places_[i].state == State::kReady) missing.push_back(absl::StrCat("server ", i, " waits for others"));
+    std::string about = AboutMissing(i, now);
+    if (!about.empty()) missing.push_back(std::move(about));
   }
-  return absl::StrJoin(missing, ", ");
+  return absl::StrJoin(missing, ", and for ");
 }
 
 std::vector<ServerHello> ServerLinks::Hellos() const {
@@ -301,12 +330,16 @@ std::vector<ServerStatus> ServerLinks::Status(absl::Time now) const {
     const Place& place = places_[i];
     ServerStatus& out = servers.emplace_back();
     out.set_server(i);
-    out.set_state(place.state == State::kAwaited    ? SERVER_AWAITED
+    const bool stopped = place.link == nullptr && !place.stopped_why.empty();
+    out.set_state(stopped                           ? SERVER_STOPPED
+                  : place.state == State::kAwaited  ? SERVER_AWAITED
                   : place.state == State::kAssigned ? SERVER_RECOVERING
                                                     : SERVER_READY);
     out.set_address(place.hello.address());
     out.set_pushes(place.progress.pushes());
     out.set_recover_ms(place.progress.recover_ms());
+    out.set_log_bytes(place.progress.log_bytes());
+    out.set_log_budget_bytes(place.progress.log_budget_bytes());
     out.set_heard_ms(absl::ToDoubleMilliseconds(now - place.last_heard));
   }
   return servers;

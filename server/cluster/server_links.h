@@ -54,8 +54,14 @@ class ServerLinks {
   // False, with nothing noted, if nobody has asked that server.
   bool NoteReady(const ServerLink* link, const ServerReady& ready);
   bool NoteValues(const ServerLink* link, uint64_t round);
-  // The link has ended. Returns the place that has no server now, 0 if it had none.
-  uint32_t Drop(const ServerLink* link, absl::Time now);
+  // A place whose link has ended.
+  struct Dropped {
+    uint32_t place = 0;  // 0: it had none.
+    std::string address;
+    // Why its process has ended in good order; empty: it has not said that it would.
+    std::string stopped_why;
+  };
+  Dropped Drop(const ServerLink* link, absl::Time now);
   // Those that have said nothing for longer than that.
   std::vector<std::shared_ptr<ServerLink>> Silent(absl::Time now, absl::Duration longer_than) const;
   // A place without a server.
@@ -68,7 +74,7 @@ class ServerLinks {
   };
   std::vector<Gap> Gaps() const;
 
-  // To all that are live; to all that are connected.
+  // To all that are live; to all that have a place and are connected.
   void Broadcast(const ServerCommand& command);
   void SendToAll(const ServerCommand& command);
   // Says what those who are ready have missed, and begins `epoch` with all.
@@ -86,8 +92,9 @@ class ServerLinks {
   bool Drain(absl::Duration timeout);
 
   ServersState state() const;
-  // Who is missing, as a sentence.
-  std::string Missing() const;
+  // Which servers are away, silent or not at work yet, where they are and since when, as clauses that a
+  // sentence can end with; empty if there is nothing to be said of any.
+  std::string Missing(absl::Time now) const;
   // Of each place from 1 on, as its server said last.
   std::vector<ServerHello> Hellos() const;
   // Of each place from 1 on, but for its shards.
@@ -103,6 +110,7 @@ class ServerLinks {
     ServerProgress progress;         // On this link, or the last one.
     std::optional<uint64_t> newest;  // Sequence of its part of the newest snapshot.
     bool drained = false;
+    std::string stopped_why;                        // As Dropped has it.
     std::multimap<uint64_t, std::string> closings;  // By step: those that may not be in its log.
     absl::Time last_heard = absl::InfinitePast();   // Of a link; or when it was lost.
   };
@@ -112,6 +120,8 @@ class ServerLinks {
   void Tell(uint32_t place, Assignment assignment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SendToLive(const ServerCommand& command) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SayMissed(Place* place) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The clause of one place; empty if there is none.
+  std::string AboutMissing(uint32_t place, absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool AllAtLeast(State state) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const uint32_t servers_;

@@ -75,10 +75,12 @@ void Coordinator::OnServersChanged(absl::Time now) {
       ports_.journal->NextClusterEpoch(std::max(cluster_epoch_, others.highest_epoch));
   if (!epoch.ok()) {
     LogError("no new cluster epoch: {}", epoch.status().message());
+    epoch_error_ = std::string(epoch.status().message());
     epoch_retry_at_ = now + JobLifecycle::kSnapshotRetry;
     return;
   }
   cluster_epoch_ = *epoch;
+  epoch_error_.clear();
   // A synchronous step that is closed for all of another's shards may be open for ours. What goes beyond that
   // we have lost: nobody may begin so far behind the others, who would wait for him.
   const uint64_t known = ports_.steps->frontier() + (job_.bound() == 0 ? 1 : 0);
@@ -95,8 +97,10 @@ void Coordinator::StartIfReady() {
   if (membership_.alive() < static_cast<int>(job_.workers_min())) return;
   if (const absl::Status fixed = FixStepSamples(); !fixed.ok()) {
     LogError("the job cannot start yet: {}", fixed.message());
+    start_error_ = std::string(fixed.message());
     return;
   }
+  start_error_.clear();
   lifecycle_.Start();
   LogInfo("job started with {} workers", membership_.alive());
   // Where workers have the optimizer, a step waits for whoever has the state, and has been given work.
@@ -139,7 +143,7 @@ void Coordinator::Tick(absl::Time now) {
   metrics_.Show(membership_.alive(), work_.samples_completed(),
                 evaluated.empty() ? std::nullopt : std::make_optional(evaluated.back().accuracy()),
                 codec_tuner_.rung_number());
-  if (phase() == PHASE_RUNNING) {
+  if (trains()) {
     if (!lifecycle_.ending()) TunePolicy(now);
     ports_.snapshots->Tick(now);
   }

@@ -148,8 +148,14 @@ class Coordinator {
     return lifecycle_.DoneAndQuiet(now, grace, membership_.alive());
   }
 
+ protected:
+  // Whether all workers that are alive have sent a heartbeat, or something else, since then.
+  bool HeardOfAllSince(absl::Time since) const;
+
  private:
-  JobPhase phase() const { return lifecycle_.phase(parameters_.HasValues()); }
+  JobPhase phase() const { return lifecycle_.phase(); }
+  // It runs, and every server has its parameters.
+  bool trains() const { return phase() == PHASE_RUNNING && parameters_.HasValues(); }
 
   // Members (coordinator_members.cc).
   absl::StatusOr<WorkerId> CheckIdentity(const WorkerIdentity& identity, absl::Time now);
@@ -229,6 +235,7 @@ class Coordinator {
   // Status (coordinator_status.cc).
   // What workers' steps are made of, and whether the job moves, from time to time.
   void NoteShares(absl::Time now);
+  Expected WhatIsExpected() const;
   std::string WhatIsMissing(absl::Time now) const;
   std::string WhoHoldsUp() const;
   void ShowTuning(StatusReply* reply) const;
@@ -246,6 +253,7 @@ class Coordinator {
   std::string optimizer_;
   uint64_t cluster_epoch_;
   absl::Time epoch_retry_at_ = absl::InfiniteFuture();
+  std::string epoch_error_;  // Why there is none with the servers that are there.
   DurableJobRecord record_;
   JobParameters parameters_;
   JobLifecycle lifecycle_;
@@ -272,6 +280,8 @@ class Coordinator {
   absl::Time shares_at_ = absl::InfinitePast();
   StandstillWatch standstill_;
   bool said_unlike_rates_ = false;
+  std::string waits_for_;    // As heartbeats' answers say it; empty while the job moves.
+  std::string start_error_;  // Why it cannot begin; empty if it can.
   DivergenceWatch divergence_;
   EvaluationHistory evaluations_;
   RollbackRecord rollback_;

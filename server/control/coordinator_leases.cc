@@ -184,7 +184,7 @@ void Coordinator::KeepIfBest() {
 void Coordinator::WatchProgress(absl::Time now) {
   watch_at_ = now + kWatchInterval;
   for (const WorkerId worker : work_.Holders()) {
-    if (phase() != PHASE_RUNNING) progress_.Excuse(worker, now);
+    if (!trains()) progress_.Excuse(worker, now);
     if (progress_.Late(worker, now) && ports_.steps->active(worker) && MayJoinLater(worker)) {
       LogWarn(
           "worker {} was given work {} ago and has computed nothing: the others go on without it until it "

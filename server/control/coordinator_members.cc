@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/away_words.h"
 #include "common/base/clipped_text.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
@@ -34,8 +35,10 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   }
   RECON_RETURN_IF_ERROR(AgreeOnJob(request));
   RECON_RETURN_IF_ERROR(CatchUpWith(request, now));
-  if (ports_.others != nullptr && !ports_.others->state().live)
-    return absl::UnavailableError(ports_.others->Missing());
+  if (ports_.others != nullptr && !ports_.others->state().live) {
+    const std::string missing = ports_.others->Missing();
+    return JobWaitsError(missing.empty() ? "its servers, which begin together" : missing);
+  }
   RECON_ASSIGN_OR_RETURN(const WorkerId worker, ports_.journal->WorkerIdFor(request.name()));
   RECON_RETURN_IF_ERROR(CheckName(request, worker, peer, &membership_, options_.connected, now));
   RECON_RETURN_IF_ERROR(Enter(request, worker, peer, now));
@@ -179,11 +182,18 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
   reply.set_rival(member.rival_peer);
   NoteState(worker, request.state());
   TellOfState(worker, now, reply.mutable_state());
+  reply.set_waits_for(waits_for_);
   for (const uint64_t lease : request.leases()) {
     work_.Renew(LeaseId(lease), worker, now);
     if (!work_.Holds(LeaseId(lease), worker)) reply.add_lost(lease);
   }
   return reply;
+}
+
+bool Coordinator::HeardOfAllSince(absl::Time since) const {
+  return std::all_of(membership_.members().begin(), membership_.members().end(), [since](const auto& worker) {
+    return worker.second.gone || worker.second.last_heard >= since;
+  });
 }
 
 void Coordinator::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) {

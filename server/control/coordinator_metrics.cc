@@ -7,7 +7,9 @@ CoordinatorMetrics::CoordinatorMetrics(Metrics* metrics)
       samples_completed_(metrics->Gauge("recon_server_samples_completed", "Training samples completed")),
       accuracy_(metrics->Gauge("recon_server_test_accuracy", "Accuracy of the last evaluation")),
       standing_seconds_(metrics->Gauge("recon_server_standing_seconds",
-                                       "For how long a running job has not moved; 0 if it moves")),
+                                       "For how long a job that has begun has not moved; 0 if it moves")),
+      not_begun_seconds_(metrics->Gauge("recon_server_not_begun_seconds",
+                                        "For how long a job that has not begun waits; 0 once it has")),
       log_bytes_(metrics->Gauge("recon_server_log_bytes", "What the push log takes on the disk")),
       log_budget_bytes_(metrics->Gauge("recon_server_log_budget_bytes", "What it may take")),
       departures_(metrics->Counter("recon_server_departures_total", "Workers that left or were evicted")),
@@ -31,8 +33,9 @@ void CoordinatorMetrics::Show(int workers_alive, uint64_t samples_completed, std
   auto_codec_rung_.Set(static_cast<double>(codec_rung));
 }
 
-void CoordinatorMetrics::ShowStanding(absl::Duration standing, const LogUse& log) {
+void CoordinatorMetrics::ShowStanding(absl::Duration standing, absl::Duration not_begun, const LogUse& log) {
   standing_seconds_.Set(absl::ToDoubleSeconds(standing));
+  not_begun_seconds_.Set(absl::ToDoubleSeconds(not_begun));
   log_bytes_.Set(static_cast<double>(log.disk_bytes));
   log_budget_bytes_.Set(static_cast<double>(log.budget_bytes));
 }

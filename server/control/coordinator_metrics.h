@@ -19,7 +19,7 @@ class CoordinatorMetrics {
 
   // Each tick. `accuracy`: of the last evaluation, if there was one. `codec_rung`: CodecTuner::rung_number().
   void Show(int workers_alive, uint64_t samples_completed, std::optional<double> accuracy, size_t codec_rung);
-  void ShowStanding(absl::Duration standing, const LogUse& log);
+  void ShowStanding(absl::Duration standing, absl::Duration not_begun, const LogUse& log);
   void NoteDeparture() { departures_.Increment(); }
   void NoteSplitWithoutPush() { splits_without_push_.Increment(); }
   void NoteResidualLost() { residuals_lost_.Increment(); }
@@ -30,6 +30,7 @@ class CoordinatorMetrics {
   prometheus::Gauge& samples_completed_;
   prometheus::Gauge& accuracy_;
   prometheus::Gauge& standing_seconds_;
+  prometheus::Gauge& not_begun_seconds_;
   prometheus::Gauge& log_bytes_;
   prometheus::Gauge& log_budget_bytes_;
   prometheus::Counter& departures_;

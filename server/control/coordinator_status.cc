@@ -3,8 +3,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "common/base/clipped_text.h"
 #include "common/base/copied_bytes.h"
+#include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "server/control/coordinator.h"
@@ -67,25 +70,46 @@ void Coordinator::NoteShares(absl::Time now) {
   if (stats.non_finite) NoteNonFinite(*stats.non_finite);
   if (stats.unlike_rates) NoteUnlikeRates(*stats.unlike_rates);
   const uint64_t moved = stats.pushes + work_.samples_completed() + evaluations_.entries().size();
-  if (standstill_.Note(moved, phase() == PHASE_RUNNING && !lifecycle_.ending(), now)) {
-    LogWarn("the job has not moved for {}: {}",
-            absl::FormatDuration(absl::Trunc(standstill_.Standing(now), absl::Seconds(1))),
-            WhatIsMissing(now));
+  const bool say = standstill_.Note(moved, WhatIsExpected(), now);
+  waits_for_ = standstill_.Said(now);
+  if (!waits_for_.empty()) {
+    waits_for_ =
+        ClippedText(absl::StrCat(waits_for_, ": ", WhatIsMissing(now)), limits::kProgressTextBytesMax);
   }
-  metrics_.ShowStanding(standstill_.Standing(now), ports_.params->log_use());
+  if (say) LogWarn("{}", waits_for_);
+  if (ports_.others != nullptr) ports_.others->TellWaits(waits_for_);
+  metrics_.ShowStanding(standstill_.Standing(now), standstill_.NotBegun(now), ports_.params->log_use());
+}
+
+Expected Coordinator::WhatIsExpected() const {
+  if (lifecycle_.finished() || lifecycle_.draining()) return Expected::kNothing;
+  return lifecycle_.started() ? Expected::kToGoOn : Expected::kToBegin;
 }
 
 std::string Coordinator::WhatIsMissing(absl::Time now) const {
   JobNeeds needs;
-  if (ports_.others != nullptr && !ports_.others->state().live)
-    needs.missing_servers = ports_.others->Missing();
+  needs.begun = lifecycle_.started();
+  if (ports_.others != nullptr) needs.missing_servers = ports_.others->Missing();
+  needs.epoch_error = epoch_error_;
+  needs.start_error = start_error_;
+  needs.lacks_values = !parameters_.HasValues();
+  if (const auto asked = parameters_.asked(); asked && membership_.Find(*asked) != nullptr)
+    needs.values_from = membership_.Find(*asked)->name;
   needs.log = ports_.params->log_use();
   needs.log.awaits_snapshot = needs.log.awaits_snapshot || parameters_.awaits_snapshot();
-  needs.snapshot_error = ports_.snapshots->status().last_error();
+  needs.saving = lifecycle_.finishing() || (parameters_.HasValues() && !parameters_.saved());
+  const SnapshotStatus snapshot = ports_.snapshots->status();
+  needs.snapshot_takes = absl::Seconds(snapshot.under_way_seconds());
+  needs.snapshot_directory = options_.snapshot_dir;
+  needs.snapshot_error = snapshot.last_error();
   needs.workers_alive = membership_.alive();
+  needs.workers_min = static_cast<int>(job_.workers_min());
   for (const auto& [worker, member] : membership_.members()) {
-    const size_t leases = member.gone ? 0 : work_.HeldBy(worker).leases;
-    if (leases > 0) needs.holders.push_back({member.name, leases, now - member.last_heard});
+    if (member.gone) continue;
+    const size_t leases = work_.HeldBy(worker).leases;
+    const bool awaited = job_.bound() >= 0 && ports_.steps->awaited(worker);
+    if (leases == 0 && !awaited) continue;
+    needs.holders.push_back({member.name, leases, now - member.last_heard, awaited || job_.bound() < 0});
   }
   return WhatJobWaitsFor(needs);
 }
@@ -148,6 +172,10 @@ void Coordinator::ShowProgress(absl::Time now, StatusReply* reply) const {
   reply->set_holds_up(WhoHoldsUp());
   if (const absl::Duration standing = standstill_.Standing(now); standing > absl::ZeroDuration()) {
     reply->set_standing_seconds(absl::ToDoubleSeconds(standing));
+    reply->set_waits_for(WhatIsMissing(now));
+  }
+  if (const absl::Duration waits = standstill_.NotBegun(now); waits > absl::ZeroDuration()) {
+    reply->set_not_begun_seconds(absl::ToDoubleSeconds(waits));
     reply->set_waits_for(WhatIsMissing(now));
   }
 }

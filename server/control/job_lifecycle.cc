@@ -4,10 +4,10 @@
 
 namespace recon {
 
-JobPhase JobLifecycle::phase(bool has_values) const {
+JobPhase JobLifecycle::phase() const {
   if (finished_) return PHASE_FINISHED;
   if (draining_) return PHASE_DRAINING;
-  return started_ && has_values ? PHASE_RUNNING : PHASE_WAITING;
+  return started_ ? PHASE_RUNNING : PHASE_WAITING;
 }
 
 void JobLifecycle::Start() {

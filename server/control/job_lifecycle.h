@@ -18,8 +18,8 @@ class JobLifecycle {
   // (they try at least once a second) and go on with it.
   static constexpr absl::Duration kReturnGrace = absl::Seconds(1);
 
-  // `has_values`: there are parameters, on every server.
-  JobPhase phase(bool has_values) const;
+  // A job that has begun runs, whatever it lacks: StandstillWatch notices when it does not move.
+  JobPhase phase() const;
 
   // Work begins, or goes on in a new process of the server.
   void Start();
@@ -36,6 +36,9 @@ class JobLifecycle {
   bool BeginFinish(absl::Time now);
   void EndFinish(bool published, absl::Time now);
   bool finished() const { return finished_; }
+  // All work is done, and the last snapshot is not published yet.
+  bool finishing() const { return finishing_ && !finished_; }
+  bool draining() const { return draining_; }
   // It drains, finishes or is finished.
   bool ending() const { return draining_ || finishing_ || finished_; }
 

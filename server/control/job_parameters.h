@@ -56,6 +56,8 @@ class JobParameters {
   void OnServersLive(bool started);
   // A new cluster epoch has begun with all servers.
   void OnEpochBegun();
+  // The worker who was asked last.
+  std::optional<WorkerId> asked() const { return asked_; }
   // Tries again what has failed.
   void Tick(absl::Time now);
 

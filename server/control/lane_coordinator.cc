@@ -1,9 +1,12 @@
 #include "server/control/lane_coordinator.h"
 
 #include "common/base/clock.h"
+#include "common/base/sleep.h"
 
 namespace recon {
 namespace {
+
+constexpr absl::Duration kHeardPoll = absl::Milliseconds(20);
 
 Coordinator::Options SinceProcessBegan(Coordinator::Options options) {
   options.process_began = Now() - ProcessUptime();
@@ -40,6 +43,16 @@ LaneCoordinator::LaneCoordinator(const Options& options, ParamServer* params, Co
 void LaneCoordinator::BeginFrom(InitialValues* initial) {
   initial_port_ = std::make_unique<InitialValuesPort>(initial, data_plane_, &lane_);
   Coordinator::BeginFrom(initial_port_.get());
+}
+
+void LaneCoordinator::AwaitHeardOfAllSince(absl::Time since, absl::Duration timeout) {
+  const absl::Time end = Now() + timeout;
+  bool heard = false;
+  while (true) {
+    lane_.RunAndWait([&] { heard = HeardOfAllSince(since); });
+    if (heard || Now() >= end) return;
+    Sleep(kHeardPoll);
+  }
 }
 
 }  // namespace recon

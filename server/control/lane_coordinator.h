@@ -43,6 +43,10 @@ class LaneCoordinator final : private LanePorts, public Coordinator {
   // As Coordinator's, with values that must outlive the lane's work.
   void BeginFrom(InitialValues* initial);
 
+  // Any thread but the lane. Waits until workers have been told what phase the job is in since that time, for
+  // at most so long.
+  void AwaitHeardOfAllSince(absl::Time since, absl::Duration timeout);
+
   // The lane that all other methods must run on.
   Lane* lane() { return &lane_; }
 

@@ -89,8 +89,8 @@ class OtherServers {
   // How many servers the job has, this one among them.
   virtual uint32_t servers() const = 0;
   virtual ServersState state() const = 0;
-  // Who is missing, as a sentence.
   virtual std::string Missing() const = 0;
+  virtual void TellWaits(const std::string& waits_for) = 0;
   virtual void SetModel(const ModelSpec& model) = 0;
   virtual void BeginEpoch(uint64_t epoch) = 0;
   virtual void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) = 0;

@@ -62,6 +62,7 @@ class ClusterPort final : public OtherServers {
   uint32_t servers() const override { return cluster_->servers(); }
   ServersState state() const override { return cluster_->state(); }
   std::string Missing() const override { return cluster_->Missing(); }
+  void TellWaits(const std::string& waits_for) override { cluster_->TellWaits(waits_for); }
   void SetModel(const ModelSpec& model) override { cluster_->SetModel(model); }
   void BeginEpoch(uint64_t epoch) override { cluster_->BeginEpoch(epoch); }
   void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) override;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/away_words.h"
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/limits.h"
@@ -135,7 +136,7 @@ void ParamServer::Check(const OperationPtr& op) {
 
 absl::Status ParamServer::CheckSender(const Operation& op) const {
   const FrameHeader& header = op.frame.header;
-  if (draining_) return absl::UnavailableError("the server is draining");
+  if (draining_) return DrainingError();
   if (changing_rules_) return absl::UnavailableError("the policy is being changed; ask again");
   if (header.cluster_epoch != cluster_epoch_) {
     const std::string differs =
@@ -275,7 +276,7 @@ absl::Status ParamServer::Note(const OperationPtr& op) {
 }
 
 absl::Status ParamServer::Wait(const OperationPtr& op) {
-  if (draining_) return absl::UnavailableError("the server is draining");
+  if (draining_) return DrainingError();
   if (changing_rules_) return absl::UnavailableError("the policy is being changed; ask again");
   // It was on its way through the log when the epoch began: what it waits for may have been said before.
   if (op->frame.header.cluster_epoch != cluster_epoch_) {
@@ -445,7 +446,7 @@ void ParamServer::BeginDrain() {
     draining_ = true;
     waiting = replies_.TakeAll();
   }
-  FinishAll(waiting, absl::UnavailableError("the server is draining"));
+  FinishAll(waiting, DrainingError());
 }
 
 bool ParamServer::WaitUntilIdle(absl::Duration timeout) {

@@ -103,9 +103,11 @@ void AddServers(const StatusReply& before, const StatusReply& now, Changes* chan
     const ServerStatus& server = now.servers(i);
     const bool known = i < before.servers_size();
     if (known && before.servers(i).state() == server.state()) continue;
-    if (!known && server.state() == SERVER_AWAITED) continue;
+    const bool away = server.state() == SERVER_AWAITED || server.state() == SERVER_STOPPED;
+    if (!known && away) continue;
     const char* text = server.state() == SERVER_READY        ? "ready at "
                        : server.state() == SERVER_RECOVERING ? "restores its shards at "
+                       : server.state() == SERVER_STOPPED    ? "stopped in good order; it was at "
                                                              : "lost; it was at ";
     changes->Add("server", absl::StrCat("server ", server.server()), absl::StrCat(text, server.address()));
   }

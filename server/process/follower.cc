@@ -23,6 +23,8 @@ namespace {
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 // Between two tries to reach the head.
 constexpr absl::Duration kRejoin = absl::Milliseconds(300);
+// The head has so long to hear that this server was stopped.
+constexpr absl::Duration kFarewell = absl::Seconds(1);
 // Whoever has no place for longer says so.
 constexpr absl::Duration kWithoutPlaceMax = absl::Seconds(2);
 
@@ -103,31 +105,53 @@ Follower::~Follower() {
 }
 
 void Follower::Follow() {
-  const std::string& head = process_.flags().join;
-  bool said = false;
-  absl::Status cause;  // Why the head cannot be reached, as far as its certificate tells.
   while (!stop_.load()) {
     const auto link = std::make_shared<GrpcHeadLink>(head_, introduction_.get());
     const absl::Status ended = joined_.Follow(link);
-    if (stop_.load() || joined_.done() || !joined_.failure().ok()) return;
+    if (stop_.load() || joined_.done() || joined_.leaving() || !joined_.failure().ok()) return;
     if (link->found_token()) continue;
-    const bool hopeless = absl::IsFailedPrecondition(ended) || absl::IsInvalidArgument(ended);
-    if (absl::IsUnimplemented(ended)) {
-      return joined_.Fail(absl::FailedPreconditionError(
-          absl::StrCat(head, " is not the head of several servers: start it with --servers")));
-    }
-    if (hopeless) return joined_.Fail(ended);
-    if (joined_.drained()) {
-      return joined_.Fail(absl::UnavailableError("the head has gone while the job was drained: start again"));
-    }
-    const absl::Status before = std::exchange(
-        cause, absl::IsUnavailable(ended) && process_.params() == nullptr ? ProbeTls(head, process_.tls())
-                                                                          : absl::OkStatus());
-    if (!cause.ok() && cause == before) return joined_.Fail(cause);
-    if (!said && cause.ok()) LogWarn("the head cannot be reached, trying again: {}", ended.message());
-    said = said || cause.ok();
+    if (const absl::Status hopeless = NoteLinkEnded(ended); !hopeless.ok()) return joined_.Fail(hopeless);
     joined_.AwaitStop(kRejoin);
   }
+}
+
+absl::Status Follower::NoteLinkEnded(const absl::Status& ended) {
+  const std::string& head = process_.flags().join;
+  if (absl::IsUnimplemented(ended)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(head, " is not the head of several servers: start it with --servers"));
+  }
+  if (absl::IsFailedPrecondition(ended) || absl::IsInvalidArgument(ended)) return ended;
+  if (joined_.drained())
+    return absl::UnavailableError("the head has gone while the job was drained: start again");
+  const absl::Status before = std::exchange(cause_, absl::IsUnavailable(ended) && process_.params() == nullptr
+                                                        ? ProbeTls(head, process_.tls())
+                                                        : absl::OkStatus());
+  if (!cause_.ok() && cause_ == before) return cause_;
+  {
+    MutexLock lock(&mu_);
+    link_error_ = std::string((cause_.ok() ? ended : cause_).message());
+    link_ended_at_ = Now();
+  }
+  // Once for each absence: SayWaiting() says it again.
+  if (cause_.ok() && joined_.heard_at() > link_error_said_at_) {
+    LogWarn("the head at {} cannot be reached, trying again: {}", head, ended.message());
+    link_error_said_at_ = Now();
+  }
+  return absl::OkStatus();
+}
+
+void Follower::SayWaiting() {
+  HeadWatch::Seen seen;
+  seen.head = process_.flags().join;
+  seen.heard_at = joined_.heard_at();
+  seen.drains = joined_.drained();
+  seen.waits_for = joined_.waits_for();
+  {
+    MutexLock lock(&mu_);
+    if (seen.heard_at <= link_ended_at_) seen.error = link_error_;
+  }
+  if (const auto line = head_watch_.Note(seen, Now())) LogWarn("{}", *line);
 }
 
 ServerHello Follower::Hello() const {
@@ -251,11 +275,15 @@ absl::Status Follower::Run() {
       params->Tick(Now());
     }
     joined_.ReportProgress();
+    SayWaiting();
   }
   const std::string signal = ShutdownSignal::Name();
   LogInfo("stopped{}{}", signal.empty() ? "" : ": ", signal);
   // It may be taking up its place, and wait for a store.
   if (process_.accepting() == nullptr) guard_.emplace("the server");
+  // Before the link ends: workers hear that it drains, and the head that it was stopped.
+  if (ParamServer* const params = process_.accepting(); params != nullptr) params->BeginDrain();
+  joined_.Leave(signal.empty() ? "it was asked to" : signal, kFarewell);
   return absl::OkStatus();
 }
 

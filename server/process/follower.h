@@ -6,13 +6,17 @@
 #include <string>
 #include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/base/mutex.h"
 #include "common/base/secret.h"
 #include "common/base/start_guard.h"
 #include "common/collective/ticket.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/trace_reporter.h"
 #include "proto/cluster.pb.h"
+#include "server/process/head_watch.h"
 #include "server/process/joined_server.h"
 #include "server/process/part_writer.h"
 #include "server/process/server_process.h"
@@ -51,6 +55,10 @@ class Follower : private ShardHost {
 
   // The thread that follows the head.
   void Follow();
+  // What the end of a link means; not OK: there is no sense in another. Says what it is, the first time.
+  absl::Status NoteLinkEnded(const absl::Status& ended);
+  // Says what this server waits for, again and again. The thread of Run().
+  void SayWaiting();
   ServerHello Hello() const override;
   absl::Status TakeUp(const Assignment& assignment) override;
   void FollowTrace(const TraceCommand& command) override;
@@ -82,6 +90,13 @@ class Follower : private ShardHost {
 
   // The thread that follows, only.
   ServerPlace place_;
+  absl::Status cause_;  // Why the head cannot be reached, as far as its certificate tells.
+  absl::Time link_error_said_at_ = absl::InfinitePast();
+
+  HeadWatch head_watch_;                                                  // The thread of Run(), only.
+  Mutex mu_;                                                              // A leaf.
+  std::string link_error_ ABSL_GUARDED_BY(mu_);                           // Why the last link has ended,
+  absl::Time link_ended_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();  // and when.
 
   // Set by the thread that follows, before frames are accepted.
   std::unique_ptr<PartWriter> parts_;

@@ -32,6 +32,7 @@ constexpr absl::Duration kTick = absl::Milliseconds(100);
 constexpr absl::Duration kDrainTimeout = absl::Seconds(10);
 // A store that does not answer is asked again for so long then.
 constexpr absl::Duration kDrainPatience = absl::Seconds(5);
+constexpr absl::Duration kToldWithin = absl::Seconds(1);  // Workers, of a drain, with a heartbeat.
 // How long after the end of a job workers may still ask for its outcome.
 constexpr absl::Duration kFarewell = absl::Seconds(5);
 constexpr size_t kPeersTokenBytes = 16;
@@ -415,6 +416,7 @@ absl::Status Head::Drain() {
   if (process_.flags().log.durability != ServerFlags::Durability::kSnapshot)
     process_.store()->CapPatience(kDrainPatience);
   coordinator_->lane()->RunAndWait([this] { coordinator_->BeginDrain(); });
+  const absl::Time began = Now();
   NoteStatus();
   params->BeginDrain();
   const bool others_idle = cluster_ == nullptr || cluster_->Drain(kDrainTimeout);
@@ -422,6 +424,7 @@ absl::Status Head::Drain() {
     LogWarn("some pushes were still running after {}", absl::FormatDuration(kDrainTimeout));
   absl::Status status;
   if (params->has_values()) status = TakeSnapshot("drain", snapshots_.get());
+  coordinator_->AwaitHeardOfAllSince(began, kToldWithin);
   if (cluster_ != nullptr && status.ok()) cluster_->Shutdown();
   DrainReply outcome;
   const SnapshotStatus snapshot = snapshots_->status();

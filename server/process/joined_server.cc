@@ -2,6 +2,9 @@
 
 #include <utility>
 
+#include "common/base/clipped_text.h"
+#include "common/base/clock.h"
+#include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "google/protobuf/util/message_differencer.h"
@@ -14,6 +17,8 @@ constexpr absl::Duration kDrainTimeout = absl::Seconds(10);
 
 }  // namespace
 
+JoinedServer::JoinedServer(ShardHost* host) : host_(host), heard_at_(Now()) {}
+
 absl::Status JoinedServer::Follow(const std::shared_ptr<HeadLink>& link) {
   ServerReport hello;
   *hello.mutable_hello() = host_->Hello();
@@ -24,7 +29,11 @@ absl::Status JoinedServer::Follow(const std::shared_ptr<HeadLink>& link) {
   }
   absl::Status failure;
   ServerCommand command;
-  while (failure.ok() && !stopped() && link->Receive(&command)) failure = Execute(command);
+  while (failure.ok() && !stopped() && link->Receive(&command)) {
+    NoteHeard(command, /*begins=*/true);
+    failure = Execute(command);
+    NoteHeard(command, /*begins=*/false);
+  }
   {
     MutexLock lock(&mu_);
     link_ = nullptr;
@@ -47,6 +56,7 @@ bool JoinedServer::AwaitStop(absl::Duration timeout) {
 }
 
 absl::Status JoinedServer::Execute(const ServerCommand& command) {
+  if (command.has_waits()) return absl::OkStatus();
   if (command.has_assign()) return TakePlace(command.assign());
   if (command.has_shutdown()) {
     MutexLock lock(&mu_);
@@ -184,8 +194,43 @@ void JoinedServer::ReportProgress() {
     progress->set_replay_seconds(params->position().replay_seconds - host_->parts()->replay_seconds_before());
     progress->set_recover_ms(stats.recover_ms);
     progress->set_log_wants_snapshot(params->log()->wants_snapshot());
+    progress->set_log_bytes(params->log()->disk_bytes());
+    progress->set_log_budget_bytes(params->log()->budget_bytes());
   }
   Report(std::move(report));
+}
+
+void JoinedServer::Leave(const std::string& why, absl::Duration timeout) {
+  ServerReport report;
+  report.mutable_leaving()->set_why(why);
+  MutexLock lock(&mu_);
+  leaving_ = true;
+  if (link_ == nullptr) return;
+  link_->Send(std::move(report));
+  (void)mu_.AwaitFor(timeout, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return link_ == nullptr; });
+}
+
+bool JoinedServer::leaving() const {
+  MutexLock lock(&mu_);
+  return leaving_;
+}
+
+void JoinedServer::NoteHeard(const ServerCommand& command, bool begins) {
+  MutexLock lock(&mu_);
+  heard_at_ = Now();
+  executing_ = begins;
+  if (command.has_waits())
+    waits_for_ = ClippedText(command.waits().waits_for(), limits::kProgressTextBytesMax);
+}
+
+absl::Time JoinedServer::heard_at() const {
+  MutexLock lock(&mu_);
+  return executing_ ? Now() : heard_at_;  // What comes meanwhile waits to be read.
+}
+
+std::string JoinedServer::waits_for() const {
+  MutexLock lock(&mu_);
+  return waits_for_;
 }
 
 bool JoinedServer::stopped() const {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -43,7 +44,7 @@ class ShardHost {
 class JoinedServer {
  public:
   // `host` must outlive it.
-  explicit JoinedServer(ShardHost* host) : host_(host) {}
+  explicit JoinedServer(ShardHost* host);
 
   // Does all this over `link` until it ends. Returns why; failure() is what this server could not do.
   absl::Status Follow(const std::shared_ptr<HeadLink>& link);
@@ -59,6 +60,16 @@ class JoinedServer {
   // How far it is. Several times a second: the head gives up a server that is silent.
   void ReportProgress();
 
+  // This server's process ends in good order: the head is told, where there is a link, and ends it; waits for
+  // that, for at most so long. Before Stop().
+  void Leave(const std::string& why, absl::Duration timeout);
+  bool leaving() const;
+  // When the head was heard of last, on any link: now, while a command is carried out; the begin if it never
+  // was. What it said then that the job
+  // waits for; empty if the job moves.
+  absl::Time heard_at() const;
+  std::string waits_for() const;
+
   // The head has ended the job.
   bool done() const;
   // The head drains the job: this process has nothing to do in another one.
@@ -73,6 +84,8 @@ class JoinedServer {
   absl::Status CheckSameAssignment(const Assignment& assignment) const;
   void TakeInitialValues(const AwaitInitialValues& command);
   void BeginDrain();
+  // A command begins to be carried out, or has been.
+  void NoteHeard(const ServerCommand& command, bool begins);
   bool stopped() const;
 
   ShardHost* const host_;
@@ -84,6 +97,10 @@ class JoinedServer {
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   bool done_ ABSL_GUARDED_BY(mu_) = false;
   bool drained_ ABSL_GUARDED_BY(mu_) = false;
+  bool leaving_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Time heard_at_ ABSL_GUARDED_BY(mu_);
+  bool executing_ ABSL_GUARDED_BY(mu_) = false;
+  std::string waits_for_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace recon

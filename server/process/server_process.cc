@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "common/base/away_words.h"
 #include "common/base/clock.h"
 #include "common/base/host_port.h"
 #include "common/base/private_file.h"
@@ -65,7 +66,7 @@ absl::Status ServerProcess::StartListeners(uint64_t id, ConnectedProcesses* conn
   const RequestHandler handler = [this](const ByteChain& request, TakenCallback taken, Transport::Done done,
                                         RequestContext context) {
     ParamServer* const params = accepting();
-    if (params == nullptr) return done(absl::UnavailableError("the server has no place in the job yet"));
+    if (params == nullptr) return done(NoPlaceError());
     params->Handle(request, Now(), std::move(taken), std::move(done), std::move(context));
   };
   RECON_RETURN_IF_ERROR(frames_.Start(flags_.frames, tls_, id, handler, connected));

@@ -57,7 +57,9 @@ void SnapshotService::Take(const std::string& reason, Done done, SnapshotWriter:
   const bool waits = pace == SnapshotWriter::Pace::kNow;
   if (waits) Hurry(1);
   lane_.Post([this, reason, pace, waits, done = std::move(done)]() mutable {
+    NoteUnderWay(Now());
     const absl::StatusOr<SnapshotReply> reply = TakeNow(reason, pace);
+    NoteUnderWay(absl::InfiniteFuture());
     if (!reply.ok()) {
       failed_.Increment();
       LogError("snapshot ({}) failed, the one before stays: {}", reason, reply.status().message());
@@ -68,6 +70,11 @@ void SnapshotService::Take(const std::string& reason, Done done, SnapshotWriter:
     if (waits) Hurry(-1);
     done(reply);
   });
+}
+
+void SnapshotService::NoteUnderWay(absl::Time since) {
+  MutexLock lock(&mu_);
+  under_way_since_ = since;
 }
 
 void SnapshotService::Hurry(int change) {
@@ -356,7 +363,10 @@ absl::Status SnapshotService::taken_over() const {
 
 SnapshotStatus SnapshotService::status() const {
   MutexLock lock(&mu_);
-  return status_;
+  SnapshotStatus status = status_;
+  if (under_way_since_ != absl::InfiniteFuture())
+    status.set_under_way_seconds(absl::ToDoubleSeconds(Now() - under_way_since_));
+  return status;
 }
 
 }  // namespace recon

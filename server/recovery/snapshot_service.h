@@ -77,6 +77,7 @@ class SnapshotService {
   absl::Status CheckStillOurs(Generation newest);
   absl::Status CheckPacks(const Manifest& part, uint64_t server) const;
   void Hurry(int change);
+  void NoteUnderWay(absl::Time since);
   void NoteNewest(const Manifest& manifest);
   void NotePublished(const Manifest& manifest, double seconds, double replay_seconds);
   void SayNonFinite(const Manifest& manifest) const;
@@ -99,6 +100,7 @@ class SnapshotService {
   mutable Mutex mu_;
   SnapshotStatus status_ ABSL_GUARDED_BY(mu_);
   absl::Status taken_over_ ABSL_GUARDED_BY(mu_);
+  absl::Time under_way_since_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();  // None is under way.
   absl::Time last_periodic_ ABSL_GUARDED_BY(mu_);
   std::optional<uint64_t> last_sequence_ ABSL_GUARDED_BY(mu_);  // Of the newest snapshot.
   // Its servers, by place, the head among them; none of a single server.

@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<ControlClient>> Connect(const ServerTarget& targe
 const char* PhaseName(JobPhase phase) {
   switch (phase) {
     case PHASE_WAITING:
-      return "waiting for workers";
+      return "not begun";
     case PHASE_RUNNING:
       return "running";
     case PHASE_DRAINING:
@@ -162,7 +162,16 @@ void PrintMembers(const StatusReply& status) {
 }
 
 const char* StateName(ServerState state) {
-  return state == SERVER_READY ? "ready" : state == SERVER_RECOVERING ? "recovering" : "awaited";
+  switch (state) {
+    case SERVER_READY:
+      return "ready";
+    case SERVER_RECOVERING:
+      return "restoring";
+    case SERVER_STOPPED:
+      return "stopped";
+    default:
+      return "away";
+  }
 }
 
 void PrintServers(const StatusReply& status) {
@@ -243,6 +252,11 @@ void PrintStatus(const StatusReply& status) {
   if (status.standing_seconds() > 0) {
     std::cout << "STANDS     for "
               << absl::FormatDuration(absl::Seconds(static_cast<int64_t>(status.standing_seconds()))) << ": "
+              << status.waits_for() << "\n";
+  }
+  if (status.not_begun_seconds() > 0) {
+    std::cout << "not begun  for "
+              << absl::FormatDuration(absl::Seconds(static_cast<int64_t>(status.not_begun_seconds()))) << ": "
               << status.waits_for() << "\n";
   }
   if (status.log_budget_bytes() > 0) {

@@ -153,7 +153,7 @@ using Steps = std::vector<uint64_t>;
 
 TEST_CASE("servers get places, restore, and begin an epoch together", "[cluster]") {
   ClusterJob job;
-  CHECK(job.cluster.Missing() == "server 1 is not there, server 2 is not there");
+  CHECK(absl::StartsWith(job.cluster.Missing(), "server 1, which has not come since this head began "));
   const Link first = job.Join(HelloOf(101));
   const Link second = job.Join(HelloOf(102));
   REQUIRE(first->sent().size() == 1);
@@ -163,7 +163,7 @@ TEST_CASE("servers get places, restore, and begin an epoch together", "[cluster]
   CHECK(job.saved.id_size() == 3);
   CHECK(job.saved.id(2) == 102);
   job.BecomeReady(first, /*knows_epoch=*/7, /*frontier=*/3);
-  CHECK(job.cluster.Missing() == "server 1 waits for others, server 2 restores its state");
+  CHECK(job.cluster.Missing() == "server 2 at host:102, which restores its state");
   CHECK_FALSE(job.cluster.state().complete);
   job.BecomeReady(second, /*knows_epoch=*/5, /*frontier=*/4);
   CHECK(job.changes == 2);
@@ -380,7 +380,8 @@ TEST_CASE("a server that waits is told of with whose place it takes, when, and w
   const auto says = [&](const std::string& what) {
     const std::string missing = job.cluster.Missing();
     INFO(missing);
-    CHECK(absl::StartsWith(missing, "server 1 is not there; host:556 takes the place of server 1 in "));
+    CHECK(absl::StartsWith(missing, "server 1 at host:101, which cannot be reached for "));
+    CHECK(absl::StrContains(missing, "; host:556 takes the place of server 1 in "));
     CHECK(absl::EndsWith(missing, ", from the newest snapshot" + what));
   };
   SECTION("where no snapshot is known") { says(""); }
@@ -406,7 +407,21 @@ TEST_CASE("a server that says nothing is given up, and its place given to one th
   CHECK(job.cluster.state().live);
   job.lane.RunAndWait([&] { job.cluster.Tick(now + absl::Minutes(90)); });
   CHECK(absl::IsUnavailable(job.first->closed()));
-  CHECK(job.cluster.Missing() == "server 1 is not there, server 2 is not there");
+  CHECK(absl::StartsWith(job.cluster.Missing(), "server 1 at host:101, which cannot be reached for "));
+  CHECK(
+      absl::StrContains(job.cluster.Missing(), "and for server 2 at host:102, which cannot be reached for "));
+}
+
+TEST_CASE("all servers, those without a place, too, are told what the job waits for", "[cluster]") {
+  ClusterJob job;
+  job.Begin();
+  const Link spare = job.Join(HelloOf(556));
+  job.cluster.TellWaits("the job has not moved");
+  for (const Link& link : {job.first, job.second, spare}) {
+    const auto told = link->sent(ServerCommand::kWaits);
+    REQUIRE(told.size() == 1);
+    CHECK(told[0].waits().waits_for() == "the job has not moved");
+  }
 }
 
 TEST_CASE("a report that cannot be ends its server's link, and nothing else", "[cluster]") {
@@ -449,7 +464,7 @@ TEST_CASE("a report that cannot be ends its server's link, and nothing else", "[
   CHECK(absl::IsInvalidArgument(job.first->closed()));
   INFO(job.first->closed());
   CHECK(absl::StrContains(job.first->closed().message(), said));
-  CHECK(job.cluster.Missing() == "server 1 is not there");
+  CHECK(absl::StartsWith(job.cluster.Missing(), "server 1 at host:101, which cannot be reached for "));
   CHECK(job.second->closed().ok());
   CHECK(job.cluster.state().highest_epoch == 0);
   // Nothing of it counts: the step waits for that server's parts.

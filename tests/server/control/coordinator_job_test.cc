@@ -293,7 +293,7 @@ TEST_CASE("workers are told who is missing until all servers are there", "[coord
   CoordinatorJob job(CoordinatorJob::AsynchronousJob(), /*with_others=*/true);
   const absl::Status refused = job.Register(CoordinatorJob::Request("w", 1)).status();
   CHECK(absl::IsUnavailable(refused));
-  CHECK(refused.message() == "server 2 is missing");
+  CHECK(refused.message() == "the job waits for server 2, which is away");
   CHECK(job.others.models == std::vector<std::string>{"model"});
 
   job.others.the_state.complete = true;
@@ -375,40 +375,6 @@ TEST_CASE("a server that begins a new log has a snapshot first, when all are the
   job.others.the_state.complete = true;
   job.coordinator->OnServersChanged(job.now);
   CHECK(job.snapshots.under_way() == "recovered");
-}
-
-namespace {
-
-double StandingSeconds(const Metrics& metrics) {
-  const std::string text = metrics.Text();
-  const std::string name = "\nrecon_server_standing_seconds ";
-  const size_t at = text.find(name);
-  REQUIRE(at != std::string::npos);
-  return std::stod(text.substr(at + name.size()));
-}
-
-}  // namespace
-
-TEST_CASE("status says for what a job that stands still waits", "[coordinator]") {
-  CoordinatorJob job;
-  const Worker worker = job.Begin("w", 1);
-  const Lease lease = worker.Acquire();
-  for (int second = 0; second < 60; ++second) {
-    REQUIRE(worker.Heartbeat(lease).ok());
-    job.PassAndTick(absl::Seconds(1));
-  }
-  CHECK(job.Status().waits_for().find("it waits for a push of w (1 leases") == 0);
-  CHECK(job.coordinator->Idle(job.now) >= absl::Seconds(59));
-  CHECK(job.Status().standing_seconds() >= 59);
-  CHECK(StandingSeconds(job.metrics) >= 59);
-  job.data_plane.log.full = true;
-  CHECK(job.Status().waits_for().find("a snapshot that makes room in the push log") != std::string::npos);
-  job.data_plane.log.full = false;
-  REQUIRE(worker.Train(lease).ok());
-  job.PassAndTick(absl::Seconds(1));
-  CHECK(job.Status().waits_for().empty());
-  CHECK(StandingSeconds(job.metrics) == 0);
-  CHECK(job.coordinator->Idle(job.now) < absl::Seconds(2));
 }
 
 TEST_CASE("parameters that are not finite are a divergence, told once with worker, step and tensor",

@@ -207,7 +207,8 @@ class FakeServers final : public OtherServers {
  public:
   uint32_t servers() const override { return 3; }
   ServersState state() const override { return the_state; }
-  std::string Missing() const override { return "server 2 is missing"; }
+  std::string Missing() const override { return the_state.live ? "" : "server 2, which is away"; }
+  void TellWaits(const std::string& waits_for) override { told = waits_for; }
   void SetModel(const ModelSpec& model) override { models.push_back(model.name()); }
   void BeginEpoch(uint64_t epoch) override {
     epochs.push_back(epoch);
@@ -225,6 +226,7 @@ class FakeServers final : public OtherServers {
   std::vector<uint64_t> epochs;
   std::set<WorkerId> admitted;
   std::vector<WorkerId> initializers;
+  std::string told;  // What the job waits for, by the last that was said.
 };
 
 }  // namespace recon

@@ -20,13 +20,11 @@ JobLifecycle FinishingJob() {
 
 }  // namespace
 
-TEST_CASE("a job runs once it has been started and has values", "[lifecycle]") {
+TEST_CASE("a job runs once it has been started", "[lifecycle]") {
   JobLifecycle job;
-  CHECK(job.phase(/*has_values=*/true) == PHASE_WAITING);
+  CHECK(job.phase() == PHASE_WAITING);
   job.Start();
-  CHECK(job.phase(/*has_values=*/true) == PHASE_RUNNING);
-  // A server of it is away.
-  CHECK(job.phase(/*has_values=*/false) == PHASE_WAITING);
+  CHECK(job.phase() == PHASE_RUNNING);
   CHECK(job.MayGrant(kNow));
 }
 
@@ -35,7 +33,7 @@ TEST_CASE("a job that goes on in a new process gives out no work for a second", 
   job.Resume();
   job.NoteServing(kNow);
   CHECK(job.started());
-  CHECK(job.phase(true) == PHASE_RUNNING);
+  CHECK(job.phase() == PHASE_RUNNING);
   CHECK_FALSE(job.MayGrant(kNow));
   CHECK_FALSE(job.MayGrant(kNow + absl::Milliseconds(999)));
   CHECK(job.MayGrant(kNow + absl::Seconds(1)));
@@ -46,11 +44,10 @@ TEST_CASE("the last snapshot is taken once, and makes the job finished", "[lifec
   CHECK_FALSE(job.BeginFinish(kNow));
   CHECK(job.ending());
   CHECK_FALSE(job.finished());
-  CHECK(job.phase(true) == PHASE_RUNNING);
+  CHECK(job.phase() == PHASE_RUNNING);
   job.EndFinish(/*published=*/true, kNow);
   CHECK(job.finished());
-  CHECK(job.phase(true) == PHASE_FINISHED);
-  CHECK(job.phase(false) == PHASE_FINISHED);
+  CHECK(job.phase() == PHASE_FINISHED);
   CHECK_FALSE(job.BeginFinish(kNow + absl::Hours(1)));
 }
 
@@ -72,16 +69,16 @@ TEST_CASE("a job that drains takes no last snapshot of its own, but one that is 
     JobLifecycle job;
     job.Start();
     job.BeginDrain();
-    CHECK(job.phase(true) == PHASE_DRAINING);
+    CHECK(job.phase() == PHASE_DRAINING);
     CHECK(job.ending());
     CHECK_FALSE(job.BeginFinish(kNow));
   }
   SECTION("the snapshot is under way") {
     JobLifecycle job = FinishingJob();
     job.BeginDrain();
-    CHECK(job.phase(true) == PHASE_DRAINING);
+    CHECK(job.phase() == PHASE_DRAINING);
     job.EndFinish(/*published=*/true, kNow);
-    CHECK(job.phase(true) == PHASE_FINISHED);
+    CHECK(job.phase() == PHASE_FINISHED);
   }
 }
 

@@ -283,6 +283,32 @@ TEST_CASE("a server hears that the job drains, and that it is done", "[joined_se
   CHECK(joined.server.failure().ok());
 }
 
+TEST_CASE("a server knows what its head says that the job waits for, before it has a place, too",
+          "[joined_server]") {
+  Joined joined;
+  const absl::Time begin = joined.server.heard_at();
+  const auto link = joined.Connect();
+  ServerCommand waits;
+  waits.mutable_waits()->set_waits_for("the job has not begun for 12s");
+  link->Say(waits);
+  CHECK(absl::IsUnavailable(joined.End(link, absl::OkStatus())));
+  CHECK(joined.server.failure().ok());
+  CHECK(joined.server.waits_for() == "the job has not begun for 12s");
+  CHECK(joined.server.heard_at() > begin);
+}
+
+TEST_CASE("a server that ends in good order tells its head why, and waits for the link's end",
+          "[joined_server]") {
+  Joined joined;
+  joined.server.Leave("SIGTERM", absl::Hours(1));  // There is nobody to be told.
+  const auto link = joined.Begin();
+  std::thread leaves([&] { joined.server.Leave("SIGTERM", absl::Hours(1)); });
+  CHECK(link->AwaitReport(ServerReport::kLeaving).leaving().why() == "SIGTERM");
+  CHECK(absl::IsUnavailable(joined.End(link, absl::UnavailableError("it ends"))));
+  leaves.join();
+  CHECK(joined.server.leaving());
+}
+
 TEST_CASE("a server that is stopped leaves its link, and takes no other", "[joined_server]") {
   Joined joined;
   const auto link = joined.Connect();
