@@ -30,7 +30,8 @@ absl::StatusOr<Frame> DecodeReply(const absl::StatusOr<ByteChain>& reply) {
 ParamClient::ParamClient(Transport* transport)
     : transports_{std::shared_ptr<Transport>(transport, [](Transport*) {})} {}
 
-void ParamClient::Connect(Transports transports) {
+void ParamClient::Connect(Transports transports, const std::vector<std::string>& addresses) {
+  watch_->SetAddresses(addresses);
   MutexLock lock(&mu_);
   transports_.swap(transports);
 }
@@ -54,7 +55,7 @@ std::shared_ptr<uint8_t[]> ParamClient::PayloadMemory(uint32_t shard, size_t byt
 }
 
 std::shared_ptr<Transport> ParamClient::TransportFor(const Transports& transports, uint32_t shard) const {
-  const uint32_t server = shard < server_of_shard_.size() ? server_of_shard_[shard] : 0;
+  const uint32_t server = ServerOf(shard);
   return server < transports.size() ? transports[server] : nullptr;
 }
 
@@ -96,8 +97,11 @@ void ParamClient::Exchange::Send(std::vector<Frame> frames) {
     frame.header.kind = static_cast<uint8_t>(kind_);
     const trace::About about = AboutFrame(frame);
     const int64_t traced_ns = trace::On() && about.worker != 0 ? MonotonicNanos() : 0;
-    auto done = Pooled([window = window_, number, take = on_reply_, about,
+    RECON_CHECK(!frame.parts.empty());
+    const uint32_t server = client_->ServerOf(frame.parts.front().shard);
+    auto done = Pooled([window = window_, watch = client_->watch_, server, number, take = on_reply_, about,
                         traced_ns](const absl::StatusOr<ByteChain>& bytes) {
+      watch->Note(server, bytes.status(), Now());
       if (traced_ns != 0) trace::RecordPassive(trace::kUnderWay, traced_ns, about);
       absl::StatusOr<Frame> reply = DecodeReply(bytes);
       MutexLock lock(&window->mu);
@@ -113,7 +117,6 @@ void ParamClient::Exchange::Send(std::vector<Frame> frames) {
       ++window->answered;
     });
     ++number;
-    RECON_CHECK(!frame.parts.empty());
     Transport* transport = client_->TransportFor(transports_, frame.parts.front().shard).get();
     if (transport == nullptr) {
       done(absl::UnavailableError("the shard's server is not connected"));

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -12,6 +13,7 @@
 #include "common/base/pool_allocator.h"
 #include "common/codec/frame.h"
 #include "common/transport/transport.h"
+#include "worker/comm/server_watch.h"
 
 namespace recon {
 
@@ -26,8 +28,12 @@ class ParamClient {
 
   const std::vector<uint32_t>& server_of_shard() const { return server_of_shard_; }
 
-  // The way to each of the servers from now on; calls under way go on as they are.
-  void Connect(std::vector<std::shared_ptr<Transport>> transports);
+  // The way to each of the servers from now on; calls under way go on as they are. `addresses`: as
+  // ServerWatch has them.
+  void Connect(std::vector<std::shared_ptr<Transport>> transports,
+               const std::vector<std::string>& addresses = {});
+  // Servers that take no frames, as ServerWatch says it.
+  ServerWatch::Missing Away(absl::Time now) const { return watch_->Away(now); }
   // Memory for `bytes` of a shard's payload, from which its server's transport need not copy: its
   // Transport::RequestMemory(). Null if other memory serves as well.
   std::shared_ptr<uint8_t[]> PayloadMemory(uint32_t shard, size_t bytes);
@@ -46,9 +52,14 @@ class ParamClient {
  private:
   using Transports = std::vector<std::shared_ptr<Transport>>;
 
+  uint32_t ServerOf(uint32_t shard) const {
+    return shard < server_of_shard_.size() ? server_of_shard_[shard] : 0;
+  }
   std::shared_ptr<Transport> TransportFor(const Transports& transports, uint32_t shard) const;
 
   const std::vector<uint32_t> server_of_shard_;
+  // Shared with the callbacks of calls, which may come late.
+  const std::shared_ptr<ServerWatch> watch_ = std::make_shared<ServerWatch>();
 
   Mutex mu_;
   Transports transports_ ABSL_GUARDED_BY(mu_);

@@ -98,7 +98,9 @@ absl::Status ServerConnections::ConnectTo(const std::vector<ServerAddress>& serv
     replaced.push_back(std::exchange(transports_[i], std::move(transport)));
     servers_[i] = servers[i];
   }
-  client_->Connect(transports_);
+  std::vector<std::string> addresses;
+  for (const ServerAddress& server : servers_) addresses.push_back(server.address());
+  client_->Connect(transports_, addresses);
   return absl::OkStatus();
 }
 

@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/away_words.h"
 #include "common/base/check.h"
+#include "common/base/clipped_text.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/limits.h"
@@ -202,7 +204,10 @@ absl::Status Session::RegisterUntilOk() {
   absl::Status cause;
   while (true) {
     const absl::Status status = RegisterOnce();
-    if (status.ok()) return status;
+    if (status.ok()) {
+      TellOfWaiting(status);
+      return status;
+    }
     // It begins anew, or another process has the name still.
     const bool asks_to_wait = absl::IsAborted(status);
     if (!ServerGone(status) && !asks_to_wait) return status;
@@ -222,9 +227,12 @@ absl::Status Session::RegisterUntilOk() {
       said = true;
     }
     if (!said && !hopeless) {
-      LogWarn("the server cannot be reached, trying again: {}", (cause.ok() ? status : cause).message());
+      LogWarn("the head at {} {}, trying again: {}", options_.head,
+              SaysJobWaits(status) ? "takes no workers yet" : "cannot be reached",
+              (cause.ok() ? status : cause).message());
       said = true;
     }
+    TellOfWaiting(cause.ok() ? status : cause);
     if (stop_->load() || !Pause(backoff.Next())) return absl::CancelledError("the worker is stopping");
   }
 }
@@ -312,6 +320,12 @@ void Session::HeartbeatOnce(double samples_per_second) {
     silent_since_ = Now();
     if (options_.on_silence) options_.on_silence();
   }
+  if (reply.ok()) {
+    MutexLock lock(&telling_);
+    head_says_ = ClippedText(reply->waits_for(), limits::kProgressTextBytesMax);
+    head_drains_ = reply->phase() == PHASE_DRAINING;
+  }
+  TellOfWaiting(ServerGone(reply.status()) ? reply.status() : absl::OkStatus());
   if (!reply.ok()) {
     Backoff backoff;  // The loop's interval is the pause that matters here.
     const absl::Status recovered = Recover(reply.status(), used, &backoff);

@@ -19,7 +19,9 @@
 #include "common/base/mutex.h"
 #include "common/rpc/worker_calls.h"
 #include "worker/comm/peer_source.h"
+#include "worker/comm/server_watch.h"
 #include "worker/comm/snapshot_source.h"
+#include "worker/comm/wait_watch.h"
 
 namespace recon {
 
@@ -31,6 +33,7 @@ namespace recon {
 class Session {
  public:
   struct Options {
+    std::string head;  // Where it is, host:port, for messages.
     std::string name;
     // Makes another name, where the user has given none; called until one is free. Join() only.
     std::function<std::string()> draw_name;
@@ -61,6 +64,8 @@ class Session {
     // host:port where other workers find this one's parameters; empty if it does not hand them out.
     std::string serves;
     bool simulated = false;
+    // Which servers take no frames. Any thread; must not call the session.
+    std::function<ServerWatch::Missing()> servers_away;
     // Why the server cannot be reached, if that is known and will not pass. It may block for seconds. The
     // thread that registers.
     std::function<absl::Status()> diagnose;
@@ -82,7 +87,9 @@ class Session {
     std::atomic<uint32_t> micro_batch_samples{0};
     std::atomic<double> loss_scale{0};
     std::atomic<uint64_t> skipped_batches{0};
-    std::atomic<int> waiting{0};  // How many calls of the training thread wait for a server.
+    std::atomic<int> waiting{0};                  // How many calls of the training thread wait for a server,
+    std::atomic<const char*> waits_for{nullptr};  // and for what the innermost does, as people read it.
+    std::atomic<uint64_t> batches_begun{0};
   };
   // A lease this worker works on. The number changes when the server restarts.
   struct HeldLease {
@@ -200,6 +207,8 @@ class Session {
   // Without a split: all that is left of it is given back.
   // `request`: all but who asks, and for what. No split: the lease is abandoned.
   absl::Status FinishLease(const HeldLeasePtr& held, std::optional<uint32_t> split, CompleteRequest request);
+  // What a call to the head has come to: says in the log what the worker waits for, again and again.
+  void TellOfWaiting(const absl::Status& outcome);
   // Sleeps, but not beyond Stop(); false if stopped.
   bool Pause(absl::Duration duration);
 
@@ -238,6 +247,12 @@ class Session {
   absl::Time rival_told_at_ = absl::InfinitePast();   // and when.
   absl::Time unreachable_since_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+
+  Mutex telling_;  // A leaf.
+  WaitWatch wait_watch_ ABSL_GUARDED_BY(telling_);
+  absl::Time answered_at_ ABSL_GUARDED_BY(telling_) = absl::InfinitePast();
+  std::string head_says_ ABSL_GUARDED_BY(telling_);
+  bool head_drains_ ABSL_GUARDED_BY(telling_) = false;
 
   std::thread heartbeats_;
 };

@@ -349,11 +349,15 @@ class PyWorker {
 
   // Heartbeats say that nothing is computed for a reason, until Resume().
   void Pause() {
-    ++Joined()->session()->counters()->waiting;
+    Session::Counters* const counters = Joined()->session()->counters();
+    counters->waits_for = "work";
+    ++counters->waiting;
     paused_ns_ = trace::On() ? MonotonicNanos() : 0;
   }
   void Resume() {
-    --Joined()->session()->counters()->waiting;
+    Session::Counters* const counters = Joined()->session()->counters();
+    --counters->waiting;
+    counters->waits_for = nullptr;
     if (paused_ns_ != 0) trace::Record(trace::kWaitingForWork, paused_ns_, MonotonicNanos(), {});
   }
 

@@ -88,6 +88,7 @@ absl::Status Member::Open(const std::atomic<bool>* stop) {
 Session::Options Member::MakeSessionOptions() {
   Session::Options options;
   if (replica_server_ != nullptr) options.serves = replica_server_->address();
+  options.head = options_.server;
   options.name = options_.name.empty() ? DrawWorkerName() : options_.name;
   if (options_.name.empty()) options.draw_name = DrawWorkerName;
   options.incarnation = secret_.incarnation();
@@ -103,6 +104,10 @@ Session::Options Member::MakeSessionOptions() {
     return servers_->Adopt(reply);
   };
   options.adopt_workers = [this](uint32_t workers) { servers_->ShareWith(workers); };
+  options.servers_away = [this] {
+    ParamClient* known = servers_->client();
+    return known == nullptr ? ServerWatch::Missing() : known->Away(Now());
+  };
   options.describe = [this](WorkerProgress* progress) { Describe(progress); };
   options.follow_trace = [this](const HeartbeatReply& reply, const std::string& name, uint32_t worker) {
     traces_->Follow(reply.trace(), absl::Milliseconds(reply.trace_left_ms()),

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "common/base/backoff.h"
 #include "common/base/check.h"
 #include "common/base/clock.h"
@@ -34,7 +35,28 @@ constexpr absl::Duration kRollbackPoll = absl::Milliseconds(50);
 // Between two questions for the mean of a step that others close.
 constexpr absl::Duration kMeanPoll = absl::Milliseconds(10);
 
+// The object of "waiting for"; `why` is one of the spans' names.
+const char* WhatIsWaitedFor(absl::string_view why) {
+  if (why == trace::kWaitingForPushes) return "the answers to its pushes";
+  if (why == trace::kWaitingForWork) return "work";
+  if (why == trace::kPulling) return "the parameters";
+  if (why == trace::kCompleting) return "the head to complete its splits";
+  return why == trace::kWaitingForRollback ? "a rollback" : "a server";
+}
+
 }  // namespace
+
+Trainer::Pause::Pause(Session* session, const char* why)
+    : counters_(session->counters()),
+      outer_(counters_->waits_for.exchange(WhatIsWaitedFor(why))),
+      span_(why) {
+  ++counters_->waiting;
+}
+
+Trainer::Pause::~Pause() {
+  --counters_->waiting;
+  counters_->waits_for = outer_;
+}
 
 Trainer::Trainer(const Options& options, const ParamLayout* layout, GradientSpace* space, CodecPolicy* policy,
                  ParamClient* client, Session* session, Replica* replica, Metrics* metrics)
@@ -239,6 +261,7 @@ absl::StatusOr<std::optional<Trainer::Place>> Trainer::BeginBatch(uint64_t order
     place.gradient = batch.push.gradient.get();
   }
   if (trace::On()) batch.traced_ns = MonotonicNanos();
+  ++session_->counters()->batches_begun;
   batch_ = std::move(batch);
   return place;
 }

@@ -314,16 +314,15 @@ class Trainer {
 class Trainer::Pause {
  public:
   // `why` is one of common/trace/span_names.h.
-  Pause(Session* session, const char* why) : waiting_(&session->counters()->waiting), span_(why) {
-    ++*waiting_;
-  }
+  Pause(Session* session, const char* why);
   Pause(const Trainer& trainer, const char* why) : Pause(trainer.session_, why) {}
-  ~Pause() { --*waiting_; }
+  ~Pause();
   Pause(const Pause&) = delete;
   Pause& operator=(const Pause&) = delete;
 
  private:
-  std::atomic<int>* waiting_;
+  Session::Counters* const counters_;
+  const char* const outer_;  // What the pause around this one is for.
   const trace::Span span_;
 };
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import socket
 import sys
@@ -45,7 +44,7 @@ _KINDS = {name: number for number, name in enumerate(
 _WIRES = {"": "", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "float16": "float16", "bfloat16": "bfloat16"}
 # Who waits for something beside an outcome looks for it so often.
 _LOOK_SECONDS = 0.1
-# A set that has not begun after so long says once for whom it waits, or that there is no server.
+# A set that has not begun after so long says for whom it waits, or that there is no server; again after twice the time, at most a minute.
 _BEGIN_TOLD_SECONDS = 10.0
 
 
@@ -160,15 +159,16 @@ class Group:
         self.update()
 
     def _await_begun(self, interrupted: Callable[[], bool] | None) -> None:
-        end = time.monotonic() + self.timeout
-        tell = time.monotonic() + min(_BEGIN_TOLD_SECONDS, _environment.stall_seconds())
+        begun, pause = time.monotonic(), min(_BEGIN_TOLD_SECONDS, _environment.stall_seconds())
+        end, tell = begun + self.timeout, begun + pause
         while True:
             left = end - time.monotonic()
             if self._core.await_begun(max(0.0, min(left, _LOOK_SECONDS))):
                 return
-            if time.monotonic() > tell and left > 0:
-                tell = math.inf
-                print(f"recon: set '{self.name}' has not begun: {self._core.who_is_missing()}", file=sys.stderr, flush=True)
+            now = time.monotonic()
+            if now > tell and left > 0:
+                tell = now + (pause := min(2 * pause, 60.0))
+                print(f"recon: set '{self.name}' has not begun for {now - begun:.0f} s:", self._core.who_is_missing(), file=sys.stderr, flush=True)
             if interrupted is not None and interrupted():
                 self._core.close()
                 raise SetChanged(f"set '{self.name}': not begun, as others have gone meanwhile")
