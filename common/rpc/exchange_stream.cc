@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "common/base/away_words.h"
 #include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/rpc/payload.h"
@@ -92,6 +93,8 @@ void ExchangeStream::Taken(Request* request) {
 
 void ExchangeStream::Reply(Request* request, const absl::StatusOr<ByteChain>& reply) {
   if (connection_ != nullptr && reply.ok()) connection_->NoteMember();
+  // Nobody can be a member there yet: whole requests are not held against who sends them.
+  if (connection_ != nullptr && SaysNoPlace(reply.status())) connection_->NoteUnderstood();
   grpc::ByteBuffer message = BufferOf(WrapReply(request->call, reply));
   MutexLock lock(&mu_);
   RECON_CHECK(!std::exchange(request->answered, true), "a request is answered twice");

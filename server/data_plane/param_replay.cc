@@ -78,6 +78,7 @@ absl::Status ParamServer::ReplayFrame(uint64_t sequence, const ByteChain& payloa
   MutexLock lock(&mu_);
   if (const absl::Status checked = CheckParts(*op, shards_.map()); !checked.ok())
     return Damaged(sequence, checked);
+  recovered_[op->worker] = op->incarnation;
   // Before the cut only contributions to steps that were open then are of use.
   if (sequence <= sequence_ && op->rules->bound != 0) return absl::OkStatus();
   sequence_ = std::max(sequence_, sequence);

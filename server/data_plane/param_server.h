@@ -283,6 +283,8 @@ class ParamServer final : private StepMembers, private PeerSteps, private ParamR
   MemoryBudget memory_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<Alarm> grace_alarm_ ABSL_GUARDED_BY(mu_);  // Null until there is a quorum.
   std::map<WorkerId, WorkerTally> workers_ ABSL_GUARDED_BY(mu_);
+  // Whose pushes snapshot and log have, as ledgers do: the newest process of each worker.
+  std::map<WorkerId, Incarnation> recovered_ ABSL_GUARDED_BY(mu_);
   absl::Status log_status_ ABSL_GUARDED_BY(mu_);
   uint64_t sequence_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t push_sequence_ ABSL_GUARDED_BY(mu_) = 0;

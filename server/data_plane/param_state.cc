@@ -71,6 +71,10 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
   }
   closed_.Restore(std::move(first_open));
   book_.SkipTo(manifest.frontier_step());
+  for (const uint32_t shard : shards_.map().owned()) {
+    for (const LedgerEntry& entry : LedgerOf(manifest, shard).entries())
+      recovered_[WorkerId(entry.worker())] = Incarnation(entry.incarnation());
+  }
   values_.SetComplete();
   return absl::OkStatus();
 }

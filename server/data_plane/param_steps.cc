@@ -194,8 +194,10 @@ void ParamServer::NoteAcknowledged(WorkerId worker, uint64_t next_step) {
 
 bool ParamServer::Knows(Incarnation process) const {
   MutexLock lock(&mu_);
-  return std::any_of(workers_.begin(), workers_.end(),
-                     [process](const auto& worker) { return worker.second.incarnation == process; });
+  const auto is_of = [process](const auto& worker) { return worker.second.incarnation == process; };
+  if (std::any_of(workers_.begin(), workers_.end(), is_of)) return true;
+  return std::any_of(recovered_.begin(), recovered_.end(),
+                     [process](const auto& worker) { return worker.second == process; });
 }
 
 uint64_t ParamServer::PushesOf(WorkerId worker) const {

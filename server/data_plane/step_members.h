@@ -47,7 +47,8 @@ class StepMembers {
   virtual uint64_t frontier() const = 0;
   // Pushes that have come whole of this worker since it was admitted; 0 if it is not.
   virtual uint64_t PushesOf(WorkerId worker) const = 0;
-  // Whether it is the process of a worker that is admitted.
+  // Whether it is the process of a worker that is admitted, or one whose pushes a restart has found: such a
+  // one sends again what it has no reply to, before it is admitted.
   virtual bool Knows(Incarnation process) const = 0;
 };
 

@@ -273,6 +273,22 @@ TEST_CASE("replay makes the same bits as the life it repeats", "[crash]") {
   }
 }
 
+TEST_CASE("a restarted server knows the processes whose pushes its log or snapshot has", "[crash]") {
+  for (const bool in_snapshot : {false, true}) {
+    FaultyFileSystem files;
+    Oracle oracle;
+    {
+      Life life(&files, StalenessGate::kUnlimited, false, 1);
+      life.PushFrom(&oracle, 0, 2);
+      life.WaitForReplies();
+      if (in_snapshot) life.Snapshot();
+    }
+    Life again(&files, StalenessGate::kUnlimited, false, 2);
+    CHECK(again.server().members()->Knows(ParamServerHarness::IncarnationOf(1)));
+    CHECK_FALSE(again.server().members()->Knows(Incarnation(4711)));
+  }
+}
+
 // Staleness of a worker's push is that of the version it names: 0 here, which says nothing of it, or 1.
 TEST_CASE("rules that change between pushes are replayed where they changed", "[crash]") {
   const int bounds[] = {StalenessGate::kUnlimited, 0, 2, 0, StalenessGate::kUnlimited};
