@@ -1,9 +1,9 @@
 // A dashboard of a job that is not there: dashboard_server WORKERS [CERT KEY CA]. Statuses are made up, each
 // half second, as tests/server/history/simulated_status.h has them; the page, HTTP and history are the
 // server's own. Prints the address. Commands on standard input, a line each: "suspect NAME", "evict NAME",
-// "name NAME" (a worker joins), "clock SECONDS" (the time of day is so far ahead), "quiet" (no more
-// statuses), "starve" and "feed" (no epoll descriptor can be had meanwhile; a line says of each that one was
-// refused). Ends with its input.
+// "name NAME" (a worker joins), "clock SECONDS" (the time of day is so far ahead), "quiet" and "speak" (no
+// statuses meanwhile), "server NUMBER STATE" (another server, by the name of its state), "starve" and "feed"
+// (no epoll descriptor can be had meanwhile; a line says of each that one was refused). Ends with its input.
 
 #include <poll.h>
 #include <sys/syscall.h>
@@ -70,7 +70,8 @@ class SimulatedDashboard {
     const size_t space = line.find(' ');
     const std::string verb = line.substr(0, space);
     const std::string name = space == std::string::npos ? "" : line.substr(space + 1);
-    if (verb == "quiet") quiet_ = true;
+    if (verb == "quiet" || verb == "speak") quiet_ = verb == "quiet";
+    if (verb == "server") SetServer(name);
     if (verb == "starve" || verb == "feed") starved = verb == "starve";
     if (verb == "name") job_.Join(name, 1);
     if (verb == "clock") ahead_ = absl::Seconds(std::stoi(name));
@@ -81,6 +82,25 @@ class SimulatedDashboard {
       member->set_state(MEMBER_GONE);
       member->set_gone_why("evicted, no heartbeat");
     }
+  }
+
+  void SetServer(const std::string& command) {
+    const size_t space = command.find(' ');
+    const int number = std::stoi(command.substr(0, space));
+    StatusReply& status = job_.edit();
+    status.set_shards(9);
+    while (status.servers_size() < number) {
+      ServerStatus* server = status.add_servers();
+      server->set_server(static_cast<uint32_t>(status.servers_size()));
+      server->set_shards(3);
+      server->set_parameters(300'000);
+    }
+    ServerStatus* server = status.mutable_servers(number - 1);
+    ServerState state = SERVER_AWAITED;
+    if (!ServerState_Parse(command.substr(space + 1), &state)) std::cerr << "no state: " << command << "\n";
+    server->set_state(state);
+    server->set_address(absl::StrCat("10.0.0.", number, ":7070"));
+    server->set_heard_ms(state == SERVER_READY ? 100 : 42'000);
   }
 
   const TempDir directory_;

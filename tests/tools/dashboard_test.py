@@ -114,6 +114,10 @@ def row_of(name: str) -> str:
     return f"[...document.querySelectorAll('#workers .row')].find(row => row.dataset.name === {json.dumps(name)})"
 
 
+def gaps_of(chart: str) -> str:
+    return f"Number(document.getElementById('chart-{chart}').dataset.gaps)"
+
+
 def expect(condition: object, what: str) -> None:
     if not condition:
         raise AssertionError(what)
@@ -184,6 +188,9 @@ def case_numbers_and_kills(page: browser.Browser) -> None:
         # The history is the same one, and goes on.
         page.wait(f"document.querySelectorAll('#events li[data-kind=started]').length === {started_before} + 1")
         page.wait("document.querySelector('#events li[data-kind=evicted]')?.textContent.includes('w1')")
+        # The points before and after it are not joined by a line.
+        page.wait(f"{gaps_of('loss')} > 0 && {gaps_of('workers')} > 0")
+        expect(page.run(gaps_of("accuracy")) == 0, "evaluations lie apart, and are joined")
         expect(page.run("emptied") == 0, "the timeline was emptied when the server was back")
         expect_quiet(page, but=("net::ERR_", "503"))
 
@@ -296,6 +303,58 @@ def case_thousand_workers(page: browser.Browser) -> None:
         expect_quiet(page)
 
 
+def case_servers(page: browser.Browser) -> None:
+    """Several servers have a list, which says of each that is away since when; one alone has none."""
+    rows = "[...document.querySelectorAll('#servers tr')].map(row => [...row.children].slice(0, 4).map(cell => cell.textContent))"
+    with simulated(3) as (url, tell):
+        page.open(url)
+        page.wait("Number(document.getElementById('chart-loss').dataset.points) > 1")
+        expect(page.run("document.getElementById('servers-section').checkVisibility()") is False, "one server has a list")
+        tell("server 1 SERVER_READY")
+        tell("server 2 SERVER_READY")
+        page.wait("document.getElementById('servers-count').textContent === '(3 of 3 there)'")
+        expect(page.run("document.getElementById('servers-section').checkVisibility()"), "the list is hidden")
+        tell("server 1 SERVER_STOPPED")
+        tell("server 2 SERVER_AWAITED")
+        page.wait("document.getElementById('servers-count').textContent === '(1 of 3 there)'")
+        shown = page.run(rows)
+        expect(shown[0][0] == "0, the head" and shown[0][1] == "there" and shown[0][3] == "3", f"{shown[0]}")
+        expect(shown[1] == ["1", "stopped in good order for 42 s", "10.0.0.1:7070", "3"], f"{shown[1]}")
+        expect(shown[2] == ["2", "away for 42 s", "10.0.0.2:7070", "3"], f"{shown[2]}")
+        expect_quiet(page)
+
+
+def case_gaps(page: browser.Browser) -> None:
+    """Where nothing is known of some seconds, the charts are not drawn."""
+    with simulated(3) as (url, tell):
+        page.open(url)
+        page.wait(f"{POINTS} >= 3")
+        expect(page.run(gaps_of("loss")) == 0, "a gap where there was none")
+        tell("quiet")
+        begin = page.run("Number(document.getElementById('chart-loss').dataset.end)")
+        page.wait(f"Date.now() > {begin} + 7000")
+        tell("speak")
+        page.wait(f"{gaps_of('loss')} === 1 && {gaps_of('workers')} === 1 && {gaps_of('bytes')} === 1")
+        expect_quiet(page)
+
+
+def case_table_at_1400_pixels(page: browser.Browser) -> None:
+    """All columns of the table of workers are in sight, and no cell is cut."""
+    with simulated(3) as (url, _):
+        page.resize(1400, 900)
+        page.open(url)
+        page.wait("document.querySelectorAll('#workers .row').length === 3")
+        # What a device with much to say has.
+        cut = page.run("""(() => {
+          for (const cell of document.querySelectorAll('#workers .utilization')) cell.textContent = 'cpu, 99 %, 25.1 GB of 25.3 GB';
+          return [...document.querySelectorAll('#workers, #workers .row > :not(.shares)')].filter(one => one.scrollWidth > one.clientWidth)
+            .map(one => one.textContent);
+        })()""")
+        expect(cut == [], f"cut: {cut}")
+        page.resize(1280, 900)
+        expect_quiet(page)
+
+
 def case_phone_and_dark(page: browser.Browser) -> None:
     """Nothing is wider than a phone; light and dark differ; everything that can be used has a name."""
     with simulated(12) as (url, _):
@@ -341,7 +400,7 @@ def main() -> int:
     failed = 0
     with browser.Browser() as page:
         for case in (case_numbers_and_kills, case_thousand_workers, case_chosen_workers, case_another_clock,
-                     case_phone_and_dark):
+                     case_servers, case_gaps, case_table_at_1400_pixels, case_phone_and_dark):
             name = case.__name__.removeprefix("case_")
             if arguments.cases and name not in arguments.cases:
                 continue

@@ -13,6 +13,8 @@ const CHARTS = [
   {id: "shares", title: "Computing, link, waiting", series: ["computing", "link", "waiting"], format: percent, range: [0, 1]},
   {id: "workers", title: "Workers", series: ["workers"], format: count, job: true},
 ];
+// Two points that lie further apart are not joined: there was no head, or it had no time.
+const GAP_MS = 5000;
 const MARKED = new Set(["started", "evicted", "left", "policy", "codec", "rollback", "diverged"]);
 
 // Points that come in pieces, the newest in each.
@@ -21,6 +23,7 @@ export class Track {
     this.clear();
   }
   clear() {
+    this.begin = [];
     this.end = [];
     this.series = {};
   }
@@ -35,6 +38,7 @@ export class Track {
       const into = this.series[name] ??= {mean: Array(before).fill(null), min: Array(before).fill(null), max: Array(before).fill(null)};
       for (const part of ["mean", "min", "max"]) into[part].push(...(values[part] ?? values.mean).slice(from));
     }
+    this.begin.push(...track.begin_ms.slice(from));
     this.end.push(...more);
   }
 }
@@ -50,6 +54,7 @@ export class Charts {
   constructor(place) {
     this.charts = CHARTS.map(chart => this.make(place, chart));
     this.events = [];
+    this.starts = [];
     this.seconds = 0;
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
       for (const chart of this.charts) chart.graph?.updateOptions({colors: this.colors(chart)});
@@ -75,13 +80,19 @@ export class Charts {
     return chart.series.length === 3 ? ["--computing", "--link", "--waiting"].map(color) : ["--accent", "--link"].map(color);
   }
 
-  // The rows of one chart, each [time, value...], a value with its band being [min, mean, max].
+  since() {
+    return this.seconds ? this.until - 1000 * this.seconds : 0;
+  }
+
+  // The rows of one chart, each [time, value...], a value with its band being [min, mean, max]. A gap is a row without values.
   rows(chart, track) {
     const series = chart.series.map(name => track.series[name]);
-    const since = this.seconds ? this.until - 1000 * this.seconds : 0;
+    const since = this.since();
     const rows = [];
     for (let i = 0; i < track.end.length; ++i) {
       if (track.end[i] < since) continue;
+      if (i > 0 && !chart.evaluations && this.gapBetween(track.end[i - 1], track.begin[i]))
+        rows.push([new Date((track.end[i - 1] + track.begin[i]) / 2), ...chart.series.map(() => chart.band ? [null, null, null] : null)]);
       rows.push([new Date(track.end[i]), ...series.map(one => {
         if (one === undefined) return null;
         return chart.band ? [one.min[i], one.mean[i], one.max[i]] : one.mean[i];
@@ -90,18 +101,24 @@ export class Charts {
     return rows;
   }
 
+  // Whether nobody knows what was between two points.
+  gapBetween(end, begin) {
+    return begin - end > GAP_MS || this.starts.some(start => start > end && start <= begin);
+  }
+
   // `worker`: its charts, else (null) the job's. `events` are marked in all of them.
   show(job, evaluations, worker, events, seconds) {
     const keepsZoom = seconds === this.seconds;  // Another range shows all of it.
     this.seconds = seconds;
     this.until = job.last;
     this.events = events.filter(event => MARKED.has(event.kind));
+    this.starts = events.filter(event => event.kind === "started").map(event => event.unix_ms);
     for (const chart of this.charts) {
       const track = chart.evaluations ? evaluations : worker ?? job;
       chart.figure.hidden = Boolean(worker) && Boolean(chart.evaluations || chart.job);
       if (chart.figure.hidden) continue;
       const rows = this.rows(chart, track);
-      this.sayLast(chart, track);
+      this.sayLast(chart, track, rows.length - track.end.filter(end => end >= this.since()).length);
       if (rows.length) {
         this.draw(chart, rows, keepsZoom);
       } else {  // Not what was there before, of another worker or time.
@@ -111,7 +128,7 @@ export class Charts {
     }
   }
 
-  sayLast(chart, track) {
+  sayLast(chart, track, gaps) {
     const last = {};
     for (const name of chart.series) {
       const mean = track.series[name]?.mean ?? [];
@@ -122,6 +139,7 @@ export class Charts {
     chart.canvas.setAttribute("aria-label", `${chart.title}: now ${text}`);
     chart.figure.dataset.last = JSON.stringify(last);
     chart.figure.dataset.points = track.end.length;
+    chart.figure.dataset.gaps = gaps;
     chart.figure.dataset.end = track.last;
   }
 

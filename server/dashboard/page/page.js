@@ -19,7 +19,12 @@ const KINDS = {
   snapshots: new Set(["snapshot", "snapshot_failed"]),
 };
 const ALARMING = new Set(["evicted", "suspected", "diverged", "snapshot_failed", "standing", "rollback"]);
-const PHASES = {PHASE_WAITING: "waiting for workers", PHASE_RUNNING: "running", PHASE_DRAINING: "draining", PHASE_FINISHED: "finished"};
+const PHASES = {PHASE_WAITING: "not begun", PHASE_RUNNING: "running", PHASE_DRAINING: "draining", PHASE_FINISHED: "finished"};
+
+const SERVERS = {
+  SERVER_AWAITED: ["away", "bad"], SERVER_STOPPED: ["stopped in good order", "warn"], SERVER_RECOVERING: ["restores its state", "warn"],
+  SERVER_READY: ["there", "good"],
+};
 
 const at = id => document.getElementById(id);
 
@@ -134,6 +139,7 @@ function showAlerts() {
   if (status) {
     if (status.divergence) add(`Training diverges: ${status.divergence}`);
     if (status.standing_seconds > 0) add(`The job has not moved for ${seconds(status.standing_seconds)}: ${status.waits_for}`);
+    if (status.not_begun_seconds > 0) add(`The job has not begun for ${seconds(status.not_begun_seconds)}: ${status.waits_for}`, "warn");
     if (status.snapshot?.last_error) add(`A snapshot failed: ${status.snapshot.last_error}`, "warn");
     if (status.holds_up) add(status.holds_up, "warn");
   }
@@ -141,6 +147,33 @@ function showAlerts() {
   if (at("alerts").dataset.texts === texts) return;  // Screen readers would read it again.
   at("alerts").dataset.texts = texts;
   at("alerts").replaceChildren(...alerts);
+}
+
+function serverRow(server) {
+  const row = element("tr"), away = server.state === "SERVER_AWAITED" || server.state === "SERVER_STOPPED";
+  const [state, className] = SERVERS[server.state] ?? [server.state, ""];
+  const log = server.log_budget_bytes ? `${bytes(server.log_bytes)} of ${bytes(server.log_budget_bytes)}` : "off";
+  // One that has never come, as far as this head knows, has no address.
+  const never = away && !server.address;
+  row.append(element("td", server.server === 0 ? "0, the head" : server.server),
+             element("td", never ? "has not come" : away ? `${state} for ${seconds(server.heard_ms / 1000)}` : state, className),
+             element("td", server.address || "–"), element("td", server.shards), element("td", count(server.parameters)),
+             element("td", count(server.pushes)), element("td", seconds(server.heard_ms / 1000) + " ago"), element("td", log));
+  return row;
+}
+
+// The head tells of the others: it is there.
+function showServers() {
+  const status = state.live.job, others = status.servers ?? [];
+  at("servers-section").hidden = others.length === 0;
+  if (!others.length) return;
+  const of = what => others.reduce((sum, server) => sum + Number(server[what]), 0);
+  const head = {server: 0, state: "SERVER_READY", address: location.hostname, shards: status.shards - of("shards"),
+                parameters: status.parameters - of("parameters"), pushes: status.pushes, heard_ms: state.stale,
+                log_bytes: status.log_bytes, log_budget_bytes: status.log_budget_bytes};
+  const there = 1 + others.filter(server => server.state === "SERVER_READY").length;
+  at("servers-count").textContent = `(${there} of ${others.length + 1} there)`;
+  at("servers").replaceChildren(...[head, ...others].map(serverRow));
 }
 
 function showEvents() {
@@ -169,6 +202,7 @@ function show() {
   at("scope").textContent = state.shown ?? "the job";
   charts.show(job, evaluations, worker, [...state.events.values()], Number(at("range").value));
   showFacts();
+  showServers();
   showEvents();
 }
 
