@@ -1,0 +1,240 @@
+#!/usr/bin/env python3
+"""A job of three servers and four workers in which one process after the other is stopped or killed: status, metric, and the log
+of every process that waits name it. Usage: standing_test.py --bin FOLDER [--all]; without --all one process of each kind."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from typing import Any, Callable, Iterator
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+BIN = pathlib.Path()
+SERVERS = ("head", "server1", "server2")
+WORKERS = ("w0", "w1", "w2", "w3")
+# On a machine with nothing else to do it takes 15 s at most.
+PATIENCE_SECONDS = 90.0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def eventually(what: str, condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"did not come within {seconds:.0f} s: {what}")
+        time.sleep(0.1)  # Between looks.
+    return value
+
+
+class Job:
+    """Processes with fixed ports, so that one that is started again is where it was."""
+
+    def __init__(self, folder: pathlib.Path, wide: bool = False):
+        self.folder = folder
+        # A push of the wide model has a megabyte for each server.
+        self.model = ["--model", "mlp:16-60000-4"] if wide else ["--model", "mlp:16-24-4", "--step-ms", "20"]
+        self.wide = wide
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.ports = {name: free_port() for name in (*SERVERS, "metrics")}
+        self.marks: dict[str, int] = {}
+
+    def address(self, name: str) -> str:
+        return f"127.0.0.1:{self.ports[name]}"
+
+    def start(self, name: str) -> None:
+        if name in WORKERS:
+            # Two by shared memory, two by the network.
+            command = ["recon-worker", "--server", self.address("head"), "--name", name, "--data", "clusters:4000,500,16,4",
+                       "--device", "cpu", "--transport", "grpc" if self.wide or name in WORKERS[2:] else "auto", *self.model]
+        else:
+            command = ["recon-server", "--data", self.folder / name, "--listen", self.address(name)]
+            # Nobody is given up: who is stopped, and who is dead, is waited for.
+            command += ["--servers", "3", "--sync", "bsp", "--workers-min", "4", "--data-epochs", "100000", "--evict-after", "10m",
+                        "--lease-duration", "20m", "--batch", "20", "--split-samples", "200", "--learning-rate", "0.003",
+                        "--metrics-address", self.ports["metrics"]] if name == "head" else ["--join", self.address("head")]
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self.processes[name] = subprocess.Popen([str(BIN / command[0]), *map(str, command[1:])], stdout=log, stderr=log)
+
+    def signal(self, name: str, number: int) -> None:
+        self.processes[name].send_signal(number)
+        if number in (signal.SIGKILL, signal.SIGTERM):
+            self.processes.pop(name).wait(60)
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+        for process in self.processes.values():
+            process.wait()
+
+    def log(self, name: str) -> str:
+        """What it has said since mark()."""
+        return (self.folder / f"{name}.log").read_bytes()[self.marks.get(name, 0):].decode(errors="replace")
+
+    def mark(self) -> None:
+        self.marks = {path.stem: path.stat().st_size for path in self.folder.glob("*.log")}
+
+    def status(self) -> dict[str, Any]:
+        done = subprocess.run([BIN / "reconctl", "status", "--server", self.address("head"), "--json"], capture_output=True, text=True)
+        return json.loads(done.stdout) if done.returncode == 0 else {}
+
+    def status_text(self) -> str:
+        return subprocess.run([BIN / "reconctl", "status", "--server", self.address("head")], capture_output=True, text=True).stdout
+
+    def standing(self) -> float:
+        with urllib.request.urlopen(f"http://{self.address('metrics')}/metrics", timeout=30) as answer:
+            found = re.search(r"^recon_server_standing_seconds (\S+)$", answer.read().decode(), re.MULTILINE)
+        assert found, "no metric recon_server_standing_seconds"
+        return float(found[1])
+
+    def await_movement(self) -> None:
+        before = self.status().get("samples_completed", 0)
+        eventually("the job moves", lambda: self.status().get("samples_completed", 0) > before + 400)
+        eventually("nobody says that it stands", lambda: self.standing() == 0)
+
+
+def wants(job: Job, victim: str) -> dict[str, Callable[[], bool]]:
+    """What is to come when `victim` is stopped or has been killed."""
+    waiting = [name for name in (*SERVERS, *WORKERS) if name != victim]
+    if victim == "head":
+        head = job.address("head")
+        # Who is stopped or killed cannot be told apart, nor need it be.
+        return {f"{name} says so": (lambda name=name: re.search(
+            rf"the head at {head}(, which)?( cannot be reached for|, silent for|, which cannot be reached for) [1-9]", job.log(name)) is not None)
+                for name in waiting}
+    says = f"{victim} (" if victim in WORKERS else f"server {victim[-1]} at {job.address(victim)}"
+    found: dict[str, Callable[[], bool]] = {
+        "status": lambda: job.status().get("standing_seconds", 0) > 0 and says in job.status().get("waits_for", ""),
+        "status as text": lambda: re.search(r"^STANDS     for \d+s: it waits for .*" + re.escape(says), job.status_text(), re.MULTILINE) is not None,
+        "metric": lambda: job.standing() >= 10,
+    }
+    for name in waiting:
+        found[f"{name} says so"] = lambda name=name: says in "\n".join(
+            line for line in job.log(name).splitlines() if "the job has not moved for" in line)
+    return found
+
+
+def one_case(job: Job, victim: str, number: int) -> None:
+    job.mark()
+    began = time.monotonic()
+    job.signal(victim, number)
+    missing = wants(job, victim)
+    while missing:
+        missing = {what: condition for what, condition in missing.items() if not condition()}
+        if time.monotonic() - began > PATIENCE_SECONDS:
+            raise AssertionError(f"{victim}, {signal.Signals(number).name}: not within {PATIENCE_SECONDS:.0f} s: {', '.join(missing)}")
+        time.sleep(0.1)  # Between looks.
+    print(f"ok   {signal.Signals(number).name} of {victim}: all say so after {time.monotonic() - began:.1f} s", flush=True)
+    if number == signal.SIGSTOP:
+        job.signal(victim, signal.SIGCONT)
+    else:
+        job.start(victim)
+    job.await_movement()
+
+
+def case_good_order(job: Job) -> None:
+    """A server that is stopped in good order is not taken for a dead one, by anybody."""
+    job.mark()
+    job.signal("server1", signal.SIGTERM)
+    says = f"server 1 at {job.address('server1')}, which was stopped in good order"
+    eventually("status says that it was stopped", lambda: says in job.status().get("waits_for", ""))
+    for name in WORKERS:
+        eventually(f"{name} says that it was stopped", lambda name=name: says in job.log(name))
+    assert [server["state"] for server in job.status()["servers"]] == ["SERVER_STOPPED", "SERVER_READY"], job.status()["servers"]
+    assert "without a word" not in job.log("head"), job.log("head")
+    job.start("server1")
+    job.await_movement()
+    print("ok   SIGTERM of server1: it was stopped in good order", flush=True)
+
+
+def case_drain(job: Job) -> None:
+    """When the job is drained nobody says that a server has gone, and workers know that the head was stopped."""
+    job.mark()
+    servers = [job.processes[name] for name in SERVERS]
+    job.signal("head", signal.SIGTERM)
+    for server in servers:
+        assert server.wait(60) == 0, "a server did not end in good order"
+    head = job.log("head")
+    assert "has gone" not in head and head.count("has ended with the job") == 2, head
+    for name in WORKERS:
+        eventually(f"{name} says that the head was stopped", lambda name=name: f"the head at {job.address('head')} was stopped in good order" in job.log(name))
+    # The head that comes back says for whom it waits.
+    job.start("head")
+    eventually("the head says whom it waits for", lambda: "the job has not moved for" in job.log("head"))
+    says = re.search(r"it waits for server 1, which has not come since this head began \d+s ago, and for server 2, which has not come",
+                     job.log("head"))
+    assert says, job.log("head")
+    eventually("workers say whom it waits for", lambda: "is there, and says: the job waits for server 1, which has not come" in job.log("w0"))
+    job.start("server1")
+    job.start("server2")
+    job.await_movement()
+    print("ok   a drain, and a new head without its servers", flush=True)
+
+
+def case_known_again(job: Job) -> None:
+    """Workers that send their pushes again to a server that was killed are no strangers to it."""
+    for victim in ("head", "server1") * 2:
+        job.signal(victim, signal.SIGKILL)
+        gone = time.monotonic()
+        # It is away for so long that all of them try again.
+        eventually("the workers have tried for 3 s", lambda: time.monotonic() > gone + 3)
+        job.start(victim)
+        job.await_movement()
+    for name in SERVERS:
+        lines = [line for line in job.log(name).splitlines() if "is closed: it has sent" in line]
+        assert not lines, f"{name}: {lines}"
+    print("ok   servers that come back know their workers again", flush=True)
+
+
+@contextlib.contextmanager
+def running_job(wide: bool = False) -> Iterator[Job]:
+    with tempfile.TemporaryDirectory(prefix="recon-standing-") as folder:
+        job = Job(pathlib.Path(folder), wide)
+        try:
+            job.start("head")
+            eventually("the head listens", lambda: (pathlib.Path(folder) / "head/ADDRESS").exists())
+            for name in (*SERVERS[1:], *WORKERS):
+                job.start(name)
+            job.await_movement()
+            yield job
+        except AssertionError:
+            for name in (*SERVERS, *WORKERS):
+                print(f"--- {name}\n{job.log(name)[-4000:]}", file=sys.stderr)
+            raise
+        finally:
+            job.close()
+
+
+def main() -> int:
+    global BIN
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/release/bin")
+    parser.add_argument("--all", action="store_true", help="every process, not one of each kind")
+    arguments = parser.parse_args()
+    BIN = arguments.bin.resolve()
+    with running_job() as job:
+        for victim in (*SERVERS, *WORKERS) if arguments.all else ("server1", "head", "w0"):
+            for number in (signal.SIGSTOP, signal.SIGKILL):
+                one_case(job, victim, number)
+        case_good_order(job)
+        case_drain(job)
+    with running_job(wide=True) as job:
+        case_known_again(job)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
