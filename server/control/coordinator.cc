@@ -97,10 +97,10 @@ void Coordinator::StartIfReady() {
   if (membership_.alive() < static_cast<int>(job_.workers_min())) return;
   if (const absl::Status fixed = FixStepSamples(); !fixed.ok()) {
     LogError("the job cannot start yet: {}", fixed.message());
-    start_error_ = std::string(fixed.message());
+    standing_.start_error = std::string(fixed.message());
     return;
   }
-  start_error_.clear();
+  standing_.start_error.clear();
   lifecycle_.Start();
   LogInfo("job started with {} workers", membership_.alive());
   // Where workers have the optimizer, a step waits for whoever has the state, and has been given work.

@@ -140,7 +140,7 @@ class Coordinator {
   // What is wrong with training, if something has been noticed since it was asked last. In the log already.
   std::optional<DivergenceWatch::Finding> TakeDivergence();
   // For how long nobody has trained: no push came, no split was completed.
-  absl::Duration Idle(absl::Time now) const { return standstill_.Idle(now); }
+  absl::Duration Idle(absl::Time now) const { return standing_.watch.Idle(now); }
   bool finished() const { return lifecycle_.finished(); }
   int workers_alive() const { return membership_.alive(); }
   // All work is done and its last snapshot published, and the workers have been told (or `grace` passed).
@@ -215,8 +215,6 @@ class Coordinator {
 
   // State of workers (coordinator_states.cc).
   void NoteState(WorkerId worker, const WorkerStateReport& report);
-  // Work of that pass is granted.
-  void NotePass(uint32_t data_epoch);
   void TellOfState(WorkerId worker, absl::Time now, WorkerStateReply* reply);
   void AskForState(absl::Time now);
   void OnState(uint64_t step, absl::Time now);
@@ -263,9 +261,6 @@ class Coordinator {
   LeaseScheduler work_;
   ProgressWatch progress_;
   WorkerStates states_;
-  // The pass that work was granted of last, and the first step that may be of it.
-  std::optional<uint32_t> pass_;
-  uint64_t pass_begins_ = 0;
   absl::Time watch_at_ = absl::InfinitePast();
   // What is shown of workers that are gone: what the data plane knew of them.
   std::map<WorkerId, WorkerPushStats> last_stats_;
@@ -278,10 +273,13 @@ class Coordinator {
   // How it goes.
   StepShares shares_;
   absl::Time shares_at_ = absl::InfinitePast();
-  StandstillWatch standstill_;
+  struct Standing {
+    StandstillWatch watch;
+    std::string waits_for;    // As heartbeats' answers say it; empty while the job moves.
+    std::string start_error;  // Why it cannot begin; empty if it can.
+  };
+  Standing standing_;
   bool said_unlike_rates_ = false;
-  std::string waits_for_;    // As heartbeats' answers say it; empty while the job moves.
-  std::string start_error_;  // Why it cannot begin; empty if it can.
   DivergenceWatch divergence_;
   EvaluationHistory evaluations_;
   RollbackRecord rollback_;

@@ -110,7 +110,9 @@ absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request,
     return reply;
   }
   *reply.mutable_lease() = *lease;
-  if (lease->kind() == LEASE_TRAIN) NotePass(lease->data_epoch());
+  if (lease->kind() == LEASE_TRAIN) {
+    states_.NotePass(lease->data_epoch(), work_.begun(lease->data_epoch()), ports_.steps->frontier());
+  }
   progress_.Excuse(worker, now);
   reply.set_start_step(lease->kind() == LEASE_TRAIN ? TakePart(worker, request.next_step(), /*resumes=*/false)
                                                     : request.next_step());

@@ -182,7 +182,7 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
   reply.set_rival(member.rival_peer);
   NoteState(worker, request.state());
   TellOfState(worker, now, reply.mutable_state());
-  reply.set_waits_for(waits_for_);
+  reply.set_waits_for(standing_.waits_for);
   for (const uint64_t lease : request.leases()) {
     work_.Renew(LeaseId(lease), worker, now);
     if (!work_.Holds(LeaseId(lease), worker)) reply.add_lost(lease);

@@ -12,23 +12,12 @@ void Coordinator::NoteState(WorkerId worker, const WorkerStateReport& report) {
 void Coordinator::TellOfState(WorkerId worker, absl::Time now, WorkerStateReply* reply) {
   if (!job_.means() || !parameters_.HasValues() || !parameters_.saved()) return;
   AskForState(now);
-  const uint64_t frontier = ports_.steps->frontier();
-  *reply = states_.Answer(worker, frontier, lifecycle_.MayGrant(now));
-  reply->set_ready(true);
-  reply->set_data_epoch(work_.data_epoch());
-  reply->set_data_epoch_begins(pass_ == work_.data_epoch() ? pass_begins_ : frontier);
+  *reply = states_.Answer(worker, ports_.steps->frontier(), work_.data_epoch(), lifecycle_.MayGrant(now));
   if (!reply->take()) return;
   LogInfo(
       "worker {} goes on from the state before step {} that the server has: no worker that lives has a newer "
       "one",
       membership_.Find(worker)->name, states_.uploaded());
-}
-
-void Coordinator::NotePass(uint32_t data_epoch) {
-  if (!job_.means() || pass_ == data_epoch) return;
-  // No step is open: all of the pass before is done. One that goes on after a restart has begun before.
-  pass_begins_ = work_.begun(data_epoch) ? 0 : ports_.steps->frontier();
-  pass_ = data_epoch;
 }
 
 void Coordinator::AskForState(absl::Time now) {

@@ -70,15 +70,16 @@ void Coordinator::NoteShares(absl::Time now) {
   if (stats.non_finite) NoteNonFinite(*stats.non_finite);
   if (stats.unlike_rates) NoteUnlikeRates(*stats.unlike_rates);
   const uint64_t moved = stats.pushes + work_.samples_completed() + evaluations_.entries().size();
-  const bool say = standstill_.Note(moved, WhatIsExpected(), now);
-  waits_for_ = standstill_.Said(now);
-  if (!waits_for_.empty()) {
-    waits_for_ =
-        ClippedText(absl::StrCat(waits_for_, ": ", WhatIsMissing(now)), limits::kProgressTextBytesMax);
+  const bool say = standing_.watch.Note(moved, WhatIsExpected(), now);
+  standing_.waits_for = standing_.watch.Said(now);
+  if (!standing_.waits_for.empty()) {
+    standing_.waits_for = ClippedText(absl::StrCat(standing_.waits_for, ": ", WhatIsMissing(now)),
+                                      limits::kProgressTextBytesMax);
   }
-  if (say) LogWarn("{}", waits_for_);
-  if (ports_.others != nullptr) ports_.others->TellWaits(waits_for_);
-  metrics_.ShowStanding(standstill_.Standing(now), standstill_.NotBegun(now), ports_.params->log_use());
+  if (say) LogWarn("{}", standing_.waits_for);
+  if (ports_.others != nullptr) ports_.others->TellWaits(standing_.waits_for);
+  metrics_.ShowStanding(standing_.watch.Standing(now), standing_.watch.NotBegun(now),
+                        ports_.params->log_use());
 }
 
 Expected Coordinator::WhatIsExpected() const {
@@ -91,7 +92,7 @@ std::string Coordinator::WhatIsMissing(absl::Time now) const {
   needs.begun = lifecycle_.started();
   if (ports_.others != nullptr) needs.missing_servers = ports_.others->Missing();
   needs.epoch_error = epoch_error_;
-  needs.start_error = start_error_;
+  needs.start_error = standing_.start_error;
   needs.lacks_values = !parameters_.HasValues();
   if (const auto asked = parameters_.asked(); asked && membership_.Find(*asked) != nullptr)
     needs.values_from = membership_.Find(*asked)->name;
@@ -170,11 +171,11 @@ void Coordinator::ShowProgress(absl::Time now, StatusReply* reply) const {
   }
   for (const EvalEntry& entry : evaluations_.entries()) *reply->add_evaluations() = entry;
   reply->set_holds_up(WhoHoldsUp());
-  if (const absl::Duration standing = standstill_.Standing(now); standing > absl::ZeroDuration()) {
+  if (const absl::Duration standing = standing_.watch.Standing(now); standing > absl::ZeroDuration()) {
     reply->set_standing_seconds(absl::ToDoubleSeconds(standing));
     reply->set_waits_for(WhatIsMissing(now));
   }
-  if (const absl::Duration waits = standstill_.NotBegun(now); waits > absl::ZeroDuration()) {
+  if (const absl::Duration waits = standing_.watch.NotBegun(now); waits > absl::ZeroDuration()) {
     reply->set_not_begun_seconds(absl::ToDoubleSeconds(waits));
     reply->set_waits_for(WhatIsMissing(now));
   }

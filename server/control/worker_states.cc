@@ -65,7 +65,14 @@ void WorkerStates::OnUploaded(uint64_t step, absl::Time now) {
   asked_.reset();
 }
 
-WorkerStateReply WorkerStates::Answer(WorkerId worker, uint64_t frontier, bool may_take) {
+void WorkerStates::NotePass(uint32_t data_epoch, bool begun, uint64_t frontier) {
+  if (pass_ == data_epoch) return;
+  pass_ = data_epoch;
+  pass_begins_ = begun ? 0 : frontier;
+}
+
+WorkerStateReply WorkerStates::Answer(WorkerId worker, uint64_t frontier, uint32_t data_epoch,
+                                      bool may_take) {
   const bool others_hold = std::any_of(workers_.begin(), workers_.end(), [worker](const auto& entry) {
     return entry.first != worker && entry.second.holds;
   });
@@ -74,7 +81,10 @@ WorkerStateReply WorkerStates::Answer(WorkerId worker, uint64_t frontier, bool m
   reply.set_wanted(asked_ == worker);
   reply.set_uploaded(uploaded_);
   reply.set_saved(saved_);
+  reply.set_ready(true);
   reply.set_frontier(frontier);
+  reply.set_data_epoch(data_epoch);
+  reply.set_data_epoch_begins(pass_ == data_epoch ? pass_begins_ : frontier);
   if (!others_hold && may_take && asks.waits_for) {
     // Nobody who lives has a newer one: from here on this worker has it. It asks again if it has not heard of
     // it.

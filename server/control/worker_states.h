@@ -34,8 +34,12 @@ class WorkerStates {
   void OnSaved(uint64_t step) { saved_ = std::max(saved_, step); }
   uint64_t uploaded() const { return uploaded_; }
 
+  // Work of that pass is granted. `begun`: some of the pass is done, by an earlier process of the server;
+  // otherwise the pass begins at `frontier`, as no step is open then.
+  void NotePass(uint32_t data_epoch, bool begun, uint64_t frontier);
   // What the worker is told. `may_take`: whoever has the state has had the time to say so.
-  WorkerStateReply Answer(WorkerId worker, uint64_t frontier, bool may_take);
+  // `data_epoch`: the pass that the job is in.
+  WorkerStateReply Answer(WorkerId worker, uint64_t frontier, uint32_t data_epoch, bool may_take);
 
  private:
   struct Worker {
@@ -51,6 +55,9 @@ class WorkerStates {
   absl::Time asked_at_ = absl::InfinitePast();
   absl::Time uploaded_at_ = absl::InfinitePast();
   absl::Duration took_;  // From the question to the last upload's end.
+  // The pass that work was granted of last, and the first step that may be of it.
+  std::optional<uint32_t> pass_;
+  uint64_t pass_begins_ = 0;
   uint64_t uploaded_ = 0;
   uint64_t saved_ = 0;
 };

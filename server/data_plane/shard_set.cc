@@ -228,17 +228,13 @@ std::optional<UnlikeRates> ShardSet::unlike_rates() const {
 void ShardSet::EncodeMean(Operation* op, size_t index) {
   const PartHeader& part = op->frame.parts[index];
   const uint64_t step = op->frame.header.step;
-  Shard& shard = *shards_[part.shard];
   StepMeans::Encoded mean;
+  const StepMeans::Is is =
+      shards_[part.shard]->means()->Encode(step, static_cast<CodecId>(op->frame.header.reply_codec), &mean);
   PartHeader& reply = op->reply_parts[index];
   reply.shard = part.shard;
   reply.count = part.count;
-  reply.version = kNoVersion;  // It is kept no more.
-  if (step >= shard.first_open_step()) {
-    reply.version = 0;  // It is not there yet.
-  } else if (shard.means()->Encode(step, static_cast<CodecId>(op->frame.header.reply_codec), &mean)) {
-    reply.version = step + 1;
-  }
+  reply.version = is == StepMeans::Is::kHere ? step + 1 : is == StepMeans::Is::kOpen ? 0 : kNoVersion;
   reply.codec = static_cast<uint8_t>(mean.codec);
   op->reply_payloads[index] = std::move(mean.payload);
 }

@@ -26,8 +26,8 @@ class StateUpload {
   void AskOf(WorkerId worker);
   // FailedPrecondition if the worker is not asked; InvalidArgument for a shard that holds no state.
   absl::Status Check(WorkerId worker, absl::Span<const uint32_t> shards) const;
-  // These parts have come of the state before `step`. True if the upload is whole now: nothing more is taken until the next
-  // question.
+  // These parts have come of the state before `step`. True if the upload is whole now: nothing more is taken
+  // until the next question.
   bool Came(uint64_t step, absl::Span<const uint32_t> shards);
 
  private:

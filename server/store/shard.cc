@@ -271,6 +271,7 @@ Shard::Outcome Shard::Contribute(const PushId& id, Contribution contribution) {
 
 std::optional<Shard::Closed> Shard::CloseStep(uint64_t step, const std::set<Contributor>& contributors) {
   first_open_step_ = std::max(first_open_step_, step + 1);
+  means_.NoteOpen(first_open_step_);
   std::vector<Contribution> counted;
   const auto found = contributions_.find(step);
   if (found != contributions_.end()) counted = std::move(found->second);
@@ -473,6 +474,7 @@ void Shard::Restore(ShardCut cut) {
   kept_.Reset(kept_.capacity());
   kept_.Keep(version_, pages_[0]);
   means_.Reset(means_.capacity());
+  means_.NoteOpen(first_open_step_);
   if (first_open_step_ > 0) means_.Keep(first_open_step_ - 1, pages_[0]);
 }
 

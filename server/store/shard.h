@@ -116,7 +116,6 @@ class Shard {
   // With the optimizer `mean`: what closing steps has left. Those up to the shard's first open step may be
   // there.
   StepMeans* means() { return &means_; }
-  uint64_t first_open_step() const { return first_open_step_; }
   // One update: these take the place of the parameters.
   void Replace(std::vector<PageRef> pages);
 

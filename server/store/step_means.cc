@@ -10,26 +10,27 @@ namespace recon {
 
 void StepMeans::Keep(uint64_t step, const Pages& mean) { kept_.Keep(step, mean); }
 
-bool StepMeans::Encode(uint64_t step, CodecId codec, Encoded* mean) {
+StepMeans::Is StepMeans::Encode(uint64_t step, CodecId codec, Encoded* mean) {
+  if (step >= first_open_step_) return Is::kOpen;
   const Pages* const pages = kept_.Find(step);
-  if (pages == nullptr) return false;
+  if (pages == nullptr) return Is::kGone;
   if (lent_step_ == step && lent_asked_ == codec) {
     mean->payload = lent_.Get();
     mean->codec = lent_codec_;
-    if (mean->payload.size() > 0) return true;
+    if (mean->payload.size() > 0) return Is::kHere;
   }
   mean->codec = SparseCodec(codec);
   mean->payload = Sparse(codec, *pages);
   if (mean->payload.size() == 0) {
     mean->codec = codec;
     mean->payload = Dense(codec, *pages);
-    if (codec == CodecId::kFp32) return true;  // It refers to the pages, and has as many owners.
+    if (codec == CodecId::kFp32) return Is::kHere;  // It refers to the pages, and has as many owners.
   }
   lent_.Lend(mean->payload);
   lent_step_ = step;
   lent_asked_ = codec;
   lent_codec_ = mean->codec;
-  return true;
+  return Is::kHere;
 }
 
 ByteChain StepMeans::Sparse(CodecId codec, const Pages& pages) const {

@@ -25,16 +25,19 @@ class StepMeans {
   // Forgets all; from now on keeps so many. 0: none.
   void Reset(uint32_t steps) { kept_.Reset(steps); }
   uint32_t capacity() const { return kept_.capacity(); }
+  // No step before this one is open.
+  void NoteOpen(uint64_t first_open_step) { first_open_step_ = first_open_step; }
   // Steps ascend.
   void Keep(uint64_t step, const Pages& mean);
 
   // The mean of a step as a payload of `codec` (fp32, fp16 or bf16), or of its sparse form where that is
-  // smaller. False if it is not kept.
+  // smaller. kOpen: the step is not closed; kGone: newer ones are kept only.
+  enum class Is { kHere, kOpen, kGone };
   struct Encoded {
     CodecId codec = CodecId::kFp32;
     ByteChain payload;
   };
-  bool Encode(uint64_t step, CodecId codec, Encoded* mean);
+  Is Encode(uint64_t step, CodecId codec, Encoded* mean);
 
  private:
   ByteChain Sparse(CodecId codec, const Pages& pages) const;
@@ -42,6 +45,7 @@ class StepMeans {
 
   const ShardPlacement placement_;
   KeptVersions kept_;  // By step.
+  uint64_t first_open_step_ = 0;
   // What was encoded last: workers of one step ask one after the other.
   LentBytes lent_;
   uint64_t lent_step_ = 0;

@@ -27,16 +27,16 @@ TEST_CASE("the server's state is one worker's where nobody who lives has a newer
   WorkerStates states;
   states.Report(kOne, WaitsFor(0));
   states.Report(kTwo, WaitsFor(0));
-  CHECK_FALSE(states.Answer(kOne, 5, /*may_take=*/false).take());
-  const WorkerStateReply first = states.Answer(kOne, 5, /*may_take=*/true);
+  CHECK_FALSE(states.Answer(kOne, 5, 0, /*may_take=*/false).take());
+  const WorkerStateReply first = states.Answer(kOne, 5, 0, /*may_take=*/true);
   CHECK(first.take());
   CHECK(first.frontier() == 5);
-  CHECK_FALSE(states.Answer(kTwo, 5, true).take());
+  CHECK_FALSE(states.Answer(kTwo, 5, 0, true).take());
   // Who has not heard the answer gets it again; who dies with it makes room for another.
   states.Report(kOne, WaitsFor(0));
-  CHECK(states.Answer(kOne, 5, true).take());
+  CHECK(states.Answer(kOne, 5, 0, true).take());
   states.Forget(kOne);
-  CHECK(states.Answer(kTwo, 5, true).take());
+  CHECK(states.Answer(kTwo, 5, 0, true).take());
 }
 
 TEST_CASE("whoever has come furthest is asked for the state when somebody waits for it", "[states]") {
@@ -48,12 +48,12 @@ TEST_CASE("whoever has come furthest is asked for the state when somebody waits 
   states.Report(kThree, WaitsFor(8));
   CHECK(states.Ask(9, kNow + absl::Seconds(1)) == kTwo);
   CHECK_FALSE(states.Ask(9, kNow + absl::Seconds(2)));
-  CHECK(states.Answer(kTwo, 9, true).wanted());
-  CHECK_FALSE(states.Answer(kOne, 9, true).wanted());
-  CHECK_FALSE(states.Answer(kThree, 9, true).take());
+  CHECK(states.Answer(kTwo, 9, 0, true).wanted());
+  CHECK_FALSE(states.Answer(kOne, 9, 0, true).wanted());
+  CHECK_FALSE(states.Answer(kThree, 9, 0, true).take());
   states.OnUploaded(9, kNow + absl::Seconds(3));
-  CHECK(states.Answer(kThree, 9, true).uploaded() == 9);
-  CHECK_FALSE(states.Answer(kTwo, 9, true).wanted());
+  CHECK(states.Answer(kThree, 9, 0, true).uploaded() == 9);
+  CHECK_FALSE(states.Answer(kTwo, 9, 0, true).wanted());
 }
 
 TEST_CASE("another worker is asked when the one that was asked is gone, or does not bring its state",
@@ -87,7 +87,7 @@ TEST_CASE("splits that wait to be completed hurry the state", "[states]") {
   REQUIRE(states.Ask(4, kNow) == kOne);
   states.OnUploaded(4, kNow);
   states.OnSaved(4);
-  CHECK(states.Answer(kOne, 5, true).saved() == 4);
+  CHECK(states.Answer(kOne, 5, 0, true).saved() == 4);
   states.Report(kOne, Has(5, /*uncovered=*/true));
   CHECK(states.Ask(5, kNow + absl::Seconds(1)) == kOne);
 }

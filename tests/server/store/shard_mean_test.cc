@@ -23,7 +23,7 @@ Shard MeanShard(uint32_t kept, bool averaged = false) {
 
 std::vector<float> MeanOf(Shard* shard, uint64_t step) {
   StepMeans::Encoded mean;
-  REQUIRE(shard->means()->Encode(step, CodecId::kFp32, &mean));
+  REQUIRE(shard->means()->Encode(step, CodecId::kFp32, &mean) == StepMeans::Is::kHere);
   REQUIRE(mean.codec == CodecId::kFp32);
   const std::string bytes = mean.payload.ToString();
   std::vector<float> values(bytes.size() / sizeof(float));
@@ -64,7 +64,7 @@ TEST_CASE("a mean that is mostly zeros goes back sparse, and has only the values
   shard.CloseStep(1, {By(1)});
   for (const uint64_t step : {0, 1}) {
     StepMeans::Encoded mean;
-    REQUIRE(shard.means()->Encode(step, CodecId::kFp32, &mean));
+    REQUIRE(shard.means()->Encode(step, CodecId::kFp32, &mean) == StepMeans::Is::kHere);
     CHECK(mean.codec == CodecId::kSparseFp32);
     CHECK(mean.payload.size() < 100);
     std::vector<std::pair<uint16_t, float>> named;
@@ -86,23 +86,24 @@ TEST_CASE("of averaged values the first contribution in the order of samples cou
   CHECK(MeanOf(&shard, 0) == std::vector<float>(kSize, 0.3f));
 }
 
-TEST_CASE("a step's mean is not kept once newer ones have taken its place", "[shard][mean]") {
+TEST_CASE("a step's mean is not there before it is closed, nor once newer ones have taken its place",
+          "[shard][mean]") {
   Shard shard = MeanShard(2);
   StepMeans::Encoded mean;
-  CHECK_FALSE(shard.means()->Encode(0, CodecId::kFp32, &mean));
+  CHECK(shard.means()->Encode(0, CodecId::kFp32, &mean) == StepMeans::Is::kOpen);
   for (uint64_t step = 0; step < 3; ++step) {
     shard.Contribute(Push(1, step), From(step, 1, Gradient(CodecId::kFp32, static_cast<float>(step + 1))));
     shard.CloseStep(step, {By(1)});
   }
-  CHECK(shard.first_open_step() == 3);
-  CHECK_FALSE(shard.means()->Encode(0, CodecId::kFp32, &mean));
+  CHECK(shard.means()->Encode(0, CodecId::kFp32, &mean) == StepMeans::Is::kGone);
+  CHECK(shard.means()->Encode(3, CodecId::kFp32, &mean) == StepMeans::Is::kOpen);
   CHECK(MeanOf(&shard, 1)[0] == 2);
   CHECK(MeanOf(&shard, 2)[kSize - 1] == 3);
   // A server that comes back has the last one.
   Shard again = MeanShard(2);
   again.Restore(shard.Cut());
   CHECK(MeanOf(&again, 2) == std::vector<float>(kSize, 3));
-  CHECK_FALSE(again.means()->Encode(1, CodecId::kFp32, &mean));
+  CHECK(again.means()->Encode(1, CodecId::kFp32, &mean) == StepMeans::Is::kGone);
 }
 
 TEST_CASE("a mean in 16 bits is encoded once for all that ask while one of them has it", "[shard][mean]") {
@@ -110,8 +111,8 @@ TEST_CASE("a mean in 16 bits is encoded once for all that ask while one of them 
   shard.Contribute(Push(1, 0), From(0, 1, Gradient(CodecId::kFp32, 2)));
   shard.CloseStep(0, {By(1)});
   StepMeans::Encoded one, two;
-  REQUIRE(shard.means()->Encode(0, CodecId::kBf16, &one));
-  REQUIRE(shard.means()->Encode(0, CodecId::kBf16, &two));
+  REQUIRE(shard.means()->Encode(0, CodecId::kBf16, &one) == StepMeans::Is::kHere);
+  REQUIRE(shard.means()->Encode(0, CodecId::kBf16, &two) == StepMeans::Is::kHere);
   CHECK(one.codec == CodecId::kBf16);
   CHECK(one.payload.pieces().front().data == two.payload.pieces().front().data);
 }

@@ -19,6 +19,7 @@ from recon._leases import Batch, metric_sums
 from recon._worker import flags_of
 from recon.torch._loop import PassOver, StepsOfAll
 from recon.torch._step_loop import StepLoop
+from recon.torch._step_tensors import aliases, hooked, shared_buffers, trained
 from recon.torch._tensors import DTYPES, _tensor_of
 from recon.torch._worker_state import WorkerState, named, stateful
 
@@ -54,9 +55,9 @@ class WorkersStepJob(StepsOfAll):
         self.loader = loader
         self.loss: float | None = None
         self._evaluate = evaluate
-        self._names, self._parameters = _trained(model, optimizers)
-        self._aliases = _aliases(model, dict(zip(map(id, self._parameters), self._names)))
-        self._buffers = _shared_buffers(model)
+        self._names, self._parameters = trained(model, optimizers)
+        self._aliases = aliases(model, dict(zip(map(id, self._parameters), self._names)))
+        self._buffers = shared_buffers(model)
         parts = {f"optimizer{number}": optimizer for number, optimizer in enumerate(optimizers)}
         if scheduler is not None:
             parts["scheduler"] = stateful("scheduler", scheduler)
@@ -76,7 +77,7 @@ class WorkersStepJob(StepsOfAll):
         self.spare: Any = None  # A batch for steps of others.
         self.data_epoch = 0  # The pass that the job is in, as it said last.
         self.rank, self.epochs = 0, epochs
-        self._hooks = [_hooked(parameter, self._came) for parameter in self._parameters]
+        self._hooks = [hooked(parameter, self._came) for parameter in self._parameters]
         self._hooks += [optimizer.register_step_post_hook(self._note_step) for optimizer in optimizers]
         self._has_state = False
         atexit.register(self.leave)
@@ -484,47 +485,6 @@ class WorkersStepJob(StepsOfAll):
             self._core.leave(finished)
         finally:
             self._core.close("the script has ended")
-
-
-def _trained(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> tuple[list[str], list[torch.nn.Parameter]]:
-    """Names and parameters that the optimizers have. TypeError for one that is not the model's."""
-    names: dict[int, str] = {}
-    for name, parameter in model.named_parameters():
-        names.setdefault(id(parameter), name)
-    found: dict[str, torch.nn.Parameter] = {}
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) not in names:
-                    raise TypeError(f"{type(optimizer).__name__} has a parameter of shape {list(parameter.shape)} that "
-                                    f"{type(model).__name__} has not")
-                if parameter.is_floating_point() and parameter.numel() > 0:
-                    found[names[id(parameter)]] = parameter
-    if not found:
-        raise TypeError(f"no parameter of {type(model).__name__} is an optimizer's: there is nothing to train")
-    return list(found), list(found.values())
-
-
-def _aliases(model: torch.nn.Module, names: Mapping[int, str]) -> list[tuple[str, str]]:
-    """Other names of tied parameters, each with the one that counts."""
-    return [(name, names[id(parameter)]) for name, parameter in model.named_parameters(remove_duplicate=False)
-            if names.get(id(parameter), name) != name]
-
-
-def _hooked(parameter: torch.nn.Parameter, came: Callable[[torch.Tensor], None]) -> Any:
-    # A frozen one may be trained later.
-    needed = parameter.requires_grad
-    parameter.requires_grad_(True)
-    hook = parameter.register_post_accumulate_grad_hook(came)
-    parameter.requires_grad_(needed)
-    return hook
-
-
-def _shared_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    persistent = model.state_dict().keys()
-    return [(name, buffer) for name, buffer in model.named_buffers()
-            if name in persistent and buffer.numel() > 0 and buffer.dtype in DTYPES
-            and (not buffer.is_floating_point() or bool(buffer.isfinite().all()))]
 
 
 def _number(loss: Any) -> float | None:
