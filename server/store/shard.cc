@@ -302,7 +302,7 @@ std::optional<Shard::Closed> Shard::CloseStep(uint64_t step, const std::set<Cont
   }
   if (config_.kind == OptimizerKind::kMean) {
     TakeMean(step, counted, samples);
-    return largest;
+    return closed;
   }
   const UpdateCoefficients c =
       CoefficientsFor(config_, policy_, version_, 1 / samples, counted.front().learning_rate);
