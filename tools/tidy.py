@@ -33,6 +33,7 @@ ALLOWED = {
     "common/shm": ["common/base", "common/transport"],
     "common/ucx": ["common/base", "common/transport"],
     "common/rpc": ["common/base", "common/tensor", "common/codec", "common/trace", "common/transport"],
+    "common/web": ["common/base", "common/metrics", "common/rpc"],
     "server/store": ["common/base", "common/tensor", "common/codec", "common/optim", "server/sync"],
     "server/sync": ["common/base"],
     "server/scheduler": ["common/base"],

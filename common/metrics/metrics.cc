@@ -1,12 +1,13 @@
 #include "common/metrics/metrics.h"
 
 #include <algorithm>
-#include <exception>
+#include <iterator>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/host_port.h"
 #include "prometheus/collectable.h"
-#include "prometheus/exposer.h"
+#include "prometheus/metric_family.h"
 #include "prometheus/registry.h"
 #include "prometheus/text_serializer.h"
 
@@ -47,28 +48,15 @@ prometheus::Histogram& Metrics::Histogram(const std::string& name, const std::st
 
 void Metrics::Add(const std::shared_ptr<prometheus::Collectable>& source) { sources_.push_back(source); }
 
-absl::Status Metrics::Serve(const std::string& address) {
-  // The library's words for all addresses of both families, and for those of IPv4 where there are no others.
-  const std::string port = address.substr(address.rfind(':') + 1);
-  std::vector<std::string> ways = {address};
-  if (IsWildcard(address)) ways = {"+" + port, port};
-  std::string failure;
-  for (const std::string& way : ways) {
-    try {  // The library's only way to report a port that is taken.
-      exposer_ = std::make_unique<prometheus::Exposer>(way, /*num_threads=*/1);
-      break;
-    } catch (const std::exception& error) {
-      failure = error.what();
-    }
+std::string Metrics::Text() const {
+  std::vector<prometheus::MetricFamily> families = registry_->Collect();
+  for (const std::weak_ptr<prometheus::Collectable>& source : sources_) {
+    const std::shared_ptr<prometheus::Collectable> alive = source.lock();
+    if (alive == nullptr) continue;
+    std::vector<prometheus::MetricFamily> more = alive->Collect();
+    std::move(more.begin(), more.end(), std::back_inserter(families));
   }
-  if (exposer_ == nullptr) {
-    return absl::UnavailableError(absl::StrCat("--metrics-address ", address, ": ", failure));
-  }
-  exposer_->RegisterCollectable(registry_);
-  for (const std::weak_ptr<prometheus::Collectable>& source : sources_) exposer_->RegisterCollectable(source);
-  return absl::OkStatus();
+  return prometheus::TextSerializer().Serialize(families);
 }
-
-std::string Metrics::Text() const { return prometheus::TextSerializer().Serialize(registry_->Collect()); }
 
 }  // namespace recon

@@ -12,21 +12,20 @@
 
 namespace prometheus {
 class Collectable;
-class Exposer;
 class Registry;
 }  // namespace prometheus
 
 namespace recon {
 
-// Where Serve() is to listen, as `flag` says: `text` is HOST:PORT, or a port alone, which stands for
+// Where metrics are to be served, as `flag` says: `text` is HOST:PORT, or a port alone, which stands for
 // loopback. Metrics are plain text for everybody who can connect: InvalidArgument for another host than
 // loopback, unless the process has been told how to be on a network (`on_network`: TLS or --insecure).
 absl::StatusOr<std::string> MetricsAddress(const std::string& flag, const std::string& text, bool on_network);
 
-// The metrics of one process, served in Prometheus' text format.
+// The metrics of one process, in Prometheus' text format.
 //
-// Threads: all methods but Add() and Serve(), which come first, are thread-safe; the returned objects too,
-// and they live as long as this one. Names follow Prometheus' rules: recon_<part>_<what>_<unit>, counters end
+// Threads: all methods but Add(), which comes first, are thread-safe; the returned objects too, and they live
+// as long as this one. Names follow Prometheus' rules: recon_<part>_<what>_<unit>, counters end
 // in _total.
 class Metrics {
  public:
@@ -44,16 +43,12 @@ class Metrics {
   // Series that `source` makes when somebody scrapes, for as long as it lives.
   void Add(const std::shared_ptr<prometheus::Collectable>& source);
 
-  // Serves http://`address`/metrics, for example "127.0.0.1:9464". Unavailable if the port is taken.
-  absl::Status Serve(const std::string& address);
-
-  // What a scrape would return.
+  // What a scrape returns.
   std::string Text() const;
 
  private:
   std::shared_ptr<prometheus::Registry> registry_;
   std::vector<std::weak_ptr<prometheus::Collectable>> sources_;
-  std::unique_ptr<prometheus::Exposer> exposer_;
 };
 
 }  // namespace recon

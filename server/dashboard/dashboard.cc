@@ -68,7 +68,7 @@ absl::StatusOr<std::unique_ptr<Dashboard>> Dashboard::Start(const std::string& a
   std::unique_ptr<Dashboard> dashboard(new Dashboard(encrypted, RequestChecks(encrypted, OwnNames(address))));
   RECON_ASSIGN_OR_RETURN(
       dashboard->http_,
-      HttpServer::Start("--dashboard", address, tls, [owner = dashboard.get()](const WebRequest& request) {
+      HttpServer::Start({"--dashboard", address, tls}, [owner = dashboard.get()](const WebRequest& request) {
         return owner->Handle(request);
       }));
   return dashboard;

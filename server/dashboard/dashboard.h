@@ -11,7 +11,7 @@
 #include "common/base/lane.h"
 #include "common/base/mutex.h"
 #include "common/storage/object_store.h"
-#include "server/dashboard/http_server.h"
+#include "common/web/http_server.h"
 #include "server/dashboard/request_checks.h"
 #include "server/dashboard/snapshot_view.h"
 #include "server/history/history_keeper.h"

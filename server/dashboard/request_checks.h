@@ -3,7 +3,7 @@
 #include <optional>
 #include <string>
 
-#include "server/dashboard/http_server.h"
+#include "common/web/http_server.h"
 
 namespace recon {
 

@@ -9,6 +9,7 @@
 #include "common/base/status_macros.h"
 #include "common/rpc/credentials.h"
 #include "common/storage/store_url.h"
+#include "common/web/metrics_server.h"
 #include "server/durability/log_budget.h"
 #include "server/recovery/snapshot_memory.h"
 
@@ -62,7 +63,9 @@ absl::Status ServerProcess::StartLog(const PushLog::Options& options, const Appl
 }
 
 absl::Status ServerProcess::StartListeners(uint64_t id, ConnectedProcesses* connected) {
-  if (!flags_.metrics_address.empty()) RECON_RETURN_IF_ERROR(metrics_.Serve(flags_.metrics_address));
+  if (!flags_.metrics_address.empty()) {
+    RECON_ASSIGN_OR_RETURN(metrics_server_, ServeMetrics(flags_.metrics_address, &metrics_));
+  }
   const RequestHandler handler = [this](const ByteChain& request, TakenCallback taken, Transport::Done done,
                                         RequestContext context) {
     ParamServer* const params = accepting();

@@ -15,6 +15,7 @@
 #include "common/rpc/rpc_server.h"
 #include "common/storage/object_store.h"
 #include "common/transport/connected_processes.h"
+#include "common/web/http_server.h"
 #include "server/data_plane/param_server.h"
 #include "server/durability/control_db.h"
 #include "server/durability/push_log.h"
@@ -89,6 +90,7 @@ class ServerProcess {
   const TlsFlags tls_;
   std::vector<DataLock> locks_;
   Metrics metrics_;
+  std::unique_ptr<HttpServer> metrics_server_;
   Connections connections_;
   std::shared_ptr<ObjectStore> store_;
   std::unique_ptr<ControlDb> db_;

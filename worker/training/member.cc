@@ -12,6 +12,7 @@
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
 #include "common/rpc/tls_probe.h"
+#include "common/web/metrics_server.h"
 
 namespace recon {
 namespace {
@@ -42,7 +43,9 @@ absl::Status Member::Open(const std::atomic<bool>* stop) {
   layout_ = std::make_unique<ParamLayout>(std::move(layout));
   space_->Bind(layout_.get());
   replica_ = std::make_unique<Replica>(layout_.get());
-  if (!options_.metrics_address.empty()) RECON_RETURN_IF_ERROR(metrics_.Serve(options_.metrics_address));
+  if (!options_.metrics_address.empty()) {
+    RECON_ASSIGN_OR_RETURN(metrics_server_, ServeMetrics(options_.metrics_address, &metrics_));
+  }
   if (!options_.serve_parameters.empty()) {
     RECON_ASSIGN_OR_RETURN(replica_server_, ReplicaServer::Start(options_.serve_parameters, options_.tls,
                                                                  layout_.get(), replica_.get(), &metrics_));

@@ -21,6 +21,7 @@
 #include "common/rpc/wire_bytes.h"
 #include "common/tensor/param_layout.h"
 #include "common/transport/worker_secret.h"
+#include "common/web/http_server.h"
 #include "worker/comm/replica.h"
 #include "worker/comm/replica_server.h"
 #include "worker/comm/server_connections.h"
@@ -100,6 +101,7 @@ class Member {
   std::unique_ptr<ParamLayout> layout_;
   std::unique_ptr<Replica> replica_;
   Metrics metrics_;
+  std::unique_ptr<HttpServer> metrics_server_;
   std::unique_ptr<ReplicaServer> replica_server_;
   std::unique_ptr<CodecPolicy> policy_;
   std::unique_ptr<ServerConnections> servers_;

@@ -2,7 +2,6 @@
 
 #include "absl/strings/match.h"
 #include "catch2/catch.hpp"
-#include "tests/support/listening_socket.h"
 
 namespace recon {
 
@@ -15,14 +14,6 @@ TEST_CASE("metrics show in Prometheus' text format", "[metrics]") {
   CHECK(absl::StrContains(text, "recon_test_things_total 3"));
   CHECK(absl::StrContains(text, "recon_test_level{shard=\"1\"} 2.5"));
   CHECK(absl::StrContains(text, "recon_test_seconds_bucket{le=\"2\"} 1"));
-}
-
-TEST_CASE("a metrics port that is taken is an error, not an abort", "[metrics]") {
-  const ListeningSocket taken;
-  Metrics metrics;
-  const absl::Status status = metrics.Serve(taken.address());
-  CHECK(absl::IsUnavailable(status));
-  CHECK(absl::StrContains(status.message(), taken.address()));
 }
 
 }  // namespace recon

@@ -1,13 +1,15 @@
-#include "server/dashboard/http_server.h"
+#include "common/web/http_server.h"
 
 #include <fcntl.h>
 #include <gnutls/gnutls.h>
 #include <microhttpd.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -17,14 +19,19 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/rpc/address_rates.h"
 #include "common/rpc/pem_file.h"
 #include "common/rpc/x509.h"
 
 namespace recon {
 namespace {
 
-constexpr int kBacklog = 64;
+constexpr int kBacklog = 1024;
+// Connections beyond those that count: they are cut already, and the library has not closed them yet.
+constexpr unsigned kGoingMax = 16;
 constexpr size_t kHeadersMax = 64;
+// Between two looks at those that have taken too long.
+constexpr absl::Duration kOverdueLook = absl::Milliseconds(100);
 
 // A listening socket, so that addresses of any family and port 0 are one case.
 absl::StatusOr<OwnedFd> Listen(const std::string& flag, const std::string& address) {
@@ -119,6 +126,14 @@ struct HttpServer::Connection {
   size_t body_bytes = 0;
 };
 
+namespace {
+
+int DescriptorOf(MHD_Connection* connection) {
+  return MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+}
+
+}  // namespace
+
 // What the library calls.
 struct HttpCallbacks {
   static MHD_Result OnRequest(void* self, MHD_Connection* connection, const char* url, const char* method,
@@ -150,14 +165,31 @@ struct HttpCallbacks {
       refused.headers.emplace_back("Allow", "GET, HEAD, POST");
       return Send(connection, refused);
     }
+    {
+      MutexLock lock(&server->mu_);
+      server->guests_.Asked(static_cast<uint64_t>(DescriptorOf(connection)), Now());
+    }
     MHD_get_connection_values(connection, MHD_HEADER_KIND, Collect, &request.headers);
     MHD_get_connection_values(connection, MHD_GET_ARGUMENT_KIND, Collect, &request.query);
     request.certificate = CertificateOf(connection, server->revocations_);
     return Send(connection, server->handler_(request));
   }
-  static void OnCompleted(void*, MHD_Connection*, void** state, MHD_RequestTerminationCode) {
+  static void OnCompleted(void* self, MHD_Connection* connection, void** state, MHD_RequestTerminationCode) {
+    auto* server = static_cast<HttpServer*>(self);
     delete static_cast<HttpServer::Connection*>(*state);
     *state = nullptr;
+    MutexLock lock(&server->mu_);
+    server->guests_.Answered(static_cast<uint64_t>(DescriptorOf(connection)), Now());
+    server->RingBy(Now() + HttpServer::kAskMax);
+  }
+  // The library closes a descriptor after it has told that the connection has ended.
+  static void OnConnection(void* self, MHD_Connection* connection, void**,
+                           MHD_ConnectionNotificationCode what) {
+    auto* server = static_cast<HttpServer*>(self);
+    const int fd = DescriptorOf(connection);
+    if (what == MHD_CONNECTION_NOTIFY_STARTED) return server->Welcome(fd, connection);
+    MutexLock lock(&server->mu_);
+    server->guests_.Left(static_cast<uint64_t>(fd));
   }
   // What the library has to say of clients is theirs to know.
   static void OnLog(void*, const char*, va_list) {}
@@ -176,30 +208,65 @@ WebResponse TextResponse(int status, std::string text) {
   return response;
 }
 
-absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& flag,
-                                                              const std::string& address, const TlsFlags& tls,
-                                                              Handler handler) {
-  std::unique_ptr<HttpServer> server(new HttpServer(tls, std::move(handler)));
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const Options& options, Handler handler) {
+  const TlsFlags& tls = options.tls;
+  std::unique_ptr<HttpServer> server(new HttpServer(options, std::move(handler)));
   if (!tls.crl.empty()) {
     RECON_ASSIGN_OR_RETURN(server->revocations_, Revocations::Open(tls.crl, tls.ca));
   }
   RECON_RETURN_IF_ERROR(server->ReadFiles().status());
-  RECON_ASSIGN_OR_RETURN(server->listener_, Listen(flag, address));
-  server->address_ = WithPort(address, server->listener_.get());
+  RECON_ASSIGN_OR_RETURN(server->listener_, Listen(options.flag, options.address));
+  server->address_ = WithPort(options.address, server->listener_.get());
   server->served_ = server->texts_;
   server->daemon_ = server->StartDaemon(&server->served_);
   if (server->daemon_ == nullptr) {
-    return absl::UnavailableError(absl::StrCat(flag, " ", address, ": the HTTP server does not start",
+    return absl::UnavailableError(absl::StrCat(options.flag, " ", options.address,
+                                               ": the HTTP server does not start",
                                                tls.cert.empty() ? "" : " with TLS"));
   }
   if (!tls.cert.empty()) server->look_.Set(Now() + WatchedFile::kLook);
   return server;
 }
 
-HttpServer::HttpServer(const TlsFlags& tls, Handler handler)
-    : handler_(std::move(handler)), tls_(tls), look_([this] { Look(); }) {
+HttpServer::HttpServer(Options options, Handler handler)
+    : options_(std::move(options)),
+      handler_(std::move(handler)),
+      guests_({options_.connections_max, kAskMax, kAnswerMax}),
+      overdue_([this] { CutOverdue(); }),
+      look_([this] { Look(); }) {
+  const TlsFlags& tls = options_.tls;
   if (tls.cert.empty()) return;
   for (const std::string& file : {tls.cert, tls.key, tls.ca}) files_.emplace_back(file);
+}
+
+void HttpServer::Welcome(int fd, MHD_Connection* connection) {
+  sockaddr_storage peer = {};
+  const MHD_ConnectionInfo* info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+  if (info != nullptr && info->client_addr != nullptr) {
+    const bool six = info->client_addr->sa_family == AF_INET6;
+    std::memcpy(&peer, info->client_addr, six ? sizeof(sockaddr_in6) : sizeof(sockaddr_in));
+  }
+  const absl::Time now = Now();
+  MutexLock lock(&mu_);
+  const auto going = guests_.Came(static_cast<uint64_t>(fd), AddressRates::KeyOf(peer), now);
+  if (going) shutdown(static_cast<int>(*going), SHUT_RDWR);
+  RingBy(now + kAskMax);
+}
+
+void HttpServer::RingBy(absl::Time at) {
+  if (at >= rings_at_) return;
+  rings_at_ = at;
+  overdue_.Set(at);
+}
+
+void HttpServer::CutOverdue() {
+  const absl::Time now = Now();
+  MutexLock lock(&mu_);
+  for (const uint64_t fd : guests_.TakeOverdue(now)) shutdown(static_cast<int>(fd), SHUT_RDWR);
+  rings_at_ = absl::InfiniteFuture();
+  // Not for each that is to go a little later than another.
+  const absl::Time next = guests_.NextOverdue();
+  if (next != absl::InfiniteFuture()) RingBy(std::max(next, now + kOverdueLook));
 }
 
 absl::StatusOr<bool> HttpServer::ReadFiles() {
@@ -210,10 +277,10 @@ absl::StatusOr<bool> HttpServer::ReadFiles() {
   }
   if (!changed) return false;
   TlsTexts texts;
-  RECON_ASSIGN_OR_RETURN(texts.cert, ReadPemFile("--tls-cert", tls_.cert));
-  RECON_ASSIGN_OR_RETURN(texts.key, ReadPemFile("--tls-key", tls_.key));
-  RECON_ASSIGN_OR_RETURN(texts.ca, ReadPemFile("--tls-ca", tls_.ca));
-  RECON_RETURN_IF_ERROR(CheckCertificates(tls_, texts, TlsEnd::kServer, Now()));
+  RECON_ASSIGN_OR_RETURN(texts.cert, ReadPemFile("--tls-cert", options_.tls.cert));
+  RECON_ASSIGN_OR_RETURN(texts.key, ReadPemFile("--tls-key", options_.tls.key));
+  RECON_ASSIGN_OR_RETURN(texts.ca, ReadPemFile("--tls-ca", options_.tls.ca));
+  RECON_RETURN_IF_ERROR(CheckCertificates(options_.tls, texts, TlsEnd::kServer, Now()));
   for (WatchedFile& file : files_) file.NoteRead();
   texts_ = std::move(texts);
   return true;
@@ -235,9 +302,10 @@ HttpServer::OwnedDaemon HttpServer::StartDaemon(TlsTexts* texts) {
   OwnedDaemon daemon(MHD_start_daemon(
       flags, 0, nullptr, nullptr, &HttpCallbacks::OnRequest, this, MHD_OPTION_EXTERNAL_LOGGER,
       &HttpCallbacks::OnLog, nullptr, MHD_OPTION_LISTEN_SOCKET, listener, MHD_OPTION_CONNECTION_LIMIT,
-      kConnectionsMax, MHD_OPTION_CONNECTION_TIMEOUT, kIdleSecondsMax, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-      kHeaderBytesMax, MHD_OPTION_NOTIFY_COMPLETED, &HttpCallbacks::OnCompleted, nullptr, MHD_OPTION_ARRAY,
-      options.data(), MHD_OPTION_END));
+      static_cast<unsigned>(options_.connections_max) + kGoingMax, MHD_OPTION_CONNECTION_TIMEOUT,
+      kIdleSecondsMax, MHD_OPTION_CONNECTION_MEMORY_LIMIT, kHeaderBytesMax, MHD_OPTION_NOTIFY_COMPLETED,
+      &HttpCallbacks::OnCompleted, this, MHD_OPTION_NOTIFY_CONNECTION, &HttpCallbacks::OnConnection, this,
+      MHD_OPTION_ARRAY, options.data(), MHD_OPTION_END));
   // One that does not start has closed it, or not: the library (0.9.75) does either.
   if (daemon == nullptr && SameFile(listener, listener_.get())) close(listener);
   return daemon;
@@ -271,7 +339,7 @@ void HttpServer::Look() {
     looked = absl::InvalidArgumentError(absl::StrCat(looked.message(), "; what was there before stays"));
   }
   if ((read.ok() && *read) || daemon_ == nullptr) looked.Update(StartAnew());
-  if (!looked.ok() && looked != looked_) LogWarn("--dashboard: {}", looked.message());
+  if (!looked.ok() && looked != looked_) LogWarn("{}: {}", options_.flag, looked.message());
   looked_ = looked;
   look_.Set(Now() + WatchedFile::kLook);
 }

@@ -8,13 +8,17 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "common/base/alarm.h"
+#include "common/base/mutex.h"
 #include "common/base/owned_fd.h"
 #include "common/base/watched_file.h"
 #include "common/rpc/certificates.h"
 #include "common/rpc/revocations.h"
+#include "common/web/web_guests.h"
 
+struct MHD_Connection;
 struct MHD_Daemon;
 
 namespace recon {
@@ -45,32 +49,40 @@ struct WebResponse {
 
 WebResponse TextResponse(int status, std::string text);
 
-// A small HTTP/1.1 server that no client can make large: so many connections, of each so many bytes of
-// headers and of a body, and one that makes no progress is cut. GNU libmicrohttpd, on one thread with epoll:
-// a client that never reads holds a connection for its timeout, and no thread.
+// A small HTTP/1.1 server that no client can make large, and none can keep others from: so many connections,
+// of each so many bytes of headers and of a body. One has kAskMax to ask and kAnswerMax to take its answer;
+// where there are too many, one of the address that has the most goes for the newcomer (WebGuests). GNU
+// libmicrohttpd, on one thread with epoll: a client that is slow holds a connection, and no thread.
 //
 // With TLS, certificate, key and CA are read again when they change, and connections end then: browsers
 // connect anew.
 //
 // Threads: the handler runs on the server's only thread and must not block. Everything else on the owner's,
-// and the looks at files on one of their own. Shutdown: the destructor cuts all connections and waits for a
-// handler that runs.
+// the looks at files and the looks at connections each on one of their own. Shutdown: the destructor cuts all
+// connections and waits for a handler that runs.
 class HttpServer {
  public:
   using Handler = std::function<WebResponse(const WebRequest&)>;
 
-  static constexpr unsigned kConnectionsMax = 64;
+  static constexpr size_t kConnectionsMax = 64;
+  static constexpr absl::Duration kAskMax = absl::Seconds(5);
+  static constexpr absl::Duration kAnswerMax = absl::Seconds(30);
+  // For a client that does nothing at all.
   static constexpr unsigned kIdleSecondsMax = 10;
   static constexpr size_t kHeaderBytesMax = 16 << 10;
   static constexpr size_t kBodyBytesMax = 4 << 10;
 
-  // `address`: HOST:PORT, port 0 takes a free one. With `tls` files all is encrypted, and requests have
-  // their clients' certificates, but for those in `tls.crl`. Unavailable if the port is taken,
-  // InvalidArgument, naming `flag`, for a host that is not one of this machine's and for files that cannot be
-  // used.
-  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& flag,
-                                                           const std::string& address, const TlsFlags& tls,
-                                                           Handler handler);
+  struct Options {
+    std::string flag;     // That errors name.
+    std::string address;  // HOST:PORT, port 0 takes a free one.
+    // With files all is encrypted, and requests have their clients' certificates, but for those in its crl.
+    TlsFlags tls = {};
+    size_t connections_max = kConnectionsMax;
+  };
+
+  // Unavailable if the port is taken, InvalidArgument for a host that is not one of this machine's and for
+  // files that cannot be used.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const Options& options, Handler handler);
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
@@ -87,7 +99,7 @@ class HttpServer {
   };
   using OwnedDaemon = std::unique_ptr<MHD_Daemon, StopDaemon>;
 
-  HttpServer(const TlsFlags& tls, Handler handler);
+  HttpServer(Options options, Handler handler);
   // Into texts_, if they are others and fit together; whether they were read.
   absl::StatusOr<bool> ReadFiles();
   // On the socket of listener_; null if the library does not start it.
@@ -95,16 +107,28 @@ class HttpServer {
   // In place of daemon_, with texts_, and else with served_. InvalidArgument if those are not taken, and
   // Unavailable if there is none now.
   absl::Status StartAnew();
-  // The alarm's thread.
+  // The thread of look_.
   void Look();
+  // The server's thread: a connection begins. Cuts the one that has to go for it.
+  void Welcome(int fd, MHD_Connection* connection);
+  // The thread of overdue_: cuts those that have taken too long.
+  void CutOverdue();
+  // Has overdue_ ring then at the latest.
+  void RingBy(absl::Time at) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  const Options options_;
   const Handler handler_;
-  const TlsFlags tls_;
   std::string address_;
   OwnedFd listener_;
   Revocations* revocations_ = nullptr;  // Null: none.
 
-  // Of Start(), and then of the alarm's thread.
+  // Its numbers are descriptors, which stay open while they are in it.
+  Mutex mu_;
+  WebGuests guests_ ABSL_GUARDED_BY(mu_);
+  absl::Time rings_at_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
+  Alarm overdue_;
+
+  // Of Start(), and then of the thread of look_.
   std::vector<WatchedFile> files_;  // Certificate, key and CA; none without TLS.
   TlsTexts texts_;                  // What was read last.
   TlsTexts served_;                 // What a daemon has started with last.
