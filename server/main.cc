@@ -5,6 +5,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/machine_limits.h"
+#include "common/base/plain_text.h"
 #include "common/base/process.h"
 #include "common/base/shutdown_signal.h"
 #include "common/rpc/grpc_log.h"
@@ -21,11 +22,11 @@ constexpr int kWorkersExpected = 64;
 int Run(const recon::ServerFlags& flags) {
   auto server = recon::ReconServer::Start(flags);
   if (!server.ok()) {
-    std::cerr << "recon-server: " << server.status().message() << "\n";
+    std::cerr << "recon-server: " << recon::EscapeControls(server.status().message()) << "\n";
     return absl::IsInvalidArgument(server.status()) ? 2 : 1;
   }
   const absl::Status status = (*server)->RunUntilStopped();
-  if (!status.ok()) std::cerr << "recon-server: " << status.message() << "\n";
+  if (!status.ok()) std::cerr << "recon-server: " << recon::EscapeControls(status.message()) << "\n";
   if (recon::EndedIdle(status)) return 3;
   return status.ok() ? 0 : absl::IsInvalidArgument(status) ? 2 : 1;
 }

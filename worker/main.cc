@@ -6,6 +6,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/machine_limits.h"
+#include "common/base/plain_text.h"
 #include "common/base/process.h"
 #include "common/base/shutdown_signal.h"
 #include "common/rpc/grpc_log.h"
@@ -42,7 +43,7 @@ int main(int argc, char** argv) {
   ended.store(true);
   signals.join();
   if (status.ok() || (absl::IsCancelled(status) && stop.load())) return 0;
-  std::cerr << "recon-worker: " << status.message() << "\n";
+  std::cerr << "recon-worker: " << recon::EscapeControls(status.message()) << "\n";
   // Who is started again after its name was taken over takes it back, and so on for ever.
   return absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsDataLoss(status) ||
                  absl::IsAlreadyExists(status)

@@ -3,7 +3,7 @@
 #include <atomic>
 #include <cstdio>
 
-#include "absl/strings/str_cat.h"
+#include "common/base/plain_text.h"
 #include "spdlog/sinks/stdout_color_sinks.h"
 #include "spdlog/spdlog.h"
 
@@ -29,26 +29,7 @@ spdlog::level::level_enum LevelOf(LogLevel level) {
 // InitLog() has been called: the log's lines go to standard error.
 std::atomic<bool> to_stderr{false};
 
-bool IsControl(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
-
 }  // namespace
-
-std::string EscapeControls(absl::string_view text) {
-  std::string escaped;
-  escaped.reserve(text.size());
-  for (const char c : text) {
-    if (!IsControl(c)) {
-      escaped += c;
-    } else if (c == '\n') {
-      escaped += "\\n";
-    } else if (c == '\t') {
-      escaped += "\\t";
-    } else {
-      absl::StrAppend(&escaped, "\\x", absl::Hex(static_cast<unsigned char>(c), absl::kZeroPad2));
-    }
-  }
-  return escaped;
-}
 
 bool InitLog(absl::string_view level) {
   const auto parsed = spdlog::level::from_str(std::string(level));

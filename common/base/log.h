@@ -14,13 +14,11 @@ namespace recon {
 // called, lines of level info and above are written.
 bool InitLog(absl::string_view level);
 
-// `text` with control characters written as \n, \t or \x1b: for showing what came from elsewhere.
-std::string EscapeControls(absl::string_view text);
-
 enum class LogLevel { kDebug, kInfo, kWarn, kError, kCritical };
 
-// One line: `format` is libfmt's, its arguments are in `args`. The text is escaped (EscapeControls), so that
-// a name from elsewhere neither begins a line nor moves a terminal's cursor.
+// One line: `format` is libfmt's, its arguments are in `args`. The text is escaped (EscapeControls() in
+// plain_text.h), so that one from elsewhere neither begins a line nor moves a terminal's cursor, and the log
+// is UTF-8.
 void WriteLog(LogLevel level, fmt::string_view format, fmt::format_args args);
 
 // The last line of a process that is about to abort: critical, and flushed. Where the log is off, or does not

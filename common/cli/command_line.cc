@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "common/base/log.h"
+#include "common/base/plain_text.h"
 #include "common/base/regular_file.h"
 #include "common/cli/help_format.h"
 #include "common/cli/suggest.h"

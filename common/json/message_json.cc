@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "common/base/plain_text.h"
 #include "google/protobuf/descriptor.h"
 #include "nlohmann/json.hpp"
 
@@ -79,8 +80,10 @@ Json JsonOf(const Message& message) {
 
 }  // namespace
 
-std::string ToJson(const google::protobuf::Message& message) {
-  return JsonOf(message).dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+std::string JsonText(const Json& json) {
+  return EscapeInJson(json.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace));
 }
+
+std::string ToJson(const google::protobuf::Message& message) { return JsonText(JsonOf(message)); }
 
 }  // namespace recon

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/host_port.h"
+#include "common/base/plain_text.h"
 #include "prometheus/collectable.h"
 #include "prometheus/metric_family.h"
 #include "prometheus/registry.h"
@@ -55,6 +56,11 @@ std::string Metrics::Text() const {
     if (alive == nullptr) continue;
     std::vector<prometheus::MetricFamily> more = alive->Collect();
     std::move(more.begin(), more.end(), std::back_inserter(families));
+  }
+  for (prometheus::MetricFamily& family : families) {
+    for (prometheus::ClientMetric& metric : family.metric) {
+      for (prometheus::ClientMetric::Label& label : metric.label) label.value = EscapeControls(label.value);
+    }
   }
   return prometheus::TextSerializer().Serialize(families);
 }

@@ -43,7 +43,7 @@ class Metrics {
   // Series that `source` makes when somebody scrapes, for as long as it lives.
   void Add(const std::shared_ptr<prometheus::Collectable>& source);
 
-  // What a scrape returns.
+  // What a scrape returns. Values of labels are escaped (EscapeControls()).
   std::string Text() const;
 
  private:

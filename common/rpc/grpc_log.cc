@@ -18,6 +18,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/mutex.h"
+#include "google/protobuf/stubs/logging.h"
 
 namespace recon {
 namespace {
@@ -133,6 +134,15 @@ void OnLine(gpr_log_func_args* line) {
   TellOnce(taken, absl::StrCat("gRPC: ", message), now);
 }
 
+// Of a message with a text that is no UTF-8, for one: whoever reaches the port may send as many as he likes.
+void OnProtobufLine(google::protobuf::LogLevel level, const char*, int, const std::string& message) {
+  Taken* const taken = TakenLog();
+  const std::string line = absl::StrCat("protobuf: ", message);
+  if (level == google::protobuf::LOGLEVEL_FATAL) return LogCritical("{}", line);
+  if (taken->use == GrpcLogUse::kClient) return LogDebug("{}", line);
+  TellOnce(taken, line, Now());
+}
+
 }  // namespace
 
 std::string HandshakeCause(absl::string_view message) {
@@ -167,8 +177,9 @@ std::optional<uint64_t> RepeatedLines::Tell(const std::string& line, absl::Time 
 }
 
 void TakeGrpcLog(GrpcLogUse use) {
-  if (getenv("GRPC_VERBOSITY") != nullptr || getenv("GRPC_TRACE") != nullptr) return;
   TakenLog()->use = use;
+  google::protobuf::SetLogHandler(&OnProtobufLine);
+  if (getenv("GRPC_VERBOSITY") != nullptr || getenv("GRPC_TRACE") != nullptr) return;
   gpr_set_log_function(&OnLine);
 }
 

@@ -10,14 +10,15 @@
 
 namespace recon {
 
-// What becomes of gRPC's own lines, which are many, without a peer, and of another form than ours.
+// What becomes of gRPC's own lines and protobuf's, which are many, without a peer, and of another form than
+// ours.
 enum class GrpcLogUse {
   kServer,  // Handshakes that failed are told once for each peer and cause; so is all else that is an error.
   kClient,  // Handshakes are not told: who connects says what is wrong (ProbeTls).
 };
 
-// From now on gRPC's lines go to our log, unless GRPC_VERBOSITY or GRPC_TRACE ask for all of them. Call it in
-// main(), before any channel or server.
+// From now on gRPC's lines and protobuf's go to our log; not gRPC's where GRPC_VERBOSITY or GRPC_TRACE ask
+// for all of them. Call it in main(), before any channel or server.
 void TakeGrpcLog(GrpcLogUse use);
 
 // What gRPC's line of a handshake that has failed says of the client, as one of ours does; empty if `message`

@@ -7,6 +7,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/base/plain_text.h"
 #include "common/base/status_macros.h"
 #include "common/snapshot/safetensors_json.h"
 #include "nlohmann/json.hpp"
@@ -57,8 +58,9 @@ absl::StatusOr<uint64_t> BytesOf(const SafetensorsEntry& entry) {
 
 std::string ShownName(absl::string_view name) {
   constexpr size_t kShownMax = 200;
-  if (name.size() <= kShownMax) return absl::Utf8SafeCEscape(name);
-  return absl::StrCat(absl::Utf8SafeCEscape(name.substr(0, kShownMax)), "... (", name.size(), " bytes)");
+  const std::string shown = EscapeControls(absl::Utf8SafeCEscape(name.substr(0, kShownMax)));
+  if (name.size() <= kShownMax) return shown;
+  return absl::StrCat(shown, "... (", name.size(), " bytes)");
 }
 
 int DtypeBits(absl::string_view dtype) {

@@ -28,7 +28,7 @@ struct SafetensorsHeader {
   uint64_t header_bytes = 0;  // Where the tensors' bytes begin.
 };
 
-// A name as messages show it: without control characters, and cut where it is very long.
+// A name as messages show it: plain (common/base/plain_text.h), and cut where it is very long.
 std::string ShownName(absl::string_view name);
 // "[32,64]".
 std::string ShapeText(absl::Span<const uint64_t> shape);

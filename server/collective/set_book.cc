@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/limits.h"
+#include "common/base/plain_text.h"
 #include "common/base/status_macros.h"
 #include "common/collective/call_frame.h"
 
@@ -28,6 +29,8 @@ absl::Status SetBook::Check(const JoinRequest& request) const {
   if (request.member().empty() || request.member().size() > limits::kNameBytesMax) {
     return wrong("a member's name has 1 to ", limits::kNameBytesMax, " bytes");
   }
+  RECON_RETURN_IF_ERROR(CheckPlain("a set's name", request.set()));
+  RECON_RETURN_IF_ERROR(CheckPlain("a member's name", request.member()));
   if (request.size() == 0 || request.size() > limits::kCollectiveMembersMax) {
     return wrong("size ", request.size(), ", expected 1 to ", limits::kCollectiveMembersMax);
   }

@@ -11,6 +11,8 @@
 #include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
+#include "common/base/plain_text.h"
+#include "common/base/status_macros.h"
 
 namespace recon {
 namespace {
@@ -27,6 +29,7 @@ absl::Status CheckMetrics(const EvalResult& eval) {
       return absl::InvalidArgumentError(
           absl::StrCat("evaluation: a measure's name of ", metric.name().size(), " bytes, or one twice"));
     }
+    RECON_RETURN_IF_ERROR(CheckPlain("evaluation: a measure's name", metric.name()));
     if (!std::isfinite(metric.sum()) || !(metric.weight() > 0 && metric.weight() <= 1e15)) {
       return absl::InvalidArgumentError(
           absl::StrCat("evaluation: ", metric.name(), " is ", metric.sum(), " over ", metric.weight(),

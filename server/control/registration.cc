@@ -7,6 +7,7 @@
 #include "common/base/host_port.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
+#include "common/base/plain_text.h"
 #include "common/base/status_macros.h"
 #include "common/tensor/param_layout.h"
 #include "server/scheduler/device_share.h"
@@ -46,6 +47,7 @@ absl::Status CheckRegistration(const RegisterRequest& request) {
                      request.name().size(), " bytes (1 to ", limits::kNameBytesMax, " allowed), incarnation ",
                      request.incarnation(), " (0 is not)"));
   }
+  RECON_RETURN_IF_ERROR(CheckPlain("worker name", request.name()));
   RECON_RETURN_IF_ERROR(CheckCount(request.held_size(), limits::kLeasesPerWorkerMax, "leases"));
   RECON_RETURN_IF_ERROR(CheckCount(request.proposed_size(), limits::kProposedFlagsMax, "settings"));
   RECON_RETURN_IF_ERROR(CheckTexts(request));

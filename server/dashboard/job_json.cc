@@ -3,6 +3,8 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/plain_text.h"
+#include "common/json/escape_texts.h"
 #include "common/json/message_json.h"
 #include "nlohmann/json.hpp"
 
@@ -11,11 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string Dump(const Json& json) {
-  return json.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
-}
-
-std::string Quoted(const std::string& text) { return Dump(Json(text)); }
+std::string Quoted(const std::string& text) { return JsonText(EscapeControls(text)); }
 
 // Six digits: what a chart shows.
 void AppendNumber(double value, std::string* out) {
@@ -79,13 +77,14 @@ std::string LiveJson(const StatusReply& status, const History& history) {
   StatusReply job = status;
   job.clear_members();
   job.clear_evaluations();
+  EscapeTexts(&job);
   Json columns = Json::object();
   const WorkerRates unknown;
   for (const MemberStatus& member : status.members()) {
     const WorkerProgress& progress = member.progress();
     const WorkerRates* found = history.RatesOf(member.name());
     const WorkerRates& rates = found == nullptr ? unknown : *found;
-    columns["name"].push_back(member.name());
+    columns["name"].push_back(EscapeControls(member.name()));
     columns["state"].push_back(MemberState_Name(member.state()));
     columns["step"].push_back(member.next_step());
     columns["pushes"].push_back(member.pushes());
@@ -99,7 +98,7 @@ std::string LiveJson(const StatusReply& status, const History& history) {
     columns["push_bytes_per_second"].push_back(Known(rates.push_bytes_per_second));
     columns["push_latency_ms"].push_back(Known(rates.push_latency_ms));
     columns["heard_ms"].push_back(member.heartbeat_age_ms());
-    columns["device"].push_back(member.device());
+    columns["device"].push_back(EscapeControls(member.device()));
     const DeviceStatus& device = progress.device_status();
     columns["utilization"].push_back(device.has_utilization() ? Json(device.utilization()) : Json());
     columns["memory_used_bytes"].push_back(device.has_memory_used_bytes() ? Json(device.memory_used_bytes())
@@ -107,13 +106,13 @@ std::string LiveJson(const StatusReply& status, const History& history) {
     columns["memory_total_bytes"].push_back(
         device.has_memory_total_bytes() ? Json(device.memory_total_bytes()) : Json());
     columns["power_watts"].push_back(device.has_power_watts() ? Json(device.power_watts()) : Json());
-    columns["throttled_why"].push_back(device.throttled_why());
-    columns["lease_share_why"].push_back(member.lease_share_why());
-    columns["codec"].push_back(progress.codec().empty() ? member.codec() : progress.codec());
+    columns["throttled_why"].push_back(EscapeControls(device.throttled_why()));
+    columns["lease_share_why"].push_back(EscapeControls(member.lease_share_why()));
+    columns["codec"].push_back(EscapeControls(progress.codec().empty() ? member.codec() : progress.codec()));
     columns["simulated"].push_back(member.simulated());
-    columns["gone_why"].push_back(member.gone_why());
+    columns["gone_why"].push_back(EscapeControls(member.gone_why()));
   }
-  return absl::StrCat("{\"job\":", ToJson(job), ",\"workers\":", Dump(columns),
+  return absl::StrCat("{\"job\":", ToJson(job), ",\"workers\":", JsonText(columns),
                       ",\"last_push_ms\":", history.last_push_ms(), ",\"next_event\":", history.next_event(),
                       ",\"last_ms\":", history.job().last_ms(), "}");
 }

@@ -8,7 +8,7 @@
 
 namespace recon {
 
-// What the dashboard's page reads. Pure.
+// What the dashboard's page reads. Texts are escaped (EscapeControls() in common/base/plain_text.h). Pure.
 
 // {"job": the status without its members and evaluations, as reconctl status --json has it,
 //  "workers": {"name": [...], "state": [...], ...}, a column for each thing that the table shows,

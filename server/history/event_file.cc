@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/plain_text.h"
 #include "common/base/status_macros.h"
 
 namespace recon {
@@ -72,7 +73,7 @@ absl::Status EventFile::AddPoint(const HistoryTrack& track, int point, const cha
   for (const HistorySeries& series : track.series()) {
     if (!std::isfinite(series.mean(point))) continue;
     TensorBoardSummary::Value* value = event.mutable_summary()->add_value();
-    value->set_tag(absl::StrCat(prefix, series.name()));
+    value->set_tag(absl::StrCat(prefix, EscapeControls(series.name())));
     value->set_simple_value(series.mean(point));
   }
   return event.has_summary() ? Append(event) : absl::OkStatus();

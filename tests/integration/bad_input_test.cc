@@ -221,6 +221,7 @@ TEST_CASE("metrics are on loopback, or on a network that the process was told of
   const TempDir directory;
   Refused({"recon-server", "--data", directory / "data", flag, "0.0.0.0:9464"}, 2,
           "--metrics-address 0.0.0.0:9464 is not loopback");
+  Refused({"recon-worker", "--name", "w\x1b[31m"}, 2, "--name \"w\\x1b[31m\" has \\x1b as byte 2");
   Refused({"recon-worker", flag, "0.0.0.0:9464"}, 2, "--metrics-address 0.0.0.0:9464 is not loopback");
   // What a port alone opens is loopback, and nothing else.
   const ListeningSocket free;

@@ -229,6 +229,19 @@ class Values(unittest.TestCase):
         self.assertEqual(second.update(), (0, 1))
         second.close()
 
+    def test_names_and_reasons_of_others_are_plain_text(self) -> None:
+        for names in ({"name": "s\x1b[31m"}, {"name": "s", "member": "w\u202e0"}):
+            with self.assertRaisesRegex(recon.Refused, r'has \\(x1b|u202e) as byte 2: use characters'):
+                collective.Group(**names, server=self.server.address, rank=0, size=2, timeout=30.0)
+
+        def work(group: collective.Group) -> object:
+            if group.rank == 1:
+                group._core.leave("bye \x1b[31m\u202e")
+                return recon.ReconError("has left")
+            return group.barrier()
+        told, _ = together(self.server, work, 2, "plain")
+        self.assertIn("bye \\x1b[31m\\u202e", str(told))
+
     def test_wrong_use_is_named(self) -> None:
         told = threading.Barrier(3)  # Nobody leaves before all have been told: that would be another error.
 

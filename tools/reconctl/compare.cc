@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
+#include "common/json/message_json.h"
 #include "nlohmann/json.hpp"
 #include "tools/reconctl/history_source.h"
 #include "tools/reconctl/render.h"
@@ -152,10 +153,9 @@ absl::Status CompareJobs(const CompareTarget& target) {
         SecondsToLoss(evaluated ? histories[i].evaluations() : job, loss, job.begin_ms(0));
   }
   if (target.server.json) {
-    std::cout << Json({{"loss", Known(loss)},
-                       {"of_evaluations", evaluated},
-                       {"jobs", {ToJson(outcomes[0]), ToJson(outcomes[1])}}})
-                     .dump(-1, ' ', false, Json::error_handler_t::replace)
+    std::cout << JsonText({{"loss", Known(loss)},
+                           {"of_evaluations", evaluated},
+                           {"jobs", {ToJson(outcomes[0]), ToJson(outcomes[1])}}})
               << "\n";
     return absl::OkStatus();
   }

@@ -8,6 +8,7 @@
 #include "common/base/clock.h"
 #include "common/base/host_port.h"
 #include "common/base/owned_fd.h"
+#include "common/base/plain_text.h"
 #include "common/base/process.h"
 #include "common/base/sleep.h"
 #include "common/base/status_macros.h"
@@ -70,7 +71,8 @@ absl::Status DrainServer(const ServerTarget& target) {
   if (drained->generation() == 0) {
     std::cout << "there was nothing to save\n";
   } else {
-    std::cout << "snapshot " << drained->generation() << ", root " << drained->state_root() << "\n";
+    std::cout << "snapshot " << drained->generation() << ", root " << EscapeControls(drained->state_root())
+              << "\n";
   }
   return absl::OkStatus();
 }

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/hash.h"
+#include "common/base/plain_text.h"
 #include "common/base/regular_file.h"
 #include "common/base/status_macros.h"
 #include "common/optim/optimizer.h"
@@ -232,7 +233,7 @@ absl::Status ExportSnapshot(const ExportTarget& target) {
                             ? WriteSharded(format, target.output, target.file_bytes, sources, open)
                             : format.write(target.output, sources, open));
   std::cout << "snapshot " << open.tensors->manifest().generation() << ": " << sources.size()
-            << " tensors to " << target.output << "\n";
+            << " tensors to " << EscapeControls(target.output) << "\n";
   return absl::OkStatus();
 }
 

@@ -2,10 +2,10 @@
 #include <cmath>
 #include <iostream>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/human_bytes.h"
+#include "common/base/plain_text.h"
 #include "common/base/status_macros.h"
 #include "common/json/message_json.h"
 #include "common/storage/file_system.h"
@@ -35,9 +35,6 @@ std::string Percent(const HistorySeries* series, int i) {
   return absl::StrFormat("%.0f", 100 * series->mean(i));
 }
 
-// What a terminal would take for a command of its own is shown as it is written.
-std::string Plain(const std::string& text) { return absl::Utf8SafeCEscape(text); }
-
 // Rows evenly over the time there is, the last point among them.
 void PrintPoints(const HistoryTrack& track) {
   std::vector<std::vector<std::string>> rows = {{"TIME", "LOSS", "SAMPLES/S", "STALENESS", "PUSHED", "PULLED",
@@ -59,9 +56,9 @@ void PrintPoints(const HistoryTrack& track) {
 }
 
 void PrintHistory(const JobHistory& history, const HistoryTrack& track) {
-  std::cout << "job        " << (history.model().empty() ? "no model yet" : Plain(history.model()))
+  std::cout << "job        " << (history.model().empty() ? "no model yet" : EscapeControls(history.model()))
             << absl::StrFormat(", %x", history.job_id()) << "\n";
-  if (!track.name().empty()) std::cout << "worker     " << Plain(track.name()) << "\n";
+  if (!track.name().empty()) std::cout << "worker     " << EscapeControls(track.name()) << "\n";
   const HistoryTrack& evaluations = history.evaluations();
   if (evaluations.end_ms_size() > 0) {
     std::cout << absl::StrFormat("accuracy   %.4f, loss %.4f after data epoch %d\n",
@@ -74,7 +71,7 @@ void PrintHistory(const JobHistory& history, const HistoryTrack& track) {
   std::vector<std::vector<std::string>> rows = {{"TIME", "WHAT", "WHO", "WHY"}};
   for (int i = std::max(0, history.events_size() - kEventsShown); i < history.events_size(); ++i) {
     const HistoryEvent& event = history.events(i);
-    rows.push_back({HumanTime(event.unix_ms()), event.kind(), Plain(event.subject()), Plain(event.text())});
+    rows.push_back({HumanTime(event.unix_ms()), event.kind(), event.subject(), event.text()});
   }
   std::cout << Table(rows);
   if (history.events_size() > kEventsShown)
@@ -85,8 +82,10 @@ void PrintHistory(const JobHistory& history, const HistoryTrack& track) {
 // A line for each point, and for each evaluation.
 void PrintCsv(const JobHistory& history, const HistoryTrack& track) {
   std::cout << "kind,begin_ms,end_ms,samples";
-  for (const HistorySeries& series : track.series())
-    std::cout << "," << series.name() << "," << series.name() << "_min," << series.name() << "_max";
+  for (const HistorySeries& series : track.series()) {
+    const std::string name = EscapeControls(series.name());
+    std::cout << "," << name << "," << name << "_min," << name << "_max";
+  }
   std::cout << ",accuracy,evaluation_loss\n";
   const auto cell = [](float value) { return std::isfinite(value) ? absl::StrCat(value) : std::string(); };
   for (int i = 0; i < track.end_ms_size(); ++i) {

@@ -18,6 +18,7 @@
 #include "common/base/hash.h"
 #include "common/base/limits.h"
 #include "common/base/memory_limit.h"
+#include "common/base/plain_text.h"
 #include "common/base/status_macros.h"
 #include "common/snapshot/carried_tensors.h"
 #include "common/snapshot/float_values.h"
@@ -388,7 +389,7 @@ absl::Status ImportSnapshot(const ImportTarget& target) {
   writer.SetCarried(carried);
   RECON_ASSIGN_OR_RETURN(const Manifest manifest, writer.Write(layout, std::move(shards), description));
   std::cout << layout.tensors().size() << " tensors, " << layout.params() << " parameters to "
-            << target.output << ", state root " << ToHex(manifest.state_root()) << "\n";
+            << EscapeControls(target.output) << ", state root " << ToHex(manifest.state_root()) << "\n";
   Tell(notices, selection, carried.get());
   return absl::OkStatus();
 }

@@ -3,6 +3,7 @@
 
 #include "common/base/log.h"
 #include "common/base/machine_limits.h"
+#include "common/base/plain_text.h"
 #include "common/cli/command_line.h"
 #include "common/rpc/grpc_log.h"
 #include "tools/reconctl/verb_flags.h"
@@ -54,6 +55,6 @@ int main(int argc, char** argv) {
   recon::AddPolicyVerbs(&app, &run);
   if (const std::optional<int> code = line.Parse(argc, argv)) return *code;
   const absl::Status result = run();
-  if (!result.ok()) std::cerr << "reconctl: " << result.message() << "\n";
+  if (!result.ok()) std::cerr << "reconctl: " << recon::EscapeLines(result.message()) << "\n";
   return ExitCode(result);
 }

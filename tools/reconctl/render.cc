@@ -6,13 +6,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "common/base/plain_text.h"
 
 namespace recon {
 
-std::string Table(const std::vector<std::vector<std::string>>& rows) {
+std::string Table(std::vector<std::vector<std::string>> rows) {
   std::vector<size_t> widths;
-  for (const auto& row : rows) {
+  for (auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
+    for (std::string& cell : row) cell = EscapeControls(cell);
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   }
   std::string text;

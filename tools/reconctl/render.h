@@ -8,8 +8,9 @@
 
 namespace recon {
 
-// Columns aligned to their widest cell; the first row is the heading.
-std::string Table(const std::vector<std::vector<std::string>>& rows);
+// Columns aligned to their widest cell; the first row is the heading. What cells have that is not plain
+// (common/base/plain_text.h) is escaped.
+std::string Table(std::vector<std::vector<std::string>> rows);
 
 // "12.3k", "2026-03-01 12:00:05", "12 min".
 std::string HumanCount(double count);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/host_port.h"
+#include "common/base/plain_text.h"
 #include "common/base/sleep.h"
 #include "common/base/status_macros.h"
 #include "common/json/message_json.h"
@@ -39,8 +40,8 @@ absl::StatusOr<PushName> ParsePush(const std::string& text, uint64_t incarnation
 std::string Describe(const RollbackReply& reply) {
   const RollbackRecord& plan = reply.plan();
   std::string text =
-      absl::StrCat("rollback ", plan.reason(), ": begins with snapshot ", plan.generation(), " (sequence ",
-                   reply.snapshot_sequence(), " of ", reply.last_sequence(), ")");
+      absl::StrCat("rollback ", EscapeControls(plan.reason()), ": begins with snapshot ", plan.generation(),
+                   " (sequence ", reply.snapshot_sequence(), " of ", reply.last_sequence(), ")");
   if (reply.pushes_again() > 0) absl::StrAppend(&text, ", applies ", reply.pushes_again(), " pushes again");
   if (plan.left_out_size() > 0) {
     absl::StrAppend(&text, ", leaves out ", plan.left_out_size(), " (", reply.frames_left_out(), " records)");

@@ -13,13 +13,13 @@
 #include "common/base/host_port.h"
 #include "common/base/sleep.h"
 #include "common/base/status_macros.h"
+#include "common/json/escape_texts.h"
 #include "common/json/message_json.h"
 #include "common/rpc/client_channel.h"
 #include "common/rpc/control_client.h"
 #include "common/rpc/tls_probe.h"
 #include "common/snapshot/safetensors.h"
 #include "server/control/policy.h"
-#include "tools/reconctl/escape_texts.h"
 #include "tools/reconctl/render.h"
 #include "tools/reconctl/verbs.h"
 
@@ -356,7 +356,6 @@ absl::Status ShowCompletions(const ServerTarget& target) {
     std::cout << ToJson(reply) << "\n";
     return absl::OkStatus();
   }
-  EscapeTexts(&reply);
   std::vector<std::vector<std::string>> rows = {{"KIND", "DATA EPOCH", "SPLIT", "SAMPLES", "WORKER", "WHEN"}};
   for (const Completion& completion : reply.completions()) {
     rows.push_back({completion.kind() == LEASE_EVAL ? "evaluation" : "training",
@@ -381,10 +380,11 @@ absl::Status SetPolicy(const ServerTarget& target, const PolicySettings& setting
 
 absl::Status TakeSnapshot(const ServerTarget& target) {
   RECON_ASSIGN_OR_RETURN(const auto client, Connect(target));
-  RECON_ASSIGN_OR_RETURN(const SnapshotReply reply, client->Snapshot());
+  RECON_ASSIGN_OR_RETURN(SnapshotReply reply, client->Snapshot());
   if (target.json) {
     std::cout << ToJson(reply) << "\n";
   } else {
+    EscapeTexts(&reply);
     std::cout << "snapshot " << reply.generation() << ": " << HumanBytes(reply.stored_bytes())
               << absl::StrFormat(" in %.2f s, root ", reply.seconds()) << reply.state_root() << "\n";
   }

@@ -6,9 +6,9 @@
 #include "absl/strings/str_join.h"
 #include "common/base/host_port.h"
 #include "common/base/status_macros.h"
+#include "common/json/escape_texts.h"
 #include "common/json/message_json.h"
 #include "common/rpc/sets_client.h"
-#include "tools/reconctl/escape_texts.h"
 #include "tools/reconctl/render.h"
 #include "tools/reconctl/verbs.h"
 

@@ -17,6 +17,7 @@
 #include "common/base/hash.h"
 #include "common/base/status_macros.h"
 #include "common/codec/codec.h"
+#include "common/json/message_json.h"
 #include "common/snapshot/manifest.h"
 #include "common/snapshot/reader_lease.h"
 #include "common/snapshot/safetensors.h"
@@ -158,7 +159,7 @@ absl::Status DiffSnapshots(const DiffTarget& target) {
                       {"after", b.tensors->manifest().generation()},
                       {"equal", a.tensors->manifest().state_root() == b.tensors->manifest().state_root()},
                       {"tensors", list}};
-    std::cout << out.dump() << "\n";
+    std::cout << JsonText(out) << "\n";
   } else {
     std::cout << Table(rows);
   }

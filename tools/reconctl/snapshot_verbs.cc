@@ -14,7 +14,9 @@
 #include "common/base/data_epoch.h"
 #include "common/base/data_lock.h"
 #include "common/base/hash.h"
+#include "common/base/plain_text.h"
 #include "common/base/status_macros.h"
+#include "common/json/message_json.h"
 #include "common/snapshot/carried_tensors.h"
 #include "common/snapshot/manifest.h"
 #include "common/snapshot/reader_lease.h"
@@ -69,7 +71,7 @@ std::string Finiteness(const Manifest& manifest) {
 
 void SayPin(const SnapshotTarget& target, bool pinned, bool before) {
   if (target.json) {
-    std::cout << Json{{"generation", target.generation}, {"pinned", pinned}, {"was_pinned", before}}.dump()
+    std::cout << JsonText({{"generation", target.generation}, {"pinned", pinned}, {"was_pinned", before}})
               << "\n";
     return;
   }
@@ -135,7 +137,7 @@ absl::Status ListSnapshots(const SnapshotTarget& target) {
                     absl::StrCat(manifest->sequence()), absl::StrCat(UpdatesOf(*manifest)),
                     HumanBytes(sizes.stored), HumanBytes(sizes.raw), ToHex(manifest->state_root())});
   }
-  std::cout << (target.json ? list.dump() + "\n" : Table(rows));
+  std::cout << (target.json ? JsonText(list) + "\n" : Table(rows));
   return damage;
 }
 
@@ -174,13 +176,13 @@ absl::Status ShowSnapshot(const SnapshotTarget& target) {
         {absl::StrCat(data_epoch), kind, absl::StrCat(pass.samples_size()), absl::StrCat(samples)});
   }
   if (target.json) {
-    std::cout << json.dump() << "\n";
+    std::cout << JsonText(json) << "\n";
     return absl::OkStatus();
   }
   for (const auto& [key, value] : json.items()) {
     if (!value.is_array())
       std::cout << absl::StrFormat("%-16s ", key)
-                << (value.is_string() ? value.get<std::string>() : value.dump()) << "\n";
+                << EscapeControls(value.is_string() ? value.get<std::string>() : value.dump()) << "\n";
   }
   std::cout << "\n" << Table(rows) << "\n" << Table(shard_rows) << "\n" << Table(pass_rows);
   return absl::OkStatus();
@@ -213,10 +215,10 @@ absl::Status VerifySnapshots(const SnapshotTarget& target) {
         {{"generation", generation.value()}, {"ok", status.ok()}, {"error", std::string(status.message())}});
     if (!target.json) {
       std::cout << "snapshot " << generation.value() << ": "
-                << (status.ok() ? "ok" : std::string(status.message())) << "\n";
+                << (status.ok() ? "ok" : EscapeControls(status.message())) << "\n";
     }
   }
-  if (target.json) std::cout << list.dump() << "\n";
+  if (target.json) std::cout << JsonText(list) << "\n";
   return damage;
 }
 
@@ -277,7 +279,7 @@ absl::Status ShowSnapshotStats(const SnapshotTarget& target) {
                                           static_cast<double>(raw))});
     }
   }
-  std::cout << (target.json ? json.dump() + "\n" : Table(tensor_rows) + "\n" + Table(plane_rows));
+  std::cout << (target.json ? JsonText(json) + "\n" : Table(tensor_rows) + "\n" + Table(plane_rows));
   return absl::OkStatus();
 }
 
@@ -331,7 +333,7 @@ absl::Status PruneSnapshots(const PruneTarget& target) {
                 << "\n";
     }
   }
-  if (target.json) std::cout << Json{{"removed", list}, {"dry_run", target.dry_run}}.dump() << "\n";
+  if (target.json) std::cout << JsonText({{"removed", list}, {"dry_run", target.dry_run}}) << "\n";
   if (!target.json && expired.empty()) std::cout << "nothing to remove\n";
   return target.dry_run ? absl::OkStatus() : writer.CollectGarbage();
 }

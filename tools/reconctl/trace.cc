@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "common/base/limits.h"
 #include "common/base/log.h"
+#include "common/base/plain_text.h"
 #include "common/base/regular_file.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/client_channel.h"

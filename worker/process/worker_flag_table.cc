@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "common/base/host_port.h"
 #include "common/base/limits.h"
+#include "common/base/plain_text.h"
 #include "common/base/status_macros.h"
 #include "common/ucx/ucx_transport.h"
 
@@ -22,7 +23,7 @@ using Texts = std::vector<std::string>;
 absl::Status CheckServer(const std::string& address) { return CheckAddress("--server", address); }
 
 absl::Status CheckName(const std::string& name) {
-  if (name.size() <= limits::kNameBytesMax) return absl::OkStatus();
+  if (name.size() <= limits::kNameBytesMax) return CheckPlain("--name", name);
   return absl::InvalidArgumentError(
       absl::StrCat("--name has ", name.size(), " bytes, allowed are ", limits::kNameBytesMax));
 }

@@ -19,6 +19,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "common/base/plain_text.h"
 #include "common/rpc/sets_client.h"
 #include "worker/collective/group.h"
 
@@ -43,7 +44,7 @@ void Check(const absl::Status& status) {
   if (absl::IsFailedPrecondition(status)) type = set_changed_error;
   if (absl::IsInvalidArgument(status)) type = refused_error;
   if (absl::IsUnavailable(status)) type = lost_error;
-  PyErr_SetString(type, std::string(status.message()).c_str());
+  PyErr_SetString(type, EscapeLines(status.message()).c_str());
   throw nb::python_error();
 }
 template <typename T>
@@ -162,7 +163,7 @@ class PyGroup {
   }
   std::string WhoIsMissing() {
     nb::gil_scoped_release release;
-    return group()->WhoIsMissing();
+    return EscapeControls(group()->WhoIsMissing());
   }
   void Leave(const std::string& why) {
     nb::gil_scoped_release release;

@@ -31,6 +31,7 @@
 #include "common/base/lane.h"
 #include "common/base/log.h"
 #include "common/base/mutex.h"
+#include "common/base/plain_text.h"
 #include "common/base/process.h"
 #include "common/cli/version.h"
 #include "common/trace/span_names.h"
@@ -57,7 +58,7 @@ inline PyObject* refused_error = nullptr;
 inline PyObject* lost_error = nullptr;
 
 [[noreturn]] inline void Raise(const absl::Status& status) {
-  const std::string text(status.message());
+  const std::string text = EscapeLines(status.message());
   PyObject* type = recon_error;
   if (absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsDataLoss(status) ||
       absl::IsAlreadyExists(status)) {

@@ -16,4 +16,10 @@ TEST_CASE("metrics show in Prometheus' text format", "[metrics]") {
   CHECK(absl::StrContains(text, "recon_test_seconds_bucket{le=\"2\"} 1"));
 }
 
+TEST_CASE("a label's value that is not plain is escaped", "[metrics]") {
+  Metrics metrics;
+  metrics.Gauge("recon_test_level", "Level", {{"worker", "w\x1b[31m\xe2\x80\xae\xff\xc3\xa9"}}).Set(1);
+  CHECK(absl::StrContains(metrics.Text(), "{worker=\"w\\\\x1b[31m\\\\u202e\\\\xff\xc3\xa9\"} 1"));
+}
+
 }  // namespace recon

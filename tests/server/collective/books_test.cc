@@ -60,6 +60,11 @@ TEST_CASE("a join that contradicts the set shows both sides", "[collective]") {
   CHECK(absl::IsInvalidArgument(book.Join(4, Fixed(0, 0), kStart, &changes)));
   CHECK(absl::IsInvalidArgument(book.Join(5, JoinRequest(), kStart, &changes)));
   CHECK(absl::IsInvalidArgument(book.Join(1, Fixed(1, 2), kStart, &changes)));  // A second time.
+  CHECK(absl::IsInvalidArgument(book.Join(6, Elastic("w\x1b[31m", 2), kStart, &changes)));
+  JoinRequest named = Elastic("w", 2);
+  named.set_set("s\xe2\x80\xae");
+  const absl::Status refused = book.Join(6, named, kStart, &changes);
+  CHECK_THAT(std::string(refused.message()), Contains("a set's name \"s\\u202e\" has \\u202e as byte 2"));
 }
 
 TEST_CASE("a lost rank leaves a fixed set as it is until another process takes it", "[collective]") {

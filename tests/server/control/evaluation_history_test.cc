@@ -70,6 +70,7 @@ TEST_CASE("an evaluation that nobody can have measured is refused", "[evaluation
   }
   SECTION("a measure without a name") { Measure(&result, "", 1, 1); }
   SECTION("a name that is too long") { Measure(&result, std::string(limits::kNameBytesMax + 1, 'f'), 1, 1); }
+  SECTION("a name that is not plain text") { Measure(&result, "f1\x1b[31m", 1, 1); }
   SECTION("over nothing") { Measure(&result, "f1", 1, 0); }
   SECTION("over more than there can be") { Measure(&result, "f1", 1, 2e15); }
   SECTION("that is not finite") { Measure(&result, "f1", std::numeric_limits<double>::infinity(), 1); }

@@ -41,6 +41,7 @@ TEST_CASE("each field of a registration has its limit, which is allowed", "[regi
   const std::pair<Change, Change> fields[] = {
       {[&](auto* r) { r->set_name(longest); }, [&](auto* r) { r->set_name(too_long); }},
       {[&](auto* r) { r->set_name("n"); }, [&](auto* r) { r->set_name(""); }},
+      {[&](auto* r) { r->set_name("\xc3\xa9\xe6\xbc\xa2"); }, [&](auto* r) { r->set_name("w\xe2\x80\xae"); }},
       {[&](auto* r) { r->set_incarnation(1); }, [&](auto* r) { r->set_incarnation(0); }},
       {[&](auto* r) { r->set_device(longest); }, [&](auto* r) { r->set_device(too_long); }},
       {[&](auto* r) { r->set_codec(longest); }, [&](auto* r) { r->set_codec(too_long); }},

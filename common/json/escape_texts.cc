@@ -1,8 +1,8 @@
-#include "tools/reconctl/escape_texts.h"
+#include "common/json/escape_texts.h"
 
 #include <vector>
 
-#include "common/base/log.h"
+#include "common/base/plain_text.h"
 
 namespace recon {
 namespace {
