@@ -43,7 +43,7 @@ ConnectionLimits WithoutLimitsOfStrangers(ConnectionLimits limits) {
        {&limits.stranger_bytes_max, &limits.strangers_bytes_max, &limits.member_bytes_max}) {
     *bytes = UINT64_MAX;
   }
-  limits.strangers_max = SIZE_MAX;
+  limits.strangers_max = limits.entering_max = SIZE_MAX;
   limits.stranger_calls_max = limits.strangers_calls_max = UINT64_MAX;
   return limits;
 }

@@ -21,6 +21,11 @@ struct ConnectionLimits {
   size_t strangers_max = 1024;
   // For so long none of them has to go for one more: it may be about to show it.
   absl::Duration stranger_grace = absl::Seconds(2);
+  // Of those, so many at most are let in within that time, and each that shows what it is makes room for the
+  // next: what they ask at once takes the processor from members. The others wait at the door; one of an
+  // address that has fewer inside goes first.
+  size_t entering_max = 128;
+  absl::Duration entering_for = absl::Milliseconds(250);
   // That begin to speak, of one address: at once (all of a large job may be behind one), and each second
   // then. Who is turned away tries again; those who are there already have the processor for themselves.
   double begin_at_once_max = 16'384;

@@ -221,16 +221,20 @@ void FrontDoor::Run() {
     const bool paused = Now() < accept_again_;
     const short wanted = paused ? 0 : POLLIN;  // NOLINT(google-runtime-int): poll's type.
     for (const OwnedFd& listener : listeners_) polled.push_back({listener.get(), wanted, 0});
-    for (const Silent& silent : silent_) polled.push_back({silent.fd.get(), POLLIN | POLLRDHUP, 0});
+    // Of those who speak already nothing is to be heard.
+    for (const Silent& silent : silent_)
+      polled.push_back({silent.speaks ? -1 : silent.fd.get(), POLLIN | POLLRDHUP, 0});
     const bool look = paused || !handed_.empty() || !silent_.empty();
-    const absl::Duration left = std::clamp(NextLook() - Now(), absl::Milliseconds(1), look_every_);
+    const absl::Duration left =
+        std::clamp(NextLook() - Now(), absl::Milliseconds(1), waiting_ ? kLookSoon : look_every_);
     poll(polled.data(), polled.size(), look ? static_cast<int>(left / absl::Milliseconds(1)) : -1);
     if (stopping_.load()) return;
     std::vector<int> readable;
     for (size_t i = 1 + listeners_.size(); i < polled.size(); ++i) {
       if (polled[i].revents != 0) readable.push_back(polled[i].fd);
     }
-    HandOverThoseWhoSpeak(readable);
+    NoteThoseWhoSpeak(readable);
+    HandOverThoseWhoSpeak();
     const absl::Time now = Now();
     DropSilent(now);
     if (now >= NextLook()) Look(now, now - looked_at_all_ >= kLook);
@@ -273,8 +277,14 @@ void FrontDoor::TurnAway(int listener) {
 
 bool FrontDoor::MakeRoom() {
   if (silent_.size() >= limits_.silent_max) {
-    SayRefused(silent_.front().peer, "many have connected and said nothing, and it is the first of them");
-    silent_.pop_front();
+    absl::flat_hash_map<uint64_t, size_t> waiting;
+    for (const Silent& one : silent_) ++waiting[one.address];
+    const auto first = std::max_element(
+        silent_.begin(), silent_.end(),
+        [&](const Silent& a, const Silent& b) { return waiting[a.address] < waiting[b.address]; });
+    SayRefused(first->peer,
+               "many have connected and wait or say nothing, and it is the first of its address");
+    silent_.erase(first);
   }
   if (silent_.size() + handed_.size() < limits_.connections_max) return true;
   Look(Now(), /*all=*/true);  // Some may have ended.
@@ -307,7 +317,7 @@ bool FrontDoor::MakeRoomForStranger() {
          DropOldestStranger(absl::StrCat("there are ", limits_.strangers_max, " others"));
 }
 
-void FrontDoor::HandOverThoseWhoSpeak(const std::vector<int>& readable) {
+void FrontDoor::NoteThoseWhoSpeak(const std::vector<int>& readable) {
   if (readable.empty()) return;
   for (auto it = silent_.begin(); it != silent_.end();) {
     if (std::find(readable.begin(), readable.end(), it->fd.get()) == readable.end()) {
@@ -316,10 +326,37 @@ void FrontDoor::HandOverThoseWhoSpeak(const std::vector<int>& readable) {
     }
     char first = 0;
     const ssize_t bytes = recv(it->fd.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
-    if (bytes > 0) HandOverOne(std::move(*it));
-    const bool still_silent = bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
-    it = still_silent ? std::next(it) : silent_.erase(it);
+    it->speaks = bytes > 0;
+    const bool stays =
+        bytes > 0 || (bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
+    it = stays ? std::next(it) : silent_.erase(it);
   }
+}
+
+void FrontDoor::HandOverThoseWhoSpeak() {
+  absl::flat_hash_map<uint64_t, size_t> inside = Entering(Now());
+  size_t entering = 0;
+  for (const auto& [address, connections] : inside) entering += connections;
+  const auto before = [&](const Silent& one, const Silent& other) {
+    return one.speaks && (!other.speaks || inside[one.address] < inside[other.address]);
+  };
+  while (true) {
+    const auto next = std::min_element(silent_.begin(), silent_.end(), before);
+    waiting_ = next != silent_.end() && next->speaks;
+    if (!waiting_ || entering >= limits_.entering_max) return;
+    ++entering;
+    ++inside[next->address];
+    HandOverOne(std::move(*next));
+    silent_.erase(next);
+  }
+}
+
+absl::flat_hash_map<uint64_t, size_t> FrontDoor::Entering(absl::Time now) const {
+  absl::flat_hash_map<uint64_t, size_t> entering;
+  for (auto it = handed_.rbegin(); it != handed_.rend() && now - it->since < limits_.entering_for; ++it) {
+    if (!it->connection->member()) ++entering[it->address];
+  }
+  return entering;
 }
 
 void FrontDoor::HandOverOne(Silent silent) {
@@ -336,6 +373,7 @@ void FrontDoor::HandOverOne(Silent silent) {
   handed.since = Now();
   handed.inode = InodeOf(silent.fd.get());
   handed.peer = std::move(silent.peer);
+  handed.address = silent.address;
   handed.connection = connections_->Add(handed.peer);
   handed.fd = silent.fd.Release();
   handed_.push_back(handed);
@@ -346,7 +384,8 @@ void FrontDoor::HandOverOne(Silent silent) {
 void FrontDoor::DropSilent(absl::Time now) {
   while (!silent_.empty() && now - silent_.front().since > limits_.silence_max) {
     SayRefused(silent_.front().peer,
-               absl::StrCat("it has said nothing for ", absl::FormatDuration(limits_.silence_max)));
+               absl::StrCat("it has ", silent_.front().speaks ? "waited" : "said nothing", " for ",
+                            absl::FormatDuration(limits_.silence_max)));
     silent_.pop_front();
   }
 }
@@ -362,6 +401,7 @@ void FrontDoor::LookAt(Handed* one, bool closely, uint64_t forgiven) {
   }
   one->received_then = std::min(one->received, one->received_then + forgiven);
   one->view = {one->received - one->received_then, one->connection->member(), one->connection->calls()};
+  if (one->cut) one->view = {0, one->view.member, 0};
   one->watched = !one->view.member && (one->view.bytes > kSomeBytes || one->view.calls > kSomeCalls);
 }
 
@@ -396,8 +436,9 @@ void FrontDoor::Look(absl::Time now, bool all) {
   const std::vector<size_t> cut = WhichToCut(views, limits_);
   if (cut.empty()) return;
   size_t i = 0;
-  for (const Handed& one : handed_) {
+  for (Handed& one : handed_) {
     if (std::find(cut.begin(), cut.end(), i) != cut.end()) {
+      one.cut = true;
       SayRefused(one.peer, absl::StrCat("it has sent ", views[i].bytes,
                                         " bytes since something of it was understood, and has ",
                                         views[i].calls, " calls open"));

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/base/owned_fd.h"
@@ -23,8 +24,8 @@ namespace recon {
 // Accepts the connections of a gRPC server. gRPC 1.51 closes its port for good when it runs out of
 // descriptors once, and parses without end what anybody sends. So a connection is handed to it when its other
 // end has said something; there are as many as the process has descriptors for, and who sends much and says
-// nothing that is understood is cut. There are so many of strangers at most, an address begins so many a
-// second, and those of the job's members stay when there are too many.
+// nothing that is understood is cut. There are so many of strangers at most, so many of them are let in at a
+// time, an address begins so many a second, and those of the job's members stay when there are too many.
 //
 // Threads: Listen(), Start() and the destructor on one thread; a thread of its own accepts and looks.
 // Shutdown: the destructor ends the thread and closes what has not been handed over.
@@ -45,19 +46,21 @@ class FrontDoor {
   void Start(HandOver hand_over, Connections* connections);
 
  private:
-  // Has connected and has said nothing.
+  // Has connected and is not handed over.
   struct Silent {
     OwnedFd fd;
     int listener;
     std::string peer;
     uint64_t address;  // As AddressRates has it.
     absl::Time since;
+    bool speaks = false;  // It has said something, and waits for its turn.
   };
   // Handed over: gRPC closes it. The descriptor is the same as long as the socket's number is.
   struct Handed {
     int fd;
     uint64_t inode;
     std::string peer;
+    uint64_t address;
     std::shared_ptr<Connection> connection;
     absl::Time since;
     uint64_t understood = 0;
@@ -65,6 +68,7 @@ class FrontDoor {
     uint64_t received = 0;
     ConnectionView view;  // As it was looked at last.
     bool watched = true;  // Also by looks that are soon.
+    bool cut = false;     // It was hung up, and gRPC has not closed it yet.
   };
 
   explicit FrontDoor(const ConnectionLimits& limits)
@@ -74,8 +78,11 @@ class FrontDoor {
   int ListenOnOne(const sockaddr_storage& address, socklen_t length);
   void Run();
   void Accept(int listener);
-  void HandOverThoseWhoSpeak(const std::vector<int>& readable);
+  void NoteThoseWhoSpeak(const std::vector<int>& readable);
+  void HandOverThoseWhoSpeak();
   void HandOverOne(Silent silent);
+  // How many strangers of each address have been let in just now.
+  absl::flat_hash_map<uint64_t, size_t> Entering(absl::Time now) const;
   // Without a descriptor: takes the connection with the one that was kept for it, and closes it.
   void TurnAway(int listener);
   // True if there is room for one more.
@@ -104,6 +111,7 @@ class FrontDoor {
   // The thread's.
   AddressRates rates_;
   std::list<Silent> silent_;  // The oldest first.
+  bool waiting_ = false;      // Some of them speak.
   std::list<Handed> handed_;  // The oldest first.
   size_t strangers_ = 0;      // Of those handed over; who became a member since the last look counts, too.
   absl::Time accept_again_ = absl::InfinitePast();  // After descriptors were short.

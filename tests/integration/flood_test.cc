@@ -23,6 +23,7 @@ namespace recon {
 namespace {
 
 constexpr int kStrangers = 2000;
+constexpr size_t kFlood = 3400;
 // Without bounds the second kind of headers takes 2.5 GB within seconds. On a busy machine who looks comes
 // late.
 constexpr uint64_t kGrowthMax = uint64_t{1} << 30;
@@ -62,8 +63,8 @@ void CheckGoesOn(const ProcessJob& job) {
 void AllowDescriptors() {
   rlimit limit{};
   REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-  REQUIRE(limit.rlim_max >= kStrangers + 100);
-  limit.rlim_cur = std::max<rlim_t>(limit.rlim_cur, kStrangers + 100);
+  REQUIRE(limit.rlim_max >= kFlood + 100);
+  limit.rlim_cur = std::max<rlim_t>(limit.rlim_cur, kFlood + 100);
   REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 }
 
@@ -130,6 +131,32 @@ TEST_CASE("as many workers as a soft limit of 1,024 descriptors has room for pus
           return member.state() != MEMBER_GONE;
         }) == static_cast<ptrdiff_t>(workers));
   for (uint32_t i = 0; i < workers; ++i) CHECK(ReadSaid(file_of(i)).given_up == 0);
+  CHECK(!absl::StrContains(job.ServerLog(), "evicted"));
+}
+
+TEST_CASE("3,400 connections that each ask a hundred times at once cost no member its place", "[flood]") {
+  AllowDescriptors();
+  ProcessJob job(JobFlags());
+  REQUIRE(job.StartServer());
+  const auto worker = job.StartWorker("two");
+  REQUIRE(job.SamplesReach(1000));
+  const std::string calls = Http2Calls("/recon.Control/Status", 1, 100, true, /*asks=*/true);
+  std::vector<RawSender> strangers;
+  for (size_t i = 0; i < kFlood; ++i) {
+    strangers.push_back({ConnectTcp(job.address())});
+    strangers.back().Send(calls);
+  }
+  CHECK(Eventually(
+      [&] {
+        size_t over = 0;
+        for (RawSender& one : strangers) {
+          if (one.open && one.sent < calls.size()) one.Send(calls);
+          over += one.Over() ? 1 : 0;
+        }
+        return over == strangers.size();
+      },
+      absl::Seconds(60)));
+  CheckGoesOn(job);
   CHECK(!absl::StrContains(job.ServerLog(), "evicted"));
 }
 

@@ -46,10 +46,14 @@ class OpenDoor {
   std::unique_ptr<FrontDoor> door_;  // Last: its thread uses the rest.
 };
 
-// Over IPv4 or IPv6, on this machine.
+// Over IPv4 or IPv6, on this machine; over IPv4 from 127.0.0.`host`.
 class Guest {
  public:
-  Guest(int family, int port) : fd_(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  Guest(int family, int port, uint32_t host = 1) : fd_(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in from{};
+    from.sin_family = AF_INET;
+    from.sin_addr.s_addr = htonl(0x7f000000 + host);
+    if (host != 1) REQUIRE(bind(fd_.get(), reinterpret_cast<sockaddr*>(&from), sizeof(from)) == 0);
     sockaddr_storage to{};
     socklen_t length = 0;
     if (family == AF_INET) {
@@ -85,7 +89,8 @@ class Guest {
     socklen_t length = sizeof(mine);
     getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&mine), &length);
     return mine.ss_family == AF_INET
-               ? absl::StrCat("127.0.0.1:", ntohs(reinterpret_cast<sockaddr_in*>(&mine)->sin_port))
+               ? absl::StrCat(inet_ntoa(reinterpret_cast<sockaddr_in*>(&mine)->sin_addr), ":",
+                              ntohs(reinterpret_cast<sockaddr_in*>(&mine)->sin_port))
                : absl::StrCat("[::1]:", ntohs(reinterpret_cast<sockaddr_in6*>(&mine)->sin6_port));
   }
 
@@ -205,6 +210,46 @@ TEST_CASE("strangers that have just come do not have to go for more of them", "[
   guests.push_back(std::make_unique<Guest>(AF_INET, door.port()));
   guests.back()->Send(1);
   CHECK(Eventually([&] { return door.came_in() == 3; }));
+}
+
+TEST_CASE(
+    "strangers are let in some at a time, from each address in turn, and who shows what it is makes room",
+    "[connections]") {
+  ConnectionLimits limits;
+  limits.entering_max = 2;
+  limits.entering_for = absl::Hours(1);
+  OpenDoor door("127.0.0.1:0", limits);
+  std::vector<std::unique_ptr<Guest>> guests;
+  const auto speak = [&](uint32_t host) {
+    guests.push_back(std::make_unique<Guest>(AF_INET, door.port(), host));
+    guests.back()->Send(1);
+  };
+  const auto inside = [&](size_t guest) { return door.connections().Find(guests[guest]->Name()); };
+  for (size_t i = 0; i < 2; ++i) {
+    speak(1);
+    REQUIRE(Eventually([&] { return inside(i) != nullptr; }));
+  }
+  for (const uint32_t host : {1, 1, 2}) speak(host);
+  inside(0)->NoteMember();
+  CHECK(Eventually([&] { return inside(2) != nullptr || inside(4) != nullptr; }));
+  // Which of them is the first depends on when the door has heard of the last one.
+  CHECK((inside(2) == nullptr || inside(4) == nullptr));
+  inside(1)->NoteMember();
+  CHECK(Eventually([&] { return inside(2) != nullptr && inside(4) != nullptr; }));
+  CHECK(inside(3) == nullptr);
+  inside(4)->NoteMember();
+  CHECK(Eventually([&] { return inside(3) != nullptr; }));
+}
+
+TEST_CASE("who waits at the door for too long is sent away", "[connections]") {
+  ConnectionLimits limits;
+  limits.entering_max = 0;
+  limits.silence_max = absl::Milliseconds(100);
+  OpenDoor door("127.0.0.1:0", limits);
+  Guest guest(AF_INET, door.port());
+  guest.Send(1);
+  CHECK(guest.HungUp());
+  CHECK(door.came_in() == 0);
 }
 
 TEST_CASE("an address that begins too many connections is turned away, and keeps those that it has",
