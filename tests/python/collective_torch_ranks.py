@@ -85,15 +85,16 @@ def check_operations(rank: int) -> None:
     dist.barrier()
 
 
-def train(group: dist.ProcessGroup, rank: int) -> torch.Tensor:
+def train(group: dist.ProcessGroup, rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """All parameters after some steps of the examples' ResNet-18, with few channels."""
     torch.manual_seed(3)
-    model = models.ResNet(8, classes=10)
+    model = models.ResNet(8, classes=10).to(dtype)
     ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.1)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
     data = torch.Generator().manual_seed(100 + rank)
     for _ in range(6):
-        images, labels = torch.randn(16, 1, 8, 8, generator=data), torch.randint(10, (16,), generator=data)
+        images = torch.randn(16, 1, 8, 8, generator=data).to(dtype)
+        labels = torch.randint(10, (16,), generator=data)
         optimizer.zero_grad()
         nn.functional.cross_entropy(ddp(images), labels).backward()
         optimizer.step()
@@ -109,8 +110,10 @@ def main() -> None:
     if rank < 2:
         equal("DDP of two ranks", train(pairs["recon"], rank), train(pairs["gloo"], rank))
     everybody = dist.new_group(backend="gloo", timeout=TIMEOUT)
-    difference = (train(dist.group.WORLD, rank) - train(everybody, rank)).abs().max().item()
-    assert difference < 1e-6, f"DDP of four ranks differs by {difference}"
+    # The two add four values in other orders. In float32 BatchNorm makes 3e-3 of that, or 1e-7: it is the processor's.
+    groups = (dist.group.WORLD, everybody)
+    difference = torch.sub(*(train(group, rank, torch.float64) for group in groups)).abs().max().item()
+    assert difference < 1e-9, f"DDP of four ranks differs by {difference}"
     dist.barrier()
     print(f"rank {rank} ok, four ranks differ by {difference:.2g}", flush=True)
     # A rank that goes does not leave the others hanging.
