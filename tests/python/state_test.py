@@ -119,6 +119,64 @@ class StateDict(Case):
             rt.state_dict(model)
 
 
+class Fused(nn.Module):
+    """Its state has two halves of one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Parameter(torch.zeros(20, 32))
+        self.register_state_dict_post_hook(self.split)
+
+    @staticmethod
+    def split(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
+        both = state.pop(f"{prefix}both")
+        state[f"{prefix}first"], state[f"{prefix}second"] = both[:10], both[10:]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ (self.both[:10] + self.both[10:]).T
+
+
+class Names(Case):
+    def test_a_compiled_model_has_the_names_of_the_plain_one(self) -> None:
+        for whole in (True, False):  # Or a part of it.
+            with self.subTest(whole=whole):
+                self.setUp()
+                plain = train_small.make_model("batch")
+                if not whole:
+                    plain[0] = torch.compile(plain[0], backend="eager")
+                model = torch.compile(plain, backend="eager") if whole else plain
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+                batches = self.join(model, optimizer, epochs=1)
+                for batch in batches:
+                    step(model, optimizer, batch)
+                self.server.drain()
+                exported, fresh = load_file(self.export()), train_small.make_model("batch")
+                fresh.load_state_dict(exported, strict=True)
+                for ours, theirs in zip(fresh.parameters(), model.parameters()):
+                    self.assertTrue(torch.equal(ours, theirs))
+                other = torch.optim.SGD(model.parameters(), lr=0.05)
+                rt.load_optimizer(other, model, str(self.server.data / "snapshots"))
+
+    def test_tensors_that_a_hook_makes_for_the_state_have_the_jobs_values(self) -> None:
+        for policy in ("bsp", "asp"):
+            with self.subTest(policy=policy):
+                self.setUp()
+                model = nn.Sequential(Fused())
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+                batches = self.join(model, optimizer, policy, epochs=1)
+                for _ in range(5):
+                    step(model, optimizer, next(batches))
+                before = model[0].both.detach().clone()
+                state = rt.state_dict(model)
+                self.assertTrue(torch.equal(model[0].both, before))
+                self.job.pull()
+                self.assertEqual(list(state), ["0.first", "0.second"])
+                self.assertTrue(torch.equal(torch.cat([state["0.first"], state["0.second"]]), model[0].both))
+                self.assertEqual(torch.equal(model[0].both, before), policy == "bsp")
+                for batch in batches:
+                    step(model, optimizer, batch)
+
+
 class Optimizers(Case):
     def test_plain_pytorch_goes_on_as_the_server_does(self) -> None:
         for name in ("sgd", "momentum", "nesterov", "adam", "adamw"):
