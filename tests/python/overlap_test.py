@@ -41,7 +41,7 @@ class Case(unittest.TestCase):
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
             loader = rt.DataLoader(make_data(), batch_size=BATCH)
             job = rt.join(model, optimizer, loader, epochs=2, overlap=overlap, job_settings={"sync": sync, "seed": 7},
-                          server=server.address, codec=codec, residual_flush="1h")
+                          server=server.address, codec=codec, residual_flush="1000h")
             self.addCleanup(job.leave)
             step = 0
             for _ in range(2):
