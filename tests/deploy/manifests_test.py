@@ -199,9 +199,12 @@ class Commands(unittest.TestCase):
         self.start(by_kind("Deployment")["recon-worker"], {":9464": f":{ports[4]}"}, RECON_NAME="pod",
                    RECON_SERVER=f"127.0.0.1:{ports[0]}")
         self.until("first push acknowledged")
-        # A pod without the secret is none of the job's.
-        stranger = self.start(by_kind("Deployment")["recon-worker"], {":9464": ":0"}, RECON_NAME="stranger", RECON_TOKEN="f" * 64,
-                              RECON_SERVER=f"127.0.0.1:{ports[0]}")
+        # A pod with another secret is none of the job's.
+        wrong = self.root / "wrong"
+        wrong.write_text("f" * 64)
+        wrong.chmod(0o600)
+        stranger = self.start(by_kind("Deployment")["recon-worker"], {":9464": ":0"}, RECON_NAME="stranger",
+                              RECON_TOKEN_FILE=str(wrong), RECON_SERVER=f"127.0.0.1:{ports[0]}")
         self.assertNotEqual(stranger.wait(WAIT_SECONDS), 0)
         self.until("give the job's token")
 

@@ -88,6 +88,11 @@ TEST_CASE("wrong flags end each program with code 2 and the flag's name", "[bad_
   server({"--tls-cert", "x.pem"}, "--tls-cert, --tls-key and --tls-ca go together");
   server({"--tls-crl", "x.pem"}, "--tls-crl is for certificates");
   server({"--names-by-certificate"}, "--names-by-certificate is for certificates");
+  server({"--open", "--tokens", "x"}, "--open lets everybody in, --tokens does not: give one of them");
+  server({"--open", "--token-file", "x"}, "--open lets everybody in, --token-file does not");
+  server({"--token-file", "x", "--tokens", "y"}, "this one has --tokens");
+  server({"--open", "--join", "127.0.0.1:1"}, "--open is the head's to say");
+  server({"--token-file", directory / "absent"}, "--token-file: open ");
   server({"--config", directory / "absent.toml"}, "absent.toml");
   WriteWholeFile(directory / "bad.toml", "batch = \"many\"\n");
   server({"--config", directory / "bad.toml"}, "bad.toml:1: --batch many: expected a number from 1");
@@ -367,7 +372,8 @@ TEST_CASE("reconctl shows a job, takes snapshots and drains, for people and for 
 }
 
 TEST_CASE("no bytes on the wire end the server", "[bad_input]") {
-  ProcessJob job({"--data-epochs", "1000", "--split-samples", "200"});
+  // Open, so that bytes come further than to a denial.
+  ProcessJob job({"--data-epochs", "1000", "--split-samples", "200", "--open"});
   REQUIRE(job.StartServer());
   auto worker = job.StartWorker("one");
   REQUIRE(job.SamplesReach(400));
