@@ -213,10 +213,10 @@ def lightning_mistakes() -> None:
     case = unittest.TestCase()
     for kind, text, loader, options in (
             (ValueError, "max_epochs=-1: a job has a number of passes", None, {"max_epochs": -1}),
-            (TypeError, "takes no drop_last", loaders.DataLoader(data, drop_last=True), {}),
+            (ValueError, "drop_last=True leaves no batch", loaders.DataLoader(data, SAMPLES + 1, drop_last=True), {}),
             (TypeError, "its files to recon.torch.leased", loaders.DataLoader(Stream()), {}),
-            (TypeError, "a batch_sampler of its own", loaders.DataLoader(data, batch_sampler=loaders.BatchSampler(
-                loaders.SequentialSampler(data), 5, False)), {}),
+            (TypeError, "of 2 replicas, which gives a part", loaders.DataLoader(data, sampler=loaders.DistributedSampler(
+                data, num_replicas=2, rank=0)), {}),
             (TypeError, "the training loader is a builtins.list", [1, 2], {}),
             (ValueError, "a second training loader", [loaders.DataLoader(data), loaders.DataLoader(data)], {}),
             (ValueError, "the Trainer has 2 devices", None, {"devices": 2})):

@@ -297,7 +297,11 @@ class Data(Case):
             job.leave()
 
     def test_a_sampler_is_told_what_is_wrong_with_its_indices(self) -> None:
-        for indices, text in (([0] * 5, "the sampler gave 5 indices in pass 0"), (
+        class Shrinks(list):
+            def __iter__(self) -> Any:
+                return iter(range(5))
+
+        for indices, text in ((Shrinks(range(100)), r"the sampler gave 5 indices in pass 0, its len\(\) was 100"), (
                 [5000] * SAMPLES, "the sampler gave indices from 5000 to 5000 in pass 0")):
             self.setUp()
             model = make_model()

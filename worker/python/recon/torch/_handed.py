@@ -83,7 +83,8 @@ class Handed:
 
     def is_next(self) -> bool:
         """Whether what is handed out now is computed at once: nothing was read ahead of it."""
-        return self._whole or self._used() == len(self._entries)
+        self._reading = threading.get_ident()
+        return self._whole or (0 if self.threaded else self._used()) == len(self._entries)
 
     def hand(self, batch: Batch, loop: Any, begun: bool, lost: bool = False) -> None:
         """The script gets it."""
@@ -150,8 +151,8 @@ class Handed:
         return _own(taken)
 
     def reads_ahead(self) -> bool:
-        """Whether the script has batches that had no backward yet."""
-        return not self._whole and self._used() < len(self._entries)
+        """Whether the script has batches of the job that had no backward yet."""
+        return not self._whole and any(not entry.lost for entry in self._entries[self._used():])
 
     def has(self, batch: Batch) -> bool:
         """Whether the script has this one."""
@@ -161,17 +162,13 @@ class Handed:
         """Whether a backward was of a batch of this loop, or a step."""
         return self._loop is loop and self._stepped or any(entry.loop is loop for entry in self._entries[:self._used()])
 
-    def has_of(self, loop: Any) -> bool:
-        """Whether the script has one that this loop gave."""
-        return any(entry.loop is loop for entry in self._entries)
-
     def take_unused(self, loop: Any) -> list[Batch]:
         """Those of a loop that had no backward: it is left, or trains nothing."""
         taken = [entry for entry in self._entries[self._used():] if entry.loop is loop]
         self._keep_without(taken)
         return _own(taken)
 
-    def take_left(self, loop: Any) -> tuple[list[Batch], list[Batch]]:
+    def take_left(self) -> tuple[list[Batch], list[Batch]]:
         """When a loop begins: what those before have left, as batches that the script has passed over, and as those of a
         loop without a backward, which has trained nothing. What the script reads ahead from loop to loop stays."""
         if self.threaded and threading.get_ident() == self._reading:

@@ -210,12 +210,14 @@ class Job(Share):
     def between_batches(self) -> None:
         """Does what the server has asked for, where no batch is under way."""
         self._look()
-        while self._leases.asked and not self._unstepped:
-            kind, lease = self._leases.asked.popleft()
-            if kind == "initial_values":
-                self._core.send_initial_values(self._tensors.values())
-            else:
-                self._evaluate_for(lease)
+        with self._lock:
+            while self._leases.asked and self.may_interrupt():
+                kind, lease = self._leases.asked.popleft()
+                if kind == "initial_values":
+                    self._core.send_initial_values(self._tensors.values())
+                else:
+                    self._evaluate_for(lease)
+                self._enter_next()
 
     # What the script may ask.
 
@@ -362,8 +364,7 @@ class Job(Share):
     def _push(self, closure: Callable[[], Any] | None, result: Any) -> Any:
         batches, passed = self._take_for_step()
         if not batches:
-            self._overlap.stop()
-            self._core.drop()
+            self._drop_begun()
             self._close(passed)
             self._enter_next()
             return result
@@ -390,8 +391,9 @@ class Job(Share):
         if self._core.settle():
             self._load()
         self._edits.after_step()
+        self._handed.forget_begun()
         self._enter_next()
-        if not len(self._handed):
+        if not self._unstepped:
             self.loader.after_step()
         return result
 

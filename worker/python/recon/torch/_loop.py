@@ -28,6 +28,9 @@ KEPT_BATCHES = 3
 KEPT_AHEAD = 8
 # Batches that are not the job's, in a loop, for a script that reads ahead past the job's end.
 SPARES_MAX = 8
+# How often a loop in a thread of its own looks, 20 ms apart, whether its batches are stepped, when there are no more. Who waits
+# for one more before the next step gets the end.
+WAITS_MAX = 250
 _LIBRARIES = tuple({path for name, path in sysconfig.get_paths().items() if name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -66,7 +69,9 @@ def _in_while(frame: types.FrameType) -> bool | None:
         jumps = one.opcode in dis.hasjrel or one.opcode in dis.hasjabs
         if jumps and isinstance(one.argval, int) and one.argval <= at < one.offset:
             head = max(head, one.argval)
-    return None if head < 0 else all(one.opname != "FOR_ITER" for one in instructions if one.offset == head)
+    if head < 0:
+        return None
+    return next(one.opname for one in instructions if one.offset >= head and one.opname != "EXTENDED_ARG") != "FOR_ITER"
 
 
 class JobLoader:
@@ -88,7 +93,8 @@ class JobLoader:
     def __init__(self, reseed: bool) -> None:
         self._job: Job | None = None
         self._pass = 0
-        self._loop: Loop | None = None  # The newest that was the job's.
+        self._newest: weakref.ref[Loop] | None = None  # That was the job's. A loop that is left dies.
+        self._first: list[weakref.ref[torch.Tensor]] = []  # Of its first batches.
         self._places: set[tuple[Any, int]] = set()  # Where loops have begun that were the job's.
         self._seeded = not reseed
         self._ended_early = False  # The newest loop ended before the pass was known to be over.
@@ -100,6 +106,10 @@ class JobLoader:
         if self._job is None:
             raise RuntimeError("the loader has no job yet: call recon.torch.join(model, optimizer, loader) first")
         return self._job
+
+    @property
+    def _loop(self) -> Loop | None:
+        return None if self._newest is None else self._newest()
 
     @property
     def batches_of_this_worker(self) -> int:
@@ -162,14 +172,15 @@ class JobLoader:
     def ends_pass(self) -> bool:
         """Whether the loop's pass is over, for those who must know at its last batch. After a ``step()``; waits for the
         next batch, which it keeps for the loop."""
-        return self._loop is None or self._loop.is_over()
+        loop = self._loop
+        return loop is None or loop.is_over()
 
     def finish(self) -> bool:
         """Whether the job is done, for loops that count batches and do not see the loader's end. Waits until it is, or
         until there are batches again; evaluates meanwhile, if this worker is asked to."""
-        if self._loop is not None and not self._loop.is_over():
+        loop, job = self._loop, self.job
+        if loop is not None and not loop.is_over():
             return False
-        job = self.job
         while not job.finished:
             job.between_batches()
             if job.peek() is not None or not job.rest(None):
@@ -186,7 +197,7 @@ class JobLoader:
 
     def keeps_batches(self) -> bool:
         """Whether somebody has the batches of the newest loop still, to go through them again."""
-        return self._loop is not None and self._loop.is_kept()
+        return len(self._first) > 1 and all(ref() is not None for ref in self._first)
 
 
 class Loop:
@@ -195,6 +206,7 @@ class Loop:
 
     def __init__(self, loader: JobLoader, job: Job, place: tuple[Any, int], endless: bool, again: bool) -> None:
         self.data_epoch = -1
+        self.token = object()  # By which batches know their loop, so that it dies when the script leaves it.
         self._loader, self._job = loader, job
         self._place, self._endless, self._again = place, endless, again
         self._items: Iterator[Any] | None = None  # Of a loop of this process alone.
@@ -203,8 +215,8 @@ class Loop:
         self._given: collections.deque[tuple[Batch, Any]] = collections.deque()  # What may have to be put back.
         self._gave = 0
         self._spares = 0
+        self._waits = 0  # For another thread's step.
         self._over = False
-        self._first: list[weakref.ref[torch.Tensor]] = []
 
     def __iter__(self) -> Loop:
         return self
@@ -242,8 +254,9 @@ class Loop:
             self.data_epoch = max(0, loader._pass - 1)
             self._go_alone([])
             return
-        if loader._loop is not None:
-            loader._loop.end()
+        before = loader._loop
+        if before is not None:
+            before.end()
         job.begin_loop(self)
         self.data_epoch = loader._pass
         self._again = self._again or self._endless and self._place in loader._places
@@ -251,7 +264,7 @@ class Loop:
             self._after_the_end()
             return
         loader._pass += 1
-        loader._loop, loader._ended_early = self, False
+        loader._newest, loader._first, loader._ended_early = weakref.ref(self), [], False
         loader._places.add(self._place)
 
     # Without the job.
@@ -261,7 +274,7 @@ class Loop:
         return self.data_epoch >= self._job.epochs and not self._loader.skips_done_passes or self._loader._looks
 
     def _after_the_end(self) -> None:
-        if self._again or self._loader._looks:
+        if (self._again or self._loader._looks) and not self._job.looks_like_evaluation():
             raise JobDone(f"the job is done, after {self._job.epochs} passes, and the loop that trained in it asks for more: end "
                           "it at recon.JobDone, or give join() as many epochs")
         self._loader._pass = max(self._loader._pass, self.data_epoch + 1)
@@ -299,11 +312,13 @@ class Loop:
             try:
                 self._held = loader._fetch(job, self)
             except PassOver:
-                self.end()
-                break
+                if not job.finished:  # Otherwise it is left first: its last values come with that.
+                    self.end()
+                continue
             if self._held is not None or loader._loads():
                 continue
-            if job.rest(self):
+            if job.rest(self) and self._waits < WAITS_MAX:
+                self._waits += job.steps_elsewhere()
                 job.pause()
             elif self._gave > 0 or self._spares == SPARES_MAX:
                 loader._ended_early = True
@@ -323,12 +338,13 @@ class Loop:
 
     def _give(self, batch: Batch, data: Any) -> Any:
         self._gave += 1
+        self._waits = 0
         if self._gave > 1:
             self._loader._looks = False
         if self._gave <= KEPT_BATCHES:
             tensor = next((leaf for leaf in _pytree.tree_leaves(data) if isinstance(leaf, torch.Tensor)), None)
             if tensor is not None:
-                self._first.append(weakref.ref(tensor))
+                self._loader._first.append(weakref.ref(tensor))
         if not self._loader.loads_again:
             self._given.append((batch, data))
             while len(self._given) > KEPT_AHEAD or not self._job.has(self._given[0][0]):
@@ -350,12 +366,9 @@ class Loop:
         self._stop()
         back = [(batch, data.get(id(batch))) for batch in taken]
         self._loader._put_back(back)
-        if self is self._loader._loop and not self._job.trains(self):
+        if self._loader._pass == self.data_epoch + 1 and not self._job.trains(self):
             self._loader._pass = self.data_epoch  # It was a look: it counts for no pass.
         return back
-
-    def is_kept(self) -> bool:
-        return len(self._first) > 1 and all(ref() is not None for ref in self._first)
 
     def end(self) -> None:
         """No more batches."""

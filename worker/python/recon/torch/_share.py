@@ -99,7 +99,7 @@ class Share:
     def begin_loop(self, loop: Loop) -> None:
         """A loop over the loader begins, and with it what loops before have left is decided."""
         with self._lock:
-            passed, untouched = self._handed.take_left(loop)
+            passed, untouched = self._handed.take_left()
             self._pass_over(passed)
             if not self.loader.loads_again:
                 self._pass_over(untouched)
@@ -117,13 +117,13 @@ class Share:
                 if not self._leases.begin(batch):
                     return False
                 self._enter(batch, first=not self._handed.any_begun())
-            self._handed.hand(batch, loop, begins)
+            self._handed.hand(batch, None if loop is None else loop.token, begins)
             return True
 
     def hand_spare(self, loop: Loop) -> None:
         """Gives the script a batch that is not the job's."""
         with self._lock:
-            self._handed.hand(Batch((), 0, 0, -1, False, 0), loop, begun=False, lost=True)
+            self._handed.hand(Batch((), 0, 0, -1, False, 0), loop.token, begun=False, lost=True)
 
     def _enter(self, batch: Batch, first: bool) -> None:
         if first:
@@ -166,18 +166,31 @@ class Share:
         """There is nothing to compute now. Whether something may come before the script has stepped what it has."""
         with self._lock:
             self._pass_over(self._handed.take_passed_over())
-            waits = self._handed.threaded and not self._handed.has_of(loop)
-            if self._handed.reads_ahead():
-                return waits
-            if len(self._handed) and self._handed.threaded:
-                return waits
+            if self._unstepped and self._handed.threaded:
+                return True  # The other thread steps them.
+            if self._handed.reads_ahead() and not self._leases.asked:
+                return False
             # What the script accumulates is not waited for: the server gives no more before these are done.
             self._let_go()
             return True
 
+    def may_interrupt(self) -> bool:
+        """Whether the server's questions may be answered now: nothing is under way, but for what the script has read ahead
+        and has not begun with."""
+        if not self._unstepped:
+            return True
+        if self._handed.threaded or self._handed.backwards:
+            return False
+        self._drop_begun()
+        return True
+
+    def steps_elsewhere(self) -> bool:
+        """Whether another thread has batches that it is to step."""
+        return bool(self._unstepped) and self._handed.threaded
+
     def pause(self) -> None:
         """A short while without work, unless there is something to do."""
-        if self._left or self._leases.asked or self._leases.finished:
+        if self._left or self._leases.finished or self._leases.asked and not self._unstepped:
             return
         self._core.pause()
         try:
@@ -222,7 +235,7 @@ class Share:
 
     def trains(self, loop: Loop) -> bool:
         """Whether something has come of a batch of this loop."""
-        return self._handed.trains(loop)
+        return self._handed.trains(loop.token)
 
     def looks_like_evaluation(self) -> bool:
         """Whether the model is in ``eval()``, and the script trains in no such."""
@@ -232,7 +245,7 @@ class Share:
         """A loop is left: its batches that had no backward go back, in their order. Of those that are not `kept` (by id)
         nothing comes."""
         with self._lock:
-            batches = self._handed.take_unused(loop)
+            batches = self._handed.take_unused(loop.token)
             if not batches:
                 return []
             if not self._handed.backwards:

@@ -4,6 +4,7 @@ count, for steps of others."""
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -63,9 +64,10 @@ class StepLoop:
         if not torch.is_grad_enabled():
             self._alone = loader._alone(max(0, loader._pass - 1), [])
             return
-        if loader._loop is not None:
-            loader._loop.end()
-        self.data_epoch, loader._pass, loader._loop = loader._pass, loader._pass + 1, self
+        before = loader._loop
+        if before is not None:
+            before.end()
+        self.data_epoch, loader._pass, loader._newest = loader._pass, loader._pass + 1, weakref.ref(self)
 
     def _enter(self) -> bool:
         if self._job.enter(self.data_epoch):
@@ -106,10 +108,6 @@ class StepLoop:
         while self._held is None and not self._over and not self._job.finished:
             self._fetch()
         return self._held is None
-
-    def is_kept(self) -> bool:
-        """Nobody goes through the batches again."""
-        return False
 
     def end(self) -> None:
         """No more batches."""

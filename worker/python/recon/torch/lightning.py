@@ -158,9 +158,10 @@ def _of_torch(loader: Any) -> rt.DataLoader:
                         "torch.utils.data or of recon.torch")
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         return rt.DataLoader(loader.dataset)  # It says what is wrong.
-    if loader.batch_size is None:
-        raise TypeError("the training loader has a batch_sampler of its own: the server says which samples make a batch")
     options = {name: getattr(loader, name) for name in _OPTIONS}
+    if loader.batch_size is None:
+        del options["drop_last"]
+        return rt.DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, **options)
     drawn = type(loader.sampler) is torch.utils.data.RandomSampler and not loader.sampler.replacement and (
         len(loader.sampler) == len(loader.dataset))
     plain = drawn or type(loader.sampler) is torch.utils.data.SequentialSampler
