@@ -24,7 +24,7 @@ class StepLoop:
         self._job, self._loader = job, job.loader
         self._alone: Iterator[Any] | None = None  # Of a loop without gradients: all of the data, by this process alone.
         self._held: tuple[Any, Any] | None = None
-        self._begun = self._over = False
+        self._begun = self._over = self._ended = False
         self._gave = 0
         self.data_epoch = 0
 
@@ -110,10 +110,19 @@ class StepLoop:
         return self._held is None
 
     def end(self) -> None:
-        """No more batches."""
-        self._over = True
-        if self._loader._loop is self:
-            if self._held is not None:
-                self._loader._put_back([self._held])
-                self._held = None
-            self._loader._close()
+        """No more batches: what was fetched and not given goes back."""
+        if not self._begun or self._alone is not None or self._ended:
+            return
+        self._over = self._ended = True
+        if self._job.finished_or_gone():
+            return
+        if self._held is not None:
+            self._loader._put_back([self._held])
+            self._held = None
+        self._loader._close()
+
+    def __del__(self) -> None:
+        try:
+            self.end()
+        except Exception:  # noqa: BLE001: a process that ends, or a job that is lost, which the next call says.
+            pass
