@@ -50,6 +50,8 @@ class SimulatedDashboard {
       if (poll(&input, 1, kIntervalMs) > 0) {
         if (!std::getline(std::cin, line)) break;
         Obey(line);
+        // What has been read with that line is not polled for.
+        while (std::cin.rdbuf()->in_avail() > 0 && std::getline(std::cin, line)) Obey(line);
       }
       Tick();
     }

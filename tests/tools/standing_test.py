@@ -104,6 +104,8 @@ class Job:
         before = self.status().get("samples_completed", 0)
         eventually("the job moves", lambda: self.status().get("samples_completed", 0) > before + 400)
         eventually("nobody says that it stands", lambda: self.standing() == 0)
+        # Who has not come back yet would not be waited for.
+        eventually("all workers take part", lambda: sum(one["state"] == "MEMBER_ACTIVE" for one in self.status().get("members", [])) == len(WORKERS))
 
 
 def wants(job: Job, victim: str) -> dict[str, Callable[[], bool]]:
@@ -186,7 +188,7 @@ def case_drain(job: Job) -> None:
 
 def case_known_again(job: Job) -> None:
     """Workers that send their pushes again to a server that was killed are no strangers to it."""
-    for victim in ("head", "server1") * 2:
+    for victim in ("head",) * 3:
         job.signal(victim, signal.SIGKILL)
         gone = time.monotonic()
         # It is away for so long that all of them try again.
@@ -206,7 +208,11 @@ def running_job(wide: bool = False) -> Iterator[Job]:
         try:
             job.start("head")
             eventually("the head listens", lambda: (pathlib.Path(folder) / "head/ADDRESS").exists())
-            for name in (*SERVERS[1:], *WORKERS):
+            for place, name in enumerate(SERVERS[1:]):
+                job.start(name)
+                # The first that comes has the first place.
+                eventually(f"{name} has its place", lambda: job.status()["servers"][place].get("address") == job.address(name))
+            for name in WORKERS:
                 job.start(name)
             job.await_movement()
             yield job

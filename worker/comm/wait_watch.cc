@@ -39,7 +39,9 @@ std::optional<std::string> WaitWatch::Note(const Seen& seen, absl::Time now) {
   const bool head = head_.Note(static_cast<uint64_t>(absl::ToUnixNanos(seen.answered_at)), now);
   if (seen.head_says.empty()) job_.Reset();
   const bool job = !seen.head_says.empty() && job_.Note(0, now);
-  if (!job && (!(own || head) || now - said_at_ < kSaidBetween)) return std::nullopt;
+  // Where the head says why, its words are said when they are due, with the own wait before them.
+  const bool alone = seen.head_says.empty() && (own || head) && now - said_at_ >= kSaidBetween;
+  if (!job && !alone) return std::nullopt;
   said_at_ = now;
   std::vector<std::string> parts = seen.away;
   if (!seen.error.ok()) parts.insert(parts.begin(), AboutHead(seen, now));

@@ -104,12 +104,14 @@ TEST_CASE("a head that does not answer is dead, stopped in good order, or waits 
 TEST_CASE("what the head says of the job is passed on at once", "[wait_watch]") {
   WaitWatch::Seen seen = Quiet();
   seen.waits_for = "the answers to its pushes";
-  const auto said = Said(12, seen, [](WaitWatch::Seen* now_seen, absl::Time now) {
+  const auto said = Said(50, seen, [](WaitWatch::Seen* now_seen, absl::Time now) {
     now_seen->answered_at = now;
     if (now >= kNow + absl::Seconds(11))
       now_seen->head_says = "the job has not moved for 11s: it waits for w3";
   });
-  REQUIRE(said.size() == 2);
+  REQUIRE(said.size() == 4);
+  CHECK(said[2].first == 21);
+  CHECK(said[3].first == 41);
   CHECK(said[0] == std::make_pair(10, std::string("waiting for 10s for the answers to its pushes")));
   CHECK(said[1].first == 11);
   CHECK(
