@@ -41,10 +41,12 @@ struct MeansJob : ParamServerHarness {
   std::shared_ptr<Pending> PushOf(uint32_t worker, uint64_t step, float value) {
     return Send(Of(FrameKind::kPushPull, worker, step, value, kGradient));
   }
-  float StateNow() {
-    const auto reply = Call(Of(FrameKind::kPull, 1, 0, 0, kState));
-    return FirstOf(*reply);
+  absl::StatusOr<ByteChain> ReplyTo(const Frame& frame) {
+    const auto pending = Send(frame);
+    pending->done.WaitForNotification();
+    return pending->reply;
   }
+  float StateNow() { return FirstOf(*ReplyTo(Of(FrameKind::kPull, 1, 0, 0, kState))); }
   static float FirstOf(const ByteChain& reply) {
     const Frame frame = *DecodeFrame(reply);
     float first = 0;
@@ -77,7 +79,7 @@ TEST_CASE("a worker that takes no part in a step asks for its mean", "[param_ser
   MeansJob job;
   job.server().members()->Deactivate(WorkerId(2));
   const auto mean_of = [&job](uint64_t step) {
-    return *DecodeFrame(*job.Call(job.Of(FrameKind::kPullMean, 2, step, 0, kGradient)));
+    return *DecodeFrame(*job.ReplyTo(job.Of(FrameKind::kPullMean, 2, step, 0, kGradient)));
   };
   CHECK(mean_of(0).parts[0].version == 0);
   REQUIRE(Await(job.PushOf(1, 0, 7)).ok());
@@ -93,13 +95,13 @@ TEST_CASE("a worker's state is taken when it is asked for, and takes its place w
           "[param_server][mean]") {
   MeansJob job;
   const auto state_of = [&job](uint32_t worker, uint64_t step, float value) {
-    return job.Call(job.Of(FrameKind::kState, worker, step, value, kState)).status();
+    return job.Call(job.Of(FrameKind::kState, worker, step, value, kState));
   };
   CHECK(absl::IsFailedPrecondition(state_of(1, 3, 5)));
   std::optional<uint64_t> came;
   job.server().members()->TakeStateOf(WorkerId(1), [&came](uint64_t step) { came = step; });
   CHECK(absl::IsFailedPrecondition(state_of(2, 3, 5)));
-  const absl::Status of_gradient = job.Call(job.Of(FrameKind::kState, 1, 3, 5, kGradient)).status();
+  const absl::Status of_gradient = job.Call(job.Of(FrameKind::kState, 1, 3, 5, kGradient));
   CHECK(absl::IsInvalidArgument(of_gradient));
   CHECK(absl::StrContains(of_gradient.message(), "holds no state"));
   CHECK(job.StateNow() == 0);
@@ -111,10 +113,10 @@ TEST_CASE("a worker's state is taken when it is asked for, and takes its place w
 TEST_CASE("means and state are refused in jobs whose server has the optimizer", "[param_server][mean]") {
   SmallJob job(0);
   Frame frame = job.MakeFrame(FrameKind::kPullMean, WorkerId(1), ParamServerHarness::IncarnationOf(1), 0, {});
-  CHECK(absl::IsFailedPrecondition(job.Call(frame).status()));
+  CHECK(absl::IsFailedPrecondition(job.Call(frame)));
   frame = job.PushFrame(1, 0, 1);
   frame.header.kind = static_cast<uint8_t>(FrameKind::kState);
-  CHECK(absl::IsFailedPrecondition(job.Call(frame).status()));
+  CHECK(absl::IsFailedPrecondition(job.Call(frame)));
 }
 
 }  // namespace recon
