@@ -144,10 +144,10 @@ EncodeStats Encode(CodecId codec, const float* values, size_t count, uint8_t* ou
   return stats;
 }
 
-void Decode(CodecId codec, const uint8_t* bytes, size_t count, float* out) {
+void Decode(CodecId codec, const uint8_t* bytes, size_t count, float* out, int exponent) {
   switch (codec) {
     case CodecId::kFp16:
-      return DecodeFp16(bytes, count, out);
+      return DecodeFp16(bytes, count, out, exponent);
     case CodecId::kBf16:
       return DecodeBf16(bytes, count, out);
     default:

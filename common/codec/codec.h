@@ -19,8 +19,17 @@ namespace recon {
 struct EncodeStats {
   // Finite values beyond the codec's range, cut to its largest finite value.
   uint64_t saturated = 0;
+  // Values other than 0 of which nothing is left but 0.
+  uint64_t underflown = 0;
   // Infinities and NaNs; the payload must not be sent if there are any.
   uint64_t non_finite = 0;
+
+  uint64_t lost() const { return saturated + underflown; }
+  void Add(const EncodeStats& other) {
+    saturated += other.saturated;
+    underflown += other.underflown;
+    non_finite += other.non_finite;
+  }
 };
 
 bool KnownCodec(uint8_t codec);
@@ -46,8 +55,8 @@ absl::Status CheckPayload(CodecId codec, uint32_t count, const ByteChain& payloa
 // fp32, fp16, bf16 only: encodes `count` values to EncodedBytes() bytes at `out`; rounds to nearest, ties to
 // even.
 EncodeStats Encode(CodecId codec, const float* values, size_t count, uint8_t* out);
-// The reverse. Exact: every 16-bit value has one FP32 value.
-void Decode(CodecId codec, const uint8_t* bytes, size_t count, float* out);
+// The reverse. Exact: every 16-bit value has one FP32 value. `exponent`: that of the part (PartHeader).
+void Decode(CodecId codec, const uint8_t* bytes, size_t count, float* out, int exponent = 0);
 // Whether all encoded values are finite.
 bool AllFinite(CodecId codec, const uint8_t* bytes, size_t count);
 

@@ -34,8 +34,8 @@ absl::Status CheckHeader(const FrameHeader& header, size_t frame_bytes) {
     return absl::InvalidArgumentError(
         absl::StrFormat("frame: magic is %#x, expected %#x", header.magic, kFrameMagic));
   }
-  if (header.version != kFrameVersion) {
-    return Malformed("format version", header.version, absl::StrCat(kFrameVersion, " at most"));
+  if (header.version < kFrameVersionMin || header.version > kFrameVersion) {
+    return Malformed("format version", header.version, absl::StrCat(kFrameVersionMin, " to ", kFrameVersion));
   }
   if (header.kind < static_cast<uint8_t>(FrameKind::kPull) ||
       header.kind > static_cast<uint8_t>(FrameKind::kState)) {
@@ -75,13 +75,26 @@ absl::Status CheckLearningRate(FrameKind kind, const PartHeader& part,
                    part.has_learning_rate == 1 && push ? absl::StrCat("0 to ", kLearningRateMax) : "none"));
 }
 
-absl::Status CheckPart(FrameKind kind, const PartHeader& part, uint32_t index) {
+bool MayHaveExponent(const FrameHeader& header, CodecId codec) {
+  const auto kind = static_cast<FrameKind>(header.kind);
+  return header.version > kFrameVersionMin && (kind == FrameKind::kPush || kind == FrameKind::kPushPull) &&
+         (codec == CodecId::kFp16 || codec == CodecId::kSparseFp16);
+}
+
+absl::Status CheckPart(const FrameHeader& header, const PartHeader& part, uint32_t index) {
+  const auto kind = static_cast<FrameKind>(header.kind);
   const auto name = [&] { return absl::StrCat("part ", index, " (shard ", part.shard, ") "); };
   if (!KnownCodec(part.codec))
     return Malformed(name() + "codec", part.codec, absl::StrCat("0 to ", kCodecIdMax));
-  if (part.reserved[0] != 0 || part.reserved[1] != 0) {
-    return Malformed(name() + "reserved byte", part.reserved[0], "0");
+  const bool may_have_exponent = MayHaveExponent(header, static_cast<CodecId>(part.codec));
+  if (part.exponent != 0 &&
+      !(may_have_exponent && part.exponent >= kExponentMin && part.exponent <= kExponentMax)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("frame: ", name(), "exponent is ", int{part.exponent}, ", expected ",
+                     may_have_exponent ? absl::StrCat(kExponentMin, " to ", kExponentMax)
+                                       : "0: a push of version 3 in fp16 or sparse-fp16 may have one"));
   }
+  if (part.reserved != 0) return Malformed(name() + "reserved byte", part.reserved, "0");
   RECON_RETURN_IF_ERROR(CheckLearningRate(kind, part, name));
   if (part.payload_bytes != 0 && kind == FrameKind::kPull) {
     if (!IsValueCodec(static_cast<CodecId>(part.codec))) {
@@ -110,11 +123,12 @@ ByteChain EncodeFrame(Frame frame) {
   RECON_CHECK_EQ(frame.parts.size(), frame.payloads.size());
   FrameHeader& header = frame.header;
   header.magic = kFrameMagic;
-  header.version = kFrameVersion;
+  header.version = kFrameVersionMin;
   header.part_count = static_cast<uint32_t>(frame.parts.size());
   header.payload_bytes = 0;
   header.checksum = 0;
   for (size_t i = 0; i < frame.parts.size(); ++i) {
+    if (frame.parts[i].exponent != 0) header.version = kFrameVersion;
     frame.parts[i].payload_bytes = static_cast<uint32_t>(frame.payloads[i].size());
     header.payload_bytes += frame.payloads[i].size();
   }
@@ -149,13 +163,19 @@ absl::StatusOr<Frame> DecodeFrame(const ByteChain& bytes) {
   frame.parts.resize(frame.header.part_count);
   std::memcpy(frame.parts.data(), head.data() + kFrameHeaderBytes, table_bytes);
   uint64_t payload_bytes = 0;
+  bool any_exponent = false;
   for (uint32_t i = 0; i < frame.header.part_count; ++i) {
-    RECON_RETURN_IF_ERROR(CheckPart(static_cast<FrameKind>(frame.header.kind), frame.parts[i], i));
+    RECON_RETURN_IF_ERROR(CheckPart(frame.header, frame.parts[i], i));
+    any_exponent |= frame.parts[i].exponent != 0;
     payload_bytes += frame.parts[i].payload_bytes;
   }
   if (payload_bytes != frame.header.payload_bytes) {
     return Malformed("payload bytes", frame.header.payload_bytes,
                      absl::StrCat("the parts' sum ", payload_bytes));
+  }
+  if (!any_exponent && frame.header.version != kFrameVersionMin) {  // A frame has one way to be written.
+    return Malformed("format version", frame.header.version,
+                     absl::StrCat(kFrameVersionMin, " of a frame without an exponent"));
   }
   size_t at = head.size();
   frame.payloads.reserve(frame.parts.size());

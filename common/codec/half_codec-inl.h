@@ -77,9 +77,11 @@ HWY_INLINE void StoreHalves(VU32 halves, uint16_t* out) {
   hn::StoreU(hn::DemoteTo(U16(), hn::BitCast(I32(), halves)), U16(), out);
 }
 
-// Store() rounds a vector of FP32 bits to nearest even; those that would round to infinity give anything.
+// Store() rounds a vector of FP32 bits to nearest even; those of kRoundsToInfinity or more give anything, and
+// the largest magnitude that becomes 0 has kRoundsToZero.
 struct Fp16Traits {
   static constexpr uint32_t kRoundsToInfinity = 0x477FF000;  // 65520
+  static constexpr uint32_t kRoundsToZero = 0x33000000;      // 2^-25
   static constexpr uint32_t kLargest = 0x477FE000;           // 65504
   static HWY_INLINE void Store(U32 d, VU32 bits, uint16_t* out) {
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
@@ -94,6 +96,7 @@ struct Fp16Traits {
 };
 struct Bf16Traits {
   static constexpr uint32_t kRoundsToInfinity = 0x7F7F8000;
+  static constexpr uint32_t kRoundsToZero = 0x8000;
   static constexpr uint32_t kLargest = 0x7F7F0000;
   static HWY_INLINE void Store(U32 d, VU32 bits, uint16_t* out) { StoreHalves(Bf16FromBits(d, bits), out); }
 };

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "common/codec/selection.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "common/codec/half_codec.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -14,12 +16,16 @@ namespace recon {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Encodes one vector to `out`; adds to the counts.
-template <typename Traits>
-HWY_INLINE void EncodeVector(U32 d, VU32 bits, uint16_t* out, EncodeStats* stats) {
+// Encodes one vector to `out`; adds to the counts. `range` is that of the values before they are divided.
+template <typename Traits, typename Divide>
+HWY_INLINE void EncodeVector(U32 d, VU32 bits, const HalfRange& range, const Divide& divide, uint16_t* out,
+                             EncodeStats* stats) {
   const I32 di;
   const auto magnitude = Magnitude(bits);
-  const auto too_large = hn::Gt(magnitude, hn::Set(di, static_cast<int32_t>(Traits::kRoundsToInfinity) - 1));
+  const auto too_small = hn::Lt(magnitude, hn::Set(di, static_cast<int32_t>(range.zero) + 1));
+  stats->underflown += hn::CountTrue(di, hn::And(too_small, hn::Gt(magnitude, hn::Zero(di))));
+  const auto too_large = hn::Gt(magnitude, hn::Set(di, static_cast<int32_t>(range.infinity) - 1));
+  auto divided = divide(bits);
   if (HWY_UNLIKELY(!hn::AllFalse(di, too_large))) {
     const auto non_finite = hn::Gt(magnitude, hn::Set(di, 0x7F800000 - 1));
     const uint64_t bad = hn::CountTrue(di, non_finite);
@@ -27,48 +33,60 @@ HWY_INLINE void EncodeVector(U32 d, VU32 bits, uint16_t* out, EncodeStats* stats
     stats->saturated += hn::CountTrue(di, too_large) - bad;
     const auto sign = hn::And(bits, hn::Set(d, 0x80000000u));
     const auto largest = hn::Or(sign, hn::Set(d, Traits::kLargest));
-    bits = hn::IfThenElse(hn::RebindMask(d, too_large), largest, bits);
+    divided = hn::IfThenElse(hn::RebindMask(d, too_large), largest, divided);
   }
-  Traits::Store(d, bits, out);
+  Traits::Store(d, divided, out);
 }
 
-template <typename Traits>
-EncodeStats EncodeHalf(const float* HWY_RESTRICT values, size_t count, uint8_t* HWY_RESTRICT out) {
-  const U32 d;
+// Whether each of four vectors' values is 0, or rounds to neither 0 nor infinity.
+HWY_INLINE bool AllFit(U32 d, VU32 b0, VU32 b1, VU32 b2, VU32 b3, const HalfRange& range) {
   const I32 di;
+  const auto m0 = Magnitude(b0), m1 = Magnitude(b1), m2 = Magnitude(b2), m3 = Magnitude(b3);
+  const auto largest = hn::Max(hn::Max(m0, m1), hn::Max(m2, m3));
+  if (!hn::AllTrue(di, hn::Lt(largest, hn::Set(di, static_cast<int32_t>(range.infinity))))) return false;
+  // Less 1, a 0 is the largest of all.
+  const auto one = hn::Set(d, 1u);
+  const auto less_one = [&](hn::Vec<I32> m) { return hn::Sub(hn::BitCast(d, m), one); };
+  const auto smallest = hn::Min(hn::Min(less_one(m0), less_one(m1)), hn::Min(less_one(m2), less_one(m3)));
+  return hn::AllFalse(d, hn::Lt(smallest, hn::Set(d, range.zero)));
+}
+
+// `divide` gives the bits of what is rounded, from a vector of those of the values.
+template <typename Traits, typename Divide>
+HWY_INLINE EncodeStats EncodeHalf(const float* HWY_RESTRICT values, size_t count, uint8_t* HWY_RESTRICT out,
+                                  const HalfRange range, const Divide& divide) {
+  const U32 d;
   const size_t lanes = hn::Lanes(d);
   const auto* bits = reinterpret_cast<const uint32_t*>(values);
   EncodeStats stats;
-  const auto rounds_to_infinity = hn::Set(di, static_cast<int32_t>(Traits::kRoundsToInfinity));
   size_t i = 0;
-  // Four vectors at a time: about a cache line of results, and one look at whether any value is too large.
+  // Four vectors at a time: about a cache line of results, and one look at whether any value is out of range.
   for (; i + 4 * lanes <= count; i += 4 * lanes) {
     PrefetchResults(out + 2 * i);
     const auto b0 = hn::LoadU(d, bits + i), b1 = hn::LoadU(d, bits + i + lanes);
     const auto b2 = hn::LoadU(d, bits + i + 2 * lanes), b3 = hn::LoadU(d, bits + i + 3 * lanes);
     auto* halves = reinterpret_cast<uint16_t*>(out) + i;
-    const auto largest =
-        hn::Max(hn::Max(Magnitude(b0), Magnitude(b1)), hn::Max(Magnitude(b2), Magnitude(b3)));
-    if (HWY_LIKELY(hn::AllTrue(di, hn::Lt(largest, rounds_to_infinity)))) {
-      Traits::Store(d, b0, halves);
-      Traits::Store(d, b1, halves + lanes);
-      Traits::Store(d, b2, halves + 2 * lanes);
-      Traits::Store(d, b3, halves + 3 * lanes);
+    if (HWY_LIKELY(AllFit(d, b0, b1, b2, b3, range))) {
+      Traits::Store(d, divide(b0), halves);
+      Traits::Store(d, divide(b1), halves + lanes);
+      Traits::Store(d, divide(b2), halves + 2 * lanes);
+      Traits::Store(d, divide(b3), halves + 3 * lanes);
     } else {
-      EncodeVector<Traits>(d, b0, halves, &stats);
-      EncodeVector<Traits>(d, b1, halves + lanes, &stats);
-      EncodeVector<Traits>(d, b2, halves + 2 * lanes, &stats);
-      EncodeVector<Traits>(d, b3, halves + 3 * lanes, &stats);
+      EncodeVector<Traits>(d, b0, range, divide, halves, &stats);
+      EncodeVector<Traits>(d, b1, range, divide, halves + lanes, &stats);
+      EncodeVector<Traits>(d, b2, range, divide, halves + 2 * lanes, &stats);
+      EncodeVector<Traits>(d, b3, range, divide, halves + 3 * lanes, &stats);
     }
   }
   for (; i + lanes <= count; i += lanes) {
-    EncodeVector<Traits>(d, hn::LoadU(d, bits + i), reinterpret_cast<uint16_t*>(out) + i, &stats);
+    EncodeVector<Traits>(d, hn::LoadU(d, bits + i), range, divide, reinterpret_cast<uint16_t*>(out) + i,
+                         &stats);
   }
   if (i < count) {
     HWY_ALIGN uint32_t in[HWY_MAX_BYTES / 4] = {};
     HWY_ALIGN uint16_t halves[HWY_MAX_BYTES / 4];
     std::memcpy(in, bits + i, (count - i) * sizeof(uint32_t));
-    EncodeVector<Traits>(d, hn::Load(d, in), halves, &stats);
+    EncodeVector<Traits>(d, hn::Load(d, in), range, divide, halves, &stats);
     std::memcpy(out + 2 * i, halves, (count - i) * sizeof(uint16_t));
   }
   return stats;
@@ -93,14 +111,30 @@ HWY_INLINE void DecodeHalf(const uint8_t* HWY_RESTRICT bytes, size_t count, floa
   }
 }
 
-EncodeStats EncodeFp16(const float* values, size_t count, uint8_t* out) {
-  return EncodeHalf<Fp16Traits>(values, count, out);
+template <typename Traits>
+EncodeStats EncodeAsIs(const float* values, size_t count, uint8_t* out) {
+  return EncodeHalf<Traits>(values, count, out, {Traits::kRoundsToInfinity, Traits::kRoundsToZero},
+                            [](VU32 bits) { return bits; });
+}
+
+EncodeStats EncodeFp16(const float* values, size_t count, uint8_t* out, int exponent) {
+  if (exponent == 0) return EncodeAsIs<Fp16Traits>(values, count, out);
+  const float factor = PowerOfTwo(-exponent);
+  return EncodeHalf<Fp16Traits>(values, count, out, HalfRangeFor(exponent), [factor](VU32 bits) {
+    const F32 d;
+    return hn::BitCast(U32(), hn::Mul(hn::BitCast(d, bits), hn::Set(d, factor)));
+  });
 }
 EncodeStats EncodeBf16(const float* values, size_t count, uint8_t* out) {
-  return EncodeHalf<Bf16Traits>(values, count, out);
+  return EncodeAsIs<Bf16Traits>(values, count, out);
 }
-void DecodeFp16(const uint8_t* bytes, size_t count, float* out) {
-  DecodeHalf(bytes, count, out, BitsFromHalf);
+void DecodeFp16(const uint8_t* bytes, size_t count, float* out, int exponent) {
+  if (exponent == 0) return DecodeHalf(bytes, count, out, BitsFromHalf);
+  const float factor = PowerOfTwo(exponent);
+  DecodeHalf(bytes, count, out, [factor](U32 d, const uint16_t* halves) {
+    const F32 df;
+    return hn::BitCast(d, hn::Mul(hn::BitCast(df, BitsFromHalf(d, halves)), hn::Set(df, factor)));
+  });
 }
 void DecodeBf16(const uint8_t* bytes, size_t count, float* out) {
   DecodeHalf(bytes, count, out, BitsFromBf16);
@@ -179,14 +213,14 @@ HWY_EXPORT(NoneMasked16);
 HWY_EXPORT(NoneMasked32);
 HWY_EXPORT(CountMasked32);
 
-EncodeStats EncodeFp16(const float* values, size_t count, uint8_t* out) {
-  return HWY_DYNAMIC_DISPATCH(EncodeFp16)(values, count, out);
+EncodeStats EncodeFp16(const float* values, size_t count, uint8_t* out, int exponent) {
+  return HWY_DYNAMIC_DISPATCH(EncodeFp16)(values, count, out, exponent);
 }
 EncodeStats EncodeBf16(const float* values, size_t count, uint8_t* out) {
   return HWY_DYNAMIC_DISPATCH(EncodeBf16)(values, count, out);
 }
-void DecodeFp16(const uint8_t* bytes, size_t count, float* out) {
-  HWY_DYNAMIC_DISPATCH(DecodeFp16)(bytes, count, out);
+void DecodeFp16(const uint8_t* bytes, size_t count, float* out, int exponent) {
+  HWY_DYNAMIC_DISPATCH(DecodeFp16)(bytes, count, out, exponent);
 }
 void DecodeBf16(const uint8_t* bytes, size_t count, float* out) {
   HWY_DYNAMIC_DISPATCH(DecodeBf16)(bytes, count, out);

@@ -123,6 +123,22 @@ size_t AccumulateMomentumAndSelect(const float* HWY_RESTRICT gradient, size_t co
       });
 }
 
+uint32_t LargestMagnitudeBits(const float* values, size_t count) {
+  const I32 di;
+  const size_t lanes = hn::Lanes(di);
+  const auto mask = hn::Set(di, 0x7FFFFFFF);
+  const auto* bits = reinterpret_cast<const int32_t*>(values);
+  auto largest0 = hn::Zero(di), largest1 = hn::Zero(di);
+  size_t i = 0;
+  for (; i + 2 * lanes <= count; i += 2 * lanes) {
+    largest0 = hn::Max(largest0, hn::And(hn::LoadU(di, bits + i), mask));
+    largest1 = hn::Max(largest1, hn::And(hn::LoadU(di, bits + i + lanes), mask));
+  }
+  auto largest = static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(di, hn::Max(largest0, largest1))));
+  for (; i < count; ++i) largest = MagnitudeBits(values[i]) > largest ? MagnitudeBits(values[i]) : largest;
+  return largest;
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace recon
 HWY_AFTER_NAMESPACE();
@@ -133,6 +149,7 @@ namespace recon {
 HWY_EXPORT(Select);
 HWY_EXPORT(AccumulateAndSelect);
 HWY_EXPORT(AccumulateMomentumAndSelect);
+HWY_EXPORT(LargestMagnitudeBits);
 
 size_t Select(const float* values, size_t count, uint32_t magnitude_min, uint32_t* selected) {
   return HWY_DYNAMIC_DISPATCH(Select)(values, count, magnitude_min, selected);
@@ -148,6 +165,10 @@ size_t AccumulateMomentumAndSelect(const float* gradient, size_t count, float mo
                                    uint32_t* selected) {
   return HWY_DYNAMIC_DISPATCH(AccumulateMomentumAndSelect)(gradient, count, momentum, magnitude_min, velocity,
                                                            residual, selected);
+}
+
+uint32_t LargestMagnitudeBits(const float* values, size_t count) {
+  return HWY_DYNAMIC_DISPATCH(LargestMagnitudeBits)(values, count);
 }
 
 double SumOfSquares(const float* values, size_t count) {

@@ -22,6 +22,9 @@ size_t AccumulateMomentumAndSelect(const float* gradient, size_t count, float mo
                                    uint32_t magnitude_min, float* velocity, float* residual,
                                    uint32_t* selected);
 
+// The largest magnitude, as bits; 0 of no values.
+uint32_t LargestMagnitudeBits(const float* values, size_t count);
+
 // Sum of values[i] squared, in double precision; in one order on every target.
 double SumOfSquares(const float* values, size_t count);
 

@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
+#include "common/codec/half_codec.h"
+#include "common/codec/select_kernels.h"
 #include "common/codec/selection.h"
 #include "common/tensor/page.h"
 
@@ -184,9 +186,15 @@ void SparseWriter::AddValues(const float* values, size_t count) {
   const CodecId codec = ValueCodec(codec_);
   const size_t at = bodies_.size();
   bodies_.resize(at + EncodedBytes(codec, count));
-  const EncodeStats stats = Encode(codec, values, count, reinterpret_cast<uint8_t*>(&bodies_[at]));
-  stats_.saturated += stats.saturated;
-  stats_.non_finite += stats.non_finite;
+  auto* const out = reinterpret_cast<uint8_t*>(&bodies_[at]);
+  if (!scaled_) {
+    stats_.Add(Encode(codec, values, count, out));
+    return;
+  }
+  RECON_CHECK(codec_ == CodecId::kSparseFp16);
+  RECON_CHECK_EQ(headers_.size(), 1u, "a part has one exponent, and so one page");
+  exponent_ = static_cast<int8_t>(ExponentFor(LargestMagnitudeBits(values, count)));
+  stats_.Add(EncodeFp16(values, count, out, exponent_));
 }
 
 void SparseWriter::AddWholePage(uint32_t page_size, const float* values) {
@@ -225,7 +233,7 @@ std::string SparseWriter::Finish() {
 }
 
 absl::Status ForEachSparsePage(CodecId codec, uint32_t count, const ByteChain& payload,
-                               absl::FunctionRef<void(const SparsePage&)> sink) {
+                               absl::FunctionRef<void(const SparsePage&)> sink, int exponent) {
   const uint32_t pages = PagesOf(count);
   if (payload.size() < pages * kSparsePageHeaderBytes) {
     return absl::InvalidArgumentError(absl::StrCat("sparse payload: ", payload.size(),
@@ -265,7 +273,7 @@ absl::Status ForEachSparsePage(CodecId codec, uint32_t count, const ByteChain& p
       return absl::InvalidArgumentError(
           absl::StrCat("sparse page ", page, ": a value is infinite or not a number"));
     }
-    Decode(value_codec, values, entries, scratch->values.data());
+    Decode(value_codec, values, entries, scratch->values.data(), exponent);
     out.all = coding == IndexCoding::kAll;
     if (!out.all) out.indices = absl::MakeConstSpan(scratch->indices.data(), entries);
     out.values = absl::MakeConstSpan(scratch->values.data(), entries);

@@ -24,8 +24,9 @@ inline constexpr uint32_t PagesOf(uint32_t count) {
 // Builds a payload page by page. One thread.
 class SparseWriter {
  public:
-  // `codec` is one of the sparse ones.
-  explicit SparseWriter(CodecId codec) : codec_(codec) {}
+  // `codec` is one of the sparse ones. `scaled`: the values of the one page that is added are divided by
+  // 2^exponent() first, as ExponentFor() says; of sparse-fp16 only.
+  explicit SparseWriter(CodecId codec, bool scaled = false) : codec_(codec), scaled_(scaled) {}
 
   // The next page, of `page_size` values. `indices` ascend; `values` are theirs. Encoding is counted in
   // stats().
@@ -34,6 +35,7 @@ class SparseWriter {
   void AddWholePage(uint32_t page_size, const float* values);
 
   const EncodeStats& stats() const { return stats_; }
+  int8_t exponent() const { return exponent_; }
   size_t bytes() const { return headers_.size() * kSparsePageHeaderBytes + bodies_.size(); }
   // The payload; the writer is empty afterwards.
   std::string Finish();
@@ -42,6 +44,8 @@ class SparseWriter {
   void AddValues(const float* values, size_t count);
 
   const CodecId codec_;
+  const bool scaled_;
+  int8_t exponent_ = 0;
   EncodeStats stats_;
   std::vector<SparsePageHeader> headers_;
   std::string bodies_;
@@ -58,8 +62,8 @@ struct SparsePage {
 
 // Reads a payload of a shard of `count` values, page by page in order; pages without entries are left out.
 // Checks everything FORMAT.md says before it hands a page over. InvalidArgument at the first page that breaks
-// a rule; the sink may have seen those before it.
+// a rule; the sink may have seen those before it. `exponent`: that of the part (PartHeader).
 absl::Status ForEachSparsePage(CodecId codec, uint32_t count, const ByteChain& payload,
-                               absl::FunctionRef<void(const SparsePage&)> sink);
+                               absl::FunctionRef<void(const SparsePage&)> sink, int exponent = 0);
 
 }  // namespace recon

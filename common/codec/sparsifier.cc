@@ -166,8 +166,8 @@ double Sparsifier::AddPage(const SparsifyOptions& options, const float* gradient
   if (!options.feedback) return sum_of_squares;
   encoded_.resize(EncodedBytes(CodecId::kFp16, candidate_count_));
   sent_.resize(candidate_count_);
-  EncodeFp16(values_.data(), candidate_count_, encoded_.data());
-  DecodeFp16(encoded_.data(), candidate_count_, sent_.data());
+  EncodeFp16(values_.data(), candidate_count_, encoded_.data(), out->exponent());
+  DecodeFp16(encoded_.data(), candidate_count_, sent_.data(), out->exponent());
   float* residual = memory.residual != nullptr ? memory.residual : scratch_.data();
   for (size_t i = 0; i < candidate_count_; ++i) residual[indices_[i]] = values_[i] - sent_[i];
   if (options.momentum > 0) {

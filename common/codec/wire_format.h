@@ -18,7 +18,10 @@ namespace recon {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire format is little endian");
 
 inline constexpr uint32_t kFrameMagic = 0x464E4352;  // "RCNF"
-inline constexpr uint16_t kFrameVersion = 2;
+// Version 3 has parts with an exponent. A frame without one is written as version 2, which older programs
+// read.
+inline constexpr uint16_t kFrameVersion = 3;
+inline constexpr uint16_t kFrameVersionMin = 2;
 
 enum class FrameKind : uint8_t {
   kPull = 1,
@@ -61,6 +64,10 @@ static_assert(sizeof(SparsePageHeader) == kSparsePageHeaderBytes);
 
 inline constexpr double kLearningRateMax = 1e6;
 
+// PartHeader.exponent, so that every value of FP16 times 2^exponent is a value of FP32.
+inline constexpr int kExponentMin = -125;
+inline constexpr int kExponentMax = 112;
+
 // A version no shard has: "send me the pages whatever you have".
 inline constexpr uint64_t kNoVersion = ~uint64_t{0};
 
@@ -91,7 +98,9 @@ struct PartHeader {
   uint32_t shard = 0;
   uint8_t codec = 0;              // CodecId.
   uint8_t has_learning_rate = 0;  // 1: the update goes by the rate below; 0: by the server's schedule.
-  uint8_t reserved[2] = {0, 0};
+  // Of a push in fp16 or sparse-fp16: the values are those of the payload times 2^exponent. Else 0.
+  int8_t exponent = 0;
+  uint8_t reserved = 0;
   uint32_t count = 0;  // Parameters of the shard.
   // Of a Pull: 0, or hashes of what its sender has (common/codec/page_hash.h). 0 in a reply if the asker has
   // this version already, or values of these hashes.

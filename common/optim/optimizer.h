@@ -77,6 +77,7 @@ int StatePlanes(OptimizerKind kind);
 // The numbers one update needs, computed once per shard and update in double precision.
 struct UpdateCoefficients {
   OptimizerKind kind = OptimizerKind::kSgd;
+  float encoded_scale = 1;   // What the encoded values of a gradient in FP16 are times: 2^exponent.
   float gradient_scale = 1;  // Clipping, and 1/weight of a mean.
   float learning_rate = 0;
   float momentum = 0;

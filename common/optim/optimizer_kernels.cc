@@ -10,6 +10,7 @@
 #include "common/base/check.h"
 #include "common/codec/codec.h"
 #include "common/codec/half_codec-inl.h"
+#include "common/codec/selection.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
@@ -20,22 +21,23 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using V = hn::Vec<F32>;
 
-// How a vector's worth of a gradient is read.
+// How a vector's worth of a gradient is read; `scale` is what FP16 values are times.
 struct Fp32Gradient {
   static constexpr size_t kBytes = 4;
-  static HWY_INLINE V Load(F32 d, const uint8_t* at) {
+  static HWY_INLINE V Load(F32 d, const uint8_t* at, V /*scale*/) {
     return hn::LoadU(d, reinterpret_cast<const float*>(at));
   }
 };
 struct Fp16Gradient {
   static constexpr size_t kBytes = 2;
-  static HWY_INLINE V Load(F32 d, const uint8_t* at) {
-    return hn::BitCast(d, BitsFromHalf(U32(), reinterpret_cast<const uint16_t*>(at)));
+  static HWY_INLINE V Load(F32 d, const uint8_t* at, V scale) {
+    const V value = hn::BitCast(d, BitsFromHalf(U32(), reinterpret_cast<const uint16_t*>(at)));
+    return hn::Mul(value, scale);  // By a power of two: exact.
   }
 };
 struct Bf16Gradient {
   static constexpr size_t kBytes = 2;
-  static HWY_INLINE V Load(F32 d, const uint8_t* at) {
+  static HWY_INLINE V Load(F32 d, const uint8_t* at, V /*scale*/) {
     return hn::BitCast(d, BitsFromBf16(U32(), reinterpret_cast<const uint16_t*>(at)));
   }
 };
@@ -128,6 +130,7 @@ HWY_INLINE bool Run(const UpdateCoefficients& coefficients, const uint8_t* gradi
   const I32 di;
   const auto too_large = hn::Set(di, static_cast<int32_t>(Reply::kRoundsToInfinity));
   auto largest = hn::Zero(di);
+  const V scale = hn::Set(d, c.encoded_scale);
   size_t i = 0;
   for (; i + lanes <= count; i += lanes) {
     PrefetchOnce(params + i + kPrefetchParams);
@@ -135,7 +138,7 @@ HWY_INLINE bool Run(const UpdateCoefficients& coefficients, const uint8_t* gradi
     if (state2 != nullptr) PrefetchOnce(state2 + i + kPrefetchParams);
     if (Reply::kBytes > 0) PrefetchResults(reply + i * Reply::kBytes);
     const V updated =
-        Rule::Update(d, c, Gradient::Load(d, gradient + i * Gradient::kBytes),
+        Rule::Update(d, c, Gradient::Load(d, gradient + i * Gradient::kBytes, scale),
                      {params + i, state1 ? state1 + i : nullptr, state2 ? state2 + i : nullptr});
     hn::StoreU(updated, d, params + i);
     largest = Reply::Put(updated, reply + i * Reply::kBytes, largest);
@@ -149,7 +152,7 @@ HWY_INLINE bool Run(const UpdateCoefficients& coefficients, const uint8_t* gradi
   std::memcpy(p, params + i, bytes);
   if (state1 != nullptr) std::memcpy(s1, state1 + i, bytes);
   if (state2 != nullptr) std::memcpy(s2, state2 + i, bytes);
-  const V updated = Rule::Update(d, c, Gradient::Load(d, g), {p, s1, s2});
+  const V updated = Rule::Update(d, c, Gradient::Load(d, g, scale), {p, s1, s2});
   hn::Store(updated, d, p);
   largest = Reply::Put(updated, r, largest);
   std::memcpy(params + i, p, bytes);
@@ -204,13 +207,14 @@ bool UpdateAndEncode(const UpdateCoefficients& c, CodecId codec, const uint8_t* 
 }
 
 template <typename Gradient>
-HWY_INLINE void Add(const uint8_t* values, float weight, size_t count, float* sum) {
+HWY_INLINE void Add(const uint8_t* values, float factor, float weight, size_t count, float* sum) {
   const F32 d;
+  const V scale = hn::Set(d, factor);
   const size_t lanes = hn::Lanes(d);
   const V w = hn::Set(d, weight);
   size_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    const V value = Gradient::Load(d, values + i * Gradient::kBytes);
+    const V value = Gradient::Load(d, values + i * Gradient::kBytes, scale);
     hn::StoreU(hn::Add(hn::LoadU(d, sum + i), hn::Mul(w, value)), d, sum + i);
   }
   if (i == count) return;
@@ -218,18 +222,20 @@ HWY_INLINE void Add(const uint8_t* values, float weight, size_t count, float* su
   HWY_ALIGN float to[HWY_MAX_BYTES / 4] = {};
   std::memcpy(rest, values + i * Gradient::kBytes, (count - i) * Gradient::kBytes);
   std::memcpy(to, sum + i, (count - i) * sizeof(float));
-  hn::Store(hn::Add(hn::Load(d, to), hn::Mul(w, Gradient::Load(d, rest))), d, to);
+  hn::Store(hn::Add(hn::Load(d, to), hn::Mul(w, Gradient::Load(d, rest, scale))), d, to);
   std::memcpy(sum + i, to, (count - i) * sizeof(float));
 }
 
-void AddWeightedEncoded(CodecId codec, const uint8_t* values, float weight, size_t count, float* sum) {
+void AddWeightedEncoded(CodecId codec, int exponent, const uint8_t* values, float weight, size_t count,
+                        float* sum) {
+  const float factor = PowerOfTwo(exponent);
   switch (codec) {
     case CodecId::kFp16:
-      return Add<Fp16Gradient>(values, weight, count, sum);
+      return Add<Fp16Gradient>(values, factor, weight, count, sum);
     case CodecId::kBf16:
-      return Add<Bf16Gradient>(values, weight, count, sum);
+      return Add<Bf16Gradient>(values, factor, weight, count, sum);
     default:
-      return Add<Fp32Gradient>(values, weight, count, sum);
+      return Add<Fp32Gradient>(values, factor, weight, count, sum);
   }
 }
 
@@ -313,11 +319,12 @@ void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_
 }
 
 void AddWeighted(const float* values, float weight, size_t count, float* sum) {
-  AddWeightedEncoded(CodecId::kFp32, reinterpret_cast<const uint8_t*>(values), weight, count, sum);
+  AddWeightedEncoded(CodecId::kFp32, 0, reinterpret_cast<const uint8_t*>(values), weight, count, sum);
 }
 
-void AddWeightedEncoded(CodecId codec, const uint8_t* values, float weight, size_t count, float* sum) {
-  HWY_DYNAMIC_DISPATCH(AddWeightedEncoded)(codec, values, weight, count, sum);
+void AddWeightedEncoded(CodecId codec, int exponent, const uint8_t* values, float weight, size_t count,
+                        float* sum) {
+  HWY_DYNAMIC_DISPATCH(AddWeightedEncoded)(codec, exponent, values, weight, count, sum);
 }
 
 void CorrectByGap(const float* now, const float* old, float inverse_step, size_t count, float* gradient) {

@@ -24,8 +24,8 @@ namespace recon {
 void ApplyUpdate(const UpdateCoefficients& c, const float* gradient, size_t count, float* params,
                  float* state1, float* state2);
 
-// The same with a gradient that is encoded, decoded in registers. `codec` is fp32, fp16 or bf16; `gradient`
-// has any alignment.
+// The same with a gradient that is encoded, decoded in registers: values of fp16 are times `c.encoded_scale`.
+// `codec` is fp32, fp16 or bf16; `gradient` has any alignment.
 void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_t* gradient, size_t count,
                         float* params, float* state1, float* state2);
 // The same, and `reply` is what Encode() makes of the new parameters in `reply_codec`, fp16 or bf16. It may
@@ -45,7 +45,8 @@ void ApplyUpdateReference(const UpdateCoefficients& c, const float* gradient, si
 
 // sum[i] += weight * values[i], each operation rounded on its own.
 void AddWeighted(const float* values, float weight, size_t count, float* sum);
-// The same with values that are encoded, as ApplyEncodedUpdate() takes them.
-void AddWeightedEncoded(CodecId codec, const uint8_t* values, float weight, size_t count, float* sum);
+// The same with values that are encoded, as ApplyEncodedUpdate() takes them; those of fp16 times 2^exponent.
+void AddWeightedEncoded(CodecId codec, int exponent, const uint8_t* values, float weight, size_t count,
+                        float* sum);
 
 }  // namespace recon

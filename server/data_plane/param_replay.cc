@@ -22,10 +22,11 @@ absl::Status CheckFrameVersion(uint64_t sequence, const ByteChain& payload) {
   FrameHeader header;
   if (payload.size() < kFrameHeaderBytes) return absl::OkStatus();  // DecodeFrame() says what is wrong.
   payload.CopyTo(&header, kFrameHeaderBytes);
-  if (header.magic != kFrameMagic || header.version == kFrameVersion) return absl::OkStatus();
+  if (header.magic != kFrameMagic) return absl::OkStatus();
+  if (header.version >= kFrameVersionMin && header.version <= kFrameVersion) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("record ", sequence, " of the push log has a frame of version ", header.version,
-                   ", this program reads ", kFrameVersion,
+                   ", this program reads ", kFrameVersionMin, " to ", kFrameVersion,
                    ": drain the job with the program that wrote it, then start this one"));
 }
 

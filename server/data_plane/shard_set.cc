@@ -137,8 +137,8 @@ void ShardSet::EncodeReply(const OperationPtr& op, NextStep next) {
 void ShardSet::ApplyPart(Operation* op, size_t index) {
   const PartHeader& part = op->frame.parts[index];
   RECON_CHECK(lanes_.IsCurrent(LaneKey(part.shard)));
-  EncodedGradient gradient{static_cast<CodecId>(part.codec), part.count,
-                           std::move(op->frame.payloads[index])};
+  EncodedGradient gradient{static_cast<CodecId>(part.codec), part.count, std::move(op->frame.payloads[index]),
+                           part.exponent};
   if (op->kind == FrameKind::kInit) {
     shards_[part.shard]->SetInitialValues(gradient);
   } else if (op->kind == FrameKind::kState) {

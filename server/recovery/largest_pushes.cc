@@ -39,7 +39,7 @@ class NormVisitor final : public LogVisitor {
     double sum = 0;
     for (size_t i = 0; i < frame.parts.size(); ++i) {
       EncodedGradient gradient{static_cast<CodecId>(frame.parts[i].codec), frame.parts[i].count,
-                               std::move(frame.payloads[i])};
+                               std::move(frame.payloads[i]), frame.parts[i].exponent};
       RECON_RETURN_IF_ERROR(CheckPayload(gradient.codec, gradient.count, gradient.payload));
       const double mean = RootMeanSquare(gradient);
       sum += mean * mean * static_cast<double>(gradient.count);

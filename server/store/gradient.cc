@@ -19,7 +19,8 @@ static_assert(kPageParams % kTileParams == 0, "a tile has one int8 scale");
 // Decodes a dense gradient, or adds it to a sum, from front to back.
 class TileDecoder {
  public:
-  explicit TileDecoder(const EncodedGradient& gradient) : codec_(gradient.codec), reader_(gradient.payload) {
+  explicit TileDecoder(const EncodedGradient& gradient)
+      : codec_(gradient.codec), exponent_(gradient.exponent), reader_(gradient.payload) {
     RECON_CHECK(!IsSparse(codec_), "a sparse gradient has no tiles");
     RECON_CHECK_EQ(gradient.payload.size(), EncodedBytes(codec_, gradient.count));
     if (codec_ != CodecId::kInt8) return;
@@ -33,7 +34,7 @@ class TileDecoder {
       if (codec_ == CodecId::kInt8) {
         DecodeInt8(bytes, run, scales_[at_ / kPageParams], values + at);
       } else {
-        Decode(codec_, bytes, run, values + at);
+        Decode(codec_, bytes, run, values + at, exponent_);
       }
     });
   }
@@ -46,7 +47,7 @@ class TileDecoder {
       return AddWeighted(values, weight, count, sum);
     }
     ForEachRunOf(count, [&](size_t at, const uint8_t* bytes, size_t run) {
-      AddWeightedEncoded(codec_, bytes, weight, run, sum + at);
+      AddWeightedEncoded(codec_, exponent_, bytes, weight, run, sum + at);
     });
   }
 
@@ -63,6 +64,7 @@ class TileDecoder {
   }
 
   const CodecId codec_;
+  const int exponent_;
   ByteReader reader_;
   std::vector<float> scales_;
   size_t at_ = 0;
@@ -81,14 +83,17 @@ void AddSparse(const Contribution& contribution, SumScratch* scratch) {
   const auto weight = static_cast<float>(contribution.weight);
   const EncodedGradient& gradient = contribution.gradient;
   // The payload was checked when it came in.
-  (void)ForEachSparsePage(gradient.codec, gradient.count, gradient.payload, [&](const SparsePage& page) {
-    const size_t base = size_t{page.page} * kPageParams;
-    for (size_t i = 0; i < page.values.size(); ++i) {
-      const size_t at = base + (page.all ? i : page.indices[i]);
-      scratch->sum[at] += weight * page.values[i];
-      scratch->named[at / 64] |= uint64_t{1} << at % 64;
-    }
-  });
+  (void)ForEachSparsePage(
+      gradient.codec, gradient.count, gradient.payload,
+      [&](const SparsePage& page) {
+        const size_t base = size_t{page.page} * kPageParams;
+        for (size_t i = 0; i < page.values.size(); ++i) {
+          const size_t at = base + (page.all ? i : page.indices[i]);
+          scratch->sum[at] += weight * page.values[i];
+          scratch->named[at / 64] |= uint64_t{1} << at % 64;
+        }
+      },
+      gradient.exponent);
 }
 
 void AddDense(const Contribution& contribution, std::vector<float>* sum) {
@@ -196,9 +201,10 @@ double RootMeanSquare(const EncodedGradient& gradient) {
   double sum = 0;
   if (IsSparse(gradient.codec)) {
     // The payload was checked when it came in.
-    (void)ForEachSparsePage(gradient.codec, gradient.count, gradient.payload, [&](const SparsePage& page) {
-      sum += SumOfSquares(page.values.data(), page.values.size());
-    });
+    (void)ForEachSparsePage(
+        gradient.codec, gradient.count, gradient.payload,
+        [&](const SparsePage& page) { sum += SumOfSquares(page.values.data(), page.values.size()); },
+        gradient.exponent);
   } else {
     ForEachTile(gradient,
                 [&](size_t, absl::Span<const float> tile) { sum += SumOfSquares(tile.data(), tile.size()); });

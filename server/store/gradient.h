@@ -19,6 +19,7 @@ struct EncodedGradient {
   CodecId codec = CodecId::kFp32;
   uint32_t count = 0;
   ByteChain payload;
+  int exponent = 0;  // PartHeader's.
 };
 
 // A worker's gradient for one step of a synchronous mean.
@@ -43,7 +44,7 @@ inline constexpr size_t kTileParams = 2048;
 using TileSink = absl::FunctionRef<void(size_t offset, absl::Span<const float> values)>;
 
 // The encoded values of a gradient in fp32, fp16 or bf16 where they lie, in order: runs that do not cross a
-// page's end.
+// page's end. They are times 2^exponent.
 void ForEachRun(const EncodedGradient& gradient,
                 absl::FunctionRef<void(size_t offset, const uint8_t* values, size_t count)> sink);
 

@@ -13,6 +13,7 @@
 #include "common/codec/codec.h"
 #include "common/codec/half_codec.h"
 #include "common/codec/page_hash.h"
+#include "common/codec/selection.h"
 #include "common/optim/optimizer_kernels.h"
 
 namespace recon {
@@ -112,8 +113,10 @@ void Shard::UpdateDense(const UpdateCoefficients& c, const Comparison& compariso
                         const EncodedGradient& gradient, Reply* reply) {
   history_.NoteAll(version_ + 1);
   if (comparison.old == nullptr && IsValueCodec(gradient.codec)) {
+    UpdateCoefficients scaled = c;
+    scaled.encoded_scale = PowerOfTwo(gradient.exponent);
     return ForEachRun(gradient, [&](size_t offset, const uint8_t* values, size_t count) {
-      UpdateRun(c, gradient.codec, offset, values, count, reply);
+      UpdateRun(scaled, gradient.codec, offset, values, count, reply);
     });
   }
   alignas(64) float corrected[kTileParams];
@@ -205,8 +208,9 @@ Shard::Outcome Shard::Apply(const PushId& id, const EncodedGradient& gradient, d
   const Comparison comparison = ComparisonFor(id, gradient, c);
   if (IsSparse(gradient.codec)) {
     // The payload was checked when it came in.
-    (void)ForEachSparsePage(gradient.codec, gradient.count, gradient.payload,
-                            [&](const SparsePage& page) { UpdatePage(c, comparison, page); });
+    (void)ForEachSparsePage(
+        gradient.codec, gradient.count, gradient.payload,
+        [&](const SparsePage& page) { UpdatePage(c, comparison, page); }, gradient.exponent);
   } else {
     UpdateDense(c, comparison, gradient, nullptr);
   }

@@ -26,7 +26,7 @@ void Check(const std::string& bytes) {
     if (hashes || payload.empty() || !recon::IsValueCodec(codec)) continue;  // Others have their own fuzzers.
     std::string values(size_t{part.count} * sizeof(float), '\0');
     recon::Decode(static_cast<recon::CodecId>(part.codec), reinterpret_cast<const uint8_t*>(payload.data()),
-                  part.count, reinterpret_cast<float*>(values.data()));
+                  part.count, reinterpret_cast<float*>(values.data()), part.exponent);
   }
   if (recon::EncodeFrame(*frame).ToString() != bytes) std::abort();
 }

@@ -15,7 +15,10 @@
 #include "absl/time/time.h"
 #include "common/base/clock.h"
 #include "common/codec/codec.h"
+#include "common/codec/half_codec.h"
 #include "common/codec/int8_codec.h"
+#include "common/codec/select_kernels.h"
+#include "common/codec/selection.h"
 #include "common/codec/sparsifier.h"
 #include "common/tensor/page.h"
 #include "nlohmann/json.hpp"
@@ -136,6 +139,7 @@ class Bench {
              Decode(codec, bytes + width * begin, end - begin, out + begin);
            }));
     }
+    ScaledFp16(threads, bytes, out);
     Int8(threads, bytes, out);
     SparsifyOptions topk;
     topk.ratio = options_.ratio;
@@ -148,20 +152,38 @@ class Bench {
     Sparse("randomk", randomk, threads);
   }
 
+  static void EachPage(size_t begin, size_t end, const std::function<void(size_t, size_t)>& page) {
+    for (size_t at = begin; at < end; at += kPageParams) page(at, std::min(end - at, kPageParams));
+  }
+
+  // As gradients go, each page with its exponent.
+  void ScaledFp16(int threads, uint8_t* bytes, float* out) {
+    std::vector<int> exponents(arena_.count / kPageParams + 1);
+    Note("fp16 gradient encode", threads, Timed(threads, arena_.count, [&](size_t begin, size_t end) {
+           EachPage(begin, end, [&](size_t at, size_t size) {
+             int& exponent = exponents[at / kPageParams];
+             exponent = ExponentFor(LargestMagnitudeBits(gradient_ + at, size));
+             EncodeFp16(gradient_ + at, size, bytes + 2 * at, exponent);
+           });
+         }));
+    Note("fp16 gradient decode", threads, Timed(threads, arena_.count, [&](size_t begin, size_t end) {
+           EachPage(begin, end, [&](size_t at, size_t size) {
+             DecodeFp16(bytes + 2 * at, size, out + at, exponents[at / kPageParams]);
+           });
+         }));
+  }
+
   void Int8(int threads, uint8_t* bytes, float* out) {
     std::vector<float> scales(arena_.count / kPageParams + 1);
-    const auto pages = [&](size_t begin, size_t end, const std::function<void(size_t, size_t)>& page) {
-      for (size_t at = begin; at < end; at += kPageParams) page(at, std::min(end - at, kPageParams));
-    };
     Note("int8 encode", threads, Timed(threads, arena_.count, [&](size_t begin, size_t end) {
-           pages(begin, end, [&](size_t at, size_t size) {
+           EachPage(begin, end, [&](size_t at, size_t size) {
              EncodeStats stats;
              scales[at / kPageParams] = Int8Scale(gradient_ + at, size, &stats);
              EncodeInt8Page(gradient_ + at, size, scales[at / kPageParams], 7, bytes + at);
            });
          }));
     Note("int8 decode", threads, Timed(threads, arena_.count, [&](size_t begin, size_t end) {
-           pages(begin, end, [&](size_t at, size_t size) {
+           EachPage(begin, end, [&](size_t at, size_t size) {
              DecodeInt8(bytes + at, size, scales[at / kPageParams], out + at);
            });
          }));

@@ -107,6 +107,10 @@ std::vector<std::string> DeviceCells(const DeviceStatus& device) {
 void PrintRemarks(const MemberStatus& member) {
   const WorkerProgress& progress = member.progress();
   const auto line = [&](const std::string& text) { std::cout << member.name() << ": " << text << "\n"; };
+  if (progress.saturated_values() > 0 || progress.underflown_values() > 0) {
+    line(absl::StrFormat("of its gradients' values %d were cut and %d became 0 in the codec",
+                         progress.saturated_values(), progress.underflown_values()));
+  }
   if (progress.residual_norm() > 0) {
     line(absl::StrFormat("keeps back gradients of norm %.3g, sent whole %.0f s ago", progress.residual_norm(),
                          progress.residual_age_seconds()));

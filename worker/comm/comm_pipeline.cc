@@ -19,6 +19,7 @@
 #include "common/trace/span_names.h"
 #include "common/transport/send_window.h"
 #include "worker/comm/frames.h"
+#include "worker/encode/lost_values.h"
 
 namespace recon {
 namespace {
@@ -63,6 +64,8 @@ CommPipeline::CommPipeline(int depth, const ParamLayout* layout, GradientSpace* 
                              "Pushes that were sent in a later step, for theirs was closed without them")),
       saturated_(
           metrics->Counter("recon_worker_saturated_values_total", "Values cut to the codec's largest")),
+      underflown_(metrics->Counter("recon_worker_underflown_values_total",
+                                   "Values other than 0 that became 0 in the codec, and are not kept back")),
       flushes_(metrics->Counter("recon_worker_residual_flushes_total",
                                 "Pushes that sent a shard's whole residual")),
       bytes_per_parameter_(metrics->Gauge("recon_worker_bytes_per_parameter",
@@ -204,8 +207,7 @@ absl::StatusOr<EncodedPush> CommPipeline::EncodeAsItComes(GradientEncoder* encod
     RECON_ASSIGN_OR_RETURN(EncodedPush some, std::move(encoded));
     push.encode_time += Now() - start;
     RECON_CHECK_EQ(some.shards.size(), layout_->shard_count());
-    whole.stats.saturated += some.stats.saturated;
-    whole.stats.non_finite += some.stats.non_finite;
+    whole.stats.Add(some.stats);
     whole.norm = std::hypot(whole.norm, some.norm);
     whole.residual_norm = some.residual_norm;
     if (whole.stats.non_finite > 0) out->exchange.reset();
@@ -273,6 +275,17 @@ void CommPipeline::NoteDropped(const Push& push, absl::string_view why) {
   LogWarn("push of step {} dropped: {}", push.step, why);
 }
 
+void CommPipeline::NoteLost(const EncodedPush& encoded) {
+  session_->counters()->saturated += encoded.stats.saturated;
+  session_->counters()->underflown += encoded.stats.underflown;
+  saturated_.Increment(static_cast<double>(encoded.stats.saturated));
+  underflown_.Increment(static_cast<double>(encoded.stats.underflown));
+  if (encoded.stats.lost() == 0 || said_what_is_lost_) return;
+  const std::string lost = DescribeLost(*layout_, encoded);
+  if (lost.empty() || said_what_is_lost_.exchange(true)) return;
+  LogWarn("{}", lost);
+}
+
 std::vector<absl::StatusOr<Frame>> CommPipeline::AwaitReplies(ParamClient::Exchange* exchange,
                                                               absl::Duration deadline) {
   return exchange->Await(session_->fatal().ok() ? deadline : absl::ZeroDuration(), absl::InfiniteDuration());
@@ -315,8 +328,7 @@ absl::StatusOr<bool> CommPipeline::PushUntilDone(Outgoing* out) {
     if (session_->job()->history() == push.history) session_->NoteDivergence(why);
     return false;
   }
-  session_->counters()->saturated += encoded.stats.saturated;
-  saturated_.Increment(static_cast<double>(encoded.stats.saturated));
+  NoteLost(encoded);
   std::vector<EncodedShard> shards = std::move(out->encoded->shards);
   CodecPolicy::Exchange exchange;
   uint64_t params = 0;

@@ -126,6 +126,8 @@ class CommPipeline {
   bool MoveToLaterStep(const std::vector<absl::StatusOr<Frame>>& results, Push* push);
   // Whether a push is of the state and the policy that the job has now.
   bool StillWanted(const Push& push) const;
+  // Counts the values that the encoder cut or made 0, and says once whose they are, if they are many.
+  void NoteLost(const EncodedPush& encoded);
   // Counts a push that is dropped, and says why.
   void NoteDropped(const Push& push, absl::string_view why);
   // Waits for the replies, but not once the session has failed: nobody cuts what was sent after its
@@ -149,6 +151,7 @@ class CommPipeline {
   prometheus::Counter& dropped_;
   prometheus::Counter& late_;
   prometheus::Counter& saturated_;
+  prometheus::Counter& underflown_;
   prometheus::Counter& flushes_;
   prometheus::Gauge& bytes_per_parameter_;
   prometheus::Gauge& residual_;
@@ -157,6 +160,7 @@ class CommPipeline {
   const std::function<void(Frame)> keep_reply_;
 
   std::atomic<bool> last_was_late_{false};
+  std::atomic<bool> said_what_is_lost_{false};
 
   // Held by the one thread that encodes: pushes are encoded in order.
   Mutex encoding_ ABSL_ACQUIRED_BEFORE(mu_);

@@ -58,6 +58,7 @@ std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& heade
     PartHeader part;
     part.shard = i;
     part.codec = static_cast<uint8_t>(shards[i].codec);
+    part.exponent = shards[i].exponent;
     part.count = count;
     part.version = shards[i].version;
     part.has_learning_rate = shards[i].learning_rate ? 1 : 0;

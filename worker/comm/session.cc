@@ -294,6 +294,7 @@ void Session::HeartbeatOnce(double samples_per_second) {
   progress->set_samples_per_second(samples_per_second);
   progress->set_reconstruct_ms(counters_.reconstruct_ms);
   progress->set_saturated_values(counters_.saturated);
+  progress->set_underflown_values(counters_.underflown);
   progress->set_last_loss(counters_.last_loss);
   progress->set_residual_norm(counters_.residual_norm);
   progress->set_batches(counters_.batches);

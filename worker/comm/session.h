@@ -77,6 +77,7 @@ class Session {
     std::atomic<uint64_t> steps{0};
     std::atomic<uint64_t> samples{0};
     std::atomic<uint64_t> saturated{0};
+    std::atomic<uint64_t> underflown{0};
     std::atomic<double> reconstruct_ms{0};
     std::atomic<double> last_loss{0};
     std::atomic<double> residual_norm{0};

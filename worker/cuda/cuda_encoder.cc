@@ -296,8 +296,8 @@ class CudaEncoder : public GradientEncoder {
     const auto* tasks = reinterpret_cast<const PageTask*>(lane->host_tasks.get());
     uint64_t packed_bytes = 0;
     for (uint32_t page = 0; page < run.pages; ++page) {
-      push->stats.saturated += results[page].saturated;
-      push->stats.non_finite += results[page].non_finite;
+      const OutOfRange& counts = results[page].out_of_range;
+      push->stats.Add({counts.saturated, counts.underflown, counts.non_finite});
       push->norm += results[page].sent_squares;
       kept_squares_[run.first_page + page] = results[page].residual_squares;
       packed_bytes += results[page].body_bytes;
@@ -309,8 +309,12 @@ class CudaEncoder : public GradientEncoder {
     for (const Body& body : bodies) {
       EncodedShard& encoded = push->shards[body.shard];
       encoded.codec = body.codec;
+      static_assert(kShardPagesMax == 1, "a part has one exponent");
+      const uint32_t first = first_pages_[body.shard] - run.first_page;
+      encoded.exponent = static_cast<int8_t>(results[first].exponent);
+      const OutOfRange& counts = results[first].out_of_range;
+      encoded.lost = uint64_t{counts.saturated} + counts.underflown;
       if (body.codec == CodecId::kInt8 && !run.any_sparse) {
-        const uint32_t first = first_pages_[body.shard] - run.first_page;
         encoded.payload = ScalesOf(results + first, layout_->shards()[body.shard].pages());
       }
     }

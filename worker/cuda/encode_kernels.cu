@@ -40,24 +40,38 @@ constexpr uint32_t kTileThreads = 256;
 
 constexpr uint32_t kTileLoads = kTileValues / kTileThreads / 4;
 
-// Values out of range, counted in a thread.
-struct OutOfRange {
-  uint32_t saturated = 0;
-  uint32_t non_finite = 0;
+// How a tile's values become 16 bits.
+struct TileScale {
+  bool bf16;
+  float down;
+  HalfRange range;
 };
 
 // Saturates as the CPU does.
-__device__ __forceinline__ uint32_t Narrow(float value, bool bf16, OutOfRange* counts) {
-  const uint32_t magnitude = MagnitudeBits(value);
-  const uint32_t limit = bf16 ? 0x7F7F8000 : 0x477FF000;
-  if (magnitude >= limit) {
-    ++(magnitude >= 0x7F800000 ? counts->non_finite : counts->saturated);
-    return (BitsOf(value) >> 16 & 0x8000) | (bf16 ? 0x7F7F : 0x7BFF);
-  }
-  return bf16 ? Bf16Bits(value) : __half_as_ushort(__float2half_rn(value));
+__device__ __forceinline__ uint32_t Narrow(float value, const TileScale& scale, OutOfRange* counts) {
+  if (IsCut(value, scale.range, counts)) return SignOr(value, scale.bf16 ? 0x7F7F : 0x7BFF);
+  return scale.bf16 ? Bf16Bits(value) : __half_as_ushort(__float2half_rn(value * scale.down));
 }
 
-// `results` was cleared before.
+// The largest magnitude of each page that will be FP16, to its `results`, which were cleared before.
+__global__ void __launch_bounds__(kTileThreads)
+    LargestKernel(const PageTask* tasks, const float* gradient, PageResult* results) {
+  const uint32_t page = blockIdx.x / kTilesPerPage;
+  const uint32_t begin = blockIdx.x % kTilesPerPage * kTileValues;
+  const PageTask task = tasks[page];
+  if (begin >= task.count || task.rule != PageRule::kFp16) return;
+  const float* __restrict__ values = gradient + task.offset + begin;
+  const uint32_t count = min(kTileValues, task.count - begin);
+  uint32_t largest = 0;
+  for (uint32_t i = threadIdx.x; i < count; i += kTileThreads)
+    largest = max(largest, MagnitudeBits(values[i]));
+  for (int lane = 16; lane > 0; lane /= 2) {
+    largest = max(largest, __shfl_down_sync(0xFFFFFFFF, largest, lane));
+  }
+  if (threadIdx.x % 32 == 0) atomicMax(&results[page].largest, largest);
+}
+
+// `results` were cleared before, but for the largest magnitudes.
 __global__ void __launch_bounds__(kTileThreads)
     EncodeTilesKernel(const PageTask* tasks, const float* gradient, uint8_t* out, PageResult* results) {
   const uint32_t page = blockIdx.x / kTilesPerPage;
@@ -65,6 +79,9 @@ __global__ void __launch_bounds__(kTileThreads)
   const PageTask task = tasks[page];
   if (begin >= task.count) return;
   const bool bf16 = task.rule == PageRule::kBf16;
+  const HalfScale half(bf16 ? 0 : ExponentFor(results[page].largest));
+  const TileScale scale = {bf16, half.down, bf16 ? Bf16Range() : half.range};
+  if (begin == 0 && threadIdx.x == 0) results[page].exponent = half.exponent;
   const float* __restrict__ values = gradient + task.offset + begin;
   auto* __restrict__ halves = reinterpret_cast<uint16_t*>(out + task.out) + begin;
   const uint32_t count = min(kTileValues, task.count - begin);
@@ -80,19 +97,21 @@ __global__ void __launch_bounds__(kTileThreads)
     for (uint32_t j = 0; j < kTileLoads; ++j) {
       const float4 v = loads[j];
       uint2 both;
-      both.x = Narrow(v.x, bf16, &counts) | Narrow(v.y, bf16, &counts) << 16;
-      both.y = Narrow(v.z, bf16, &counts) | Narrow(v.w, bf16, &counts) << 16;
+      both.x = Narrow(v.x, scale, &counts) | Narrow(v.y, scale, &counts) << 16;
+      both.y = Narrow(v.z, scale, &counts) | Narrow(v.w, scale, &counts) << 16;
       reinterpret_cast<uint2*>(halves)[j * kTileThreads + threadIdx.x] = both;
       squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
     }
   } else {
     for (uint32_t i = threadIdx.x; i < count; i += kTileThreads) {
-      halves[i] = static_cast<uint16_t>(Narrow(values[i], bf16, &counts));
+      halves[i] = static_cast<uint16_t>(Narrow(values[i], scale, &counts));
       squares += values[i] * values[i];
     }
   }
-  if (counts.saturated > 0) atomicAdd(&results[page].saturated, counts.saturated);
-  if (counts.non_finite > 0) atomicAdd(&results[page].non_finite, counts.non_finite);
+  OutOfRange* const all = &results[page].out_of_range;
+  if (counts.saturated > 0) atomicAdd(&all->saturated, counts.saturated);
+  if (counts.underflown > 0) atomicAdd(&all->underflown, counts.underflown);
+  if (counts.non_finite > 0) atomicAdd(&all->non_finite, counts.non_finite);
   for (int lane = 16; lane > 0; lane /= 2) squares += __shfl_down_sync(0xFFFFFFFF, squares, lane);
   if (threadIdx.x % 32 == 0) atomicAdd(&results[page].sent_squares, static_cast<double>(squares));
 }
@@ -172,6 +191,7 @@ void EncodePages(const PageTask* tasks, int pages, const PageMemoryTable& memory
 void EncodeTiles(const PageTask* tasks, int pages, const float* gradient, uint8_t* out, PageResult* results,
                  cudaStream_t stream) {
   cudaMemsetAsync(results, 0, pages * sizeof(PageResult), stream);
+  LargestKernel<<<pages * kTilesPerPage, kTileThreads, 0, stream>>>(tasks, gradient, results);
   EncodeTilesKernel<<<pages * kTilesPerPage, kTileThreads, 0, stream>>>(tasks, gradient, out, results);
 }
 

@@ -28,6 +28,33 @@ RECON_HOST_DEVICE inline uint16_t Bf16Bits(float value) {
   return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
+RECON_HOST_DEVICE inline uint16_t SignOr(float value, uint32_t bits) {
+  return static_cast<uint16_t>((BitsOf(value) >> 16 & 0x8000) | bits);
+}
+
+// How a page's values become FP16.
+struct HalfScale {
+  RECON_HOST_DEVICE explicit HalfScale(int page_exponent)
+      : exponent(page_exponent),
+        down(PowerOfTwo(-page_exponent)),
+        up(PowerOfTwo(page_exponent)),
+        range(HalfRangeFor(page_exponent)) {}
+
+  int exponent;
+  float down, up;
+  HalfRange range;
+};
+RECON_HOST_DEVICE inline HalfRange Bf16Range() { return {0x7F7F8000, 0x8000}; }
+
+// Counts a value out of range. True if it has to be cut, or is not finite.
+RECON_HOST_DEVICE inline bool IsCut(float value, const HalfRange& range, OutOfRange* counts) {
+  const uint32_t magnitude = MagnitudeBits(value);
+  counts->underflown += magnitude != 0 && magnitude <= range.zero ? 1 : 0;
+  if (magnitude < range.infinity) return false;
+  ++(magnitude >= 0x7F800000 ? counts->non_finite : counts->saturated);
+  return true;
+}
+
 template <typename Block>
 class PageEncoder {
  public:
@@ -69,7 +96,8 @@ class PageEncoder {
   RECON_HOST_DEVICE void Begin() {
     block_.ForEach([&](uint32_t thread) {
       s_.kept[thread] = s_.sent[thread] = 0;
-      if (thread == 0) s_.saturated = s_.non_finite = s_.total = 0;
+      if (thread == 0) s_.out_of_range = OutOfRange();
+      if (thread == 0) s_.total = 0;
     });
   }
 
@@ -199,13 +227,25 @@ class PageEncoder {
     block_.ForEach([&](uint32_t thread) {
       WriteIndices(thread, indices.coding, selection_.Before(ends, thread), bitmap_bytes);
     });
+    // The scan's results and the first bins are in use.
+    uint32_t* const partial = s_.bins + 2 * kBlockThreads;
+    block_.ForEach([&](uint32_t thread) {
+      uint32_t largest = 0;
+      selection_.EachMarked(thread, [&](uint32_t, uint32_t, uint32_t i) {
+        const uint32_t magnitude = MagnitudeBits(sums_[i]);
+        largest = magnitude > largest ? magnitude : largest;
+      });
+      partial[thread] = largest;
+    });
+    const HalfScale scale(ExponentFor(Largest(partial)));
     block_.ForEach(
-        [&](uint32_t thread) { WriteValues(thread, selection_.Before(ends, thread), indices.bytes); });
+        [&](uint32_t thread) { WriteValues(thread, selection_.Before(ends, thread), indices.bytes, scale); });
     block_.ForEach([&](uint32_t thread) {
       if (thread != 0) return;
       result->header.coding_and_entries = static_cast<uint32_t>(indices.coding) << 24 | entries;
       result->header.index_bytes = indices.bytes;
       result->body_bytes = indices.bytes + 2 * entries;
+      result->exponent = scale.exponent;
     });
     if (residual_bf16_ != nullptr && task_.keep) {
       block_.ForEach([&](uint32_t thread) {
@@ -240,45 +280,46 @@ class PageEncoder {
     });
   }
 
-  RECON_HOST_DEVICE void WriteValues(uint32_t thread, uint32_t position, uint32_t index_bytes) {
-    uint32_t saturated = 0;
-    uint32_t non_finite = 0;
+  RECON_HOST_DEVICE void WriteValues(uint32_t thread, uint32_t position, uint32_t index_bytes,
+                                     const HalfScale& scale) {
+    OutOfRange counts;
     double sent = 0;
     double rounding = 0;
     selection_.EachMarked(thread, [&](uint32_t, uint32_t, uint32_t i) {
       const float sum = sums_[i];
-      const uint16_t half = ToHalf(sum, &saturated, &non_finite);
+      const uint16_t half = ToHalf(sum, scale, &counts);
       uint8_t* out = out_ + index_bytes + 2 * size_t{position++};
       out[0] = static_cast<uint8_t>(half);
       out[1] = static_cast<uint8_t>(half >> 8);
       sent += static_cast<double>(sum) * sum;
       if (!task_.keep) return;
-      sums_[i] = sum - Block::HalfToFloat(half);
+      sums_[i] = sum - Block::HalfToFloat(half) * scale.up;
       rounding += static_cast<double>(sums_[i]) * sums_[i];
       if (velocity_ != nullptr && memory_.momentum > 0) velocity_[i] = 0;
     });
     // All sums' squares less those of what is sent are those of what is kept.
     s_.kept[thread] += rounding - sent;
     s_.sent[thread] = sent;
-    NoteRange(saturated, non_finite);
+    NoteRange(counts);
   }
 
-  RECON_HOST_DEVICE void NoteRange(uint32_t saturated, uint32_t non_finite) {
-    if (saturated > 0) block_.Add(&s_.saturated, saturated);
-    if (non_finite > 0) block_.Add(&s_.non_finite, non_finite);
+  RECON_HOST_DEVICE void NoteRange(const OutOfRange& counts) {
+    if (counts.saturated > 0) block_.Add(&s_.out_of_range.saturated, counts.saturated);
+    if (counts.underflown > 0 && !task_.keep) block_.Add(&s_.out_of_range.underflown, counts.underflown);
+    if (counts.non_finite > 0) block_.Add(&s_.out_of_range.non_finite, counts.non_finite);
   }
 
   RECON_HOST_DEVICE void EncodeDense(PageResult* result) {
     float scale = 0;
     if (task_.rule == PageRule::kInt8) scale = FindScale();
     const float inverse = scale > 0 ? 1.0f / scale : 0;
+    const HalfScale half(task_.rule == PageRule::kFp16 ? ExponentFor(LargestOfAll()) : 0);
     block_.ForEach([&](uint32_t thread) {
-      uint32_t saturated = 0;
-      uint32_t non_finite = 0;
+      OutOfRange counts;
       double rounding = 0;
       selection_.EachValue(thread, sums_, [&](uint32_t i, float sum) {
         if (i >= task_.count) return;
-        const float decoded = WriteDense(i, sum, scale, inverse, &saturated, &non_finite);
+        const float decoded = WriteDense(i, sum, scale, inverse, half, &counts);
         if (!task_.add_residual) return;
         const float rest = task_.keep ? sum - decoded : 0;
         rounding += static_cast<double>(rest) * rest;
@@ -288,11 +329,12 @@ class PageEncoder {
       });
       s_.sent[thread] = s_.kept[thread];
       s_.kept[thread] = rounding;
-      NoteRange(saturated, non_finite);
+      NoteRange(counts);
     });
     block_.ForEach([&](uint32_t thread) {
       if (thread != 0) return;
       result->scale = scale;
+      result->exponent = half.exponent;
       result->body_bytes = task_.count * (task_.rule == PageRule::kFp32   ? 4
                                           : task_.rule == PageRule::kInt8 ? 1
                                                                           : 2);
@@ -300,15 +342,15 @@ class PageEncoder {
   }
 
   // Writes one value; what it decodes to is returned.
-  RECON_HOST_DEVICE float WriteDense(uint32_t i, float sum, float scale, float inverse, uint32_t* saturated,
-                                     uint32_t* non_finite) const {
+  RECON_HOST_DEVICE float WriteDense(uint32_t i, float sum, float scale, float inverse, const HalfScale& half,
+                                     OutOfRange* counts) const {
     switch (task_.rule) {
       case PageRule::kFp32:
-        *non_finite += MagnitudeBits(sum) >= 0x7F800000 ? 1 : 0;
+        counts->non_finite += MagnitudeBits(sum) >= 0x7F800000 ? 1 : 0;
         reinterpret_cast<float*>(out_)[i] = sum;
         return sum;
       case PageRule::kBf16: {
-        const uint16_t bits = ToBf16(sum, saturated, non_finite);
+        const uint16_t bits = ToBf16(sum, counts);
         reinterpret_cast<uint16_t*>(out_)[i] = bits;
         return FloatOf(static_cast<uint32_t>(bits) << 16);
       }
@@ -323,34 +365,47 @@ class PageEncoder {
         return rounded * scale;
       }
       default: {
-        const uint16_t bits = ToHalf(sum, saturated, non_finite);
+        const uint16_t bits = ToHalf(sum, half, counts);
         reinterpret_cast<uint16_t*>(out_)[i] = bits;
-        return Block::HalfToFloat(bits);
+        return Block::HalfToFloat(bits) * half.up;
       }
     }
   }
 
-  RECON_HOST_DEVICE float FindScale() {
-    block_.ForEach([&](uint32_t thread) {
-      uint32_t largest = 0;
-      uint32_t non_finite = 0;
-      selection_.EachValue(thread, sums_, [&](uint32_t, float sum) {
-        const uint32_t magnitude = MagnitudeBits(sum);
-        non_finite += magnitude >= 0x7F800000 ? 1 : 0;
-        largest = magnitude > largest ? magnitude : largest;
-      });
-      s_.scan[0][thread] = largest;
-      NoteRange(0, non_finite);
-    });
+  // The largest of a value of each thread.
+  RECON_HOST_DEVICE uint32_t Largest(uint32_t* values) {
     for (uint32_t half = kBlockThreads / 2; half > 0; half /= 2) {
       block_.ForEach([&](uint32_t thread) {
         if (thread >= half) return;
-        const uint32_t other = s_.scan[0][thread + half];
-        if (other > s_.scan[0][thread]) s_.scan[0][thread] = other;
+        if (values[thread + half] > values[thread]) values[thread] = values[thread + half];
       });
     }
-    const float largest = FloatOf(s_.scan[0][0]);
-    return s_.non_finite > 0 || largest < 0x1p-100f ? 0 : largest / 127.0f;
+    return values[0];
+  }
+
+  // Bits of the largest magnitude of the sums.
+  RECON_HOST_DEVICE uint32_t LargestOfAll() {
+    block_.ForEach([&](uint32_t thread) {
+      uint32_t largest = 0;
+      selection_.EachValue(thread, sums_, [&](uint32_t, float sum) {
+        const uint32_t magnitude = MagnitudeBits(sum);
+        largest = magnitude > largest ? magnitude : largest;
+      });
+      s_.scan[0][thread] = largest;
+    });
+    return Largest(s_.scan[0]);
+  }
+
+  RECON_HOST_DEVICE float FindScale() {
+    block_.ForEach([&](uint32_t thread) {
+      OutOfRange counts;
+      selection_.EachValue(thread, sums_, [&](uint32_t, float sum) {
+        counts.non_finite += MagnitudeBits(sum) >= 0x7F800000 ? 1 : 0;
+      });
+      NoteRange(counts);
+    });
+    const float largest = FloatOf(LargestOfAll());
+    return s_.out_of_range.non_finite > 0 || largest < 0x1p-100f ? 0 : largest / 127.0f;
   }
 
   RECON_HOST_DEVICE void Finish(PageResult* result) {
@@ -363,33 +418,19 @@ class PageEncoder {
     }
     block_.ForEach([&](uint32_t thread) {
       if (thread != 0) return;
-      result->saturated = s_.saturated;
-      result->non_finite = s_.non_finite;
+      result->out_of_range = s_.out_of_range;
       result->sent_squares = s_.sent[0];
       result->residual_squares = task_.add_residual && task_.keep && s_.kept[0] > 0 ? s_.kept[0] : 0;
     });
   }
 
-  RECON_HOST_DEVICE uint16_t ToHalf(float value, uint32_t* saturated, uint32_t* non_finite) const {
-    const uint32_t magnitude = MagnitudeBits(value);
-    if (magnitude >= 0x477FF000) {  // 65520: rounds to infinity.
-      const bool bad = magnitude >= 0x7F800000;
-      *non_finite += bad ? 1 : 0;
-      *saturated += bad ? 0 : 1;
-      return static_cast<uint16_t>((BitsOf(value) >> 16 & 0x8000) | 0x7BFF);
-    }
-    return Block::FloatToHalf(value);
+  RECON_HOST_DEVICE uint16_t ToHalf(float value, const HalfScale& scale, OutOfRange* counts) const {
+    const bool cut = IsCut(value, scale.range, counts);
+    return cut ? SignOr(value, 0x7BFF) : Block::FloatToHalf(value * scale.down);
   }
 
-  RECON_HOST_DEVICE uint16_t ToBf16(float value, uint32_t* saturated, uint32_t* non_finite) const {
-    const uint32_t magnitude = MagnitudeBits(value);
-    if (magnitude >= 0x7F7F8000) {
-      const bool bad = magnitude >= 0x7F800000;
-      *non_finite += bad ? 1 : 0;
-      *saturated += bad ? 0 : 1;
-      return static_cast<uint16_t>((BitsOf(value) >> 16 & 0x8000) | 0x7F7F);
-    }
-    return Bf16Bits(value);
+  RECON_HOST_DEVICE uint16_t ToBf16(float value, OutOfRange* counts) const {
+    return IsCut(value, Bf16Range(), counts) ? SignOr(value, 0x7F7F) : Bf16Bits(value);
   }
 
   Block& block_;

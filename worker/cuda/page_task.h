@@ -47,12 +47,20 @@ struct PageMemoryTable {
   uint32_t seed = 0;  // Low word of the push's seed.
 };
 
+// Values that a codec cannot have. What becomes 0 and is kept back is not counted.
+struct OutOfRange {
+  uint32_t saturated = 0;
+  uint32_t underflown = 0;
+  uint32_t non_finite = 0;
+};
+
 struct PageResult {
   SparsePageHeader header;  // Sparse rules only.
   uint32_t body_bytes = 0;
-  float scale = 0;  // int8 only.
-  uint32_t saturated = 0;
-  uint32_t non_finite = 0;
+  float scale = 0;       // int8 only.
+  int32_t exponent = 0;  // fp16 and sparse rules: PartHeader's.
+  uint32_t largest = 0;  // Bits of the largest magnitude; where tiles need it.
+  OutOfRange out_of_range;
   double sent_squares = 0;
   double residual_squares = 0;
 };
@@ -69,8 +77,7 @@ struct PageShared {
   uint32_t prefix;  // Of the magnitude that is looked for: its bits so far.
   uint32_t need;    // Values to take among those with the prefix.
   uint32_t bin;
-  uint32_t saturated;
-  uint32_t non_finite;
+  OutOfRange out_of_range;
   uint32_t total;
 };
 

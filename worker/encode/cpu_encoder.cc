@@ -9,6 +9,7 @@
 #include "common/codec/int8_codec.h"
 #include "common/codec/random.h"
 #include "common/codec/select_kernels.h"
+#include "common/codec/selection.h"
 
 namespace recon {
 namespace {
@@ -108,7 +109,9 @@ absl::StatusOr<EncodedPush> CpuEncoder::Encode(GradientBuffer* gradient, const E
   for (uint32_t i = 0; i < layout_->shard_count(); ++i) {
     const ShardPlacement& shard = layout_->shards()[i];
     if (plan.Has(i)) {
+      const uint64_t before = push.stats.lost();
       push.shards.push_back(EncodeShard(i, page, gradient->host.data() + shard.offset, plan, &push));
+      push.shards.back().lost = push.stats.lost() - before;
     } else {
       push.shards.emplace_back().left_out = true;
     }
@@ -147,8 +150,9 @@ EncodedShard CpuEncoder::EncodeShard(uint32_t number, uint32_t first_page, const
   const size_t size = EncodedBytes(codec, shard.size);
   std::shared_ptr<uint8_t[]> memory = plan.memory ? plan.memory(number, size) : nullptr;
   if (memory == nullptr) memory.reset(new uint8_t[size]);
-  EncodeDense(shard, first_page, gradient, codec, keep, keep || held, plan.seed, memory.get(), push);
   EncodedShard encoded{codec};
+  encoded.exponent =
+      EncodeDense(shard, first_page, gradient, codec, keep, keep || held, plan.seed, memory.get(), push);
   encoded.payload.Append(memory.get(), size, memory);
   return encoded;
 }
@@ -161,23 +165,25 @@ EncodedShard CpuEncoder::EncodeSparse(const ShardPlacement& shard, uint32_t firs
   options.threshold = spec.threshold;
   options.feedback = options_.feedback;
   options.momentum = options_.feedback ? options_.momentum : 0;
-  SparseWriter writer(CodecId::kSparseFp16);
+  SparseWriter writer(CodecId::kSparseFp16, /*scaled=*/true);
   for (uint32_t page = 0; page < shard.pages(); ++page) {
     const size_t at = size_t{page} * kPageParams;
     push->norm += sparsifier_.AddPage(options, gradient + at, shard.PageSize(page),
                                       HashIndex(static_cast<uint32_t>(seed), first_page + page),
                                       MemoryOf(shard.offset + at, first_page + page), &writer);
   }
-  push->stats.saturated += writer.stats().saturated;
-  push->stats.non_finite += writer.stats().non_finite;
+  EncodeStats stats = writer.stats();
+  if (options_.feedback) stats.underflown = 0;  // They are kept back.
+  push->stats.Add(stats);
   EncodedShard encoded{CodecId::kSparseFp16};
+  encoded.exponent = writer.exponent();
   encoded.payload = ByteChain::FromString(writer.Finish());
   return encoded;
 }
 
 EncodedShard CpuEncoder::EncodeNonZero(const ShardPlacement& shard, const float* gradient, CodecId codec,
                                        EncodedPush* push) {
-  SparseWriter writer(SparseCodec(codec));
+  SparseWriter writer(SparseCodec(codec), /*scaled=*/codec == CodecId::kFp16);
   for (uint32_t page = 0; page < shard.pages(); ++page) {
     const float* const values = gradient + size_t{page} * kPageParams;
     const uint32_t count = shard.PageSize(page);
@@ -192,16 +198,18 @@ EncodedShard CpuEncoder::EncodeNonZero(const ShardPlacement& shard, const float*
     writer.AddPage(count, indices_, sums_.data());
   }
   sums_.resize(kPageParams);
-  push->stats.saturated += writer.stats().saturated;
-  push->stats.non_finite += writer.stats().non_finite;
+  push->stats.Add(writer.stats());
   EncodedShard encoded{SparseCodec(codec)};
+  encoded.exponent = writer.exponent();
   encoded.payload = ByteChain::FromString(writer.Finish());
   return encoded;
 }
 
-void CpuEncoder::EncodeDense(const ShardPlacement& shard, uint32_t first_page, const float* gradient,
-                             CodecId codec, bool keep, bool add_residual, uint64_t seed, uint8_t* bytes,
-                             EncodedPush* push) {
+int8_t CpuEncoder::EncodeDense(const ShardPlacement& shard, uint32_t first_page, const float* gradient,
+                               CodecId codec, bool keep, bool add_residual, uint64_t seed, uint8_t* bytes,
+                               EncodedPush* push) {
+  static_assert(kShardPagesMax == 1, "a part has one exponent");
+  int exponent = 0;
   const size_t scales_bytes = codec == CodecId::kInt8 ? shard.pages() * sizeof(float) : 0;
   for (uint32_t page = 0; page < shard.pages(); ++page) {
     const size_t at = size_t{page} * kPageParams;
@@ -227,10 +235,13 @@ void CpuEncoder::EncodeDense(const ShardPlacement& shard, uint32_t first_page, c
       if (keep) DecodeInt8(out, count, scale, decoded_.data());
     } else {
       out += EncodedBytes(codec, at);
-      const EncodeStats stats = recon::Encode(codec, values, count, out);
-      push->stats.saturated += stats.saturated;
-      push->stats.non_finite += stats.non_finite;
-      if (keep) Decode(codec, out, count, decoded_.data());
+      if (codec == CodecId::kFp16) {
+        exponent = ExponentFor(LargestMagnitudeBits(values, count));
+        push->stats.Add(EncodeFp16(values, count, out, exponent));
+      } else {
+        push->stats.Add(recon::Encode(codec, values, count, out));
+      }
+      if (keep) Decode(codec, out, count, decoded_.data(), exponent);
     }
     if (!add_residual) continue;
     for (size_t i = 0; i < count; ++i) sums_[i] = keep ? sums_[i] - decoded_[i] : 0;
@@ -241,6 +252,7 @@ void CpuEncoder::EncodeDense(const ShardPlacement& shard, uint32_t first_page, c
       std::memcpy(memory.residual, sums_.data(), count * sizeof(float));
     }
   }
+  return static_cast<int8_t>(exponent);
 }
 
 }  // namespace recon

@@ -26,9 +26,9 @@ class CpuEncoder : public GradientEncoder {
   // The values that are not 0.
   EncodedShard EncodeNonZero(const ShardPlacement& shard, const float* gradient, CodecId codec,
                              EncodedPush* push);
-  // To `bytes`: EncodedBytes() of the shard's values.
-  void EncodeDense(const ShardPlacement& shard, uint32_t first_page, const float* gradient, CodecId codec,
-                   bool keep, bool add_residual, uint64_t seed, uint8_t* bytes, EncodedPush* push);
+  // To `bytes`: EncodedBytes() of the shard's values. Gives the part's exponent.
+  int8_t EncodeDense(const ShardPlacement& shard, uint32_t first_page, const float* gradient, CodecId codec,
+                     bool keep, bool add_residual, uint64_t seed, uint8_t* bytes, EncodedPush* push);
   void AllocateMemory();
   PageMemory MemoryOf(uint64_t offset, uint32_t page);
   void Clip(std::vector<float>* gradient, EncodedPush* push) const;

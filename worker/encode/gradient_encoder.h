@@ -27,8 +27,10 @@ class GradientBuffer {
 // One shard's encoded values, or none for a pull.
 struct EncodedShard {
   CodecId codec = CodecId::kFp32;
+  int8_t exponent = 0;  // PartHeader's.
   ByteChain payload;
   uint64_t version = kNoVersion;
+  uint64_t lost = 0;      // Values that were cut or became 0, and are not kept back.
   bool left_out = false;  // It has no part in the push.
   uint32_t samples = 0;   // That its gradient is the mean of; 0: as many as the push's header says.
   // That its update goes by; none: the server's.

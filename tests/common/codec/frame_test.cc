@@ -89,6 +89,49 @@ TEST_CASE("the wire format is what it was: golden bytes of version 2", "[frame]"
         ReadWholeFile(InSources("tests/golden/frame_v2.hex")));
 }
 
+TEST_CASE("a frame with an exponent is of version 3: golden bytes", "[frame]") {
+  Frame frame = SampleFrame();
+  frame.parts[0].exponent = -9;
+  const std::string bytes = EncodeFrame(frame).ToString();
+  CHECK(ToHex(bytes) + "\n" == ReadWholeFile(InSources("tests/golden/frame_v3.hex")));
+  const absl::StatusOr<Frame> decoded = DecodeFrame(ByteChain::FromString(bytes));
+  REQUIRE(decoded.ok());
+  CHECK(decoded->parts[0].exponent == -9);
+  CHECK(decoded->parts[1].exponent == 0);
+}
+
+TEST_CASE("an exponent belongs to a push in fp16 or sparse-fp16, is in range, and makes the version",
+          "[frame]") {
+  const auto status = [](FrameKind kind, CodecId codec, int exponent, uint16_t version) {
+    Frame frame = SampleFrame();
+    frame.header.kind = static_cast<uint8_t>(kind);
+    frame.parts[0].codec = static_cast<uint8_t>(codec);
+    frame.parts[0].exponent = static_cast<int8_t>(exponent);
+    const char sparse[] = "\x00\x00\x00\x00\x00\x00\x00";  // With its end, a page without entries.
+    if (codec == CodecId::kSparseFp16) frame.payloads[0] = ByteChain::FromString(std::string(sparse, 8));
+    std::string bytes = EncodeFrame(frame).ToString();
+    std::memcpy(bytes.data() + offsetof(FrameHeader, version), &version, sizeof(version));
+    FixChecksum(&bytes);
+    return DecodeStatus(bytes);
+  };
+  for (const FrameKind kind : {FrameKind::kPush, FrameKind::kPushPull}) {
+    for (const CodecId codec : {CodecId::kFp16, CodecId::kSparseFp16}) {
+      for (const int exponent : {kExponentMin, -1, 1, kExponentMax}) {
+        CHECK(status(kind, codec, exponent, 3).ok());
+        CHECK(absl::StrContains(status(kind, codec, exponent, 2).message(), "exponent is"));
+        CHECK(absl::StrContains(status(kind, codec, exponent, 4).message(), "version is 4, expected 2 to 3"));
+      }
+      CHECK(absl::StrContains(status(kind, codec, kExponentMin - 1, 3).message(), "expected -125 to 112"));
+      CHECK(absl::StrContains(status(kind, codec, kExponentMax + 1, 3).message(), "exponent is 113"));
+      CHECK(absl::StrContains(status(kind, codec, 0, 3).message(), "2 of a frame without an exponent"));
+    }
+    CHECK(absl::StrContains(status(kind, CodecId::kBf16, 1, 3).message(), "exponent is 1, expected 0"));
+  }
+  for (const FrameKind kind : {FrameKind::kInit, FrameKind::kReply}) {
+    CHECK(absl::StrContains(status(kind, CodecId::kFp16, 1, 3).message(), "exponent is 1, expected 0"));
+  }
+}
+
 TEST_CASE("a frame of any other length is refused", "[frame]") {
   const std::string bytes = EncodeFrame(SampleFrame()).ToString();
   for (size_t size = 0; size < bytes.size(); ++size) {
@@ -124,7 +167,7 @@ TEST_CASE("fields out of range are refused by name, even under a right checksum"
   };
   const size_t part = kFrameHeaderBytes;
   expect(With<uint32_t>(offsetof(FrameHeader, magic), 1), "magic");
-  expect(With<uint16_t>(offsetof(FrameHeader, version), 1), "version is 1, expected 2");
+  expect(With<uint16_t>(offsetof(FrameHeader, version), 1), "version is 1, expected 2 to 3");
   expect(With<uint8_t>(offsetof(FrameHeader, kind), 0), "kind is 0");
   expect(With<uint8_t>(offsetof(FrameHeader, kind), 6), "kind is 6");
   expect(With<uint8_t>(offsetof(FrameHeader, reply_codec), 9), "reply codec is 9");

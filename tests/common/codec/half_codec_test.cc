@@ -7,6 +7,8 @@
 
 #include "catch2/catch.hpp"
 #include "common/codec/codec.h"
+#include "common/codec/select_kernels.h"
+#include "common/codec/selection.h"
 #include "tests/support/simd_targets.h"
 
 namespace recon {
@@ -34,9 +36,9 @@ double HalfValue(uint16_t half) {
 }
 
 // The nearest finite half, ties to even, by looking at both neighbours: shares nothing with the kernel.
-uint16_t NearestHalf(float value) {
+uint16_t NearestHalf(double value) {
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
-  const double magnitude = std::fabs(static_cast<double>(value));
+  const double magnitude = std::fabs(value);
   uint16_t low = 0;
   uint16_t high = 0x7BFF;
   if (magnitude >= HalfValue(high)) return sign | high;
@@ -113,6 +115,132 @@ TEST_CASE("fp16 and bf16 round to nearest even on every SIMD target", "[codec]")
     CHECK(half_stats.saturated == half_saturated);
     CHECK(half_stats.non_finite == 0);
     CHECK(bf16_stats.saturated > 0);
+  });
+}
+
+TEST_CASE("fp16 with an exponent is the value divided by its power of two, rounded, on every SIMD target",
+          "[codec]") {
+  const std::vector<float> interesting = InterestingValues();
+  for (const int exponent : {kExponentMin, -60, -9, -1, 1, 13, 60, kExponentMax}) {
+    // The neighbourhoods of every half, where they are with this exponent, and all of FP32.
+    std::vector<float> values = interesting;
+    for (const float value : interesting) {
+      const double scaled = std::ldexp(static_cast<double>(value), exponent);
+      if (std::fabs(scaled) < std::numeric_limits<float>::max()) values.push_back(static_cast<float>(scaled));
+    }
+    uint64_t cut = 0, zeroed = 0;
+    std::vector<uint16_t> expected;
+    for (const float value : values) {
+      const double divided = std::ldexp(static_cast<double>(value), -exponent);
+      expected.push_back(NearestHalf(divided));
+      cut += std::fabs(divided) >= 65520;
+      zeroed += value != 0 && (expected.back() & 0x7FFF) == 0;
+    }
+    INFO("exponent " << exponent);
+    OnEverySimdTarget([&] {
+      std::vector<uint16_t> halves(values.size());
+      auto* const bytes = reinterpret_cast<uint8_t*>(halves.data());
+      const EncodeStats stats = EncodeFp16(values.data(), values.size(), bytes, exponent);
+      CHECK(halves == expected);
+      CHECK(stats.saturated == cut);
+      CHECK(stats.underflown == zeroed);
+      CHECK(stats.non_finite == 0);
+      std::vector<float> decoded(values.size());
+      DecodeFp16(bytes, values.size(), decoded.data(), exponent);
+      uint64_t wrong = 0;
+      for (size_t i = 0; i < values.size(); ++i) {
+        wrong += decoded[i] != std::ldexp(HalfValue(halves[i]), exponent);
+      }
+      CHECK(wrong == 0);
+    });
+  }
+}
+
+TEST_CASE("a page's exponent brings its largest magnitude to the top of fp16, and cuts nothing", "[codec]") {
+  for (uint32_t bits = 1; bits < 0x7F800000; bits += bits < 1u << 23 ? 4099 : 1021) {
+    const float largest = FromBits(bits);
+    const int exponent = ExponentFor(bits);
+    REQUIRE(exponent >= kExponentMin);
+    REQUIRE(exponent <= kExponentMax);
+    uint16_t half;
+    const EncodeStats stats = EncodeFp16(&largest, 1, reinterpret_cast<uint8_t*>(&half), exponent);
+    const bool too_large = largest >= std::ldexp(65520.0, kExponentMax);
+    REQUIRE(stats.saturated == (too_large ? 1 : 0));
+    if (exponent > kExponentMin) REQUIRE(HalfValue(half) >= 32768);
+    REQUIRE(stats.underflown == 0);
+  }
+  CHECK(ExponentFor(0) == 0);
+  CHECK(ExponentFor(ToBits(65519.99f)) == 0);
+  CHECK(ExponentFor(ToBits(65520.0f)) == 1);
+  CHECK(ExponentFor(ToBits(1.0f)) == -15);
+  CHECK(ExponentFor(ToBits(std::numeric_limits<float>::infinity())) == 0);
+  CHECK(ExponentFor(ToBits(std::numeric_limits<float>::quiet_NaN()) & 0x7FFFFFFF) == 0);
+}
+
+TEST_CASE("where fp16 cut nothing, its normal numbers are the same with the page's exponent", "[codec]") {
+  std::vector<float> values;
+  for (const float value : InterestingValues()) {
+    if (std::fabs(value) < 65520) values.push_back(value);
+  }
+  std::vector<uint8_t> bytes(2 * values.size());
+  std::vector<float> plain(values.size()), scaled(values.size());
+  for (const float largest : {60000.0f, 3000.0f, 0.7f, 1e-3f}) {
+    std::vector<float> page = values;
+    for (float& value : page) value = std::fabs(value) <= largest ? value : largest;
+    EncodeFp16(page.data(), page.size(), bytes.data());
+    DecodeFp16(bytes.data(), page.size(), plain.data());
+    const int exponent = ExponentFor(LargestMagnitudeBits(page.data(), page.size()));
+    CHECK(exponent <= 0);
+    EncodeFp16(page.data(), page.size(), bytes.data(), exponent);
+    DecodeFp16(bytes.data(), page.size(), scaled.data(), exponent);
+    uint64_t other = 0;
+    for (size_t i = 0; i < page.size(); ++i) {
+      other += std::fabs(page[i]) >= 0x1p-14f && ToBits(plain[i]) != ToBits(scaled[i]);
+    }
+    CHECK(other == 0);
+  }
+}
+
+TEST_CASE("the largest magnitude is found wherever it lies, on every SIMD target", "[codec]") {
+  OnEverySimdTarget([] {
+    uint64_t wrong = 0;
+    for (const size_t count : {1, 7, 16, 61, 64, 131}) {
+      for (size_t at = 0; at < count; ++at) {
+        for (const float largest : {-3.5f, 1e-40f, INFINITY, -NAN}) {
+          std::vector<float> values(count, std::fabs(largest) < 1 ? -1e-42f : 1.5f);
+          values[at] = largest;
+          wrong += LargestMagnitudeBits(values.data(), count) != (ToBits(largest) & 0x7FFFFFFF);
+        }
+      }
+    }
+    CHECK(wrong == 0);
+    CHECK(LargestMagnitudeBits(nullptr, 0) == 0);
+  });
+}
+
+TEST_CASE("one value that becomes 0 is counted wherever it stands, and a 0 is not", "[codec]") {
+  OnEverySimdTarget([] {
+    uint64_t wrong = 0;
+    for (const size_t count : {1, 7, 16, 61, 64, 131}) {
+      for (size_t at = 0; at < count; ++at) {
+        std::vector<float> values(count, 1.0f);
+        std::vector<uint16_t> halves(count);
+        auto* const bytes = reinterpret_cast<uint8_t*>(halves.data());
+        for (const float zero : {0.0f, -0.0f}) {
+          values[at] = zero;
+          wrong += EncodeFp16(values.data(), count, bytes).underflown;
+          wrong += EncodeBf16(values.data(), count, bytes).underflown;
+        }
+        values[at] = -0x1p-25f;
+        wrong += EncodeFp16(values.data(), count, bytes).underflown != 1;
+        wrong += halves[at] != 0x8000;
+        values[at] = 0x1.004p-25f;
+        wrong += EncodeFp16(values.data(), count, bytes).underflown;
+        values[at] = 1e-41f;
+        wrong += EncodeBf16(values.data(), count, bytes).underflown != 1;
+      }
+    }
+    CHECK(wrong == 0);
   });
 }
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "catch2/catch.hpp"
 #include "common/codec/codec.h"
+#include "common/codec/selection.h"
 #include "common/optim/apply_rules.h"
 #include "common/optim/optimizer_kernels.h"
 #include "common/optim/update_rules.h"
@@ -145,11 +146,13 @@ TEST_CASE("an encoded gradient updates as its decoded values do, at any alignmen
         if (count > 2) gradient[2] = 3e-6f;  // Subnormal in FP16.
         std::vector<uint8_t> bytes(1 + EncodedBytes(codec, count));
         Encode(codec, gradient.data(), count, bytes.data() + 1);
-        Decode(codec, bytes.data() + 1, count, gradient.data());
+        const int exponent = codec == CodecId::kFp16 ? static_cast<int>(count) - 35 : 0;
+        Decode(codec, bytes.data() + 1, count, gradient.data(), exponent);
         for (const OptimizerKind kind : kKinds) {
           State encoded = SampleState(count);
           State reference = encoded;
-          const UpdateCoefficients c = CoefficientsFor(Config(kind), GroupPolicy{}, 1, 0.37);
+          UpdateCoefficients c = CoefficientsFor(Config(kind), GroupPolicy{}, 1, 0.37);
+          c.encoded_scale = PowerOfTwo(exponent);
           ApplyEncodedUpdate(c, codec, bytes.data() + 1, count, encoded.params.data(), encoded.state1.data(),
                              encoded.state2.data());
           ApplyUpdateReference(c, gradient.data(), count, reference.params.data(), reference.state1.data(),
@@ -213,13 +216,14 @@ TEST_CASE("a weighted sum has the same bits on every SIMD target", "[optimizer]"
     // At an odd address, as a payload may lie.
     std::vector<uint8_t> encoded(1 + EncodedBytes(codec, values.size()));
     Encode(codec, values.data(), values.size(), &encoded[1]);
+    const int exponent = codec == CodecId::kFp16 ? -20 : 0;
     std::vector<float> decoded(values.size());
-    Decode(codec, &encoded[1], values.size(), decoded.data());
+    Decode(codec, &encoded[1], values.size(), decoded.data(), exponent);
     for (size_t i = 0; i < expected.size(); ++i) expected[i] = start[i] + 63.0f * decoded[i];
     for (int64_t targets = supported; targets != 0; targets &= targets - 1) {
       hwy::SetSupportedTargetsForTest(targets & -targets);
       std::vector<float> sum = start;
-      AddWeightedEncoded(codec, &encoded[1], 63.0f, sum.size(), sum.data());
+      AddWeightedEncoded(codec, exponent, &encoded[1], 63.0f, sum.size(), sum.data());
       CHECK(sum == expected);
       sum = start;
       AddWeighted(decoded.data(), 63.0f, sum.size(), sum.data());

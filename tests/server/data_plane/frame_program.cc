@@ -308,6 +308,7 @@ Frame FrameProgram::AnyFrame() {
     if (odd()) part.version = choices_.Number();
     if (odd()) part.has_learning_rate = choices_.Byte();
     if (odd()) part.learning_rate = choices_.Real();
+    if (odd()) part.exponent = static_cast<int8_t>(choices_.Byte());
     if (!odd()) continue;
     part.codec = static_cast<uint8_t>(choices_.Of(kCodecIdMax + 2));
     frame.payloads.back() = ByteChain::FromString(choices_.Bytes(40));

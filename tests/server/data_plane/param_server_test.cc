@@ -335,7 +335,7 @@ TEST_CASE("a cut has all or nothing of every frame, while pushes go on", "[param
 TEST_CASE("a frame of another version in the log is no damage: the start is refused", "[param_server]") {
   SmallJob job(kAsp, 1);
   std::string bytes = EncodeFrame(job.PushFrame(1, 0, 1.0f)).ToString();
-  const uint16_t before = kFrameVersion - 1;
+  const uint16_t before = kFrameVersionMin - 1;
   std::memcpy(bytes.data() + offsetof(FrameHeader, version), &before, sizeof(before));
   job.server().replay()->BeginReplay(job.server().rules());
   const absl::Status status = job.server().replay()->ReplayFrame(7, ByteChain::FromString(bytes));

@@ -8,6 +8,9 @@
 #include <vector>
 
 #include "common/codec/codec.h"
+#include "common/codec/half_codec.h"
+#include "common/codec/select_kernels.h"
+#include "common/codec/selection.h"
 #include "server/store/shard.h"
 
 // What tests of shards are made of: gradients, pushes, and the values that come out.
@@ -19,8 +22,14 @@ inline constexpr uint32_t kSize = kPageParams + 5000;
 inline EncodedGradient Gradient(CodecId codec, const std::vector<float>& values, size_t cut) {
   const auto count = static_cast<uint32_t>(values.size());
   std::string bytes(EncodedBytes(codec, count), '\0');
-  Encode(codec, values.data(), count, reinterpret_cast<uint8_t*>(bytes.data()));
+  auto* const out = reinterpret_cast<uint8_t*>(bytes.data());
   EncodedGradient gradient{codec, count, {}};
+  if (codec == CodecId::kFp16) {  // As workers send it.
+    gradient.exponent = ExponentFor(LargestMagnitudeBits(values.data(), count));
+    EncodeFp16(values.data(), count, out, gradient.exponent);
+  } else {
+    Encode(codec, values.data(), count, out);
+  }
   // Pieces of odd sizes, as slices of a network buffer are.
   for (size_t at = 0; at < bytes.size();) {
     const size_t size = cut == 0 ? bytes.size() : std::min(cut, bytes.size() - at);

@@ -80,7 +80,7 @@ TEST_CASE("a reply may be written over the gradient it answers, or to any pieces
           // The second is stale: it is compared, where that is the rule.
           for (const uint64_t step : {0, 1}) {
             const EncodedGradient sent = Gradient(codec, values, cuts.gradient);
-            const EncodedGradient gradient{codec, kSize, Copy(sent.payload)};
+            const EncodedGradient gradient{codec, kSize, Copy(sent.payload), sent.exponent};
             ByteChain memory = gradient.payload;
             if (cuts.reply != cuts.gradient) memory = Copy(Gradient(reply, values, cuts.reply).payload);
             Shard::PushId id = Push(1, step);

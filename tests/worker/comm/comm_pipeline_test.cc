@@ -51,6 +51,24 @@ RejoinReply Later(uint64_t step) {
 
 }  // namespace
 
+TEST_CASE("small gradients arrive in fp16, and what becomes 0 beside large ones is counted", "[pipeline]") {
+  SmallWorker::Setup setup;
+  setup.codec = "fp16";
+  SmallPipeline job(setup);
+  job.Submit(0x1p-60f, 0);
+  job.AwaitOutcomes(1);
+  CHECK(job.sum() == 0x1p-60f);
+  CHECK(job.session->counters()->underflown == 0);
+  CommPipeline::Push push = job.PushOf(0x1p-60f, 1);
+  push.gradient->host[0] = 1;
+  job.pipeline->Submit(std::move(push));
+  job.AwaitOutcomes(2);
+  const uint64_t lost = job.layout.shards()[0].size - 1;
+  CHECK(job.session->counters()->underflown == lost);
+  CHECK(job.session->counters()->saturated == 0);
+  CHECK(job.CounterOf("recon_worker_underflown_values_total") == static_cast<double>(lost));
+}
+
 TEST_CASE("pushes are encoded in their order, whatever the order of their answers", "[pipeline]") {
   SmallPipeline job({}, /*depth=*/3);
   std::vector<float> seen;

@@ -124,19 +124,22 @@ class SummingServers {
     const auto codec = static_cast<CodecId>(part.codec);
     const absl::Span<float> values = Values(part);
     if (IsSparse(codec)) {
-      const absl::Status read = ForEachSparsePage(codec, part.count, payload, [&](const SparsePage& page) {
-        RECON_CHECK_EQ(page.page, 0);  // A shard has one page.
-        for (size_t i = 0; i < page.values.size(); ++i) {
-          values[page.all ? i : page.indices[i]] -= page.values[i];
-        }
-      });
+      const absl::Status read = ForEachSparsePage(
+          codec, part.count, payload,
+          [&](const SparsePage& page) {
+            RECON_CHECK_EQ(page.page, 0);  // A shard has one page.
+            for (size_t i = 0; i < page.values.size(); ++i) {
+              values[page.all ? i : page.indices[i]] -= page.values[i];
+            }
+          },
+          part.exponent);
       RECON_CHECK(read.ok());
       return;
     }
     RECON_CHECK(CheckPayload(codec, part.count, payload).ok());
     const std::string bytes = payload.ToString();
     std::vector<float> decoded(part.count);
-    Decode(codec, reinterpret_cast<const uint8_t*>(bytes.data()), part.count, decoded.data());
+    Decode(codec, reinterpret_cast<const uint8_t*>(bytes.data()), part.count, decoded.data(), part.exponent);
     for (size_t i = 0; i < values.size(); ++i) values[i] -= decoded[i];
   }
 

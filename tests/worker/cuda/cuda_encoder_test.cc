@@ -100,6 +100,8 @@ TEST_CASE("the CUDA encoder gives the CPU encoder's bytes for a device's gradien
         for (uint32_t shard = 0; shard < layout.shard_count(); ++shard) {
           INFO("shard " << shard);
           REQUIRE(got->shards[shard].codec == expected->shards[shard].codec);
+          REQUIRE(got->shards[shard].exponent == expected->shards[shard].exponent);
+          CHECK(got->shards[shard].lost == expected->shards[shard].lost);
           REQUIRE(got->shards[shard].payload.ToString() == expected->shards[shard].payload.ToString());
         }
         for (uint32_t shard = 0; in_transport && shard < layout.shard_count(); ++shard) {

@@ -58,6 +58,8 @@ void CheckPushes(const Case& c, uint32_t count) {
       value = normal(random) * (push == 2 ? 1e-5f : 1.0f);
       if (value < -1.5f) value = -1.5f;  // Ties.
       if (value > 0.9f) value = 0;
+      // From far below a page's range in FP16 to far above what it has without an exponent.
+      if (push == 3) value = std::ldexp(value, static_cast<int>(random() % 80) - 50);
     }
     cuda::PageTask task;
     task.count = count;
@@ -97,7 +99,9 @@ void CheckPushes(const Case& c, uint32_t count) {
       CHECK(std::sqrt(result.residual_squares) ==
             Approx(expected->residual_norm).epsilon(1e-3).margin(1e-3 * expected->norm));
     }
-    CHECK(result.saturated == expected->stats.saturated);
+    CHECK(result.exponent == expected->shards[0].exponent);
+    CHECK(result.out_of_range.saturated == expected->stats.saturated);
+    CHECK(result.out_of_range.underflown == expected->stats.underflown);
   }
 }
 
@@ -139,8 +143,8 @@ TEST_CASE("the GPU's page encoder counts what is out of range", "[cuda]") {
   cuda::PageResult result;
   cuda::PageEncoder<SequentialBlock>(block, *shared, task, memory, reinterpret_cast<uint8_t*>(slot.data()))
       .Run(&result);
-  CHECK(result.saturated == 2);
-  CHECK(result.non_finite == 1);
+  CHECK(result.out_of_range.saturated == 2);
+  CHECK(result.out_of_range.non_finite == 1);
 }
 
 }  // namespace recon

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <random>
+#include <set>
 
 #include "catch2/catch.hpp"
 #include "common/codec/int8_codec.h"
@@ -51,11 +52,14 @@ std::vector<float> Decoded(const ParamLayout& layout, const EncodedPush& push) {
     const std::string bytes = encoded.payload.ToString();
     const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
     if (IsSparse(encoded.codec)) {
-      (void)ForEachSparsePage(encoded.codec, shard.size, encoded.payload, [&](const SparsePage& page) {
-        for (size_t j = 0; j < page.values.size(); ++j) {
-          out[page.page * kPageParams + (page.all ? j : page.indices[j])] = page.values[j];
-        }
-      });
+      (void)ForEachSparsePage(
+          encoded.codec, shard.size, encoded.payload,
+          [&](const SparsePage& page) {
+            for (size_t j = 0; j < page.values.size(); ++j) {
+              out[page.page * kPageParams + (page.all ? j : page.indices[j])] = page.values[j];
+            }
+          },
+          encoded.exponent);
     } else if (encoded.codec == CodecId::kInt8) {
       for (uint32_t page = 0; page < shard.pages(); ++page) {
         float scale;
@@ -64,7 +68,7 @@ std::vector<float> Decoded(const ParamLayout& layout, const EncodedPush& push) {
                    out + page * kPageParams);
       }
     } else {
-      Decode(encoded.codec, data, shard.size, out);
+      Decode(encoded.codec, data, shard.size, out, encoded.exponent);
     }
   }
   return values;
@@ -233,6 +237,61 @@ TEST_CASE("where zeros change nothing, a shard of which few values are others go
   CHECK(IsSparse(push.shards[0].codec));
   CHECK(push.stats.non_finite == 1);
   CHECK(push.shards.back().codec == CodecId::kInt8);
+}
+
+TEST_CASE("gradients of every size arrive in fp16 with its precision, dense and sparse", "[encode]") {
+  const ParamLayout layout = TwoGroups();
+  for (const int power : {-120, -60, -30, 0, 30, 110}) {
+    for (const char* codec : {"fp16", "topk:1", "randomk:1", "threshold:1e-44"}) {
+      INFO(codec << " at 2^" << power);
+      CpuEncoder encoder({}, &layout);
+      GradientBuffer gradient = Random(layout, 1);
+      for (float& value : gradient.host) value = std::ldexp(value, power);
+      gradient.host[7] = 0;
+      const std::vector<float> sent_of = gradient.host;
+      const auto push = encoder.Encode(&gradient, Plan(codec, codec));
+      REQUIRE(push.ok());
+      CHECK(push->stats.lost() == 0);
+      const std::vector<float> sent = Decoded(layout, *push);
+      size_t wrong = 0;
+      for (size_t i = 0; i < sent.size(); ++i) {
+        wrong += std::fabs(sent[i] - sent_of[i]) >
+                 std::ldexp(std::fabs(sent_of[i]), -11) + std::ldexp(1e-11, power);
+      }
+      CHECK(wrong == 0);
+      CHECK(sent[7] == 0);
+    }
+  }
+}
+
+TEST_CASE("with error feedback small gradients come to their sum, whatever exponents their pushes have",
+          "[encode]") {
+  const ParamLayout layout = TwoGroups();
+  for (const char* codec : {"topk:0.01", "randomk:0.1"}) {
+    INFO(codec);
+    CpuEncoder encoder({}, &layout);
+    std::vector<double> computed(layout.params()), delivered(layout.params());
+    std::set<int> exponents;
+    for (uint64_t step = 0; step < 6; ++step) {
+      GradientBuffer gradient = Random(layout, step);
+      for (float& value : gradient.host) value *= std::ldexp(1e-9f, 3 * static_cast<int>(step % 3));
+      EncodePlan plan = Plan(codec, codec, step);
+      if (step == 5) plan.flush.assign(layout.shard_count(), true);
+      const std::vector<float> given = gradient.host;
+      const auto push = encoder.Encode(&gradient, plan);
+      REQUIRE(push.ok());
+      const std::vector<float> sent = Decoded(layout, *push);
+      if (step < 5) exponents.insert(push->shards[0].exponent);
+      for (size_t i = 0; i < sent.size(); ++i) {
+        computed[i] += given[i];
+        delivered[i] += sent[i];
+      }
+    }
+    CHECK(exponents.size() > 1);
+    size_t wrong = 0;
+    for (size_t i = 0; i < computed.size(); ++i) wrong += std::fabs(computed[i] - delivered[i]) > 1e-13;
+    CHECK(wrong == 0);  // Of values of 1e-8 about.
+  }
 }
 
 TEST_CASE("averaged values are sent with their zeros", "[encode]") {
