@@ -106,6 +106,13 @@ absl::StatusOr<CodecRules> CodecRules::Parse(const std::string& text) {
   return rules;
 }
 
+const CodecRules::Choice* CodecRules::Named(const std::string& group) const {
+  for (const auto& [pattern, choice] : patterns_) {
+    if (pattern == group) return &choice;
+  }
+  return nullptr;
+}
+
 const CodecRules::Choice& CodecRules::For(const std::string& group) const {
   for (const auto& [pattern, choice] : patterns_) {
     if (fnmatch(pattern.c_str(), group.c_str(), 0) == 0) return choice;

@@ -47,6 +47,8 @@ class CodecRules {
   static absl::StatusOr<CodecRules> Parse(const std::string& text);
 
   const Choice& For(const std::string& group) const;
+  // What is said of this group by its whole name, not by a pattern; null: nothing.
+  const Choice* Named(const std::string& group) const;
   const std::string& text() const { return text_; }
 
  private:

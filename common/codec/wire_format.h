@@ -74,8 +74,9 @@ inline constexpr uint64_t kNoVersion = ~uint64_t{0};
 struct FrameHeader {
   uint32_t magic = kFrameMagic;
   uint16_t version = kFrameVersion;
-  uint8_t kind = 0;         // FrameKind.
-  uint8_t reply_codec = 0;  // CodecId that the reply's parameters shall have.
+  uint8_t kind = 0;  // FrameKind.
+  // CodecId that the reply's parameters shall have. Averaged ones come in fp32 all the same.
+  uint8_t reply_codec = 0;
   uint32_t part_count = 0;
   uint32_t worker = 0;
   uint64_t cluster_epoch = 0;

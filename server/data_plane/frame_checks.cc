@@ -48,7 +48,9 @@ absl::Status CheckParts(const Operation& op, const ShardMap& map) {
       return absl::InvalidArgumentError(
           absl::StrCat("part ", i, ": ", part.count, " values, shard ", part.shard, " has ", params));
     }
-    reply_bytes += EncodedBytes(static_cast<CodecId>(op.frame.header.reply_codec), params);
+    const bool whole = map.layout()->averaged(map.layout()->shards()[part.shard].group);
+    reply_bytes +=
+        EncodedBytes(whole ? CodecId::kFp32 : static_cast<CodecId>(op.frame.header.reply_codec), params);
     if (part.payload_bytes == 0 && !Asks(op.kind)) {
       return absl::InvalidArgumentError(
           absl::StrCat("part ", i, ": 0 bytes of payload in a frame of kind ", op.frame.header.kind));

@@ -61,6 +61,12 @@ bool AnswersAtOnce(const Operation& op) {
          op.frame.header.reply_codec != static_cast<uint8_t>(CodecId::kFp32);
 }
 
+// Running means and counters come back whole, whatever the worker asks for: it says next how far they moved
+// from there.
+CodecId ReplyCodec(const Operation& op, const Shard& shard) {
+  return shard.averaged() ? CodecId::kFp32 : static_cast<CodecId>(op.frame.header.reply_codec);
+}
+
 }  // namespace
 
 uint64_t VersionsKept(uint64_t pages, const ApplyRules& rules) {
@@ -149,7 +155,7 @@ void ShardSet::ApplyPart(Operation* op, size_t index) {
   if (op->done == nullptr) return;
   op->reply_parts[index].shard = part.shard;
   op->reply_parts[index].count = part.count;
-  op->reply_parts[index].codec = op->frame.header.reply_codec;
+  op->reply_parts[index].codec = static_cast<uint8_t>(ReplyCodec(*op, *shards_[part.shard]));
   op->reply_parts[index].version = shards_[part.shard]->version();
 }
 
@@ -180,6 +186,9 @@ void ShardSet::ApplyGradient(Operation* op, size_t index, EncodedGradient gradie
     contribution.learning_rate = id.learning_rate;
     contribution.gradient = std::move(gradient);
     outcome = shard.Contribute(id, std::move(contribution));
+  } else if (AnswersAtOnce(*op) && shard.averaged()) {
+    outcome = shard.Apply(id, gradient, scale);
+    op->reply_payloads[index] = shard.Encoded(CodecId::kFp32);
   } else if (AnswersAtOnce(*op) && !IsSparse(gradient.codec)) {
     const auto codec = static_cast<CodecId>(header.reply_codec);
     const auto memory = [&] { return op->reply_buffer.ForPart(op->frame, index, gradient.payload); };
@@ -264,7 +273,7 @@ void ShardSet::EncodePart(Operation* op, size_t index) {
       op->kind == FrameKind::kPushPull && op->rules->optimizer.kind == OptimizerKind::kMean;
   if (pushed_mean || op->kind == FrameKind::kPullMean) return EncodeMean(op, index);
   Shard& shard = *shards_[part.shard];
-  const auto codec = static_cast<CodecId>(op->frame.header.reply_codec);
+  const CodecId codec = ReplyCodec(*op, shard);
   Shard::Update update{codec, ByteChain()};
   if (op->kind == FrameKind::kPull && part.payload_bytes > 0) {
     update = shard.EncodedUnlike(codec, static_cast<CodecId>(part.codec), op->frame.payloads[index]);

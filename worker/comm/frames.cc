@@ -33,9 +33,10 @@ std::vector<Frame> FramesFor(const ParamLayout& layout, const FrameHeader& heade
   for (uint32_t i = 0; i < shards.size(); ++i) {
     if (shards[i].left_out) continue;
     const uint32_t count = layout.shards()[i].size;
+    const bool whole = layout.averaged(layout.shards()[i].group);
+    const CodecId reply_codec = whole ? CodecId::kFp32 : static_cast<CodecId>(header.reply_codec);
     // A pull's or a sparse push's frame is small, but its reply may have all values of its shards.
-    const uint64_t size = std::max<uint64_t>(shards[i].payload.size(),
-                                             EncodedBytes(static_cast<CodecId>(header.reply_codec), count));
+    const uint64_t size = std::max<uint64_t>(shards[i].payload.size(), EncodedBytes(reply_codec, count));
     Filling& to = filling[server_of_shard[i]];
     const uint32_t samples = shards[i].samples != 0 ? shards[i].samples : header.samples;
     if (!to.frame.parts.empty() &&

@@ -16,6 +16,12 @@ namespace {
 constexpr double kSmallShare = 0.01;
 constexpr double kWarmupRatio = 0.25;
 
+CodecSpec Whole() {
+  CodecSpec spec;
+  spec.kind = CodecKind::kFp32;
+  return spec;
+}
+
 double WarmRatio(double ratio, double progress) {
   if (progress >= 1 || ratio >= kWarmupRatio) return ratio;
   return kWarmupRatio * std::pow(ratio / kWarmupRatio, std::max(0.0, progress));
@@ -28,7 +34,11 @@ CodecPolicy::CodecPolicy(const Options& options, const ParamLayout* layout)
   std::vector<uint64_t> params(layout->groups().size());
   for (const ShardPlacement& shard : layout->shards()) params[shard.group] += shard.size;
   for (size_t group = 0; group < params.size(); ++group) {
-    choices_.push_back(options_.rules.For(layout->groups()[group]));
+    if (layout->averaged(static_cast<uint32_t>(group))) {
+      choices_.push_back({/*automatic=*/false, Whole()});
+    } else {
+      choices_.push_back(options_.rules.For(layout->groups()[group]));
+    }
     automatic_ |= choices_.back().automatic;
     small_.push_back(static_cast<double>(params[group]) <
                      kSmallShare * static_cast<double>(layout->params()));
@@ -48,6 +58,15 @@ CodecSpec CodecPolicy::SpecFor(uint32_t group) const {
 
 absl::Status CodecPolicy::Restrict(uint32_t refused_codecs) {
   for (size_t group = 0; group < choices_.size(); ++group) {
+    const std::string& name = layout_->groups()[group];
+    const CodecRules::Choice* said = options_.rules.Named(name);
+    if (layout_->averaged(static_cast<uint32_t>(group)) && said != nullptr &&
+        (said->automatic || !(said->spec == Whole()))) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--codec ", said->automatic ? "auto" : said->spec.ToString(), " of group ", name,
+          ": its tensors are averaged, such as running means and counters, and go whole in fp32; leave "
+          "the group out of --codec"));
+    }
     if (choices_[group].automatic) continue;
     const CodecId codec = choices_[group].spec.wire_codec();
     if ((refused_codecs >> static_cast<int>(codec) & 1) == 0) continue;

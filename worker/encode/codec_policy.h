@@ -16,7 +16,9 @@
 namespace recon {
 
 // What each push is encoded with: fixed choices, sparsity warm-up, and for groups that are "auto" what the
-// server chooses for the whole job.
+// server chooses for the whole job. Groups that are averaged are sent whole in FP32, whatever the choice: a
+// part of how far a running mean has moved, made again later, is no mean, and a counter has no last bits to
+// spare.
 //
 // Threads: thread-safe.
 class CodecPolicy {
@@ -38,7 +40,7 @@ class CodecPolicy {
   CodecPolicy(const Options& options, const ParamLayout* layout);
 
   // Keeps away from the codecs that the server refuses (bit i: codec i). InvalidArgument, naming the codec,
-  // if --codec has one of them.
+  // if --codec has one of them, or names an averaged group with another than fp32.
   absl::Status Restrict(uint32_t refused_codecs);
   // What "auto" stands for from the next push on. What it cannot read it ignores, and says so.
   void Adopt(const CodecChoice& choice);

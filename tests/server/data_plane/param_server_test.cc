@@ -94,6 +94,56 @@ TEST_CASE("a pull names the version it has, and unchanged shards are not sent", 
   CHECK(reply.parts[1].version == 1);
 }
 
+TEST_CASE("averaged values come back whole in fp32, whatever the codec of the reply shall be",
+          "[param_server]") {
+  ModelSpec model = SampleModel();
+  model.mutable_tensors(1)->set_averaged(true);
+  for (const int bound : {kAsp, 0}) {
+    INFO("bound " << bound);
+    ParamServerHarness f(bound);
+    f.Define(model, std::vector<float>(kSampleParams, 2'000'001));
+    f.Join(1);
+    Frame push = f.PushFrame(1, 0, 1);
+    Frame pull = f.MakeFrame(FrameKind::kPull, WorkerId(1), f.IncarnationOf(1), 0, {});
+    for (Frame* frame : {&push, &pull}) {
+      frame->header.reply_codec = static_cast<uint8_t>(CodecId::kFp16);
+      const auto pending = f.Send(*frame);
+      REQUIRE(Await(pending).ok());
+      const Frame reply = *DecodeFrame(*pending->reply);
+      CHECK(static_cast<CodecId>(reply.parts[0].codec) == CodecId::kFp16);
+      CHECK(static_cast<CodecId>(reply.parts[1].codec) == CodecId::kFp32);
+      CHECK(reply.parts[1].version == 1);
+      const std::string bytes = reply.payloads[1].ToString();
+      REQUIRE(bytes.size() == 30 * sizeof(float));
+      float value;
+      std::memcpy(&value, bytes.data(), sizeof(value));
+      CHECK(value == 2'000'000);
+    }
+  }
+}
+
+TEST_CASE("a push in fp16 is worth its values times the exponent's power of two, also in a mean and a replay",
+          "[param_server]") {
+  for (const int bound : {kAsp, 0}) {
+    INFO("bound " << bound);
+    SmallJob f(bound, 1);
+    Frame push = f.PushFrame(1, 0, 1.5f);
+    for (const size_t part : {size_t{0}, size_t{1}}) {
+      f.EncodePart(&push, part, CodecId::kFp16);
+      push.parts[part].exponent = part == 0 ? -30 : 20;
+    }
+    CHECK(Await(f.Send(push)).ok());
+    CHECK(f.Values(1).front() == -1.5f * 0x1p-30f);
+    CHECK(f.Values(1).back() == -1.5f * 0x1p20f);
+    SmallJob replayed(bound, 1);
+    replayed.server().replay()->BeginReplay(replayed.server().rules());
+    CHECK(replayed.server().replay()->ReplayFrame(7, EncodeFrame(push)).ok());
+    if (bound == 0) continue;  // It waits for the record that closes its step.
+    replayed.server().replay()->EndReplay();
+    CHECK(replayed.Values(1).front() == -1.5f * 0x1p-30f);
+  }
+}
+
 TEST_CASE("SSP lets a worker be so many steps ahead", "[param_server]") {
   SmallJob f(2);
   CHECK(Await(f.Push(1, 0, 1)).ok());

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "catch2/catch.hpp"
 
 namespace recon {
@@ -53,6 +54,35 @@ TEST_CASE("auto follows the server's choice and confirms it when no older push i
   // The same under another number, after a restart of the server.
   policy.Adopt(Choice(1, "topk:0.01", "bf16"));
   CHECK(policy.work().choice() == 1);
+}
+
+TEST_CASE("what is averaged goes whole in fp32, whatever --codec and the server say", "[encode]") {
+  ModelSpec model = Layout().model();
+  TensorSpec* mean = model.add_tensors();
+  mean->set_name("mean");
+  mean->add_shape(20);
+  mean->set_group("buffers");
+  mean->set_averaged(true);
+  const ParamLayout layout = *ParamLayout::Create(model);
+  for (const char* codec : {"topk:0.1", "int8", "fp16", "auto", "fp16,b*=randomk:0.1"}) {
+    INFO(codec);
+    CodecPolicy::Options options = OptionsFor(codec);
+    options.flush_period = absl::ZeroDuration();
+    options.warmup_data_epochs = 1;
+    CodecPolicy policy(options, &layout);
+    policy.Adopt(Choice(1, "topk:0.01", "fp16"));
+    CHECK(policy.Restrict(0).ok());
+    const EncodePlan plan = policy.PlanFor(0.5, false, {}, absl::UnixEpoch());
+    CHECK(plan.groups[0].ToString() != "fp32");
+    CHECK(plan.groups[2].ToString() == "fp32");
+  }
+  CHECK(CodecPolicy(OptionsFor("topk:0.1,buffers=fp32"), &layout).Restrict(0).ok());
+  for (const char* said : {"topk:0.1,buffers=topk:0.1", "fp32,buffers=fp16", "fp32,buffers=auto"}) {
+    const absl::Status status = CodecPolicy(OptionsFor(said), &layout).Restrict(0);
+    INFO(status.message());
+    CHECK(absl::IsInvalidArgument(status));
+    CHECK(absl::StrContains(status.message(), "of group buffers: its tensors are averaged"));
+  }
 }
 
 TEST_CASE("a choice that cannot be read changes nothing", "[encode]") {
