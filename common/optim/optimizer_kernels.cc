@@ -309,13 +309,15 @@ void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_
   HWY_DYNAMIC_DISPATCH(ApplyEncodedUpdate)(c, codec, gradient, count, params, state1, state2);
 }
 
-void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_t* gradient, size_t count,
-                        float* params, float* state1, float* state2, CodecId reply_codec, uint8_t* reply) {
+uint64_t ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_t* gradient, size_t count,
+                            float* params, float* state1, float* state2, CodecId reply_codec,
+                            uint8_t* reply) {
   CheckPlanes(c, count, state1, state2);
-  if (!HWY_DYNAMIC_DISPATCH(UpdateAndEncode)(c, codec, gradient, count, params, state1, state2, reply_codec,
-                                             reply)) {
-    Encode(reply_codec, params, count, reply);  // It knows what to do with them.
+  if (HWY_DYNAMIC_DISPATCH(UpdateAndEncode)(c, codec, gradient, count, params, state1, state2, reply_codec,
+                                            reply)) {
+    return 0;
   }
+  return Encode(reply_codec, params, count, reply).saturated;  // It knows what to do with them.
 }
 
 void AddWeighted(const float* values, float weight, size_t count, float* sum) {

@@ -30,8 +30,9 @@ void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_
                         float* params, float* state1, float* state2);
 // The same, and `reply` is what Encode() makes of the new parameters in `reply_codec`, fp16 or bf16. It may
 // be where the gradient is, if that has as many bytes: values are read before what replaces them is written.
-void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_t* gradient, size_t count,
-                        float* params, float* state1, float* state2, CodecId reply_codec, uint8_t* reply);
+// Gives how many parameters were cut to the codec's largest value.
+uint64_t ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_t* gradient, size_t count,
+                            float* params, float* state1, float* state2, CodecId reply_codec, uint8_t* reply);
 
 // Gradients that were computed from `old` and are applied to `now`, in place; see StalenessCorrection.
 //   gap-aware    gradient[i] /= 1 + |now[i] - old[i]| * inverse_step

@@ -34,6 +34,9 @@ struct ParamServer::Instruments {
         bytes_in(metrics->Counter("recon_server_received_bytes_total", "Bytes of frames received")),
         bytes_out(metrics->Counter("recon_server_sent_bytes_total", "Bytes of frames sent")),
         refused(metrics->Counter("recon_server_refused_frames_total", "Frames answered with an error")),
+        cut_values(
+            metrics->Counter("recon_server_cut_values_total",
+                             "Parameters cut to the largest value of the 16 bits that a worker asked for")),
         staleness(metrics->Histogram("recon_server_staleness_updates",
                                      "Updates between a gradient's parameters and its apply",
                                      {kStalenessBounds.begin(), kStalenessBounds.end()})),
@@ -46,6 +49,7 @@ struct ParamServer::Instruments {
   prometheus::Counter& bytes_in;
   prometheus::Counter& bytes_out;
   prometheus::Counter& refused;
+  prometheus::Counter& cut_values;
   prometheus::Histogram& staleness;
   prometheus::Histogram& latency;
 };
@@ -385,6 +389,8 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
     frame.payloads = std::move(op->reply_payloads);
     reply = EncodeFrame(std::move(frame));
     instruments_->bytes_out.Increment(static_cast<double>(reply->size()));
+    const uint64_t cut = shards_.TakeCutValues();
+    if (cut > 0) instruments_->cut_values.Increment(static_cast<double>(cut));
     if (!Asks(op->kind)) {
       instruments_->latency.Observe(absl::ToDoubleSeconds(Now() - op->arrived));
     }

@@ -197,6 +197,7 @@ void ShardSet::ApplyGradient(Operation* op, size_t index, EncodedGradient gradie
     outcome = shard.Apply(id, gradient, scale);
   }
   op->outcomes[index] = outcome;
+  NoteCutValues(&shard);
   if (outcome != PushOutcome::kTaken) return;
   op->parts_taken.fetch_add(1, std::memory_order_relaxed);
   if (op->rules->bound != 0) LookWhetherFinite(shard, op->worker, header.step, header.gradient_norm);
@@ -222,6 +223,17 @@ void ShardSet::LookWhetherFinite(const Shard& shard, WorkerId worker, uint64_t s
   LogError("PARAMETERS ARE NOT FINITE, {} worker number {} at step {}: the first is in {}",
            large ? "after the large gradient of" : "noticed up to 63 updates after the cause, at the push of",
            worker.value(), step, found.tensor);
+}
+
+void ShardSet::NoteCutValues(Shard* shard) {
+  const uint64_t cut = shard->TakeCutValues();
+  if (cut == 0) return;
+  cut_values_.fetch_add(cut, std::memory_order_relaxed);
+  if (said_cut_values_.exchange(true)) return;
+  LogWarn(
+      "workers ask for parameters in 16 bits, and {} of the shard with {} are cut: fp16 ends at 65504. Say "
+      "--pull-codec bf16 or fp32; this is said once, recon_server_cut_values_total counts them",
+      cut, NameOfParameter(*map_.layout(), shard->id().value(), 0));
 }
 
 std::optional<NonFiniteUpdate> ShardSet::non_finite() const {
@@ -280,6 +292,7 @@ void ShardSet::EncodePart(Operation* op, size_t index) {
   } else if (shard.version() != part.version) {
     update = shard.EncodedSince(codec, part.version);
   }
+  NoteCutValues(&shard);
   PartHeader& reply = op->reply_parts[index];
   reply.shard = part.shard;
   reply.count = part.count;

@@ -111,6 +111,12 @@ class ShardSet {
   // The first that were seen for some steps in a row.
   std::optional<UnlikeRates> unlike_rates() const;
 
+  // Parameters that were cut in replies in 16 bits since the last call.
+  uint64_t TakeCutValues() {
+    if (cut_values_.load(std::memory_order_relaxed) == 0) return 0;
+    return cut_values_.exchange(0, std::memory_order_relaxed);
+  }
+
   // Of the shard that had most.
   uint64_t updates() const { return updates_.load(std::memory_order_relaxed); }
   // Of all lanes for updates, divided among those that can work at once.
@@ -133,6 +139,8 @@ class ShardSet {
   void CloseShard(uint32_t number, uint64_t step, const std::set<Contributor>& contributors);
   // On the shard's lane, after an update; `norm`: of the gradient.
   void LookWhetherFinite(const Shard& shard, WorkerId worker, uint64_t step, float norm);
+  // On the shard's lane, after it was encoded: counts what was cut, and says so once.
+  void NoteCutValues(Shard* shard);
   void ForEach(const std::function<void(Shard*)>& step);
   // Calls `load` for each of this server's shards, on many threads; says in the log how far it has come with
   // `what`.
@@ -154,6 +162,8 @@ class ShardSet {
   std::atomic<bool> found_non_finite_{false};  // Nothing is looked at any more.
   std::atomic<uint64_t> apply_nanos_{0};
   std::atomic<uint64_t> updates_{0};
+  std::atomic<uint64_t> cut_values_{0};
+  std::atomic<bool> said_cut_values_{false};
 
   // Last: its destructor runs what is queued while the rest still exists.
   LanePool lanes_;

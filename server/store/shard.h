@@ -53,6 +53,9 @@ class Shard {
   uint32_t size() const { return placement_.size; }
   // Pushes say how far its values have moved; see GroupPolicy.
   bool averaged() const { return policy_.averaged; }
+  // Parameters that were cut to the largest value of a 16-bit codec, each time they were encoded anew, since
+  // the last call.
+  uint64_t TakeCutValues() { return std::exchange(cut_values_, 0); }
   // Pages cloned because someone still held them.
   uint64_t pages_cloned() const { return pages_cloned_; }
 
@@ -211,6 +214,7 @@ class Shard {
   // Versions, as they were, that an update was made of which is left out; ascending.
   std::vector<uint64_t> left_out_;
   uint64_t pages_cloned_ = 0;
+  uint64_t cut_values_ = 0;
   // The last 16-bit encoding and the last answer of EncodedSince(), and what they are of.
   LentBytes encoded_;
   CodecId encoded_codec_ = CodecId::kFp32;
