@@ -13,7 +13,7 @@ import torch
 
 from recon.launch.machine import find_program
 from recon.torch._optimizers import is_of_the_server
-from recon.torch._tensors import COMPILED, plain_module
+from recon.torch._tensors import COMPILED, as_kept, plain_module
 
 if TYPE_CHECKING:
     from recon.torch._join import Job
@@ -59,9 +59,7 @@ def copy_state(model: torch.nn.Module, pulled: list[tuple[torch.Tensor, torch.Te
         if not isinstance(tensor, torch.Tensor):
             continue  # A module's extra state.
         if id(tensor) not in copies:
-            value = values.get(id(tensor), tensor)
-            if not (tensor.is_floating_point() or tensor.dtype == torch.bool) and value.is_floating_point():
-                value = value.round()
+            value = as_kept(tensor, values[id(tensor)]) if id(tensor) in values else tensor
             copies[id(tensor)] = torch.empty_like(tensor, requires_grad=False).copy_(value)
         state[name] = copies[id(tensor)]
     return state
