@@ -12,7 +12,10 @@ namespace recon {
 
 // FP16 values are divided by 2^exponent before they are rounded, and multiplied by it when they come back.
 // `exponent` is in the range of PartHeader.exponent.
-EncodeStats EncodeFp16(const float* values, size_t count, uint8_t* out, int exponent = 0);
+EncodeStats EncodeFp16(const float* values, size_t count, uint8_t* out, int exponent);
+inline EncodeStats EncodeFp16(const float* values, size_t count, uint8_t* out) {
+  return EncodeFp16(values, count, out, /*exponent=*/0);
+}
 EncodeStats EncodeBf16(const float* values, size_t count, uint8_t* out);
 void DecodeFp16(const uint8_t* bytes, size_t count, float* out, int exponent = 0);
 void DecodeBf16(const uint8_t* bytes, size_t count, float* out);

@@ -176,6 +176,7 @@ void ShardSet::ApplyGradient(Operation* op, size_t index, EncodedGradient gradie
   // Without a version it is unknown how old the gradient is; where there was no update yet it is not.
   const bool known = part.version != 0 || shard.version() == 0;
   const uint64_t staleness = known ? shard.version() - std::min(part.version, shard.version()) : 0;
+  const uint64_t cut_before = shard.counts().cut_values;
   PushOutcome outcome;
   if (op->rules->bound == 0) {
     Contribution contribution;
@@ -197,7 +198,7 @@ void ShardSet::ApplyGradient(Operation* op, size_t index, EncodedGradient gradie
     outcome = shard.Apply(id, gradient, scale);
   }
   op->outcomes[index] = outcome;
-  NoteCutValues(&shard);
+  NoteCutValues(shard, cut_before);
   if (outcome != PushOutcome::kTaken) return;
   op->parts_taken.fetch_add(1, std::memory_order_relaxed);
   if (op->rules->bound != 0) LookWhetherFinite(shard, op->worker, header.step, header.gradient_norm);
@@ -225,15 +226,15 @@ void ShardSet::LookWhetherFinite(const Shard& shard, WorkerId worker, uint64_t s
            worker.value(), step, found.tensor);
 }
 
-void ShardSet::NoteCutValues(Shard* shard) {
-  const uint64_t cut = shard->TakeCutValues();
+void ShardSet::NoteCutValues(const Shard& shard, uint64_t before) {
+  const uint64_t cut = shard.counts().cut_values - before;
   if (cut == 0) return;
   cut_values_.fetch_add(cut, std::memory_order_relaxed);
   if (said_cut_values_.exchange(true)) return;
   LogWarn(
       "workers ask for parameters in 16 bits, and {} of the shard with {} are cut: fp16 ends at 65504. Say "
       "--pull-codec bf16 or fp32; this is said once, recon_server_cut_values_total counts them",
-      cut, NameOfParameter(*map_.layout(), shard->id().value(), 0));
+      cut, NameOfParameter(*map_.layout(), shard.id().value(), 0));
 }
 
 std::optional<NonFiniteUpdate> ShardSet::non_finite() const {
@@ -285,6 +286,7 @@ void ShardSet::EncodePart(Operation* op, size_t index) {
       op->kind == FrameKind::kPushPull && op->rules->optimizer.kind == OptimizerKind::kMean;
   if (pushed_mean || op->kind == FrameKind::kPullMean) return EncodeMean(op, index);
   Shard& shard = *shards_[part.shard];
+  const uint64_t cut_before = shard.counts().cut_values;
   const CodecId codec = ReplyCodec(*op, shard);
   Shard::Update update{codec, ByteChain()};
   if (op->kind == FrameKind::kPull && part.payload_bytes > 0) {
@@ -292,7 +294,7 @@ void ShardSet::EncodePart(Operation* op, size_t index) {
   } else if (shard.version() != part.version) {
     update = shard.EncodedSince(codec, part.version);
   }
-  NoteCutValues(&shard);
+  NoteCutValues(shard, cut_before);
   PartHeader& reply = op->reply_parts[index];
   reply.shard = part.shard;
   reply.count = part.count;

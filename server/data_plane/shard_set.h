@@ -139,8 +139,9 @@ class ShardSet {
   void CloseShard(uint32_t number, uint64_t step, const std::set<Contributor>& contributors);
   // On the shard's lane, after an update; `norm`: of the gradient.
   void LookWhetherFinite(const Shard& shard, WorkerId worker, uint64_t step, float norm);
-  // On the shard's lane, after it was encoded: counts what was cut, and says so once.
-  void NoteCutValues(Shard* shard);
+  // On the shard's lane, after it was encoded: counts what was cut since it had cut `before`, and says so
+  // once.
+  void NoteCutValues(const Shard& shard, uint64_t before);
   void ForEach(const std::function<void(Shard*)>& step);
   // Calls `load` for each of this server's shards, on many threads; says in the log how far it has come with
   // `what`.

@@ -65,7 +65,7 @@ float* Shard::StateTile(const UpdateCoefficients& c, int plane, size_t offset) {
 float* Shard::WritableTile(int role, size_t offset) {
   bool cloned = false;
   float* page = pages_[role][offset / kPageParams].Writable(&cloned);
-  if (cloned) ++pages_cloned_;
+  if (cloned) ++counts_.pages_cloned;
   return page + offset % kPageParams;
 }
 
@@ -137,9 +137,9 @@ void Shard::UpdateRun(const UpdateCoefficients& c, CodecId codec, size_t offset,
   float* const state2 = StateTile(c, 2, offset);
   if (reply == nullptr) return ApplyEncodedUpdate(c, codec, gradient, count, params, state1, state2);
   reply->writer.Write(EncodedBytes(reply->codec, 1), count, [&](uint8_t* to, size_t first, size_t run) {
-    cut_values_ += ApplyEncodedUpdate(c, codec, gradient + EncodedBytes(codec, first), run, params + first,
-                                      state1 != nullptr ? state1 + first : nullptr,
-                                      state2 != nullptr ? state2 + first : nullptr, reply->codec, to);
+    counts_.cut_values += ApplyEncodedUpdate(c, codec, gradient + EncodedBytes(codec, first), run,
+                                             params + first, state1 != nullptr ? state1 + first : nullptr,
+                                             state2 != nullptr ? state2 + first : nullptr, reply->codec, to);
   });
 }
 
@@ -386,9 +386,9 @@ ByteChain Shard::Encoded(CodecId codec) {
   const std::shared_ptr<uint8_t[]> bytes(new uint8_t[size]);
   for (uint32_t page = 0; page < placement_.pages(); ++page) {
     // Parameters beyond the codec's range are cut to it: a replica is an approximation by choice.
-    cut_values_ += Encode(codec, pages_[0][page].data(), placement_.PageSize(page),
-                          bytes.get() + EncodedBytes(codec, page * kPageParams))
-                       .saturated;
+    counts_.cut_values += Encode(codec, pages_[0][page].data(), placement_.PageSize(page),
+                                 bytes.get() + EncodedBytes(codec, page * kPageParams))
+                              .saturated;
   }
   chain.Append(bytes.get(), size, bytes);
   Lend(codec, chain);
@@ -422,7 +422,7 @@ Shard::Update Shard::EncodedSince(CodecId codec, uint64_t base) {
   }
   // Not kept: it would hold the pages, and the next update would have to clone them.
   if (writer.bytes() >= dense_bytes) return {codec, Encoded(codec)};
-  cut_values_ += writer.stats().saturated;
+  counts_.cut_values += writer.stats().saturated;
   Update update{SparseCodec(codec), ByteChain::FromString(writer.Finish())};
   update_.Lend(update.payload);
   update_codec_ = codec;

@@ -53,11 +53,13 @@ class Shard {
   uint32_t size() const { return placement_.size; }
   // Pushes say how far its values have moved; see GroupPolicy.
   bool averaged() const { return policy_.averaged; }
-  // Parameters that were cut to the largest value of a 16-bit codec, each time they were encoded anew, since
-  // the last call.
-  uint64_t TakeCutValues() { return std::exchange(cut_values_, 0); }
-  // Pages cloned because someone still held them.
-  uint64_t pages_cloned() const { return pages_cloned_; }
+  // Of its life: pages cloned because someone still held them, and parameters cut to the largest value of a
+  // 16-bit codec, each time they were encoded anew.
+  struct Counts {
+    uint64_t pages_cloned = 0;
+    uint64_t cut_values = 0;
+  };
+  const Counts& counts() const { return counts_; }
 
   struct PushId {
     WorkerId worker;
@@ -213,8 +215,7 @@ class Shard {
   int unlike_steps_ = 0;  // Steps in a row whose contributions named unlike rates.
   // Versions, as they were, that an update was made of which is left out; ascending.
   std::vector<uint64_t> left_out_;
-  uint64_t pages_cloned_ = 0;
-  uint64_t cut_values_ = 0;
+  Counts counts_;
   // The last 16-bit encoding and the last answer of EncodedSince(), and what they are of.
   LentBytes encoded_;
   CodecId encoded_codec_ = CodecId::kFp32;

@@ -278,7 +278,7 @@ TEST_CASE("a cut keeps the state of its moment, and a restored shard goes on fro
   const std::vector<float> at_cut = Values(&shard);
   const ShardCut cut = shard.Cut();
   shard.Apply(Push(1, 1), Gradient(CodecId::kFp32, 0.2f), 1);
-  CHECK(shard.pages_cloned() == 6);  // Two pages in three roles: the cut holds the old ones.
+  CHECK(shard.counts().pages_cloned == 6);  // Two pages in three roles: the cut holds the old ones.
   CHECK(std::memcmp(cut.pages[0][0].data(), at_cut.data(), kPageBytes) == 0);
 
   Shard restored(ShardId(0), placement, StatePlanes(config.kind), config, {});

@@ -71,8 +71,7 @@ def _derived_state(model: torch.nn.Module, pulled: list[tuple[torch.Tensor, torc
     before = [(tensor, tensor.data) for tensor, _ in pulled]
     try:
         for tensor, value in pulled:
-            exact = tensor.is_floating_point() or tensor.dtype == torch.bool
-            tensor.data = (value if exact else value.round()).to(tensor.device, tensor.dtype)
+            tensor.data = as_kept(tensor, value).to(tensor.device, tensor.dtype)
         state = model.state_dict()
         for name, tensor in state.items():
             if isinstance(tensor, torch.Tensor):
