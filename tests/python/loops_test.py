@@ -177,6 +177,13 @@ class LoopsThatTrainNothing(LoopCase):
                 self.train_both(batch)
         self.expect_equal(2 * BATCHES)
 
+    def test_reading_ahead_in_eval_mode_is_told_apart_from_an_evaluation(self) -> None:
+        loader = self.begin()
+        self.model.eval()
+        with self.assertRaisesRegex(RuntimeError, r"which is an evaluation's loop: call model.train\(\) first"):
+            for batch in ahead(loader):
+                self.train_both(batch)
+
     def test_a_look_at_files_takes_nothing(self) -> None:
         def read(number: int) -> Iterator[Any]:
             for at in range(200 * number, 200 * (number + 1)):

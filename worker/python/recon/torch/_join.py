@@ -34,6 +34,8 @@ LOCAL_STEPS = 8
 # Of batches that the script gives itself again.
 _KEPT = (". Its batches are kept somewhere, as itertools.cycle and list() do: write `while True: for batch in loader`, and end "
          "it at recon.JobDone")
+_ALONE = (". The script read two batches with the model in eval() and without a backward, which is an evaluation's loop: call "
+          "model.train() first")
 # The processes, this one and those it was forked from, that have joined a job.
 _joined: list[int] = []
 
@@ -307,7 +309,6 @@ class Job(Share):
 
     def _end(self, finished: bool) -> None:
         self._last_step = self._core.step
-        self._workers = self.workers
         self._left = True
         self._handed.forget()
         if self._members is not None:
@@ -344,7 +345,7 @@ class Job(Share):
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         if not len(self._handed) and not self._claim(closure):
             raise RuntimeError("step() without a batch of the loader: each step() pushes what the batches since the "
-                               "last one gave" + _KEPT * self.loader.keeps_batches())
+                               "last one gave" + _KEPT * self.loader.keeps_batches() + _ALONE * self.loader.went_alone)
         result = None
         if closure is not None and self._own_step is not None and self._members is not None:
             raise TypeError(f"step(closure) of {type(self.optimizer).__name__} does not go with group=: each process has the loss of "
@@ -413,9 +414,10 @@ class Job(Share):
     def _close(self, batches: Sequence[Batch]) -> None:
         """They are pushed, or nothing comes of them."""
         if batches and not self._left:
-            samples = self.loader.samples
+            job, samples = self._core.job(), self.loader.samples
+            self._workers = max(1, int(job["workers"]))
             before = (batches[0].order_key - batches[0].data_epoch * samples) * len(self.loader) // samples
-            self._progress.advance(self._core.job(), batches[0].data_epoch, before, len(batches), self.loader.batch_size)
+            self._progress.advance(job, batches[0].data_epoch, before, len(batches), self.loader.batch_size)
         super()._close(batches)
 
     def _evaluate_for(self, lease: int) -> None:

@@ -98,6 +98,7 @@ class JobLoader:
         self._places: set[tuple[Any, int]] = set()  # Where loops have begun that were the job's.
         self._seeded = not reseed
         self._ended_early = False  # The newest loop ended before the pass was known to be over.
+        self.went_alone = False  # The newest loop, at its second batch.
         self._looks = False  # The script takes single batches, each from a loop of its own, and trains on them.
 
     @property
@@ -225,6 +226,7 @@ class Loop:
         if self.data_epoch < 0:
             self._begin()
         elif self._items is None and self._trains_nothing():
+            self._loader.went_alone = True
             self._go_alone([batch for batch, _ in self.take_back()])
         if self._items is not None:
             return self._next_alone()
@@ -264,6 +266,7 @@ class Loop:
             self._after_the_end()
             return
         loader._pass += 1
+        loader.went_alone = False
         loader._newest, loader._first, loader._ended_early = weakref.ref(self), [], False
         loader._places.add(self._place)
 
@@ -281,8 +284,9 @@ class Loop:
         self._items = self._loader._alone(self.data_epoch, [])
 
     def _trains_nothing(self) -> bool:
-        """At the second batch: nothing came of the first one, and nothing will."""
-        if self._gave != 1 or self._over or self._job.finished or self._job.trains(self):
+        """At the second batch: nothing came of the first one, and nothing will. Trainers that have loaders of their own for
+        evaluation switch to train() when they have read a step's batches."""
+        if self._loader.skips_done_passes or self._gave != 1 or self._over or self._job.finished or self._job.trains(self):
             return False
         return not torch.is_grad_enabled() or self._job.looks_like_evaluation()
 

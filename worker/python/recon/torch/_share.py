@@ -68,8 +68,8 @@ class Share:
 
     @property
     def workers(self) -> int:
-        """How many the job has now; after its end, how many it had."""
-        if not self._left:
+        """How many the job has; after its end, and in a group of processes, how many it had at the last step."""
+        if not self._left and self._members is None:
             self._workers = max(1, int(self._core.job()["workers"]))
         return self._workers
 
