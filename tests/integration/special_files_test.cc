@@ -1,12 +1,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "catch2/catch.hpp"
 #include "tests/integration/process_job.h"
-#include "tests/support/certificates.h"
 
 namespace recon {
 namespace {
@@ -33,13 +34,21 @@ void SaysSo(const std::vector<std::string>& arguments, const std::string& path) 
   std::string output;
   const int code = RunProgram(arguments, &output);
   INFO(arguments[0] << " " << arguments[1] << ": " << output);
-  CHECK((code == 1 || code == 2));
+  CHECK((code > 0 && code < 128));
   CHECK(absl::StrContains(output, path));
-  CHECK((absl::StrContains(output, "a pipe") || absl::StrContains(output, "no regular file")));
+  // A link, in files of a server's own; and where a directory is meant.
+  CHECK((absl::StrContains(output, "a pipe") || absl::StrContains(output, "no regular file") ||
+         absl::StrContains(absl::AsciiStrToLower(output), "not a directory") ||
+         absl::StrContains(output, "no directory") || absl::StrContains(output, "neither a directory")));
 }
 
-std::string OneOf(const std::string& directory) {
-  return std::filesystem::directory_iterator(directory)->path().string();
+// The last by name; `otherwise` where there is none.
+std::string NewestOf(const std::string& directory, const std::string& otherwise = "") {
+  std::string newest = otherwise;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    newest = std::max(newest, entry.path().filename().string());
+  }
+  return absl::StrCat(directory, "/", newest);
 }
 
 // A job that is done and drained.
@@ -62,7 +71,7 @@ TEST_CASE("a pipe in place of a snapshot's file is named by whoever reads it, at
   const DoneJob done;
   const std::string snapshots = done.job.snapshots();
   for (const char* kind : {"packs", "manifests"}) {
-    const std::string path = OneOf(absl::StrCat(snapshots, "/", kind));
+    const std::string path = NewestOf(absl::StrCat(snapshots, "/", kind));
     const PipeInPlaceOf pipe(path);
     SaysSo({"reconctl", "snapshot", "verify", snapshots}, path.substr(snapshots.size() + 1));
     SaysSo({"reconctl", "snapshot", "export", snapshots, "--output", done.job.directory() / "m.safetensors"},
@@ -75,9 +84,13 @@ TEST_CASE("a pipe in place of a file of the data directory is named, and the ser
           "[special_files]") {
   const DoneJob done;
   const std::string data = done.job.data();
-  const std::vector<std::string> paths = {
-      data + "/LOCK",       data + "/ADDRESS",         data + "/AUDIT",      data + "/DASHBOARD",
-      OneOf(data + "/log"), data + "/control/CURRENT", data + "/control/new"};
+  const std::vector<std::string> paths = {data + "/LOCK",
+                                          data + "/ADDRESS",
+                                          data + "/AUDIT",
+                                          data + "/DASHBOARD",
+                                          NewestOf(data + "/log", "LOG-0000000000000001"),
+                                          data + "/control/CURRENT",
+                                          data + "/control/new"};
   for (const std::string& path : paths) {
     const PipeInPlaceOf pipe(path);
     SaysSo(done.Server(), path);

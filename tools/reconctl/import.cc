@@ -37,6 +37,9 @@ namespace {
 // For the name of a model of which only the tensors are known.
 constexpr char kUnnamed[] = "imported";
 constexpr uint64_t kCompareBytes = uint64_t{1} << 20;
+constexpr uint64_t kFirstCompareBytes = uint64_t{4} << 10;
+// Tensors that are left over and compared with the model's, to find tied ones.
+constexpr int kTiedLookedForMax = 16;
 
 // The files' tensors under the names that they have from here on.
 struct Selection {
@@ -173,8 +176,10 @@ absl::StatusOr<ModelSpec> ModelFor(const std::string& name, const Selection& sel
 absl::StatusOr<bool> Equal(const WeightFiles& files, const WeightFiles::Tensor& a,
                            const WeightFiles::Tensor& b) {
   if (a.entry.dtype != b.entry.dtype || a.entry.shape != b.entry.shape) return false;
-  for (uint64_t at = 0; at < a.bytes(); at += kCompareBytes) {
-    const uint64_t size = std::min(kCompareBytes, a.bytes() - at);
+  // Those that differ do so early.
+  uint64_t size = 0;
+  for (uint64_t at = 0; at < a.bytes(); at += size) {
+    size = std::min(at == 0 ? kFirstCompareBytes : kCompareBytes, a.bytes() - at);
     RECON_ASSIGN_OR_RETURN(const std::string x, files.Read(a, at, size));
     RECON_ASSIGN_OR_RETURN(const std::string y, files.Read(b, at, size));
     if (x != y) return false;
@@ -315,11 +320,11 @@ void Tell(const Notices& notices, const Selection& selection, const CarriedTenso
 absl::StatusOr<std::vector<std::string>> HintsFor(const WeightFiles& files, const Selection& selection,
                                                   const TensorMatch& match) {
   std::vector<std::string> hints;
-  bool left_over = false;
+  int left_over = 0;
   for (const size_t index : match.rest) {
     const OfferedTensor& tensor = selection.offered[index];
     if (tensor.may_stay || selection.aliases.count(tensor.name) > 0) continue;
-    left_over = true;
+    if (++left_over > kTiedLookedForMax) break;
     for (const size_t other : match.source) {
       if (other == index) continue;
       RECON_ASSIGN_OR_RETURN(const bool equal,
@@ -331,7 +336,7 @@ absl::StatusOr<std::vector<std::string>> HintsFor(const WeightFiles& files, cons
       break;
     }
   }
-  if (left_over) {
+  if (left_over > 0) {
     hints.push_back(
         "what is left over: --alias NAME=OTHER where it is tied to another, --skip NAME leaves it out, "
         "--carry NAME takes it along untrained");
