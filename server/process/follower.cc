@@ -37,6 +37,7 @@ absl::Status Follower::Open() {
   RECON_RETURN_IF_ERROR(process_.OpenControlDb());
   RECON_RETURN_IF_ERROR(FileSystem::Local()->CreateDirectories(process_.log_directory()));
   RECON_RETURN_IF_ERROR(OpenIdentity());
+  known_workers_.Load();
   RECON_RETURN_IF_ERROR(StartServing());
   LogInfo("listening on {}, looking for the head at {}", address(), process_.flags().join);
   follower_ = std::thread([this] { Follow(); });
@@ -86,7 +87,7 @@ absl::Status Follower::OpenIdentity() {
 }
 
 absl::Status Follower::StartServing() {
-  RECON_RETURN_IF_ERROR(process_.StartListeners(place_.server_id(), /*connected=*/nullptr));
+  RECON_RETURN_IF_ERROR(process_.StartListeners(place_.server_id(), /*connected=*/nullptr, &known_workers_));
   control_service_ = std::make_unique<JoinedControlService>(process_.flags().join, process_.connections());
   CollectiveService::Options collective;
   collective.head = false;
@@ -170,6 +171,11 @@ ServerHello Follower::Hello() const {
 void Follower::FollowTrace(const TraceCommand& command) {
   traces_->Follow(command.trace(), absl::Milliseconds(command.left_ms()),
                   DescribeMember(TRACE_ROLE_SERVER, OwnAddress(), place_.server()));
+}
+
+void Follower::NoteAdmitted(Incarnation process) {
+  const absl::Status noted = known_workers_.Note(process);
+  if (!noted.ok()) LogWarn("a worker is not known after the next start: {}", noted.message());
 }
 
 absl::Status Follower::TakeUp(const Assignment& assignment) {

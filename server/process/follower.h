@@ -62,6 +62,7 @@ class Follower : private ShardHost {
   ServerHello Hello() const override;
   absl::Status TakeUp(const Assignment& assignment) override;
   void FollowTrace(const TraceCommand& command) override;
+  void NoteAdmitted(Incarnation process) override;
   // Any thread.
   ParamServer* accepting() const override { return process_.accepting(); }
   PartWriter* parts() const override { return parts_.get(); }
@@ -79,6 +80,7 @@ class Follower : private ShardHost {
   // In the order of their construction; destroyed in reverse.
   std::optional<StartGuard> guard_;  // While it ends, if it ends before it has served.
   ServerProcess process_;
+  KnownWorkers known_workers_{process_.flags().data + "/WORKERS"};
   const std::string ticket_key_ = DrawSecret(kTicketKeyBytes);  // Told to the head.
   std::atomic<bool>& stop_;
   std::atomic<bool> has_place_{false};          // The head has given it one.

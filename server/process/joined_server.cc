@@ -73,6 +73,7 @@ absl::Status JoinedServer::Execute(const ServerCommand& command) {
     case ServerCommand::kAdmit:
       params->members()->Admit(WorkerId(command.admit().worker()), Incarnation(command.admit().incarnation()),
                                command.admit().next_step());
+      host_->NoteAdmitted(Incarnation(command.admit().incarnation()));
       break;
     case ServerCommand::kExpel:
       params->members()->Expel(WorkerId(command.expel().worker()));

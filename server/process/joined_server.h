@@ -33,6 +33,8 @@ class ShardHost {
   // Not null once accepting() is not. Any thread.
   virtual PartWriter* parts() const = 0;
   virtual void FollowTrace(const TraceCommand& command) = 0;
+  // The head has said that this process of a worker is admitted.
+  virtual void NoteAdmitted(Incarnation) {}
 };
 
 // What a server does in a job that another one leads: it says who it is, takes up the place that it is given,

@@ -62,7 +62,8 @@ absl::Status ServerProcess::StartLog(const PushLog::Options& options, const Appl
   return absl::OkStatus();
 }
 
-absl::Status ServerProcess::StartListeners(uint64_t id, ConnectedProcesses* connected) {
+absl::Status ServerProcess::StartListeners(uint64_t id, ConnectedProcesses* connected,
+                                           const KnownWorkers* known) {
   if (!flags_.metrics_address.empty()) {
     RECON_ASSIGN_OR_RETURN(metrics_server_, ServeMetrics(flags_.metrics_address, &metrics_));
   }
@@ -74,9 +75,10 @@ absl::Status ServerProcess::StartListeners(uint64_t id, ConnectedProcesses* conn
   };
   RECON_RETURN_IF_ERROR(frames_.Start(flags_.frames, tls_, id, handler, connected));
   param_service_ =
-      std::make_unique<ParamService>(handler, connected, &connections_, [this](Incarnation sender) {
+      std::make_unique<ParamService>(handler, connected, &connections_, [this, known](Incarnation sender) {
         ParamServer* const params = accepting();
-        return params != nullptr && params->members()->Knows(sender);
+        return (params != nullptr && params->members()->Knows(sender)) ||
+               (known != nullptr && known->Has(sender));
       });
   return absl::OkStatus();
 }

@@ -20,6 +20,7 @@
 #include "server/durability/control_db.h"
 #include "server/durability/push_log.h"
 #include "server/process/frame_listeners.h"
+#include "server/process/known_workers.h"
 #include "server/process/recovery.h"
 #include "server/process/server_flags.h"
 #include "server/rpc/collective_service.h"
@@ -60,8 +61,10 @@ class ServerProcess {
   // params() if it gets frames, else null. Any thread.
   ParamServer* accepting() const { return accepting_.load(std::memory_order_acquire); }
   // Opens the port of metrics, and the ways for frames beside gRPC's. `id`: under which workers find shared
-  // memory. `connected` is told of connections and may be null.
-  absl::Status StartListeners(uint64_t id, ConnectedProcesses* connected);
+  // memory. `connected` is told of connections; `known`: who is no stranger before there are parameters. Both
+  // may be null, and outlive this.
+  absl::Status StartListeners(uint64_t id, ConnectedProcesses* connected,
+                              const KnownWorkers* known = nullptr);
   // Opens the port with these services, the parameters' and that of collectives, and writes <data>/ADDRESS
   // before the first call is answered: who looks for a token compares it. Before: StartListeners().
   absl::Status StartRpc(std::vector<grpc::Service*> services, CollectiveService::Options collective,

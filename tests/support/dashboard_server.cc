@@ -126,6 +126,7 @@ extern "C" int epoll_create1(int flags) noexcept {
 
 int main(int argc, char** argv) {
   recon::InitLog("off");  // Its output is the address.
+  std::ios::sync_with_stdio(false);
   recon::TlsFlags tls;
   if (argc >= 5) tls = {argv[2], argv[3], argv[4]};
   if (argc == 6) tls.crl = argv[5];

@@ -188,7 +188,7 @@ def case_drain(job: Job) -> None:
 
 def case_known_again(job: Job) -> None:
     """Workers that send their pushes again to a server that was killed are no strangers to it."""
-    for victim in ("head",) * 3:
+    for victim in ("head", "server1") * 2:
         job.signal(victim, signal.SIGKILL)
         gone = time.monotonic()
         # It is away for so long that all of them try again.
