@@ -322,24 +322,6 @@ TEST_CASE("a server writes neither its lock nor its address through a link", "[b
   }
 }
 
-TEST_CASE("a name with control characters is shown with escapes, in the log and by reconctl", "[bad_input]") {
-  ProcessJob job({"--data-epochs", "1000", "--split-samples", "200"});
-  REQUIRE(job.StartServer());
-  const std::string name = "up\x1b[2Jone\nsecond\rthird";
-  const std::string shown = "up\\x1b[2Jone\\nsecond\\x0dthird";
-  const auto worker = job.StartWorker(name);
-  REQUIRE(job.SamplesReach(400));
-  for (const char* verb : {"status", "completions"}) {
-    CAPTURE(verb);
-    const Outcome told = Run({"reconctl", verb, "--server", job.address()});
-    CHECK(told.code == 0);
-    CHECK(absl::StrContains(told.output, shown));
-    CHECK(told.output.find_first_of("\x1b\r") == std::string::npos);
-  }
-  CHECK(absl::StrContains(job.ServerLog(), shown));
-  CHECK(job.ServerLog().find_first_of("\x1b\r") == std::string::npos);
-}
-
 TEST_CASE("reconctl shows a job, takes snapshots and drains, for people and for programs", "[bad_input]") {
   ProcessJob job({"--data-epochs", "1000", "--split-samples", "200"});
   REQUIRE(job.StartServer());

@@ -58,7 +58,8 @@ RegisterRequest Registration(const std::string& name, const WorkerSecret& secret
 
 TEST_CASE("texts of strangers reach log, metrics, dashboard and terminal as plain text", "[bad_input]") {
   const std::string metrics = FreeAddress();
-  ProcessJob job({"--metrics-address", metrics, "--dashboard", "127.0.0.1:0"});
+  ProcessJob job({"--metrics-address", metrics, "--dashboard", "127.0.0.1:0", "--evict-after", "10m",
+                  "--suspect-after", "5m"});
   REQUIRE(job.StartServer());
   const WorkerSecret secret = WorkerSecret::Draw();
   ControlClient client(*ConnectTo(job.address(), {}), absl::Seconds(30), Caller::Worker(secret));
