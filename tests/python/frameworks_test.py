@@ -66,6 +66,12 @@ class Frameworks(unittest.TestCase):
             self.run_workers("lightning", "frameworks_test.py", workers)
 
     @unittest.skipIf(absent("lightning"), f"absent: {absent('lightning')}")
+    def test_a_schedule_goes_by_lightnings_steps_where_batches_are_accumulated(self) -> None:
+        with Server(os.environ["RECON_TEST_BIN"]) as server:
+            script = Script(server, "w", "lightning accumulation", script="frameworks_test.py")
+            self.assertEqual(script.wait(), 0, script.log())
+
+    @unittest.skipIf(absent("lightning"), f"absent: {absent('lightning')}")
     def test_what_lightning_cannot_do_in_a_job_is_told_so(self) -> None:
         with Server(os.environ["RECON_TEST_BIN"]) as server:
             script = Script(server, "w", "lightning mistakes", script="frameworks_test.py")
@@ -200,6 +206,27 @@ def train_lightning() -> None:
         assert all(torch.equal(tensor, last[name]) for name, tensor in module.state_dict().items())
 
 
+def lightning_accumulation() -> None:
+    import recon.torch.lightning  # For "recon", by name.
+
+    def rates_of(strategy: str) -> list[float]:
+        module, rates = lightning_module(Classified(named=False)), []
+
+        def configure() -> Any:
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            scheduler = torch.optim.lr_scheduler.OneCycleLR(
+                optimizer, 0.2, total_steps=int(module.trainer.estimated_stepping_batches), cycle_momentum=False)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+        module.configure_optimizers = configure
+        module.on_train_batch_end = lambda *_: rates.append(module.trainer.optimizers[0].param_groups[0]["lr"])
+        lightning_trainer(strategy, accumulate_grad_batches=4, num_sanity_val_steps=0).fit(module)
+        return rates
+
+    plain, ours = rates_of("auto"), rates_of("recon")
+    assert len(plain) == EPOCHS * SAMPLES // BATCH and ours == plain, (ours, plain)
+
+
 def lightning_mistakes() -> None:
     import recon.torch.lightning  # For "recon", by name.
 
@@ -285,6 +312,8 @@ if __name__ == "__main__":
         train_accelerate(scaled="scaler" in sys.argv[1])
     elif sys.argv[1:] == ["lightning"]:
         train_lightning()
+    elif sys.argv[1:] == ["lightning accumulation"]:
+        lightning_accumulation()
     elif sys.argv[1:] == ["lightning mistakes"]:
         lightning_mistakes()
     else:

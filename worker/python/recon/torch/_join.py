@@ -59,8 +59,8 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
         evaluate: ``evaluate(model)``, called after each pass by one worker, without gradients and in ``eval()``:
             ``{"loss": (sum, samples), "accuracy": (correct, samples), ...}``.
         epochs: passes over the data.
-        scheduler: a learning-rate scheduler that the script steps after each batch: it keeps to the job's progress,
-            not to this worker's.
+        scheduler: a learning-rate scheduler that the script steps after each batch, or after each ``step()`` of several:
+            it keeps to the job's progress, not to this worker's.
         overlap: whether gradients are pushed while backward still runs. None: once a few steps have shown that the
             script does not change them before ``step()``, by clipping, unscaling or accumulating.
         group: the processes of torch.distributed, over NCCL or gloo, that are one worker together, such as those of one
@@ -78,7 +78,9 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
         **settings: flags of recon-worker: ``server="host:7070"``, ``codec="topk:0.01"``...
 
     Raises `recon.Refused`, with the difference, if the job has another model, other data or other settings;
-    `recon.JobLost` if there is no server; TypeError for a model or an optimizer that the server cannot hold.
+    `recon.JobLost` if there is no server; TypeError for a model or an optimizer that the server cannot hold, ValueError
+    for an optimizer that brings state along. What the script does later and the server would not know of (it edits
+    parameters, sets momentum, freezes a layer) is a RuntimeError, or a warning, at the step where it happens.
     """
     if torch.utils.data.get_worker_info() is not None or _in_child():
         raise RuntimeError("join() in a child process of the script, which a DataLoader or multiprocessing started: "
