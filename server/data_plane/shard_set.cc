@@ -67,6 +67,12 @@ CodecId ReplyCodec(const Operation& op, const Shard& shard) {
   return shard.averaged() ? CodecId::kFp32 : static_cast<CodecId>(op.frame.header.reply_codec);
 }
 
+// As ReplyCodec(); the range of FP16 is that of parameters, and small gradients would be 0.
+CodecId MeanCodec(const Operation& op, const Shard& shard) {
+  const CodecId codec = ReplyCodec(op, shard);
+  return codec == CodecId::kFp16 ? CodecId::kBf16 : codec;
+}
+
 }  // namespace
 
 uint64_t VersionsKept(uint64_t pages, const ApplyRules& rules) {
@@ -251,8 +257,8 @@ void ShardSet::EncodeMean(Operation* op, size_t index) {
   const PartHeader& part = op->frame.parts[index];
   const uint64_t step = op->frame.header.step;
   StepMeans::Encoded mean;
-  const StepMeans::Is is =
-      shards_[part.shard]->means()->Encode(step, static_cast<CodecId>(op->frame.header.reply_codec), &mean);
+  Shard& shard = *shards_[part.shard];
+  const StepMeans::Is is = shard.means()->Encode(step, MeanCodec(*op, shard), &mean);
   PartHeader& reply = op->reply_parts[index];
   reply.shard = part.shard;
   reply.count = part.count;

@@ -20,7 +20,7 @@ from recon._worker import flags_of
 from recon.torch._loop import PassOver, StepsOfAll
 from recon.torch._step_loop import StepLoop
 from recon.torch._step_tensors import aliases, hooked, shared_buffers, trained
-from recon.torch._tensors import DTYPES, _tensor_of
+from recon.torch._tensors import DTYPES, _tensor_of, as_kept
 from recon.torch._worker_state import WorkerState, named, stateful
 
 _log = logging.getLogger("recon")
@@ -324,7 +324,7 @@ class WorkersStepJob(StepsOfAll):
                 parameter.grad.copy_(self._place(mean, _GRADIENT + name).view(parameter.shape))
         for name, buffer in self._buffers:
             values = self._place(mean, name).view(buffer.shape)
-            buffer.copy_(values if buffer.is_floating_point() else values.round())
+            buffer.copy_(as_kept(buffer, values))
 
     def _await_others(self) -> None:
         while self._core.pull_mean(self._next) == "open":
@@ -449,7 +449,7 @@ class WorkersStepJob(StepsOfAll):
         with torch.no_grad():
             for name, buffer in self._buffers:
                 values = self._place(torch.from_numpy(flat), name).view(buffer.shape)
-                buffer.copy_(values if buffer.is_floating_point() else values.round())
+                buffer.copy_(as_kept(buffer, values))
         step = self._state.load(flat)
         self._next = frontier if taken else step
         self._stepped = True
