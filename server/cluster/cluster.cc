@@ -25,6 +25,7 @@ std::string WithoutWhat(const ServerLinks::Gap& gap) {
 
 Cluster::Cluster(const Options& options, const ServerTable& table)
     : options_(options),
+      assignment_(options.assignment),
       servers_(options.assignment.servers()),
       snapshot_(&links_),
       links_(servers_,
@@ -32,6 +33,24 @@ Cluster::Cluster(const Options& options, const ServerTable& table)
                snapshot_.GiveUp(absl::UnavailableError(absl::StrCat("server ", place, " has gone")));
              }),
       table_(servers_, table) {}
+
+void Cluster::SetWayBack(const WayBack& way) {
+  assignment_.set_go_back_generation(way.generation);
+  assignment_.set_go_back_first_step(way.first_step);
+  assignment_.set_count_beyond(way.count_beyond);
+}
+
+ServersState Cluster::state() const {
+  ServersState state = links_.state();
+  MutexLock lock(&mu_);
+  state.mixed_state = mixed_state_;
+  return state;
+}
+
+void Cluster::NoteMixedState(const std::string& mixed_state) {
+  MutexLock lock(&mu_);
+  mixed_state_ = mixed_state;
+}
 
 void Cluster::Start(ParamServer* params, Lane* lane, Events events) {
   params_ = params;
@@ -168,7 +187,7 @@ void Cluster::Take(uint32_t place, const std::shared_ptr<ServerLink>& link, cons
   const std::string previous = links_.Hellos()[place - 1].address();
   const std::shared_ptr<ServerLink> before = links_.Connect(place, link, hello, now);
   if (model) {
-    Assignment assignment = options_.assignment;
+    Assignment assignment = assignment_;
     *assignment.mutable_model() = *model;
     links_.Assign(place, assignment);
   }
@@ -194,7 +213,7 @@ void Cluster::SetModel(const ModelSpec& model) {
     model_ = model;
     server_of_shard_ = AssignShards(*layout, servers_);
   }
-  Assignment assignment = options_.assignment;
+  Assignment assignment = assignment_;
   *assignment.mutable_model() = model;
   links_.AssignAll(assignment);
 }
@@ -214,7 +233,7 @@ void Cluster::OnClosed(const std::shared_ptr<ServerLink>& link) {
   }
   const absl::Time now = Now();
   const ServerLinks::Dropped dropped = links_.Drop(link.get(), now);
-  if (dropped.place == 0) return;
+  if (dropped.place == 0 || ends_.load()) return;
   const std::string server = absl::StrCat("server ", dropped.place, " at ", dropped.address);
   if (shut_down_.load()) return LogInfo("{} has ended with the job", server);
   std::string outlook = Outlooks(now)[dropped.place];

@@ -57,6 +57,14 @@ class Cluster final : public Followers, public ServerReports {
 
   // `table` as it was saved: empty, or with an entry for each of the servers.
   Cluster(const Options& options, const ServerTable& table);
+  // What servers are to recover, beside their places.
+  struct WayBack {
+    uint64_t generation = 0;    // The job goes back to this snapshot; 0: it does not.
+    uint64_t first_step = 0;    // No synchronous step before this one is begun then.
+    bool count_beyond = false;  // Servers say what they have beyond the newest snapshot.
+  };
+  // Before links come.
+  void SetWayBack(const WayBack& way);
   // Before links come. The pointers must outlive the cluster.
   void Start(ParamServer* params, Lane* lane, Events events);
 
@@ -67,7 +75,9 @@ class Cluster final : public Followers, public ServerReports {
   void SetModel(const ModelSpec& model);
   // Lane. Gives up silent servers, and gives their places to others.
   void Tick(absl::Time now);
-  ServersState state() const { return links_.state(); }
+  ServersState state() const;
+  // For state().
+  void NoteMixedState(const std::string& mixed_state);
   // Which servers are missing, and why, as ServerLinks says it, and who takes whose place when.
   std::string Missing() const;
   // All servers, those without a place among them, are told what the job waits for; empty: it moves. Several
@@ -93,6 +103,8 @@ class Cluster final : public Followers, public ServerReports {
   bool Drain(absl::Duration timeout) { return links_.Drain(timeout); }
   // The servers' processes end, in good order.
   void Shutdown();
+  // This process ends. From now on it is no news that servers go.
+  void NoteEnd() { ends_.store(true); }
 
   uint32_t servers() const { return servers_; }
   // From place 1 on.
@@ -120,8 +132,9 @@ class Cluster final : public Followers, public ServerReports {
   // Nothing is heard of the link any more.
   void SendAway(const std::shared_ptr<ServerLink>& link, const absl::Status& why);
 
-  // Set in the constructor and by Start().
+  // Set before links come.
   const Options options_;
+  Assignment assignment_;
   const uint32_t servers_;
   ParamServer* params_ = nullptr;
   Lane* lane_ = nullptr;
@@ -130,9 +143,11 @@ class Cluster final : public Followers, public ServerReports {
   SnapshotParts snapshot_;
   ServerLinks links_;
   std::atomic<bool> shut_down_{false};
+  std::atomic<bool> ends_{false};
 
   mutable Mutex mu_;  // A leaf.
   PlaceTable table_ ABSL_GUARDED_BY(mu_);
+  std::string mixed_state_ ABSL_GUARDED_BY(mu_);
   std::optional<ModelSpec> model_ ABSL_GUARDED_BY(mu_);
   std::vector<uint32_t> server_of_shard_ ABSL_GUARDED_BY(mu_);  // Empty without a model.
 };

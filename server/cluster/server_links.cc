@@ -68,6 +68,7 @@ void ServerLinks::Tell(uint32_t place, Assignment assignment) {
   assigned.state = State::kAssigned;
   assignment.set_server(place);
   assignment.set_resume(Resumes(assigned.hello, place, servers_));
+  if (assigned.newest) assignment.set_newest_sequence(*assigned.newest);
   ServerCommand command;
   *command.mutable_assign() = std::move(assignment);
   assigned.link->Send(command);
@@ -199,6 +200,7 @@ void ServerLinks::BeginEpoch(uint64_t epoch) {
     if (place.state == State::kReady) {
       SayMissed(&place);
       place.state = State::kLive;
+      place.ready.set_lost(false);  // From here on it goes on with all others.
     }
     if (place.link != nullptr) place.link->Send(begin);
   }
@@ -284,6 +286,10 @@ ServersState ServerLinks::state() const {
     all.highest_frontier = std::max(all.highest_frontier, place->ready.frontier_step());
     all.replay_seconds = std::max(all.replay_seconds, place->progress.replay_seconds());
     all.log_wants_snapshot = all.log_wants_snapshot || place->progress.log_wants_snapshot();
+    const ServerReady& ready = place->ready;
+    all.places.push_back({static_cast<uint32_t>(all.places.size()) + 1, ready.lost(), ready.generation(),
+                          std::max(ready.sequence(), place->progress.sequence()), ready.pushes_beyond(),
+                          ready.samples_beyond()});
   }
   return all;
 }

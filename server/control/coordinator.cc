@@ -118,6 +118,14 @@ void Coordinator::FinishIfDone(absl::Time now) {
       [this](const absl::Status& taken, absl::Time at) { lifecycle_.EndFinish(taken.ok(), at); });
 }
 
+void Coordinator::NoteServing(absl::Time now, bool all_in_snapshot) {
+  lifecycle_.NoteServing(now);
+  if (!all_in_snapshot || !work_.finished() || !lifecycle_.BeginFinish(now)) return;
+  LogInfo("the job was done before: all {} data epochs are completed, and snapshot {} has the outcome",
+          job_.data_epochs(), restored_generation_);
+  lifecycle_.EndFinish(/*published=*/true, now);
+}
+
 void Coordinator::Tick(absl::Time now) {
   for (const WorkerId worker : membership_.Expire(now)) {
     NoteResidualLost(membership_.Find(worker)->name, membership_.Find(worker)->progress);

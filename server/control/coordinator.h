@@ -101,7 +101,9 @@ class Coordinator {
     frames_.set_ucx_address(ucx_address);
   }
   // Workers can come from now on: for a while those that had leases before a restart come back first.
-  void NoteServing(absl::Time now) { lifecycle_.NoteServing(now); }
+  // `all_in_snapshot`: the snapshot that was restored has all that there is. If all work was done before, the
+  // job is finished as it is then.
+  void NoteServing(absl::Time now, bool all_in_snapshot = false);
 
   // The last one; without a history, there was none. For Status(); before workers come.
   void NoteRollback(const RollbackRecord& record) { rollback_ = record; }

@@ -139,6 +139,7 @@ absl::StatusOr<StatusReply> Coordinator::Status(absl::Time now) {
   if (rollback_.history() != 0) *reply.mutable_rollback() = rollback_;
   if (ports_.others != nullptr) {
     for (ServerStatus& server : ports_.others->Status(now)) *reply.add_servers() = std::move(server);
+    reply.set_mixed_state(ports_.others->state().mixed_state);
   }
   ShowPushes(stats, ports_.params->log_use(), &reply);
   ShowTuning(&reply);

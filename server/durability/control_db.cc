@@ -21,6 +21,7 @@ constexpr char kServersKey[] = "servers";
 constexpr char kPlaceKey[] = "place";
 constexpr char kPolicyKey[] = "policy";
 constexpr char kSettingsKey[] = "settings";
+constexpr char kLostKey[] = "lost";
 constexpr char kLastWorkerKey[] = "last-worker";
 constexpr char kWorkerPrefix[] = "worker/";
 
@@ -137,6 +138,16 @@ absl::StatusOr<PolicyRecord> ControlDb::LoadPolicy() const {
 
 absl::Status ControlDb::SavePolicy(const PolicyRecord& record) {
   return rows_->Put(kPolicyKey, record.SerializeAsString());
+}
+
+absl::StatusOr<uint64_t> ControlDb::LoadLost() const {
+  RECON_ASSIGN_OR_RETURN(const auto value, rows_->Get(kLostKey));
+  if (!value) return uint64_t{0};
+  return ParseNumber<uint64_t>(kLostKey, *value);
+}
+
+absl::Status ControlDb::SaveLost(uint64_t generation) {
+  return rows_->Put(kLostKey, absl::StrCat(generation));
 }
 
 absl::StatusOr<std::string> ControlDb::LoadSettings() const {

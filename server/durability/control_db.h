@@ -66,6 +66,10 @@ class ControlDb {
   absl::StatusOr<PolicyRecord> LoadPolicy() const;
   absl::Status SavePolicy(const PolicyRecord& record);
 
+  // The snapshot that this server came back from without what its log had beyond it; 0: it never did.
+  absl::StatusOr<uint64_t> LoadLost() const;
+  absl::Status SaveLost(uint64_t generation);
+
   // What the server was told when it was last started, for its log: a text; empty if there is none.
   absl::StatusOr<std::string> LoadSettings() const;
   absl::Status SaveSettings(const std::string& text);

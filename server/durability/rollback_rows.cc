@@ -25,6 +25,10 @@ absl::Status RollbackRows::SaveNext(const RollbackRecord& record) {
   return rows_->Put(kNextKey, record.SerializeAsString());
 }
 
+absl::Status RollbackRows::SaveLast(const RollbackRecord& record) {
+  return rows_->Put(kLastKey, record.SerializeAsString());
+}
+
 absl::Status RollbackRows::DropNext() {
   rocksdb::WriteBatch batch;
   batch.Delete(kNextKey);

@@ -22,6 +22,8 @@ class RollbackRows {
   absl::Status SaveNext(const RollbackRecord& record);
   // It will not be done.
   absl::Status DropNext();
+  // What is known of the one that was done.
+  absl::Status SaveLast(const RollbackRecord& record);
   // It is done: of the completions those of `state` are left. All of it or nothing.
   absl::Status Finish(const RollbackRecord& record, const ControlState& state);
 

@@ -92,6 +92,8 @@ void AddSnapshots(const SnapshotStatus& before, const SnapshotStatus& now, Chang
 void AddTrouble(const StatusReply& before, const StatusReply& now, Changes* changes) {
   if (now.divergence() != before.divergence() && !now.divergence().empty())
     changes->Add("diverged", "", now.divergence());
+  if (now.mixed_state() != before.mixed_state() && !now.mixed_state().empty())
+    changes->Add("mixed_state", "", now.mixed_state());
   if (now.standing_seconds() > 0 && before.standing_seconds() == 0)
     changes->Add("standing", "", now.waits_for());
   if (now.standing_seconds() == 0 && before.standing_seconds() > 0)

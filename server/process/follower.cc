@@ -96,7 +96,7 @@ absl::Status Follower::StartServing() {
 }
 
 Follower::~Follower() {
-  stop_.store(true);
+  ending_.store(true);
   joined_.Stop();
   if (follower_.joinable()) follower_.join();
   ParamServer* const params = process_.params();
@@ -106,10 +106,12 @@ Follower::~Follower() {
 }
 
 void Follower::Follow() {
-  while (!stop_.load()) {
+  while (!stops()) {
     const auto link = std::make_shared<GrpcHeadLink>(head_, introduction_.get());
     const absl::Status ended = joined_.Follow(link);
-    if (stop_.load() || joined_.done() || joined_.leaving() || !joined_.failure().ok()) return;
+    const bool decided =
+        joined_.done() || joined_.begins_anew() || joined_.leaving() || !joined_.failure().ok();
+    if (stops() || decided) return;
     if (link->found_token()) continue;
     if (const absl::Status hopeless = NoteLinkEnded(ended); !hopeless.ok()) return joined_.Fail(hopeless);
     joined_.AwaitStop(kRejoin);
@@ -123,8 +125,6 @@ absl::Status Follower::NoteLinkEnded(const absl::Status& ended) {
         absl::StrCat(head, " is not the head of several servers: start it with --servers"));
   }
   if (absl::IsFailedPrecondition(ended) || absl::IsInvalidArgument(ended)) return ended;
-  if (joined_.drained())
-    return absl::UnavailableError("the head has gone while the job was drained: start again");
   const absl::Status before = std::exchange(cause_, absl::IsUnavailable(ended) && process_.params() == nullptr
                                                         ? ProbeTls(head, process_.tls())
                                                         : absl::OkStatus());
@@ -178,7 +178,7 @@ void Follower::NoteAdmitted(Incarnation process) {
   if (!noted.ok()) LogWarn("a worker is not known after the next start: {}", noted.message());
 }
 
-absl::Status Follower::TakeUp(const Assignment& assignment) {
+absl::StatusOr<RecoveredPlace> Follower::TakeUp(const Assignment& assignment) {
   has_place_ = true;
   RECON_ASSIGN_OR_RETURN(const ServerFlags::Durability durability, ParseDurability(assignment.durability()));
   const std::string& own_directory = process_.flags().snapshots.directory;
@@ -189,15 +189,23 @@ absl::Status Follower::TakeUp(const Assignment& assignment) {
   RECON_RETURN_IF_ERROR(MakeParams(assignment));
   RECON_RETURN_IF_ERROR(MakePartWriter(assignment, directory));
   RECON_RETURN_IF_ERROR(SavePlace(assignment));
-  RECON_RETURN_IF_ERROR(RecoverPlace(assignment, directory, durability == ServerFlags::Durability::kSync,
-                                     TargetOf(&process_), parts_.get()));
+  RECON_ASSIGN_OR_RETURN(const uint64_t lost_at, process_.db()->LoadLost());
+  RECON_ASSIGN_OR_RETURN(const RecoveredPlace recovered,
+                         RecoverPlace(assignment, directory, durability == ServerFlags::Durability::kSync,
+                                      lost_at, TargetOf(&process_), parts_.get()));
+  RECON_RETURN_IF_ERROR(process_.db()->SaveLost(LostAt(lost_at, recovered)));
   RECON_RETURN_IF_ERROR(OpenLog(assignment, durability));
   LogPlace(assignment);
   process_.params()->SetClusterEpoch(0);  // Nobody is let in before BeginEpoch.
   process_.params()->NoteReady();
   process_.AcceptFrames();
   process_.rpc()->SetServing(true);
-  return absl::OkStatus();
+  return recovered;
+}
+
+absl::StatusOr<LoggedWork> Follower::CountBeyond(uint64_t sequence) {
+  return CountWork(FileSystem::Local(), process_.log_directory(), sequence + 1,
+                   process_.params()->position().sequence);
 }
 
 absl::Status Follower::MakeParams(const Assignment& assignment) {
@@ -260,10 +268,11 @@ std::string Follower::OwnAddress() const {
   return advertise.empty() ? address() : advertise;
 }
 
-absl::Status Follower::Run() {
+absl::StatusOr<Follower::Ended> Follower::Run() {
   absl::Time say_waiting_at = Now() + kWithoutPlaceMax;
   while (!ShutdownSignal::Wait(kTick) && !stop_.load()) {
     RECON_RETURN_IF_ERROR(joined_.failure());
+    if (joined_.begins_anew()) return Ended::kToBeginAnew;
     if (Now() >= say_waiting_at && !has_place_.load()) {
       say_waiting_at = absl::InfiniteFuture();
       LogInfo(
@@ -274,7 +283,7 @@ absl::Status Follower::Run() {
     }
     if (joined_.done()) {
       LogInfo("the head has ended the job");
-      return absl::OkStatus();
+      return Ended::kForGood;
     }
     if (ParamServer* const params = process_.accepting(); params != nullptr) {
       RECON_RETURN_IF_ERROR(params->log()->status());
@@ -290,7 +299,7 @@ absl::Status Follower::Run() {
   // Before the link ends: workers hear that it drains, and the head that it was stopped.
   if (ParamServer* const params = process_.accepting(); params != nullptr) params->BeginDrain();
   joined_.Leave(signal.empty() ? "it was asked to" : signal, kFarewell);
-  return absl::OkStatus();
+  return Ended::kForGood;
 }
 
 }  // namespace recon

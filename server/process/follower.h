@@ -8,6 +8,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/base/mutex.h"
 #include "common/base/secret.h"
@@ -32,16 +33,21 @@ namespace recon {
 // Threads: Open(), Run() and the destructor on one thread. A thread of its own follows the head.
 class Follower : private ShardHost {
  public:
-  // `stop`: set by whoever wants Run() to end, and by the destructor; it outlives this.
-  Follower(const ServerFlags& flags, std::atomic<bool>* stop)
+  // `stop`: set by whoever wants Run() to end; it outlives this.
+  Follower(const ServerFlags& flags, const std::atomic<bool>* stop)
       : process_(flags), stop_(*stop), joined_(this) {}
   ~Follower() override;
 
   // Locks the data directory and opens the port. Workers are told to wait until the head has given it a
   // place.
   absl::Status Open();
-  // Serves until the head ends the job, SIGTERM or `stop`. FailedPrecondition if the job has no place for it.
-  absl::Status Run();
+  enum class Ended {
+    kForGood,
+    kToBeginAnew,  // With what the head says now; JoinedServer::begins_anew().
+  };
+  // Serves until the head ends the job, SIGTERM or `stop`, or there is a reason to begin anew. A head that is
+  // away is waited for. FailedPrecondition if the job has no place for it.
+  absl::StatusOr<Ended> Run();
 
   // host:port.
   const std::string& address() const { return process_.rpc()->address(); }
@@ -60,7 +66,8 @@ class Follower : private ShardHost {
   // Says what this server waits for, again and again. The thread of Run().
   void SayWaiting();
   ServerHello Hello() const override;
-  absl::Status TakeUp(const Assignment& assignment) override;
+  absl::StatusOr<RecoveredPlace> TakeUp(const Assignment& assignment) override;
+  absl::StatusOr<LoggedWork> CountBeyond(uint64_t sequence) override;
   void FollowTrace(const TraceCommand& command) override;
   void NoteAdmitted(Incarnation process) override;
   // Any thread.
@@ -76,13 +83,15 @@ class Follower : private ShardHost {
 
   // Where workers reach it.
   std::string OwnAddress() const;
+  bool stops() const { return stop_.load() || ending_.load(); }
 
   // In the order of their construction; destroyed in reverse.
   std::optional<StartGuard> guard_;  // While it ends, if it ends before it has served.
   ServerProcess process_;
   KnownWorkers known_workers_{process_.flags().data + "/WORKERS"};
   const std::string ticket_key_ = DrawSecret(kTicketKeyBytes);  // Told to the head.
-  std::atomic<bool>& stop_;
+  const std::atomic<bool>& stop_;
+  std::atomic<bool> ending_{false};             // By the destructor.
   std::atomic<bool> has_place_{false};          // The head has given it one.
   std::unique_ptr<Introduction> introduction_;  // Shown to the head.
   std::shared_ptr<grpc::Channel> head_;

@@ -1,7 +1,5 @@
 #include "server/process/head.h"
 
-#include <unistd.h>
-
 #include <filesystem>
 #include <optional>
 #include <utility>
@@ -12,7 +10,6 @@
 #include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/private_file.h"
-#include "common/base/process.h"
 #include "common/base/secret.h"
 #include "common/base/shutdown_signal.h"
 #include "common/base/status_macros.h"
@@ -29,14 +26,9 @@ namespace {
 using google::protobuf::util::MessageDifferencer;
 
 constexpr absl::Duration kTick = absl::Milliseconds(100);
-constexpr absl::Duration kDrainTimeout = absl::Seconds(10);
-// A store that does not answer is asked again for so long then.
-constexpr absl::Duration kDrainPatience = absl::Seconds(5);
-constexpr absl::Duration kToldWithin = absl::Seconds(1);  // Workers, of a drain, with a heartbeat.
 // How long after the end of a job workers may still ask for its outcome.
 constexpr absl::Duration kFarewell = absl::Seconds(5);
 constexpr size_t kPeersTokenBytes = 16;
-constexpr char kIdlePayload[] = "recon/idle";
 
 // What was set live, unless the flags have changed since.
 absl::StatusOr<PolicySettings> LoadSettings(const ControlDb& db, const PolicySettings& of_flags) {
@@ -46,8 +38,6 @@ absl::StatusOr<PolicySettings> LoadSettings(const ControlDb& db, const PolicySet
 }
 
 }  // namespace
-
-bool EndedIdle(const absl::Status& status) { return status.GetPayload(kIdlePayload).has_value(); }
 
 Head::Head(const Options& options)
     : dashboard_(options.dashboard),
@@ -254,9 +244,27 @@ absl::Status Head::MakeCoordinator(const PolicyInForce& policy) {
 
 void Head::StartCluster() {
   Cluster::Events events;
-  events.changed = [this] { coordinator_->OnServersChanged(Now()); };
+  events.changed = [this] { OnServersChanged(); };
   events.save = [this](const ServerTable& table) { return process_.db()->SaveServers(table); };
   cluster_->Start(process_.params(), coordinator_->lane(), std::move(events));
+}
+
+void Head::OnServersChanged() {
+  const ServersState others = cluster_->state();
+  if (others.complete && !others.live) {
+    if (lost_disks_->GoesBack()) return;
+    cluster_->NoteMixedState(lost_disks_->mixed_state());
+  }
+  coordinator_->OnServersChanged(Now());
+}
+
+// The snapshot that a job of several servers begins its new history with is there.
+absl::Status Head::FinishGoingBack() {
+  const SnapshotStatus snapshot = snapshots_->status();
+  if (!recovery_->goes_back() || snapshot.published() == 0) return absl::OkStatus();
+  RECON_RETURN_IF_ERROR(recovery_->NoteWentBack(snapshot.generation()));
+  coordinator_->NoteRollback(recovery_->last_rollback());
+  return absl::OkStatus();
 }
 
 absl::Status Head::AdoptProposal(const RegisterRequest& request) {
@@ -319,9 +327,13 @@ absl::Status Head::StartServing() {
   const FrameListeners& frames = process_.frames();
   coordinator_->lane()->RunAndWait([&] {
     coordinator_->OfferFrames(frames.shared_memory(), frames.ucx_address());
-    coordinator_->NoteServing(Now());
+    coordinator_->NoteServing(Now(), recovery_->all_in_snapshot());
   });
-  rollbacks_ = std::make_unique<Rollbacks>(&process_, recovery_->last_rollback());
+  rollbacks_ = std::make_unique<Rollbacks>(&process_, cluster_.get(), recovery_->last_rollback());
+  if (cluster_ != nullptr) {
+    lost_disks_ =
+        std::make_unique<LostDisks>(&process_, cluster_.get(), rollbacks_.get(), recovery_->place());
+  }
   trace_service_ = std::make_unique<TraceService>(access_.get(), coordinator_.get(), cluster_.get());
   control_service_ = std::make_unique<ControlService>(
       access_.get(), coordinator_.get(), snapshots_.get(), drain_requested_,
@@ -383,6 +395,7 @@ absl::StatusOr<Head::Ended> Head::Run() {
     coordinator_->lane()->RunAndWait([&] {
       coordinator_->Tick(Now());
       failure = coordinator_->failure();
+      failure.Update(FinishGoingBack());
       divergence = coordinator_->TakeDivergence();
       idle = flags.idle_timeout > absl::ZeroDuration() && coordinator_->Idle(Now()) >= flags.idle_timeout;
       done = flags.exit_when_done && coordinator_->DoneAndQuiet(Now(), kFarewell);
@@ -390,9 +403,12 @@ absl::StatusOr<Head::Ended> Head::Run() {
     RECON_RETURN_IF_ERROR(failure);
     if (divergence) RECON_RETURN_IF_ERROR(rollbacks_->OnDivergence(*divergence));
     if (done) {
-      LogInfo("done");
+      LogInfo("done: this server ends (--exit-when-done)");
       NoteStatus();
-      if (cluster_ != nullptr) cluster_->Shutdown();
+      if (cluster_ != nullptr) {
+        cluster_->NoteEnd();
+        cluster_->Shutdown();
+      }
       process_.params()->BeginDrain();
       StopServing(absl::Seconds(1));
       return Ended::kForGood;
@@ -402,63 +418,9 @@ absl::StatusOr<Head::Ended> Head::Run() {
       return Ended::kForGood;
     }
   }
-  RECON_RETURN_IF_ERROR(Drain());
+  RECON_RETURN_IF_ERROR(Drain(/*for_good=*/drain_requested_->load()));
   LogInfo("drained");
   return Ended::kForGood;
-}
-
-absl::Status Head::Drain() {
-  ParamServer* const params = process_.params();
-  const std::string signal = ShutdownSignal::Name();
-  LogInfo("draining{}{}", signal.empty() ? "" : ": ", signal);
-  process_.rpc()->SetServing(false);
-  // The push log has everything.
-  if (process_.flags().log.durability != ServerFlags::Durability::kSnapshot)
-    process_.store()->CapPatience(kDrainPatience);
-  coordinator_->lane()->RunAndWait([this] { coordinator_->BeginDrain(); });
-  const absl::Time began = Now();
-  NoteStatus();
-  params->BeginDrain();
-  const bool others_idle = cluster_ == nullptr || cluster_->Drain(kDrainTimeout);
-  if (!params->WaitUntilIdle(kDrainTimeout) || !others_idle)
-    LogWarn("some pushes were still running after {}", absl::FormatDuration(kDrainTimeout));
-  absl::Status status;
-  if (params->has_values()) status = TakeSnapshot("drain", snapshots_.get());
-  coordinator_->AwaitHeardOfAllSince(began, kToldWithin);
-  if (cluster_ != nullptr && status.ok()) cluster_->Shutdown();
-  DrainReply outcome;
-  const SnapshotStatus snapshot = snapshots_->status();
-  outcome.set_generation(snapshot.generation());
-  outcome.set_state_root(snapshot.state_root());
-  outcome.set_snapshot_error(std::string(status.message()));
-  outcome.set_process(static_cast<uint32_t>(getpid()));
-  outcome.set_process_namespace(ProcessNamespace());
-  NoteStatus();
-  control_service_->FinishDrains(outcome);
-  StopServing(absl::Seconds(1));
-  return status;
-}
-
-absl::Status Head::EndIdle() {
-  const ServerFlags& flags = process_.flags();
-  bool finished = false;
-  int workers = 0;
-  coordinator_->lane()->RunAndWait([&] {
-    finished = coordinator_->finished();
-    workers = coordinator_->workers_alive();
-  });
-  const std::string why =
-      absl::StrCat(finished ? "the job is done, and " : "", "nobody has trained it for ",
-                   absl::FormatDuration(flags.idle_timeout), " (--idle-timeout); workers: ", workers);
-  LogWarn("{}", why);
-  const absl::Status drained = Drain();
-  // Where there is a push log it has everything: no snapshot is missing that would be worth another start.
-  if (!drained.ok() && flags.log.durability == ServerFlags::Durability::kSnapshot) return drained;
-  if (finished && drained.ok()) return absl::OkStatus();
-  absl::Status status = absl::CancelledError(
-      drained.ok() ? why : absl::StrCat(why, "; its last snapshot failed: ", drained.message()));
-  status.SetPayload(kIdlePayload, {});
-  return status;
 }
 
 void Head::CountCopies() {
@@ -477,27 +439,6 @@ void Head::NoteStatus() {
   absl::StatusOr<StatusReply> status;
   coordinator_->lane()->RunAndWait([&] { status = coordinator_->Status(Now()); });
   if (status.ok()) history_->Note(*std::move(status), Now(), WallNow());
-}
-
-void Head::StopServing(absl::Duration timeout) {
-  // Calls that wait are answered: the port's end waits for them.
-  if (control_service_ != nullptr)
-    control_service_->FinishDrains(absl::UnavailableError("the server ends without a drain"));
-  if (trace_service_ != nullptr) trace_service_->Close();
-  if (cluster_service_ != nullptr) cluster_service_->Close();
-  process_.StopServing(timeout);
-}
-
-Head::~Head() {
-  if (dashboard_ != nullptr) dashboard_->Detach();
-  if (worker_series_ != nullptr) worker_series_->Close();
-  // Waiting replies first: the RPC server cannot end while they are open. Then what the lanes have posted
-  // to each other, while both ends still exist.
-  if (serves_) process_.params()->BeginDrain();
-  StopServing(absl::ZeroDuration());
-  if (!serves_) return;
-  coordinator_->lane()->RunAndWait([this] { coordinator_->BeginDrain(); });
-  snapshots_->Flush();
 }
 
 }  // namespace recon

@@ -17,6 +17,7 @@
 #include "server/process/certificate_series.h"
 #include "server/process/head_recovery.h"
 #include "server/process/job_on_disk.h"
+#include "server/process/lost_disks.h"
 #include "server/process/rollbacks.h"
 #include "server/process/server_process.h"
 #include "server/process/worker_series.h"
@@ -64,7 +65,8 @@ class Head {
     kForOtherSettings  // Those that a worker's script asks for: asked_for().
   };
   // Serves until a drain is asked for, the job is done (--exit-when-done), nobody trains it (--idle-timeout;
-  // EndedIdle), or there is a reason to begin anew.
+  // EndedIdle), a signal ends the process, or there is a reason to begin anew. All but the last two are the
+  // job's end for its other servers, too. They wait for the next head after these.
   absl::StatusOr<Ended> Run();
 
   // host:port.
@@ -98,11 +100,16 @@ class Head {
   void StartCluster();
   CollectiveService::Options CollectiveOptions();
   // Control lane.
+  void OnServersChanged();
   absl::Status AdoptProposal(const RegisterRequest& request);
 
-  absl::Status Drain();
+  // `for_good`: the job's other servers end, too.
+  absl::Status Drain(bool for_good);
+  absl::Status TakeDrainSnapshot(bool for_good);
   absl::Status EndIdle();
   void StopServing(absl::Duration timeout);
+  // Control lane.
+  absl::Status FinishGoingBack();
   void CountCopies();
   void NoteStatus();
 
@@ -125,6 +132,7 @@ class Head {
   std::unique_ptr<LaneCoordinator> coordinator_;
   std::unique_ptr<InitialValues> initial_;  // Of a new job, with --from-snapshot.
   std::unique_ptr<Rollbacks> rollbacks_;
+  std::unique_ptr<LostDisks> lost_disks_;  // With more than one server.
   std::unique_ptr<TraceService> trace_service_;
   std::unique_ptr<ControlService> control_service_;
   std::unique_ptr<ClusterService> cluster_service_;

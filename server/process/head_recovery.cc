@@ -33,11 +33,19 @@ absl::StatusOr<RollbackRecords> LoadRollbacks(const Manifest& newest, const Serv
   RECON_ASSIGN_OR_RETURN(records.last, db->rollbacks().LoadLast());
   RollbackRecord& next = records.next;
   const uint32_t servers = process.flags().servers;
-  if (next.history() != 0 && servers > 1) {
+  const bool to_snapshot = next.sequence() == 0 && next.left_out_size() == 0;
+  if (next.history() != 0 && servers > 1 && !to_snapshot) {
     return absl::FailedPreconditionError(absl::StrCat("a rollback ", next.reason(),
                                                       " was asked for and is to be done: start once with "
                                                       "--servers 1 before --servers ",
                                                       servers));
+  }
+  RollbackRecord& last = records.last;
+  if (last.history() != 0 && !last.done() && last.history() <= newest.history()) {
+    // The head ended between that snapshot and this.
+    last.set_done(true);
+    last.set_published(newest.generation());
+    RECON_RETURN_IF_ERROR(db->rollbacks().SaveLast(last));
   }
   if (next.history() != 0 && next.history() == newest.history()) {
     // The server ended between the rollback's snapshot and this.
@@ -79,13 +87,16 @@ absl::StatusOr<std::optional<Manifest>> HeadRecovery::Recover(const Manifest& ne
     return NoteRestored(snapshot, carried);
   };
   options.leave_log = [&](const Manifest& snapshot) { return SpreadAnew(snapshot); };
+  RECON_ASSIGN_OR_RETURN(const bool has_log, HasLog(FileSystem::Local(), process_.log_directory()));
   RECON_ASSIGN_OR_RETURN(Recovered recovered, recon::Recover(options, TargetOf(&process_), &control_));
   replayed_ = recovered.replayed;
   if (!recovered.snapshot) return BeginNewJob();
   const Manifest& snapshot = *recovered.snapshot;
   if (rollback_again) return GoBack(rollbacks_.last, snapshot);
   if (snapshot.job_id() == 0) RECON_RETURN_IF_ERROR(CheckNotBeyond(snapshot));
+  place_.lost = recovered.replayed && (!has_log || recovered.replayed->records_lost > 0);
   RECON_RETURN_IF_ERROR(DropUnfoundedCompletions());
+  if (parts_.cluster != nullptr) RECON_RETURN_IF_ERROR(NoteLost());
   RECON_RETURN_IF_ERROR(process_.db()->Merge(control_));
   // A snapshot that no server wrote: a log of this job does not go with it.
   if (snapshot.job_id() == 0) RECON_RETURN_IF_ERROR(SnapshotBeforeWork("adopted"));
@@ -101,6 +112,7 @@ absl::StatusOr<bool> HeadRecovery::NoteRestored(const Manifest& snapshot,
   LogInfo("restored snapshot {} (sequence {}) {:.0f} ms after process start", snapshot.generation(),
           snapshot.sequence(), absl::ToDoubleMilliseconds(ProcessUptime()));
   restored_sequence_ = snapshot.sequence();
+  place_.generation = snapshot.generation();
   RECON_ASSIGN_OR_RETURN(control_, DecodeControl(snapshot.control(), snapshot.model()));
   return true;
 }
@@ -126,13 +138,21 @@ absl::StatusOr<std::optional<Manifest>> HeadRecovery::BeginNewJob() {
 absl::StatusOr<std::optional<Manifest>> HeadRecovery::GoBack(RollbackRecord record, const Manifest& newest) {
   const SnapshotReader reader(process_.store().get());
   ControlDb* const db = process_.db();
+  if (parts_.cluster != nullptr && record.done()) {
+    return absl::DataLossError(absl::StrCat(
+        "snapshot ", record.published(), ", in which the job of ", process_.flags().servers,
+        " servers went back, is damaged, and so are those since: begin another job from snapshot ",
+        newest.generation(), " (--from-snapshot ", process_.flags().snapshots.directory, ":",
+        newest.generation(), ")"));
+  }
   RECON_ASSIGN_OR_RETURN(const ControlState now, db->Load());
   LogWarn("rollback {}: from snapshot {}{}", record.reason(), record.generation(),
           record.done() ? ", once more: its own snapshot is damaged" : "");
   absl::StatusOr<RolledBack> back =
       RollBack(record, reader, FileSystem::Local(), process_.log_directory(), newest, now, process_.params());
-  // What cannot be read just now is tried again by the next start.
-  if (!back.ok() && !record.done() && !CannotBeRead(back.status())) {
+  // What cannot be read just now is tried again by the next start. Of several servers some may have gone
+  // back.
+  if (!back.ok() && parts_.cluster == nullptr && !record.done() && !CannotBeRead(back.status())) {
     LogError("THE ROLLBACK {} IS GIVEN UP: {}; the job goes on from where it was", record.reason(),
              back.status().message());
     RECON_RETURN_IF_ERROR(db->rollbacks().DropNext());
@@ -146,21 +166,52 @@ absl::StatusOr<std::optional<Manifest>> HeadRecovery::GoBack(RollbackRecord reco
   parts_.snapshots->SetCarried(std::move(carried));
   parts_.snapshots->NoteRestored(back->base);
   restored_sequence_ = process_.params()->position().sequence;
-  control_ = std::move(back->control);
+  place_.generation = back->base.generation();
+  place_.went_back = true;
+  control_ = back->control;
+  return parts_.cluster == nullptr ? FinishGoingBack(std::move(record), *back)
+                                   : GoBackWithOthers(std::move(record), *back);
+}
+
+absl::StatusOr<std::optional<Manifest>> HeadRecovery::FinishGoingBack(RollbackRecord record,
+                                                                      const RolledBack& back) {
   RECON_FAULT_POINT("rollback.before_snapshot");
   rolled_back_ = control_;
   RECON_RETURN_IF_ERROR(TakeSnapshot("rollback", parts_.snapshots));
   rolled_back_.reset();
   RECON_FAULT_POINT("rollback.before_finish");
   record.set_done(true);
-  record.set_end(back->end);
+  record.set_end(back.end);
   record.set_published(parts_.snapshots->status().generation());
-  RECON_RETURN_IF_ERROR(db->rollbacks().Finish(record, control_));
+  RECON_RETURN_IF_ERROR(process_.db()->rollbacks().Finish(record, control_));
   LogWarn("rolled back {}: snapshot {} has that state, after sequence {} of the log", record.reason(),
           record.published(), record.end());
   rollbacks_.last = std::exchange(record, RollbackRecord());
   rollbacks_.next.Clear();
-  return reader.ReadManifest(Generation(rollbacks_.last.published()));
+  return SnapshotReader(process_.store().get()).ReadManifest(Generation(rollbacks_.last.published()));
+}
+
+// Until a snapshot of the new history is there, each start does it again, and so does each other server.
+absl::StatusOr<std::optional<Manifest>> HeadRecovery::GoBackWithOthers(RollbackRecord record,
+                                                                       const RolledBack& back) {
+  record.set_end(back.end);
+  record.set_first_step(back.first_step);
+  RECON_RETURN_IF_ERROR(process_.db()->rollbacks().Finish(record, control_));
+  RECON_RETURN_IF_ERROR(process_.db()->SaveLost(0));
+  RECON_FAULT_POINT("rollback.before_others");
+  parts_.cluster->SetWayBack({record.generation(), record.first_step(), /*count_beyond=*/false});
+  rollbacks_.last = std::move(record);
+  rollbacks_.next.Clear();
+  RECON_RETURN_IF_ERROR(SnapshotBeforeWork("rollback"));
+  return back.base;
+}
+
+absl::Status HeadRecovery::NoteWentBack(uint64_t generation) {
+  RollbackRecord& last = rollbacks_.last;
+  last.set_done(true);
+  last.set_published(generation);
+  LogWarn("gone back {}: snapshot {} has that state, on all servers", last.reason(), generation);
+  return process_.db()->rollbacks().SaveLast(last);
 }
 
 // The push log is of other shards than the snapshot will have. What it has of the control state, the database
@@ -223,7 +274,19 @@ absl::Status HeadRecovery::DropUnfoundedCompletions() {
       ->Counter("recon_server_completions_lost_total",
                 "Splits that are done again for their pushes were lost")
       .Increment(static_cast<double>(completions.size()));
+  place_.lost = true;
   return process_.db()->DropCompletions(completions);
+}
+
+// With several servers.
+absl::Status HeadRecovery::NoteLost() {
+  RECON_ASSIGN_OR_RETURN(const uint64_t known, process_.db()->LoadLost());
+  place_.lost = place_.lost || place_.generation == known;
+  RECON_RETURN_IF_ERROR(process_.db()->SaveLost(LostAt(known, place_)));
+  if (!place_.lost) return absl::OkStatus();
+  parts_.cluster->SetWayBack({0, 0, /*count_beyond=*/true});
+  const bool has_log = process_.flags().log.durability != ServerFlags::Durability::kSnapshot;
+  return has_log ? SnapshotBeforeWork("recovered") : absl::OkStatus();
 }
 
 // Once the others are there, if there are any: nothing is taken before.

@@ -29,18 +29,21 @@ absl::Status JoinedServer::Follow(const std::shared_ptr<HeadLink>& link) {
   }
   absl::Status failure;
   ServerCommand command;
-  while (failure.ok() && !stopped() && link->Receive(&command)) {
+  while (failure.ok() && !stopped() && !begins_anew() && link->Receive(&command)) {
     NoteHeard(command, /*begins=*/true);
     failure = Execute(command);
     NoteHeard(command, /*begins=*/false);
   }
+  bool drained_in_vain = false;
   {
     MutexLock lock(&mu_);
     link_ = nullptr;
+    drained_in_vain = drained_ && !done_ && !stopped_ && !leaving_;
   }
-  if (!failure.ok() || stopped()) link->Cancel();
+  if (!failure.ok() || stopped() || begins_anew()) link->Cancel();
   const absl::Status ended = link->Finish();
   if (!failure.ok()) Fail(failure);  // Ours, not the connection's.
+  if (drained_in_vain) BeginAnew("the head has gone while it drained, and the job has not ended");
   return ended.ok() ? absl::UnavailableError("the head has ended the connection") : ended;
 }
 
@@ -68,6 +71,7 @@ absl::Status JoinedServer::Execute(const ServerCommand& command) {
   switch (command.command_case()) {
     case ServerCommand::kBegin:
       params->SetClusterEpoch(command.begin().cluster_epoch());
+      recovered_.lost = false;
       LogInfo("cluster epoch {}", command.begin().cluster_epoch());
       break;
     case ServerCommand::kAdmit:
@@ -114,33 +118,55 @@ absl::Status JoinedServer::Execute(const ServerCommand& command) {
 
 absl::Status JoinedServer::TakePlace(const Assignment& assignment) {
   if (!assignment_) {
-    RECON_RETURN_IF_ERROR(host_->TakeUp(assignment));
+    RECON_ASSIGN_OR_RETURN(recovered_, host_->TakeUp(assignment));
     assignment_ = assignment;
-  } else {
-    RECON_RETURN_IF_ERROR(CheckSameAssignment(assignment));
+  } else if (!IsSameAssignment(assignment)) {
+    BeginAnew("the head has other settings than before");
+    return absl::OkStatus();
   }
+  host_->accepting()->members()->SetQuorum(assignment.quorum(), std::nullopt);
+  return ReportReady(assignment);
+}
+
+absl::Status JoinedServer::ReportReady(const Assignment& assignment) {
   ParamServer& params = *host_->accepting();
-  params.members()->SetQuorum(assignment.quorum(), std::nullopt);
   ServerReport report;
   ServerReady* ready = report.mutable_ready();
   ready->set_frontier_step(params.members()->frontier());
   ready->set_has_values(params.has_values());
   ready->set_needs_snapshot(params.has_values() && params.log()->awaits_snapshot());
   ready->set_cluster_epoch(params.rules().cluster_epoch);
+  ready->set_generation(recovered_.generation);
+  ready->set_sequence(params.position().sequence);
+  ready->set_lost(recovered_.lost);
+  if (assignment.count_beyond()) {
+    RECON_ASSIGN_OR_RETURN(const LoggedWork beyond, host_->CountBeyond(assignment.newest_sequence()));
+    ready->set_pushes_beyond(beyond.pushes);
+    ready->set_samples_beyond(beyond.samples);
+  }
   Report(std::move(report));
   return absl::OkStatus();
 }
 
-absl::Status JoinedServer::CheckSameAssignment(const Assignment& assignment) const {
+bool JoinedServer::IsSameAssignment(const Assignment& assignment) const {
   Assignment before = *assignment_;
   Assignment now = assignment;
   for (Assignment* one : {&before, &now}) {
     one->clear_resume();
     one->clear_quorum();
+    one->clear_newest_sequence();
+    one->clear_count_beyond();
+    one->clear_go_back_generation();
+    one->clear_go_back_first_step();
     one->mutable_rules()->clear_cluster_epoch();
   }
-  if (google::protobuf::util::MessageDifferencer::Equals(before, now)) return absl::OkStatus();
-  return absl::FailedPreconditionError("the head's settings have changed: start this server again");
+  return google::protobuf::util::MessageDifferencer::Equals(before, now);
+}
+
+void JoinedServer::BeginAnew(const std::string& why) {
+  LogInfo("{}: this server recovers its place anew", why);
+  MutexLock lock(&mu_);
+  begins_anew_ = true;
 }
 
 void JoinedServer::TakeInitialValues(const AwaitInitialValues& command) {
@@ -247,6 +273,11 @@ bool JoinedServer::done() const {
 bool JoinedServer::drained() const {
   MutexLock lock(&mu_);
   return drained_;
+}
+
+bool JoinedServer::begins_anew() const {
+  MutexLock lock(&mu_);
+  return begins_anew_;
 }
 
 absl::Status JoinedServer::failure() const {

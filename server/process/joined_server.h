@@ -7,6 +7,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/base/ids.h"
@@ -15,6 +16,8 @@
 #include "server/cluster/links.h"
 #include "server/data_plane/param_server.h"
 #include "server/process/part_writer.h"
+#include "server/process/place_recovery.h"
+#include "server/recovery/log_survey.h"
 
 namespace recon {
 
@@ -27,7 +30,9 @@ class ShardHost {
   // Who it is, and what its data directory has.
   virtual ServerHello Hello() const = 0;
   // Restores the state of the place, opens its log, and takes frames from then on. Once. Blocks.
-  virtual absl::Status TakeUp(const Assignment& assignment) = 0;
+  virtual absl::StatusOr<RecoveredPlace> TakeUp(const Assignment& assignment) = 0;
+  // Pushes that its log has beyond a record. After TakeUp(). Blocks.
+  virtual absl::StatusOr<LoggedWork> CountBeyond(uint64_t sequence) = 0;
   // The place's parameters once they take frames, else null. Any thread.
   virtual ParamServer* accepting() const = 0;
   // Not null once accepting() is not. Any thread.
@@ -48,7 +53,8 @@ class JoinedServer {
   // `host` must outlive it.
   explicit JoinedServer(ShardHost* host);
 
-  // Does all this over `link` until it ends. Returns why; failure() is what this server could not do.
+  // Does all this over `link` until it ends. Returns why; failure() is what this server could not do, and
+  // begins_anew() what it has to do next.
   absl::Status Follow(const std::shared_ptr<HeadLink>& link);
   // Follow() returns soon, and at once from now on.
   void Stop();
@@ -74,8 +80,12 @@ class JoinedServer {
 
   // The head has ended the job.
   bool done() const;
-  // The head drains the job: this process has nothing to do in another one.
+  // The head has said that it drains the job.
   bool drained() const;
+  // What is there is of no use to the head that there is now: its settings are others, or this one has
+  // drained for a head that went before the job ended. Whoever made this makes another one, with all that the
+  // place is recovered into.
+  bool begins_anew() const;
   // Not OK: a command could not be carried out. The next start may do better.
   absl::Status failure() const;
   void Fail(const absl::Status& why);
@@ -83,7 +93,9 @@ class JoinedServer {
  private:
   absl::Status Execute(const ServerCommand& command);
   absl::Status TakePlace(const Assignment& assignment);
-  absl::Status CheckSameAssignment(const Assignment& assignment) const;
+  absl::Status ReportReady(const Assignment& assignment);
+  bool IsSameAssignment(const Assignment& assignment) const;
+  void BeginAnew(const std::string& why);
   void TakeInitialValues(const AwaitInitialValues& command);
   void BeginDrain();
   // A command begins to be carried out, or has been.
@@ -91,14 +103,18 @@ class JoinedServer {
   bool stopped() const;
 
   ShardHost* const host_;
-  std::optional<Assignment> assignment_;  // The thread that follows, only.
+
+  // The thread that follows, only.
+  std::optional<Assignment> assignment_;
+  RecoveredPlace recovered_;  // What it has lost is of no interest once an epoch has begun.
 
   mutable Mutex mu_;
   std::shared_ptr<HeadLink> link_ ABSL_GUARDED_BY(mu_);  // Null while there is none.
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   bool done_ ABSL_GUARDED_BY(mu_) = false;
-  bool drained_ ABSL_GUARDED_BY(mu_) = false;
+  bool drained_ ABSL_GUARDED_BY(mu_) = false;  // It takes no pushes any more.
+  bool begins_anew_ ABSL_GUARDED_BY(mu_) = false;
   bool leaving_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time heard_at_ ABSL_GUARDED_BY(mu_);
   bool executing_ ABSL_GUARDED_BY(mu_) = false;

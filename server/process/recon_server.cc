@@ -17,10 +17,7 @@ absl::StatusOr<std::unique_ptr<ReconServer>> ReconServer::Start(const ServerFlag
     RECON_RETURN_IF_ERROR(server->StartDashboard());
     RECON_RETURN_IF_ERROR(server->OpenHead(absl::ZeroDuration()));
   } else {
-    const StartGuard guard("the server");
-    server->follower_ = std::make_unique<Follower>(flags, &server->drain_requested_);
-    RECON_RETURN_IF_ERROR(server->follower_->Open());
-    server->address_ = server->follower_->address();
+    RECON_RETURN_IF_ERROR(server->OpenFollower());
   }
   return server;
 }
@@ -74,7 +71,26 @@ absl::Status ReconServer::OpenHead(absl::Duration began) {
   return absl::OkStatus();
 }
 
-absl::Status ReconServer::RunUntilStopped() { return follower_ != nullptr ? follower_->Run() : RunHead(); }
+absl::Status ReconServer::OpenFollower() {
+  follower_ = nullptr;  // Before another one wants the data directory.
+  const StartGuard guard("the server");
+  auto follower = std::make_unique<Follower>(flags_, &drain_requested_);
+  RECON_RETURN_IF_ERROR(follower->Open());
+  follower_ = std::move(follower);
+  address_ = follower_->address();
+  if (absl::EndsWith(flags_.listen, ":0")) flags_.listen = address_;
+  return absl::OkStatus();
+}
+
+absl::Status ReconServer::RunUntilStopped() { return flags_.join.empty() ? RunHead() : RunFollower(); }
+
+absl::Status ReconServer::RunFollower() {
+  while (true) {
+    RECON_ASSIGN_OR_RETURN(const Follower::Ended ended, follower_->Run());
+    if (ended == Follower::Ended::kForGood) return absl::OkStatus();
+    RECON_RETURN_IF_ERROR(OpenFollower());
+  }
+}
 
 absl::Status ReconServer::RunHead() {
   while (true) {

@@ -28,8 +28,9 @@ class ReconServer {
 
   // Serves until a drain is asked for (RequestDrain(), reconctl drain, SIGTERM) or, with
   // --exit-when-done, the job is done, or nobody trains it for --idle-timeout; then drains: no new work,
-  // what runs is finished, a snapshot. A follower serves until its head ends the job, or it is asked to stop.
-  // A rollback (reconctl rollback, undo) stops all there is and recovers anew, in this process.
+  // what runs is finished, a snapshot. A follower serves until its head ends the job, or it is asked to stop;
+  // a head that only ends its process (SIGTERM) is waited for. A rollback (reconctl rollback, undo) stops all
+  // there is and recovers anew, in this process.
   absl::Status RunUntilStopped();
   void RequestDrain() { drain_requested_.store(true); }
 
@@ -42,6 +43,8 @@ class ReconServer {
   absl::Status OpenHead(absl::Duration began);
   absl::StatusOr<Head::Opened> TryToOpenHead(absl::Duration began);
   absl::Status RunHead();
+  absl::Status OpenFollower();
+  absl::Status RunFollower();
 
   std::string address_;
   ServerFlags flags_;  // The port is the one that was taken.

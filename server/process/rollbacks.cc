@@ -1,11 +1,13 @@
 #include "server/process/rollbacks.h"
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/snapshot/snapshot_reader.h"
@@ -26,11 +28,10 @@ void Rollbacks::Ask(const RollbackRequest& request, Done done) {
 }
 
 absl::StatusOr<RollbackReply> Rollbacks::Plan(const RollbackRequest& request, bool automatic) {
-  if (process_.flags().servers > 1) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("a job of ", process_.flags().servers,
-                     " servers cannot go back while it runs, each has a log of its own: drain it, and begin "
-                     "another from the snapshot (--from-snapshot DIR:N)"));
+  if (cluster_ != nullptr && request.generation() == 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "a job of ", process_.flags().servers,
+        " servers goes back to a snapshot only, each has a log of its own: reconctl rollback N"));
   }
   if (certain()) return absl::FailedPreconditionError("a rollback is under way already");
   const ParamServer& params = *process_.params();
@@ -50,15 +51,42 @@ absl::StatusOr<RollbackReply> Rollbacks::Plan(const RollbackRequest& request, bo
   plan->set_unix_ms(absl::ToUnixMillis(WallNow()));
   plan->set_automatic(automatic);
   plan->set_automatic_count(last_.automatic_count() + (automatic ? 1 : 0));
+  plan->set_first_step(FirstStepNobodyHasBegun());
   if (request.dry_run()) return reply;
-  // Until the restart, should a snapshot come before it.
-  RECON_ASSIGN_OR_RETURN(kept_,
-                         ReaderLease::TakeIfWritable(process_.store().get(), Generation(plan->generation())));
-  RECON_RETURN_IF_ERROR(process_.db()->rollbacks().SaveNext(*plan));
+  RECON_RETURN_IF_ERROR(Commit(*plan));
   LogWarn("rollback {} is asked for: from snapshot {} (sequence {}); the state was at sequence {}",
           plan->reason(), plan->generation(), reply.snapshot_sequence(), reply.last_sequence());
-  certain_.store(true);
   return reply;
+}
+
+absl::Status Rollbacks::Commit(const RollbackRecord& plan) {
+  // Until the restart, should a snapshot come before it.
+  RECON_ASSIGN_OR_RETURN(kept_,
+                         ReaderLease::TakeIfWritable(process_.store().get(), Generation(plan.generation())));
+  RECON_RETURN_IF_ERROR(process_.db()->rollbacks().SaveNext(plan));
+  certain_.store(true);
+  return absl::OkStatus();
+}
+
+uint64_t Rollbacks::FirstStepNobodyHasBegun() const {
+  const int bound = process_.params()->rules().bound;
+  if (cluster_ == nullptr || bound < 0) return 0;
+  const uint64_t frontier =
+      std::max(process_.params()->members()->frontier(), cluster_->state().highest_frontier);
+  return frontier + limits::kStepsAheadMax + static_cast<uint64_t>(bound) + 1;
+}
+
+absl::Status Rollbacks::GoBackTogether(uint64_t generation, const std::string& why) {
+  RollbackRecord plan;
+  plan.set_generation(generation);
+  plan.set_history(process_.params()->rules().history + 1);
+  plan.set_first_step(FirstStepNobodyHasBegun());
+  plan.set_reason(absl::StrCat("to snapshot ", generation, ", ", why));
+  plan.set_unix_ms(absl::ToUnixMillis(WallNow()));
+  plan.set_automatic_count(last_.automatic_count());
+  absl::Status committed;
+  lane_.RunAndWait([&] { committed = certain() ? absl::OkStatus() : Commit(plan); });
+  return committed;
 }
 
 void Rollbacks::SayLargestPushes(const absl::StatusOr<Generation>& good) {

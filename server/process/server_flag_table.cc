@@ -125,6 +125,13 @@ absl::Status TakeCodecs(const std::string& names, JobConfig* job) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<ServerFlags::AfterLostDisk> ParseAfterLostDisk(const std::string& text) {
+  if (text == "together") return ServerFlags::AfterLostDisk::kTogether;
+  if (text == "newest") return ServerFlags::AfterLostDisk::kNewest;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--after-lost-disk ", text, ": expected together or newest"));
+}
+
 // The option takes no other texts than these.
 absl::StatusOr<ServerFlags::OnDivergence> ParseOnDivergence(const std::string& text) {
   return text == "stop"       ? ServerFlags::OnDivergence::kStop
@@ -206,20 +213,26 @@ FlagGroup FrameFlags(ServerFlags* flags) {
 }
 
 FlagGroup ClusterFlags(ServerFlags* flags) {
-  return {"Several servers",
-          {
-              {"--servers", &flags->servers,
-               "servers that share the model, this one among them; the others --join it",
-               CLI::Range(1u, limits::kServersMax)},
-              {"--replace-after", Interval("--replace-after", "1m", &flags->replace_after),
-               "a server that has been gone for so long loses its place to one that waits, which begins "
-               "from the newest snapshot"},
-              {"--join", &flags->join,
-               "HOST:PORT of the job's head: be one of its --servers. Only flags of this process go with it; "
-               "the job's are the head's"},
-              {"--advertise", &flags->advertise,
-               "HOST:PORT at which workers reach this server; default: where it listens"},
-          }};
+  return {
+      "Several servers",
+      {
+          {"--servers", &flags->servers,
+           "servers that share the model, this one among them; the others --join it",
+           CLI::Range(1u, limits::kServersMax)},
+          {"--replace-after", Interval("--replace-after", "1m", &flags->replace_after),
+           "a server that has been gone for so long loses its place to one that waits, which begins "
+           "from the newest snapshot"},
+          {"--after-lost-disk", FlagField::Parsed("together", &flags->after_lost_disk, ParseAfterLostDisk),
+           "what to do when a server comes back from a snapshot alone and others have gone on from it: "
+           "together (all go back to that snapshot, what came since is trained again) or newest (each shard "
+           "stays as new as it is, and the log says with numbers how they differ)",
+           CLI::IsMember({"together", "newest"})},
+          {"--join", &flags->join,
+           "HOST:PORT of the job's head: be one of its --servers. Only flags of this process go with it; "
+           "the job's are the head's"},
+          {"--advertise", &flags->advertise,
+           "HOST:PORT at which workers reach this server; default: where it listens"},
+      }};
 }
 
 FlagGroup ProcessFlags(ServerFlags* flags) {

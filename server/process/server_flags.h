@@ -26,6 +26,9 @@ struct ServerFlags {
   enum class Durability { kSync, kLog, kSnapshot };
   // What comes of training that has gone wrong: values that are not finite, losses that stay far off.
   enum class OnDivergence { kIgnore, kStop, kRollback };
+  // What comes of a server that has lost its disk while others of its job have not: all go back to its
+  // snapshot, or each shard stays as new as it is.
+  enum class AfterLostDisk { kTogether, kNewest };
 
   std::string listen = LoopbackAddress(kDefaultPort);
   std::string data;
@@ -53,6 +56,7 @@ struct ServerFlags {
   // Of a job with several servers: how many, the head among them;
   uint32_t servers = 1;
   absl::Duration replace_after;
+  AfterLostDisk after_lost_disk = AfterLostDisk::kTogether;
   // and of another than the head: the head's address, and its own as workers reach it.
   std::string join;
   std::string advertise;

@@ -29,6 +29,19 @@ absl::StatusOr<std::map<uint64_t, uint64_t>> LogSurvey::Histories(FileSystem* fi
   return histories;
 }
 
+absl::StatusOr<LoggedWork> CountWork(FileSystem* files, const std::string& directory, uint64_t first,
+                                     uint64_t last) {
+  LoggedWork work;
+  LoggedPushes seen;
+  LogSurvey survey([&](uint64_t sequence, const FrameHeader& header) {
+    if (sequence < first || !seen.emplace(header.worker, header.incarnation, header.step).second) return;
+    ++work.pushes;
+    work.samples += header.samples;
+  });
+  RECON_RETURN_IF_ERROR(survey.Read(files, directory, first, last).status());
+  return work;
+}
+
 absl::StatusOr<LogEnd> LogSurvey::Read(FileSystem* files, const std::string& directory, uint64_t first,
                                        uint64_t last) {
   last_wanted_ = last;

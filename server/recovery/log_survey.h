@@ -14,6 +14,16 @@
 
 namespace recon {
 
+// What pushes there are in a part of a log, on the shards of one server.
+struct LoggedWork {
+  uint64_t pushes = 0;
+  uint64_t samples = 0;
+};
+// Of the records from `first` to `last`. What follows a damaged record is not seen. Blocks on the disk; a log
+// that is being written may be read.
+absl::StatusOr<LoggedWork> CountWork(FileSystem* files, const std::string& directory, uint64_t first,
+                                     uint64_t last);
+
 // Reads a push log without applying it: where it begins and ends, and what lies where.
 class LogSurvey : public LogVisitor {
  public:

@@ -341,7 +341,8 @@ absl::StatusOr<RolledBack> RollBack(const RollbackRecord& record, const Snapshot
       result.end = std::max(result.end, all.last());
     }
   }
-  const uint64_t first_step = std::max({all.first_step(), FirstStepAfter(newest), FirstStepAfter(base)});
+  result.first_step =
+      std::max({all.first_step(), FirstStepAfter(newest), FirstStepAfter(base), record.first_step()});
 
   RECON_RETURN_IF_ERROR(LoadInto(params, reader, base));
   RECON_ASSIGN_OR_RETURN(ControlState then, DecodeControl(base.control(), base.model()));
@@ -359,7 +360,7 @@ absl::StatusOr<RolledBack> RollBack(const RollbackRecord& record, const Snapshot
                                               ", needed is ", last));
     }
   }
-  params->replay()->BeginHistory(result.end, first_step);
+  params->replay()->BeginHistory(result.end, result.first_step);
   if (record.done()) {
     Manifest begun = base;  // As if the damaged snapshot had been read.
     begun.set_history(record.history());

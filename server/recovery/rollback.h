@@ -16,7 +16,8 @@
 namespace recon {
 
 // Rollbacks of a job that one server holds: to a snapshot, to a record of the push log, or without some
-// pushes. LOG.md, "Rolling back", has the rules. All of it blocks on the disk.
+// pushes. LOG.md, "Rolling back", has the rules. All of it blocks on the disk. With several servers a head
+// goes back to a snapshot only, and the others do so by their assignments (server/process/place_recovery.h).
 
 // What a rollback is planned from. The pointers must outlive the call.
 struct RollbackBasis {
@@ -43,9 +44,10 @@ absl::StatusOr<Generation> LastGoodBefore(absl::Time when, const SnapshotReader&
 
 // What a rollback came to.
 struct RolledBack {
-  Manifest base;         // The snapshot it began with, whose packs may be referred to.
-  uint64_t end = 0;      // Last record of the history before.
-  ControlState control;  // Completions as they were then; all else as it is now.
+  Manifest base;            // The snapshot it began with, whose packs may be referred to.
+  uint64_t end = 0;         // Last record of the history before.
+  uint64_t first_step = 0;  // No synchronous step before this one is begun.
+  ControlState control;     // Completions as they were then; all else as it is now.
 };
 
 // Does what `record` says, from the snapshots and the log: restores `params`, which has the rules of the new

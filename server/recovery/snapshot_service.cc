@@ -26,7 +26,9 @@ constexpr absl::Duration kBetweenTries = absl::Seconds(1);
 
 // Whether the newest snapshot will do, if it has all that there is: another of the same state would push an
 // older one out. Those that a restart takes have a new cluster epoch, too.
-bool NewestWillDo(const std::string& reason) { return reason == "drain" || reason == "requested"; }
+bool NewestWillDo(const std::string& reason) {
+  return reason == "drain" || reason == "requested" || reason == "final";
+}
 
 // The tensor that a shard begins with; its group, too, has a name, but many tensors.
 std::string NameOfShard(const ParamLayout& layout, uint32_t shard) {

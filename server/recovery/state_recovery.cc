@@ -1,5 +1,6 @@
 #include "server/recovery/state_recovery.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -43,6 +44,12 @@ absl::StatusOr<LogEnd> ReplayAndReport(FileSystem* files, const std::string& dir
     LogWarn("the push log ends in {}: what a crash left of a push that was not acknowledged", end.trailing);
   }
   return end;
+}
+
+absl::StatusOr<bool> HasLog(FileSystem* files, const std::string& directory) {
+  RECON_ASSIGN_OR_RETURN(const std::vector<std::string> names, files->List(directory));
+  return std::any_of(names.begin(), names.end(),
+                     [](const std::string& name) { return FirstSequenceOf(name).ok(); });
 }
 
 absl::Status RemoveLog(FileSystem* files, const std::string& directory) {

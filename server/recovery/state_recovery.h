@@ -22,6 +22,8 @@ absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const M
 absl::StatusOr<LogEnd> ReplayAndReport(FileSystem* files, const std::string& directory,
                                        const Manifest& manifest, bool synced, ParamServer* params,
                                        ControlState* control, Metrics* metrics);
+// Whether there is a push log, be it empty.
+absl::StatusOr<bool> HasLog(FileSystem* files, const std::string& directory);
 // Removes a push log's segments.
 absl::Status RemoveLog(FileSystem* files, const std::string& directory);
 

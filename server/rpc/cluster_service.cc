@@ -120,10 +120,10 @@ grpc::ServerBidiReactor<ServerReport, ServerCommand>* ClusterService::Serve(
   return stream.get();
 }
 
-void ClusterService::Close() {
+void ClusterService::Close(const absl::Status& why) {
   MutexLock lock(&mu_);
   // None of them is forgotten, and so destroyed, meanwhile.
-  for (ServerStream* stream : streams_) stream->Close(absl::UnavailableError("the head ends"));
+  for (ServerStream* stream : streams_) stream->Close(why);
 }
 
 void ClusterService::Forget(ServerStream* stream) {

@@ -23,8 +23,8 @@ class ClusterService : public ShardServers::CallbackService {
 
   grpc::ServerBidiReactor<ServerReport, ServerCommand>* Serve(grpc::CallbackServerContext* context) override;
 
-  // Ends all streams, when what they were told is sent.
-  void Close();
+  // Ends all streams, when what they were told is sent. The servers are told why.
+  void Close(const absl::Status& why);
 
  private:
   friend class ServerStream;

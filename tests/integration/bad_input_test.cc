@@ -74,6 +74,7 @@ TEST_CASE("wrong flags end each program with code 2 and the flag's name", "[bad_
   server({"--staleness-correction", "half"}, "--staleness-correction half");
   server({"--sync", "auto", "--local-steps", "4"}, "--sync auto chooses them");
   server({"--sync", "auto", "--servers", "2"}, "cannot be changed live");
+  server({"--after-lost-disk", "oldest"}, "--after-lost-disk");
   server({"--sync", "asp", "--auto-bound-max", "4"}, "are for --sync auto");
   server({"--sync", "auto", "--auto-local-steps-max", "8", "--batch", "64", "--split-samples", "500"},
          "--split-samples 500: 8 local steps");

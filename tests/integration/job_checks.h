@@ -24,13 +24,10 @@ inline void CheckAllOk(const std::vector<absl::Status>& statuses) {
   }
 }
 
+// The outcome of a job that is finished: its last snapshot, whatever that was taken for.
 inline Manifest FinalManifest(const SnapshotReader& reader) {
   const std::vector<Generation> generations = *reader.List();
-  for (const Generation generation : generations) {
-    Manifest manifest = *reader.ReadManifest(generation);
-    if (manifest.reason() == "final") return manifest;
-  }
-  return Manifest();
+  return generations.empty() ? Manifest() : *reader.ReadManifest(generations.back());
 }
 
 inline std::string FinalStateRoot(InProcessJob* job) {

@@ -60,8 +60,9 @@ absl::StatusOr<StatusReply> AwaitDone(const RollbackReply& planned, ControlClien
   while (Now() < give_up) {
     absl::StatusOr<StatusReply> status = client->Status();
     last = status.status();
-    if (status.ok() && status->rollback().history() >= planned.plan().history()) return status;
-    if (status.ok() && status->cluster_epoch() > planned.cluster_epoch()) {
+    const bool known = status.ok() && status->rollback().history() >= planned.plan().history();
+    if (known && status->rollback().done()) return status;
+    if (status.ok() && !known && status->cluster_epoch() > planned.cluster_epoch()) {
       return absl::DataLossError(
           "the server has given the rollback up, and goes on from where it was; its log says why");
     }

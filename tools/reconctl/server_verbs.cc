@@ -204,6 +204,7 @@ void PrintWayBack(const StatusReply& status) {
     std::cout << "\n";
   }
   if (!status.divergence().empty()) std::cout << "DIVERGES   " << status.divergence() << "\n";
+  if (!status.mixed_state().empty()) std::cout << "MIXED      " << status.mixed_state() << "\n";
   const RollbackRecord& rollback = status.rollback();
   if (rollback.history() == 0) return;
   std::cout << "rollback   " << rollback.reason() << " at " << HumanTime(rollback.unix_ms()) << ", snapshot "

@@ -39,6 +39,7 @@ inline std::string DescribeParams(ParamServer& params) {
 struct FollowerDisk {
   uint64_t server_id = 0;
   ServerPlace place;
+  uint64_t lost = 0;  // As ControlDb has it.
   std::unique_ptr<FaultyFileSystem> files = std::make_unique<FaultyFileSystem>();
 };
 
@@ -78,13 +79,15 @@ class FollowerLife final : private ShardHost {
     if (ParamServer* const params = accepting()) params->Tick(Now());
     joined_.ReportProgress();
   }
+  // Another process is to begin in its place.
+  bool begins_anew() const { return joined_.begins_anew(); }
   // Not OK: it gave up, for a reason of its own or of the head's.
   absl::Status failure() const { return joined_.failure(); }
   ParamServer* accepting() const override { return accepting_.load(); }
 
  private:
   void Follow() {
-    while (joined_.failure().ok() && !joined_.AwaitStop(absl::ZeroDuration())) {
+    while (joined_.failure().ok() && !joined_.begins_anew() && !joined_.AwaitStop(absl::ZeroDuration())) {
       const std::shared_ptr<MemoryLink> link = net_->Connect(&stopped_);
       if (link == nullptr) return;
       const absl::Status ended = joined_.Follow(link);
@@ -99,7 +102,7 @@ class FollowerLife final : private ShardHost {
     return hello;
   }
   // In the order in which Follower::TakeUp() does it.
-  absl::Status TakeUp(const Assignment& assignment) override {
+  absl::StatusOr<RecoveredPlace> TakeUp(const Assignment& assignment) override {
     RECON_ASSIGN_OR_RETURN(ParamServer::Options options, PlaceOptions(assignment));
     options.apply_threads = 1;
     options.report_delivery = [this](WorkerId worker, Incarnation incarnation, uint64_t step,
@@ -120,7 +123,10 @@ class FollowerLife final : private ShardHost {
     disk_->place.set_server(assignment.server());
     disk_->place.set_servers(assignment.servers());
     const RecoveryTarget target{params_.get(), &store_, disk_->files.get(), "/log", &metrics_};
-    RECON_RETURN_IF_ERROR(RecoverPlace(assignment, "/snapshots", /*synced=*/false, target, parts_.get()));
+    RECON_ASSIGN_OR_RETURN(
+        const RecoveredPlace recovered,
+        RecoverPlace(assignment, "/snapshots", /*synced=*/false, disk_->lost, target, parts_.get()));
+    disk_->lost = LostAt(disk_->lost, recovered);
     PushLog::Options log;
     log.directory = "/log";
     log.segment_bytes = assignment.log_segment_bytes();
@@ -129,7 +135,10 @@ class FollowerLife final : private ShardHost {
     params_->log()->Set(std::move(opened));
     params_->SetClusterEpoch(0);
     accepting_.store(params_.get());
-    return absl::OkStatus();
+    return recovered;
+  }
+  absl::StatusOr<LoggedWork> CountBeyond(uint64_t sequence) override {
+    return CountWork(disk_->files.get(), "/log", sequence + 1, params_->position().sequence);
   }
   PartWriter* parts() const override { return parts_.get(); }
   void FollowTrace(const TraceCommand&) override {}
@@ -172,8 +181,22 @@ class FollowerNode {
     life_->Handle(frame, sender, std::move(done));
   }
   void Pulse() {
+    bool begins_anew = false;
+    {
+      MutexLock lock(&mu_);
+      if (life_ != nullptr) life_->Pulse();
+      begins_anew = life_ != nullptr && life_->begins_anew();
+    }
+    if (begins_anew) Restart();
+  }
+  // Its disk is gone, and another process begins with an empty one, under the same number.
+  void LoseDisk() {
+    Take();
+    disk_.files = std::make_unique<FaultyFileSystem>();
+    disk_.place.Clear();
+    disk_.lost = 0;
     MutexLock lock(&mu_);
-    if (life_ != nullptr) life_->Pulse();
+    life_ = std::make_shared<FollowerLife>(&disk_, snapshots_, net_);
   }
   absl::Status failure() {
     MutexLock lock(&mu_);

@@ -9,12 +9,18 @@
 
 #include "common/base/clock.h"
 #include "common/base/lane.h"
+#include "common/base/limits.h"
 #include "common/base/mutex.h"
 #include "common/metrics/metrics.h"
 #include "server/cluster/cluster.h"
+#include "server/cluster/mixed_state.h"
+#include "server/durability/recovery.h"
+#include "server/process/place_recovery.h"
 #include "server/process/recovery.h"
 #include "server/recovery/log_replay.h"
+#include "server/recovery/rollback.h"
 #include "server/recovery/snapshot_service.h"
+#include "server/recovery/state_recovery.h"
 #include "tests/server/cluster/follower_node.h"
 
 namespace recon {
@@ -26,7 +32,9 @@ struct HeadDisk {
   }
 
   uint64_t epoch = 1;
-  ServerTable table;  // Who has which place is known from the first start.
+  ServerTable table;    // Who has which place is known from the first start.
+  uint64_t lost = 0;    // As ControlDb has it.
+  RollbackRecord back;  // The last one, done or to be done.
   std::unique_ptr<FaultyFileSystem> files = std::make_unique<FaultyFileSystem>();
 };
 
@@ -43,7 +51,7 @@ class HeadLife {
   HeadLife(HeadDisk* disk, FaultyFileSystem* snapshots, MemoryNet* net, int bound)
       : disk_(disk),
         net_(net),
-        rules_(ClusterRules(bound, ++disk->epoch)),
+        rules_(RulesOf(bound, disk)),
         epoch_(disk->epoch),
         store_(snapshots),
         cluster_(ClusterOptions(), disk->table),
@@ -131,6 +139,8 @@ class HeadLife {
     params_.Tick(Now());
     lane_.RunAndWait([this] { cluster_.Tick(Now()); });
   }
+  // It has lost something that others have, or they have: the next process goes back with all of them.
+  bool recovers_anew() const { return recovers_anew_.load(); }
   absl::Status failure() const { return failure_; }
   ServersState state() const { return cluster_.state(); }
   std::string Missing() const { return cluster_.Missing(); }
@@ -138,6 +148,11 @@ class HeadLife {
   std::string Describe() { return DescribeParams(params_); }
 
  private:
+  static ApplyRules RulesOf(int bound, HeadDisk* disk) {
+    ApplyRules rules = ClusterRules(bound, ++disk->epoch);
+    rules.history = disk->back.history();
+    return rules;
+  }
   Cluster::Options ClusterOptions() const {
     Cluster::Options options;
     options.assignment = ClusterAssignment(rules_);
@@ -165,10 +180,16 @@ class HeadLife {
   // As HeadRecovery does it.
   void Recover() {
     failure_ = disk_->files->CreateDirectories("/log");
+    const SnapshotReader reader(&store_);
+    const auto newest = LoadNewest(reader, [](const Manifest&) { return absl::OkStatus(); });
+    if (newest.ok() && *newest && (*newest)->history() < disk_->back.history())
+      return GoBack(reader, **newest);
+    place_.lost = !*HasLog(disk_->files.get(), "/log");
     RecoveryOptions options;
     options.servers = kClusterServers;
     options.restored = [this](const Manifest& snapshot) {
       snapshots_.NoteRestored(snapshot);
+      place_.generation = snapshot.generation();
       return true;
     };
     options.leave_log = [](const Manifest&) { return absl::InternalError("the log is of other servers"); };
@@ -182,6 +203,29 @@ class HeadLife {
       must_snapshot_ = true;
       params_.log()->AwaitSnapshot();
     }
+    place_.lost = place_.lost || place_.generation == disk_->lost;
+    disk_->lost = LostAt(disk_->lost, place_);
+    if (place_.lost) {
+      must_snapshot_ = true;
+      params_.log()->AwaitSnapshot();
+    }
+    OpenLog();
+  }
+  void GoBack(const SnapshotReader& reader, const Manifest& newest) {
+    const auto back =
+        RollBack(disk_->back, reader, disk_->files.get(), "/log", newest, ControlState(), &params_);
+    failure_.Update(back.status());
+    if (!back.ok()) return;
+    disk_->back.set_end(back->end);
+    disk_->back.set_first_step(back->first_step);
+    cluster_.SetWayBack({disk_->back.generation(), disk_->back.first_step(), false});
+    snapshots_.NoteRestored(back->base);
+    disk_->lost = 0;
+    must_snapshot_ = true;
+    params_.log()->AwaitSnapshot();
+    OpenLog();
+  }
+  void OpenLog() {
     PushLog::Options log;
     log.directory = "/log";
     log.segment_bytes = 16 << 10;
@@ -189,11 +233,28 @@ class HeadLife {
     failure_.Update(opened.status());
     if (opened.ok()) params_.log()->Set(*std::move(opened));
   }
+  // As LostDisks does it.
+  bool GoesBack() {
+    if (recovers_anew_.load()) return true;
+    std::vector<PlaceState> places = cluster_.state().places;
+    places.insert(places.begin(), {0, place_.lost, place_.generation, params_.position().sequence, 0, 0});
+    place_.lost = false;
+    const std::optional<uint64_t> oldest = OldestOfLost(places);
+    if (!oldest) return false;
+    const auto snapshot = SnapshotReader(&store_).ReadManifest(Generation(*oldest));
+    if (!snapshot.ok() || AheadOf(*snapshot, places).empty()) return false;
+    const uint64_t frontier = std::max(params_.members()->frontier(), cluster_.state().highest_frontier);
+    disk_->back.set_history(rules_.history + 1);
+    disk_->back.set_generation(*oldest);
+    disk_->back.set_first_step(frontier + limits::kStepsAheadMax + 1);
+    recovers_anew_.store(true);
+    return true;
+  }
 
   // Lane. As Coordinator::OnServersChanged() does it.
   void OnServersChanged() {
     const ServersState others = cluster_.state();
-    if (others.live || !others.complete) return;
+    if (others.live || !others.complete || GoesBack()) return;
     epoch_ = disk_->epoch = std::max({disk_->epoch, epoch_, others.highest_epoch}) + 1;
     const uint64_t known = params_.members()->frontier() + (rules_.bound == 0 ? 1 : 0);
     if (rules_.bound >= 0 && others.highest_frontier > known) {
@@ -219,6 +280,8 @@ class HeadLife {
   // Lane only.
   uint64_t epoch_;
   bool must_snapshot_ = false;
+  RecoveredPlace place_;
+  std::atomic<bool> recovers_anew_{false};
   std::map<WorkerId, Incarnation> members_;
 
   Metrics metrics_;
@@ -250,6 +313,29 @@ class HeadNode {
     MutexLock lock(&mu_);
     life_ = std::make_unique<HeadLife>(&disk_, snapshots_, net_, bound_);
   }
+  // Its disk is gone, but for who has which place: snapshots have that.
+  void LoseDisk() {
+    std::unique_ptr<HeadLife> dying;
+    {
+      MutexLock lock(&mu_);
+      dying = std::move(life_);
+    }
+    dying->Kill();
+    dying = nullptr;
+    disk_.files = std::make_unique<FaultyFileSystem>();
+    MutexLock lock(&mu_);
+    life_ = std::make_unique<HeadLife>(&disk_, snapshots_, net_, bound_);
+  }
+  // Looks at the time, and begins anew if the job is to go back.
+  void Pulse() {
+    bool anew = false;
+    With([&anew](HeadLife* life) {
+      life->Pulse();
+      anew = life->recovers_anew();
+    });
+    if (anew) Restart();
+  }
+  uint64_t history() const { return disk_.back.history(); }
   // Calls `use` with the process; false if there is none.
   template <typename Use>
   bool With(Use use) {

@@ -153,7 +153,7 @@ class Trial {
   }
 
   void Pulse() {
-    head_.With([](HeadLife* head) { head->Pulse(); });
+    head_.Pulse();
     second_.Pulse();
     third_.Pulse();
   }

@@ -78,7 +78,7 @@ class Joined final : private ShardHost {
 
  private:
   ServerHello Hello() const override { return HelloOf(ServerIdOf(1)); }
-  absl::Status TakeUp(const Assignment& assignment) override {
+  absl::StatusOr<RecoveredPlace> TakeUp(const Assignment& assignment) override {
     ++times_taken_up;
     RECON_ASSIGN_OR_RETURN(ParamServer::Options options, PlaceOptions(assignment));
     options.apply_threads = 1;
@@ -93,11 +93,14 @@ class Joined final : private ShardHost {
         [this](ServerReport report) { server.Report(std::move(report)); });
     const RecoveryTarget target{params_.get(), &store_, &log_files_, "/log", &metrics_};
     RECON_RETURN_IF_ERROR(log_files_.CreateDirectories("/log"));
-    return RecoverPlace(assignment, "/snapshots", /*synced=*/false, target, parts_.get());
+    return RecoverPlace(assignment, "/snapshots", /*synced=*/false, /*lost_at=*/0, target, parts_.get());
   }
   ParamServer* accepting() const override { return params_.get(); }
   PartWriter* parts() const override { return parts_.get(); }
   void FollowTrace(const TraceCommand&) override {}
+  absl::StatusOr<LoggedWork> CountBeyond(uint64_t sequence) override {
+    return CountWork(&log_files_, "/log", sequence + 1, params_->position().sequence);
+  }
 
   const std::unique_ptr<FaultyFileSystem> files_;
   FaultyFileSystem log_files_;
@@ -224,12 +227,6 @@ TEST_CASE("a command that cannot be carried out ends the server with its reason"
     command.mutable_assign()->set_server(kClusterServers);
     code = absl::StatusCode::kInvalidArgument;
   }
-  SECTION("other settings") {
-    link = joined.Begin();
-    command = Joined::AssignCommand();
-    command.mutable_assign()->set_durability("sync");
-    code = absl::StatusCode::kFailedPrecondition;
-  }
   SECTION("a closing that is none") {
     link = joined.Begin();
     command.set_close("not a closing");
@@ -273,7 +270,6 @@ TEST_CASE("a server hears that the job drains, and that it is done", "[joined_se
   drain.mutable_drain();
   link->Say(drain);
   link->AwaitReport(ServerReport::kDrained);
-  CHECK(joined.server.drained());
   CHECK_FALSE(joined.server.done());
   ServerCommand shutdown;
   shutdown.mutable_shutdown();
@@ -281,6 +277,30 @@ TEST_CASE("a server hears that the job drains, and that it is done", "[joined_se
   CHECK(absl::IsUnavailable(joined.End(link, absl::OkStatus())));
   CHECK(joined.server.done());
   CHECK(joined.server.failure().ok());
+  CHECK_FALSE(joined.server.begins_anew());
+}
+
+TEST_CASE("a server begins anew when its head has other settings, and when it has drained in vain",
+          "[joined_server]") {
+  Joined joined;
+  const auto link = joined.Begin();
+  SECTION("other settings") {
+    ServerCommand command = Joined::AssignCommand();
+    command.mutable_assign()->set_durability("sync");
+    link->Say(command);
+  }
+  SECTION("drained, and the head has gone") {
+    link->Say(Joined::AssignCommand());
+    CHECK_FALSE(joined.server.begins_anew());
+    ServerCommand drain;
+    drain.mutable_drain();
+    link->Say(drain);
+    link->AwaitReport(ServerReport::kDrained);
+  }
+  CHECK_FALSE(joined.End(link, absl::UnavailableError("over")).ok());
+  CHECK(joined.server.begins_anew());
+  CHECK(joined.server.failure().ok());
+  CHECK(joined.times_taken_up == 1);
 }
 
 TEST_CASE("a server knows what its head says that the job waits for, before it has a place, too",
