@@ -152,14 +152,9 @@ TEST_CASE("servers that are all stopped at once end with 0, and a head that wait
   }
   REQUIRE(job.Start(0));
   REQUIRE(job.Start(1));
-  CHECK(Eventually([&] {
-    return absl::StrContains(job.ServerLog(),
-                             "this head waits for its servers, and workers wait for this head: ") &&
-           absl::StrContains(job.ServerLog(), "server 2 is not there");
-  }));
+  CHECK(Eventually([&] { return absl::StrContains(job.ServerLog(), "it waits for server 2"); }));
   REQUIRE(job.Start(2));
   CHECK(job.SamplesReach(job.Status()->samples_completed() + 1000));
-  CHECK(absl::StrContains(job.ServerLog(), "all 3 servers are there again"));
 }
 
 TEST_CASE("servers take up other settings of their head without a restart, and end when the job is drained",
