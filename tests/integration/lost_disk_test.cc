@@ -80,7 +80,7 @@ void CheckUpdates(const Manifest& outcome, int epochs) {
 
 }  // namespace
 
-TEST_CASE("after a lost disk all servers go back to one snapshot, and each sample counts once on each shard",
+TEST_CASE("after a lost disk all servers go back to one snapshot, and what came since is trained once more",
           "[lost_disk]") {
   struct Case {
     std::string sync;
