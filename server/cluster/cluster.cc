@@ -233,9 +233,10 @@ void Cluster::OnClosed(const std::shared_ptr<ServerLink>& link) {
   }
   const absl::Time now = Now();
   const ServerLinks::Dropped dropped = links_.Drop(link.get(), now);
-  if (dropped.place == 0 || ends_.load()) return;
+  if (dropped.place == 0) return;
   const std::string server = absl::StrCat("server ", dropped.place, " at ", dropped.address);
   if (shut_down_.load()) return LogInfo("{} has ended with the job", server);
+  if (ends_.load()) return;
   std::string outlook = Outlooks(now)[dropped.place];
   if (outlook.empty()) {
     outlook = absl::StrCat("after ", absl::FormatDuration(options_.replace_after),
@@ -309,7 +310,9 @@ void Cluster::TellOfTrace(uint64_t trace, absl::Duration left) {
   links_.Broadcast(command);
 }
 
-void Cluster::Shutdown() {
+void Cluster::End(bool servers_too) {
+  ends_.store(true);
+  if (!servers_too) return;
   shut_down_.store(true);
   ServerCommand command;
   command.mutable_shutdown();

@@ -101,10 +101,9 @@ class Cluster final : public Followers, public ServerReports {
 
   // Servers take no pushes any more; false if some have not finished those under way by then.
   bool Drain(absl::Duration timeout) { return links_.Drain(timeout); }
-  // The servers' processes end, in good order.
-  void Shutdown();
-  // This process ends. From now on it is no news that servers go.
-  void NoteEnd() { ends_.store(true); }
+  // This process ends: from now on it is no news that servers go. `servers_too`: so do their processes, in
+  // good order.
+  void End(bool servers_too);
 
   uint32_t servers() const { return servers_; }
   // From place 1 on.

@@ -405,10 +405,7 @@ absl::StatusOr<Head::Ended> Head::Run() {
     if (done) {
       LogInfo("done: this server ends (--exit-when-done)");
       NoteStatus();
-      if (cluster_ != nullptr) {
-        cluster_->NoteEnd();
-        cluster_->Shutdown();
-      }
+      if (cluster_ != nullptr) cluster_->End(/*servers_too=*/true);
       process_.params()->BeginDrain();
       StopServing(absl::Seconds(1));
       return Ended::kForGood;

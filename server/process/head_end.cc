@@ -42,8 +42,7 @@ absl::Status Head::Drain(bool for_good) {
   const absl::Status status = TakeDrainSnapshot(for_good);
   coordinator_->AwaitHeardOfAllSince(began, kToldWithin);
   if (cluster_ != nullptr) {
-    cluster_->NoteEnd();
-    if (for_good && status.ok()) cluster_->Shutdown();
+    cluster_->End(/*servers_too=*/for_good && status.ok());
     if (!for_good)
       LogInfo("the other servers go on, and wait for the next head: reconctl drain ends them, too");
   }
@@ -97,7 +96,7 @@ void Head::StopServing(absl::Duration timeout) {
   if (control_service_ != nullptr)
     control_service_->FinishDrains(absl::UnavailableError("the server ends without a drain"));
   if (trace_service_ != nullptr) trace_service_->Close();
-  if (cluster_ != nullptr) cluster_->NoteEnd();
+  if (cluster_ != nullptr) cluster_->End(/*servers_too=*/false);
   if (cluster_service_ != nullptr)
     cluster_service_->Close(absl::UnavailableError("the head ends its process, and another one is to come"));
   process_.StopServing(timeout);
