@@ -374,18 +374,19 @@ TEST_CASE("messages wait for slots while the other end does not read", "[exchang
   std::thread accept([&] { server = std::move(AcceptShm(listener)->peer); });
   const std::unique_ptr<ShmPeer> worker = *ConnectShm(name);
   accept.join();
-  worker->Start([](const ByteChain&) {}, [](const absl::Status&) {});
+  REQUIRE(worker->Start([](const ByteChain&) {}, [](const absl::Status&) {}).ok());
   constexpr uint32_t kMessages = 2 * kShmSlots + 7;
   for (uint32_t i = 0; i < kMessages; ++i)
     CHECK(worker->sender().Send(ByteChain::FromString(absl::StrCat(i))));
   Mutex mu;
   std::vector<std::string> seen;
-  server->Start(
+  const absl::Status started = server->Start(
       [&](const ByteChain& message) {
         MutexLock lock(&mu);
         seen.push_back(message.ToString());
       },
       [](const absl::Status&) {});
+  REQUIRE(started.ok());
   MutexLock lock(&mu);
   mu.Await([&] { return seen.size() == kMessages; });
   for (uint32_t i = 0; i < kMessages; ++i) CHECK(seen[i] == absl::StrCat(i));
