@@ -1,6 +1,7 @@
 """What loops over a job's loader may do besides going through it once a pass, beside the same script in plain PyTorch.
 Environment: RECON_TEST_BIN, the programs."""
 
+import copy
 import itertools
 import queue
 import threading
@@ -32,7 +33,7 @@ def cycle(loader: Any) -> Iterator[Any]:
 class LoopCase(Case):
     def begin(self, *middle: nn.Module, epochs: int = 2, loader: Any = None, **settings: Any) -> Any:
         """A model in a job, and its twin in plain PyTorch, which steps on the same batches."""
-        self.model, self.plain = make_model(*middle), make_model(*middle)
+        self.model, self.plain = make_model(*copy.deepcopy(middle)), make_model(*copy.deepcopy(middle))
         self.optimizer, self.its_own = sgd(self.model), sgd(self.plain)
         self.batches = 0
         loader, self.job = self.join(self.model, self.optimizer, loader, epochs=epochs, **EXACT, **settings)
