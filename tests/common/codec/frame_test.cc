@@ -169,7 +169,7 @@ TEST_CASE("fields out of range are refused by name, even under a right checksum"
   expect(With<uint32_t>(offsetof(FrameHeader, magic), 1), "magic");
   expect(With<uint16_t>(offsetof(FrameHeader, version), 1), "version is 1, expected 2 to 3");
   expect(With<uint8_t>(offsetof(FrameHeader, kind), 0), "kind is 0");
-  expect(With<uint8_t>(offsetof(FrameHeader, kind), 6), "kind is 6");
+  expect(With<uint8_t>(offsetof(FrameHeader, kind), 8), "kind is 8");
   expect(With<uint8_t>(offsetof(FrameHeader, reply_codec), 9), "reply codec is 9");
   expect(With<uint8_t>(part + offsetof(PartHeader, has_learning_rate), 2), "learning rate's mark is 2");
   expect(With<double>(part + offsetof(PartHeader, learning_rate), 0.5),
