@@ -13,6 +13,7 @@ constexpr uint32_t kGradient = 0, kState = 1;  // Shards.
 
 ModelSpec ModelWithState() {
   ModelSpec model;
+  model.set_name("means");
   TensorSpec* gradient = model.add_tensors();
   gradient->set_name("gradient/w");
   gradient->add_shape(10);

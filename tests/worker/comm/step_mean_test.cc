@@ -11,6 +11,7 @@ namespace {
 // A gradient of four values, and a state of three.
 ParamLayout SmallLayout() {
   ModelSpec model;
+  model.set_name("means");
   TensorSpec* gradient = model.add_tensors();
   gradient->set_name("gradient/w");
   gradient->add_shape(4);
