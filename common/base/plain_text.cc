@@ -43,7 +43,8 @@ std::string Escaped(absl::string_view text, const Utf8Character& character) {
   if (text[0] == '\n') return "\\n";
   if (text[0] == '\t') return "\\t";
   if (character.bytes <= 1) return absl::StrFormat("\\x%02x", static_cast<unsigned char>(text[0]));
-  return absl::StrFormat(character.code_point > 0xffff ? "\\U%08x" : "\\u%04x", character.code_point);
+  if (character.code_point > 0xffff) return absl::StrFormat("\\U%08x", character.code_point);
+  return absl::StrFormat("\\u%04x", character.code_point);
 }
 
 // JSON has escapes for halves of pairs only, beyond U+FFFF.
