@@ -17,6 +17,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "common/base/host_port.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/address_rates.h"
@@ -33,26 +34,38 @@ constexpr size_t kHeadersMax = 64;
 // Between two looks at those that have taken too long.
 constexpr absl::Duration kOverdueLook = absl::Milliseconds(100);
 
-// A listening socket, so that addresses of any family and port 0 are one case.
-absl::StatusOr<OwnedFd> Listen(const std::string& flag, const std::string& address) {
-  const size_t colon = address.rfind(':');
-  std::string host = address.substr(0, colon);
-  const std::string port = address.substr(colon + 1);
-  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+// A listening socket at `host`. `about`, flag and address, begins errors.
+absl::StatusOr<OwnedFd> ListenAt(const std::string& host, const std::string& port, const std::string& about) {
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
   addrinfo* found = nullptr;
   if (const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0)
-    return absl::InvalidArgumentError(absl::StrCat(flag, " ", address, ": ", gai_strerror(error)));
+    return absl::InvalidArgumentError(absl::StrCat(about, ": ", gai_strerror(error)));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, freeaddrinfo);
   OwnedFd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int on = 1;
   if (fd.get() < 0 || setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
       bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 || listen(fd.get(), kBacklog) != 0) {
-    return absl::UnavailableError(absl::StrCat(flag, " ", address, ": ", std::strerror(errno)));
+    return absl::UnavailableError(absl::StrCat(about, ": ", std::strerror(errno)));
   }
   return fd;
+}
+
+// So that addresses of any family and port 0 are one case. All addresses are those of both families, where the
+// machine has both.
+absl::StatusOr<OwnedFd> Listen(const std::string& flag, const std::string& address) {
+  const size_t colon = address.rfind(':');
+  std::string host = address.substr(0, colon);
+  const std::string port = address.substr(colon + 1);
+  const std::string about = absl::StrCat(flag, " ", address);
+  if (IsWildcard(address)) {
+    auto both = ListenAt("::", port, about);
+    if (both.ok()) return both;
+    host = "0.0.0.0";
+  }
+  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  return ListenAt(host, port, about);
 }
 
 std::string WithPort(const std::string& address, int fd) {

@@ -115,7 +115,6 @@ TEST_CASE("a pipe where a flag, a variable or a request names a file is named", 
   SaysSo({"recon-worker", "--model", "synthetic:" + pipe}, pipe);
   SaysSo({"recon-worker", "--config", pipe}, pipe);
   SaysSo({"recon-worker", "--token-file", pipe}, pipe);
-  SaysSo({"recon-worker", "--data", pipe}, pipe);
   SaysSo({"reconctl", "status", "--token-file", pipe}, pipe);
   SaysSo({"reconctl", "snapshot", "verify", pipe}, pipe);
   SaysSo({"reconctl", "snapshot", "import", pipe, "--output", directory / "imported"}, pipe);

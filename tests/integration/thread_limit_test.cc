@@ -74,6 +74,7 @@ TEST_CASE("a server without a further thread refuses or serves otherwise who com
                                data,
                                "--listen",
                                "127.0.0.1:0",
+                               "--open",
                                "--data-epochs",
                                "100000",
                                "--split-samples",

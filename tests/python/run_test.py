@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # The launcher alone: importing the whole package needs its extension module and NumPy.
 LAUNCHER = tempfile.TemporaryDirectory(prefix="recon-launcher-")
 pathlib.Path(LAUNCHER.name, "recon").mkdir()
-for part in ("__main__.py", "run.py", "launch"):
+for part in ("__main__.py", "_environment.py", "run.py", "launch"):
     pathlib.Path(LAUNCHER.name, "recon", part).symlink_to(ROOT / "worker/python/recon" / part)
 sys.path.insert(0, LAUNCHER.name)
 
