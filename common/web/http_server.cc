@@ -52,8 +52,8 @@ absl::StatusOr<OwnedFd> ListenAt(const std::string& host, const std::string& por
   return fd;
 }
 
-// So that addresses of any family and port 0 are one case. All addresses are those of both families, where the
-// machine has both.
+// So that addresses of any family and port 0 are one case. All addresses are those of both families, where
+// the machine has both.
 absl::StatusOr<OwnedFd> Listen(const std::string& flag, const std::string& address) {
   const size_t colon = address.rfind(':');
   std::string host = address.substr(0, colon);
