@@ -166,7 +166,7 @@ def case_drain(job: Job) -> None:
     """When the job is drained nobody says that a server has gone, and workers know that the head was stopped."""
     job.mark()
     servers = [job.processes[name] for name in SERVERS]
-    job.signal("head", signal.SIGTERM)
+    subprocess.run([BIN / "reconctl", "drain", "--server", job.address("head")], check=True, capture_output=True)
     for server in servers:
         assert server.wait(60) == 0, "a server did not end in good order"
     head = job.log("head")
