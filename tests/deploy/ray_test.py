@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 # Without the package's extension module: this Python may have none.
 PACKAGE = tempfile.TemporaryDirectory(prefix="recon-ray-package-")
 pathlib.Path(PACKAGE.name, "recon").mkdir()
-for part in ("ray.py", "launch"):
+for part in ("ray.py", "_objects.py", "_environment.py", "launch"):
     pathlib.Path(PACKAGE.name, "recon", part).symlink_to(ROOT / "worker/python/recon" / part)
 sys.path.insert(0, PACKAGE.name)
 
