@@ -62,7 +62,7 @@ void AllowThreads(pid_t pid, int threads) {
 }  // namespace
 
 TEST_CASE("a server that gets no further thread lives on, and its job goes on when there are threads again",
-          "[environment]") {
+          "[thread_limit]") {
   if (geteuid() != 0) {
     WARN("SKIP: a user who may start no thread needs root");
     return;

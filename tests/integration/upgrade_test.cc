@@ -130,11 +130,13 @@ TEST_CASE(
     CHECK(one->Wait(absl::Seconds(60)) == 0);
     CHECK(two->Wait(absl::Seconds(60)) == 0);
     CHECK(CompletedOnce(*job.Completions(), kEpochs, kSamples));
-    const size_t gone = Count(job.ServerLog(), "has gone: pushes wait");
-    CHECK(gone > 0);  // The one that was replaced.
+    const std::string stopped = "was stopped in good order (SIGTERM): pushes wait until it is back";
+    const size_t before = Count(job.ServerLog(), stopped);
+    CHECK(before > 0);  // The ones that were replaced.
     REQUIRE(job.Drain());
-    // Those whom the head ends have not "gone".
-    CHECK(Count(job.ServerLog(), "has gone: pushes wait") == gone);
+    // Those whom the head ends have not been stopped, and nobody has gone.
+    CHECK(Count(job.ServerLog(), stopped) == before);
+    CHECK(Count(job.ServerLog(), "has gone") == 0);
   }
 }
 
