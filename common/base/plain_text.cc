@@ -38,7 +38,7 @@ bool IsPlain(const Utf8Character& character) {
   return range == std::end(kNotPlain) || character.code_point < range->first;
 }
 
-// Of what `text` begins with, and is not plain.
+// The escape for `character`, which is not plain and which `text` begins with.
 std::string Escaped(absl::string_view text, const Utf8Character& character) {
   if (text[0] == '\n') return "\\n";
   if (text[0] == '\t') return "\\t";

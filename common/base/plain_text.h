@@ -20,7 +20,7 @@ namespace recon {
 // escaped stays as it is.
 std::string EscapeControls(absl::string_view text);
 
-// The same of each of its lines: where its own ends of lines are to stay.
+// Escapes each line of `text` as EscapeControls() does. The ends of its lines stay.
 std::string EscapeLines(absl::string_view text);
 
 // InvalidArgument, which begins with `what` and says which character it is and where, unless `name` is plain.

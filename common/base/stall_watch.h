@@ -40,7 +40,7 @@ class StallWatch {
   absl::Duration Standing(absl::Time now) const {
     return Waited(now) < first_ ? absl::ZeroDuration() : Waited(now);
   }
-  // The same from the first moment on.
+  // For how long nothing has moved, without a time that does not count as standing still.
   absl::Duration Waited(absl::Time now) const {
     return since_ == absl::InfiniteFuture() ? absl::ZeroDuration() : now - since_;
   }

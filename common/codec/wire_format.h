@@ -99,7 +99,8 @@ struct PartHeader {
   uint32_t shard = 0;
   uint8_t codec = 0;              // CodecId.
   uint8_t has_learning_rate = 0;  // 1: the update goes by the rate below; 0: by the server's schedule.
-  // Of a push in fp16 or sparse-fp16: the values are those of the payload times 2^exponent. Else 0.
+  // The values of a push in fp16 or sparse-fp16 are those of the payload times 2^exponent. All other parts
+  // have 0.
   int8_t exponent = 0;
   uint8_t reserved = 0;
   uint32_t count = 0;  // Parameters of the shard.

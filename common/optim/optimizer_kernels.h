@@ -24,7 +24,8 @@ namespace recon {
 void ApplyUpdate(const UpdateCoefficients& c, const float* gradient, size_t count, float* params,
                  float* state1, float* state2);
 
-// The same with a gradient that is encoded, decoded in registers: values of fp16 are times `c.encoded_scale`.
+// ApplyUpdate() with an encoded gradient, which is decoded in registers. Values of fp16 are multiplied by
+// `c.encoded_scale`.
 // `codec` is fp32, fp16 or bf16; `gradient` has any alignment.
 void ApplyEncodedUpdate(const UpdateCoefficients& c, CodecId codec, const uint8_t* gradient, size_t count,
                         float* params, float* state1, float* state2);
@@ -46,7 +47,8 @@ void ApplyUpdateReference(const UpdateCoefficients& c, const float* gradient, si
 
 // sum[i] += weight * values[i], each operation rounded on its own.
 void AddWeighted(const float* values, float weight, size_t count, float* sum);
-// The same with values that are encoded, as ApplyEncodedUpdate() takes them; those of fp16 times 2^exponent.
+// AddWeighted() with encoded values, in the codecs of ApplyEncodedUpdate(). Values of fp16 are multiplied by
+// 2^exponent.
 void AddWeightedEncoded(CodecId codec, int exponent, const uint8_t* values, float weight, size_t count,
                         float* sum);
 

@@ -25,7 +25,7 @@ struct Caller {
 // The call's metadata that carries them.
 inline constexpr char kSecretMetadata[] = "recon-worker-bin";
 inline constexpr char kTokenMetadata[] = "recon-token";
-// Of a caller that looks for a token on this machine if it is denied (Introduction).
+// A caller sends this if it looks for a token on this machine when it is denied (Introduction).
 inline constexpr char kLooksMetadata[] = "recon-looks-for-token";
 // In the answer to a call of this machine that was denied: the path of a token that the head keeps for
 // processes of its user. It is one of these two names; the operator's token begins with the prefix.

@@ -21,8 +21,8 @@ struct ConnectionLimits {
   size_t strangers_max = 1024;
   // For so long none of them has to go for one more: it may be about to show it.
   absl::Duration stranger_grace = absl::Seconds(2);
-  // Of those, so many at most are let in within that time, and each that shows what it is makes room for the
-  // next: what they ask at once takes the processor from members. The others wait at the door; one of an
+  // At most so many strangers are let in within that time, since what they ask at once takes the processor
+  // from members. Each that shows what it is makes room for the next. The others wait at the door; one of an
   // address that has fewer inside goes first.
   size_t entering_max = 128;
   absl::Duration entering_for = absl::Milliseconds(250);

@@ -14,10 +14,11 @@ import torch
 
 from recon import _core
 from recon._environment import say_whose_job
-from recon._leases import Batch, JobDone, metric_sums
+from recon._leases import Batch, JobDone
 from recon._worker import flags_of
 from recon.torch._data import DataLoader
 from recon.torch._edits import Edits
+from recon.torch._evaluation import evaluate_for
 from recon.torch._guards import Guards, refuse_state
 from recon.torch._loop import JobLoader
 from recon.torch._members import Members
@@ -426,20 +427,7 @@ class Job(Share):
         assert self._evaluate is not None
         self._core.begin_evaluation()
         self._load()
-        training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
-        self._core.pause()
-        try:
-            with torch.no_grad():
-                sums = metric_sums(self._evaluate(self.model))
-        except BaseException:
-            self._core.abandon(lease)
-            raise
-        finally:
-            self._core.resume()
-            for module in training:  # Those that the script has in eval(), a frozen BatchNorm say, stay there.
-                module.training = True
-        self._core.end_evaluation(lease, sums)
+        evaluate_for(self._core, self.model, self._evaluate, lease)
 
 
 def _number(loss: Any) -> float | None:

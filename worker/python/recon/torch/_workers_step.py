@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from recon import _core
-from recon._leases import Batch, metric_sums
+from recon._leases import Batch
 from recon._worker import flags_of
+from recon.torch._evaluation import evaluate_for
 from recon.torch._loop import PassOver, StepsOfAll
 from recon.torch._step_loop import StepLoop
 from recon.torch._step_tensors import aliases, hooked, shared_buffers, trained
@@ -459,20 +460,7 @@ class WorkersStepJob(StepsOfAll):
 
     def _evaluate_for(self, lease: int) -> None:
         assert self._evaluate is not None
-        training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
-        self._core.pause()
-        try:
-            with torch.no_grad():
-                sums = metric_sums(self._evaluate(self.model))
-        except BaseException:
-            self._core.abandon(lease)
-            raise
-        finally:
-            self._core.resume()
-            for module in training:
-                module.training = True
-        self._core.end_evaluation(lease, sums)
+        evaluate_for(self._core, self.model, self._evaluate, lease)
 
     def _end(self, finished: bool) -> None:
         self._left = True
