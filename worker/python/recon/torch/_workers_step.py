@@ -95,7 +95,7 @@ class WorkersStepJob(StepsOfAll):
         proposed = [("optimizer", "mean")] + loader.settings(job_settings, "bsp")
         proposed += [("batch", str(loader.batch_size)), ("data-epochs", str(epochs))] + flags_of(job_settings)
         codec = str(settings.get("codec", "fp16"))
-        settings = {"pull_codec": "fp32", **settings, "codec": f"{codec},{_BUFFERS}=fp32,{_FLAG_GROUP}=fp32"}
+        settings = {"pull_codec": "fp32", **settings, "codec": f"{codec},{_FLAG_GROUP}=fp32"}
         self._core = _core.Worker(flags_of(settings), type(self.model).__name__, specs, self._aliases, loader.samples,
                                   1 if self._evaluate else 0, proposed, loader.fingerprint)
         if not self._core.job()["means"]:
