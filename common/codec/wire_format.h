@@ -85,7 +85,9 @@ struct FrameHeader {
   // First sample of the batch: fixes the order in which gradients of one step are summed, whoever
   // computed them.
   uint64_t order_key = 0;
-  uint32_t samples = 0;        // Samples in the batch: the gradient's weight in a mean.
+  // Samples in the batch: the gradient's weight in a mean. Of a reply with a mean: how many pushes it is of,
+  // 0 where that is unknown.
+  uint32_t samples = 0;
   float gradient_norm = 0;     // L2 norm of the whole push before encoding, for clipping.
   uint32_t push_parts = 0;     // Shards in the whole push, over all its frames.
   uint32_t server_parts = 0;   // Those of them on this server; 0 where they are all that it has.

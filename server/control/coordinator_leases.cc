@@ -36,6 +36,15 @@ Completion CompletionOf(const Task& task, const CompleteRequest& request, const 
   return completion;
 }
 
+// How many batches a worker makes of a lease of training data: none goes beyond its split.
+uint64_t BatchesOf(const Lease& lease, const JobConfig& job) {
+  const uint64_t split = std::max<uint32_t>(1, job.split_samples());
+  const uint64_t batch = std::max<uint32_t>(1, job.batch_samples());
+  const uint64_t samples = lease.end() - lease.begin();
+  const auto batches = [batch](uint64_t count) { return (count + batch - 1) / batch; };
+  return samples / split * batches(split) + batches(samples % split);
+}
+
 }  // namespace
 
 void Coordinator::AdoptLeases(const RegisterRequest& request, WorkerId worker, absl::Time now,
@@ -103,15 +112,22 @@ absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request,
   const std::optional<Lease> lease = GrantTo(worker, now);
   if (!lease) {
     // Nothing to do until somebody fails: nobody shall wait for this worker's next step, unless it asked
-    // ahead.
-    if (!work_.HeldBy(worker).trains) ports_.steps->Deactivate(worker);
+    // ahead. Where workers have the optimizer it holds leases until a state that has them is saved.
+    const WorkerStateReport& state = request.state();
+    const bool computed = job_.means() && state.next() > 0 && state.through() < state.next();
+    if (computed || !work_.HeldBy(worker).trains) ports_.steps->Deactivate(worker);
     FinishIfDone(now);
     reply.set_phase(phase());
+    if (job_.means() && work_.all_given(work_.data_epoch())) {
+      states_.NoteNothingLeft(worker, work_.data_epoch());
+      TellOfState(worker, now, reply.mutable_state());
+    }
     return reply;
   }
   *reply.mutable_lease() = *lease;
   if (lease->kind() == LEASE_TRAIN) {
     states_.NotePass(lease->data_epoch(), work_.begun(lease->data_epoch()), ports_.steps->frontier());
+    states_.NoteGranted(worker, BatchesOf(*lease, job_));
   }
   progress_.Excuse(worker, now);
   reply.set_start_step(lease->kind() == LEASE_TRAIN ? TakePart(worker, request.next_step(), /*resumes=*/false)

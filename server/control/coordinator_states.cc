@@ -12,7 +12,8 @@ void Coordinator::NoteState(WorkerId worker, const WorkerStateReport& report) {
 void Coordinator::TellOfState(WorkerId worker, absl::Time now, WorkerStateReply* reply) {
   if (!job_.means() || !parameters_.HasValues() || !parameters_.saved()) return;
   AskForState(now);
-  *reply = states_.Answer(worker, ports_.steps->frontier(), work_.data_epoch(), lifecycle_.MayGrant(now));
+  *reply = states_.Answer(worker, ports_.steps->frontier(), work_.data_epoch(), lifecycle_.MayGrant(now),
+                          work_.all_given(work_.data_epoch()));
   if (!reply->take()) return;
   LogInfo(
       "worker {} goes on from the state before step {} that the server has: no worker that lives has a newer "

@@ -23,6 +23,9 @@ void WorkerStates::Report(WorkerId worker, const WorkerStateReport& report) {
   }
   known.waits_for = report.has_waits_for() ? std::make_optional(report.waits_for()) : std::nullopt;
   known.uncovered = report.uncovered();
+  known.at = report.at();
+  known.through = std::max(known.through, report.through());  // It may be older than the last lease.
+  known.asks_end = report.asks_end();
 }
 
 void WorkerStates::Forget(WorkerId worker) {
@@ -71,8 +74,24 @@ void WorkerStates::NotePass(uint32_t data_epoch, bool begun, uint64_t frontier) 
   pass_begins_ = begun ? 0 : frontier;
 }
 
-WorkerStateReply WorkerStates::Answer(WorkerId worker, uint64_t frontier, uint32_t data_epoch,
-                                      bool may_take) {
+void WorkerStates::NoteGranted(WorkerId worker, uint64_t batches) {
+  Worker& known = workers_[worker];
+  known.through = std::max(known.through, known.at + batches);
+}
+
+void WorkerStates::NoteNothingLeft(WorkerId worker, uint32_t data_epoch) {
+  const Worker& asks = workers_[worker];
+  if (!asks.asks_end || ended_pass_ == data_epoch) return;
+  const bool all_within = std::all_of(workers_.begin(), workers_.end(), [&asks](const auto& entry) {
+    return entry.second.through <= asks.at;
+  });
+  if (!all_within) return;
+  ended_pass_ = data_epoch;
+  ends_at_ = asks.at;
+}
+
+WorkerStateReply WorkerStates::Answer(WorkerId worker, uint64_t frontier, uint32_t data_epoch, bool may_take,
+                                      bool all_given) {
   const bool others_hold = std::any_of(workers_.begin(), workers_.end(), [worker](const auto& entry) {
     return entry.first != worker && entry.second.holds;
   });
@@ -85,6 +104,17 @@ WorkerStateReply WorkerStates::Answer(WorkerId worker, uint64_t frontier, uint32
   reply.set_frontier(frontier);
   reply.set_data_epoch(data_epoch);
   reply.set_data_epoch_begins(pass_ == data_epoch ? pass_begins_ : frontier);
+  if (all_given) {
+    uint64_t reach = 0;
+    for (const auto& [other, known] : workers_) {
+      if (other != worker) reach = std::max(reach, known.through);
+    }
+    reply.set_others_reach(reach);
+  }
+  if (ended_pass_) {
+    reply.set_ended_pass(*ended_pass_);
+    reply.set_ends_at(ends_at_);
+  }
   if (!others_hold && may_take && asks.waits_for) {
     // Nobody who lives has a newer one: from here on this worker has it. It asks again if it has not heard of
     // it.

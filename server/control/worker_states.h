@@ -37,9 +37,15 @@ class WorkerStates {
   // Work of that pass is granted. `begun`: some of the pass is done, by an earlier process of the server;
   // otherwise the pass begins at `frontier`, as no step is open then.
   void NotePass(uint32_t data_epoch, bool begun, uint64_t frontier);
+  // A lease of so many batches is the worker's. What it reports next has them in.
+  void NoteGranted(WorkerId worker, uint64_t batches);
+  // The worker asks for work of that pass, and all of it is given out: where loops end that read batches ahead,
+  // if that is decided now. It is the same step for all workers.
+  void NoteNothingLeft(WorkerId worker, uint32_t data_epoch);
   // What the worker is told. `may_take`: whoever has the state has had the time to say so.
-  // `data_epoch`: the pass that the job is in.
-  WorkerStateReply Answer(WorkerId worker, uint64_t frontier, uint32_t data_epoch, bool may_take);
+  // `data_epoch`: the pass that the job is in. `all_given`: all of its work is some worker's.
+  WorkerStateReply Answer(WorkerId worker, uint64_t frontier, uint32_t data_epoch, bool may_take,
+                          bool all_given);
 
  private:
   struct Worker {
@@ -47,6 +53,10 @@ class WorkerStates {
     uint64_t next = 0;  // It holds the state before that step.
     std::optional<uint64_t> waits_for;
     bool uncovered = false;
+    // As its reports have them.
+    uint64_t at = 0;
+    uint64_t through = 0;
+    bool asks_end = false;
   };
   bool Due(uint64_t frontier, absl::Time now) const;
 
@@ -58,6 +68,9 @@ class WorkerStates {
   // The pass that work was granted of last, and the first step that may be of it.
   std::optional<uint32_t> pass_;
   uint64_t pass_begins_ = 0;
+  // The pass of which it was said last where its loops end.
+  std::optional<uint32_t> ended_pass_;
+  uint64_t ends_at_ = 0;
   uint64_t uploaded_ = 0;
   uint64_t saved_ = 0;
 };

@@ -65,6 +65,8 @@ struct Operation {
 
   std::atomic<int> lanes_left{0};  // That have not been through their parts.
   std::atomic<uint32_t> parts_taken{0};
+  // Of a reply with a step's mean: how many pushes it is of, where that is known.
+  std::atomic<uint32_t> mean_pushes{0};
 
   // Of the parts that were taken and name the version that they were computed from; none may.
   std::atomic<uint64_t> staleness_max{0};

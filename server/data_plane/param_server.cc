@@ -385,6 +385,7 @@ void ParamServer::Finish(const OperationPtr& op, const absl::Status& status) {
     Frame frame;
     frame.header = op->frame.header;
     frame.header.kind = static_cast<uint8_t>(FrameKind::kReply);
+    frame.header.samples = op->mean_pushes.load(std::memory_order_relaxed);
     frame.parts = std::move(op->reply_parts);
     frame.payloads = std::move(op->reply_payloads);
     reply = EncodeFrame(std::move(frame));

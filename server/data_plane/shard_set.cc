@@ -265,6 +265,7 @@ void ShardSet::EncodeMean(Operation* op, size_t index) {
   reply.version = is == StepMeans::Is::kHere ? step + 1 : is == StepMeans::Is::kOpen ? 0 : kNoVersion;
   reply.codec = static_cast<uint8_t>(mean.codec);
   op->reply_payloads[index] = std::move(mean.payload);
+  if (mean.pushes > 0) op->mean_pushes.store(mean.pushes, std::memory_order_relaxed);
 }
 
 void ShardSet::Stage(uint32_t shard, const EncodedGradient& values) {

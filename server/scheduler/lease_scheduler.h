@@ -76,6 +76,7 @@ class LeaseScheduler {
   std::set<WorkerId> Holders() const { return leases_.Holders(); }
 
   // As SplitQueue's; of nothing before Start().
+  bool all_given(uint32_t data_epoch) const { return !queue_ || queue_->all_given(data_epoch); }
   uint32_t free_splits() const { return queue_ ? queue_->free_splits() : 0; }
   bool finished() const { return queue_ && queue_->finished(); }
   uint32_t data_epoch() const { return queue_ ? queue_->data_epoch() : 0; }

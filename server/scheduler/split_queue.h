@@ -50,6 +50,10 @@ class SplitQueue {
   uint32_t data_epoch() const;
   // Something of its training is done.
   bool begun(uint32_t data_epoch) const { return data_epoch < train_.size() && train_[data_epoch].done > 0; }
+  // Whether no split of that pass is free: all are done, or some worker's.
+  bool all_given(uint32_t data_epoch) const {
+    return data_epoch >= train_.size() || train_[data_epoch].free == 0;
+  }
   // Free splits of the pass that the next training task is of.
   uint32_t free_splits() const;
   // A taken task that will not be completed by its holder goes to the front again.

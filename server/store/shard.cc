@@ -348,7 +348,7 @@ void Shard::TakeMean(uint64_t step, const std::vector<Contribution>& counted, do
                    [&](size_t offset, absl::Span<const float> values) { write(offset, values, scale); });
   }
   history_.NoteAll(++version_);
-  means_.Keep(step, pages_[0]);
+  means_.Keep(step, pages_[0], static_cast<uint32_t>(counted.size()));
 }
 
 void Shard::Replace(std::vector<PageRef> pages) {
@@ -481,7 +481,7 @@ void Shard::Restore(ShardCut cut) {
   kept_.Keep(version_, pages_[0]);
   means_.Reset(means_.capacity());
   means_.NoteOpen(first_open_step_);
-  if (first_open_step_ > 0) means_.Keep(first_open_step_ - 1, pages_[0]);
+  if (first_open_step_ > 0) means_.Keep(first_open_step_ - 1, pages_[0], /*pushes=*/0);
 }
 
 }  // namespace recon

@@ -8,12 +8,19 @@
 
 namespace recon {
 
-void StepMeans::Keep(uint64_t step, const Pages& mean) { kept_.Keep(step, mean); }
+void StepMeans::Keep(uint64_t step, const Pages& mean, uint32_t pushes) {
+  kept_.Keep(step, mean);
+  pushes_.emplace_back(step, pushes);
+  if (pushes_.size() > capacity()) pushes_.pop_front();
+}
 
 StepMeans::Is StepMeans::Encode(uint64_t step, CodecId codec, Encoded* mean) {
   if (step >= first_open_step_) return Is::kOpen;
   const Pages* const pages = kept_.Find(step);
   if (pages == nullptr) return Is::kGone;
+  for (const auto& [of, pushes] : pushes_) {
+    if (of == step) mean->pushes = pushes;
+  }
   if (lent_step_ == step && lent_asked_ == codec) {
     mean->payload = lent_.Get();
     mean->codec = lent_codec_;

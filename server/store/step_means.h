@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <utility>
 #include <vector>
 
 #include "common/base/byte_chain.h"
@@ -23,12 +25,15 @@ class StepMeans {
   explicit StepMeans(const ShardPlacement& placement) : placement_(placement) {}
 
   // Forgets all; from now on keeps so many. 0: none.
-  void Reset(uint32_t steps) { kept_.Reset(steps); }
+  void Reset(uint32_t steps) {
+    kept_.Reset(steps);
+    pushes_.clear();
+  }
   uint32_t capacity() const { return kept_.capacity(); }
   // No step before this one is open.
   void NoteOpen(uint64_t first_open_step) { first_open_step_ = first_open_step; }
-  // Steps ascend.
-  void Keep(uint64_t step, const Pages& mean);
+  // The mean of so many pushes; 0: it is unknown of how many. Steps ascend.
+  void Keep(uint64_t step, const Pages& mean, uint32_t pushes);
 
   // The mean of a step as a payload of `codec` (fp32, fp16 or bf16), or of its sparse form where that is
   // smaller. kOpen: the step is not closed; kGone: newer ones are kept only.
@@ -36,6 +41,7 @@ class StepMeans {
   struct Encoded {
     CodecId codec = CodecId::kFp32;
     ByteChain payload;
+    uint32_t pushes = 0;
   };
   Is Encode(uint64_t step, CodecId codec, Encoded* mean);
 
@@ -44,7 +50,8 @@ class StepMeans {
   ByteChain Dense(CodecId codec, const Pages& pages) const;
 
   const ShardPlacement placement_;
-  KeptVersions kept_;  // By step.
+  KeptVersions kept_;                                  // By step.
+  std::deque<std::pair<uint64_t, uint32_t>> pushes_;  // Of those, by step.
   uint64_t first_open_step_ = 0;
   // What was encoded last: workers of one step ask one after the other.
   LentBytes lent_;

@@ -1,4 +1,5 @@
-"""Rows of the table of idioms: what a job cannot do as plain PyTorch does. The script is told, by name."""
+"""Rows of the table of idioms: what the server's optimizer cannot do as plain PyTorch does. The script is told, by name. Where
+workers have the optimizer it does."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from idioms import adamw, make_model, refused, sgd, train, warned
+from idioms import adamw, make_model, refused, sgd, train, warned, wrong
 from idioms_same import Picks
 from torch import nn
 from torch.nn import functional
@@ -24,26 +25,26 @@ kinds = torch.optim.lr_scheduler
          r"changed \d+ of its 512 values, by up to 0\.")
 def _(run: Run) -> Any:
     model = make_model()
-    train(run, model, after=lambda _: [p.data.clamp_(-0.05, 0.05) for p in model.parameters()])
+    return train(run, model, after=lambda _: [p.data.clamp_(-0.05, 0.05) for p in model.parameters()])
 
 
 @refused("a mask that is multiplied after a step", r"parameter 2\.weight .*after step\(\) number 1 ")
 def _(run: Run) -> Any:
     model = make_model()
     mask = torch.arange(128).view(4, 32) % 2
-    train(run, model, after=lambda _: model[2].weight.data.mul_(mask))
+    return train(run, model, after=lambda _: model[2].weight.data.mul_(mask))
 
 
 @refused("a decay by hand after a step", r"parameter 0\.weight .*after step\(\) number 1 ")
 def _(run: Run) -> Any:
     model = make_model()
-    train(run, model, after=lambda _: [p.data.mul_(1 - 1e-5) for p in model.parameters()])
+    return train(run, model, after=lambda _: [p.data.mul_(1 - 1e-5) for p in model.parameters()])
 
 
 @refused("an embedding with max_norm", r"parameter rows\.weight of Picks .*before this step\(\) the script changed")
 def _(run: Run) -> Any:
     model = Picks(max_norm=0.5)
-    train(run, model, sgd(model, 1.0))
+    return train(run, model, sgd(model, 1.0))
 
 
 @refused("a scale that is clamped once it has grown", r"parameter scale .*after step\(\) number [1-9].* 1 of its 1 values")
@@ -57,7 +58,7 @@ def _(run: Run) -> Any:
             return self.body(x) * self.scale.exp()
 
     model = Scaled()
-    train(run, model, after=lambda _: model.scale.data.clamp_(0, 1.0))
+    return train(run, model, after=lambda _: model.scale.data.clamp_(0, 1.0))
 
 
 @refused("an earlier state that is loaded in the middle", r"parameter 0\.weight .*after step\(\) number 11 ")
@@ -70,14 +71,14 @@ def _(run: Run) -> Any:
         if number == 10:
             model.load_state_dict(kept)
 
-    train(run, model, after=back)
+    return train(run, model, after=back)
 
 
 @refused("weights of another model that are left in after a validation", r"parameter 0\.weight .*before the batch of step\(\) "
          "number 21 ")
 def _(run: Run) -> Any:
     model, other = make_model(), make_model(nn.Identity)
-    train(run, model, epochs=2, after_pass=lambda _: [p.data.copy_(q + 1) for p, q in zip(model.parameters(),
+    return train(run, model, epochs=2, after_pass=lambda _: [p.data.copy_(q + 1) for p, q in zip(model.parameters(),
                                                                                        other.parameters())])
 
 
@@ -85,14 +86,14 @@ def _(run: Run) -> Any:
 def _(run: Run) -> Any:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(16, 20_000), nn.ReLU(), nn.Linear(20_000, 50), nn.Linear(50, 4))
-    train(run, model, sgd(model, 1e-3), after=lambda number: number == 2 and model[0].weight.data.add_(1))
+    return train(run, model, sgd(model, 1e-3), after=lambda number: number == 2 and model[0].weight.data.add_(1))
 
 
 # Settings of the optimizer.
 
 
-def with_scheduler(optimizer: Any, scheduler: Any, run: Run, model: nn.Module) -> None:
-    train(run, model, optimizer, after=lambda _: scheduler.step())
+def with_scheduler(optimizer: Any, scheduler: Any, run: Run, model: nn.Module) -> nn.Module:
+    return train(run, model, optimizer, after=lambda _: scheduler.step())
 
 
 @refused("OneCycleLR as it is", r"momentum of the optimizer's group 0 is 0\.9\d* at this step and was 0\.95 at join\(\)"
@@ -100,29 +101,29 @@ def with_scheduler(optimizer: Any, scheduler: Any, run: Run, model: nn.Module) -
 def _(run: Run) -> Any:
     model = make_model()
     optimizer = sgd(model, momentum=0.9)
-    with_scheduler(optimizer, kinds.OneCycleLR(optimizer, 0.2, total_steps=41), run, model)
+    return with_scheduler(optimizer, kinds.OneCycleLR(optimizer, 0.2, total_steps=41), run, model)
 
 
 @refused("CyclicLR as it is", r"momentum of the optimizer's group 0 is .*cycle_momentum=False")
 def _(run: Run) -> Any:
     model = make_model()
     optimizer = sgd(model, momentum=0.9)
-    with_scheduler(optimizer, kinds.CyclicLR(optimizer, 0.01, 0.1, step_size_up=5), run, model)
+    return with_scheduler(optimizer, kinds.CyclicLR(optimizer, 0.01, 0.1, step_size_up=5), run, model)
 
 
 @refused("OneCycleLR as it is, with AdamW", r"betas of the optimizer's group 0 is \(0\.9\d*, 0\.999\) at this step")
 def _(run: Run) -> Any:
     model = make_model()
     optimizer = adamw(model)
-    with_scheduler(optimizer, kinds.OneCycleLR(optimizer, 0.2, total_steps=41), run, model)
+    return with_scheduler(optimizer, kinds.OneCycleLR(optimizer, 0.2, total_steps=41), run, model)
 
 
-def set_later(make: Callable[[nn.Module], Any], **values: Any) -> Callable[[Run], None]:
+def set_later(make: Callable[[nn.Module], Any], **values: Any) -> Callable[[Run], Any]:
     """At step 10, of the last group."""
-    def script(run: Run) -> None:
+    def script(run: Run) -> Any:
         model = make_model()
         optimizer = make(model)
-        train(run, model, optimizer, changes=lambda number: number == 10 and optimizer.param_groups[-1].update(values))
+        return train(run, model, optimizer, changes=lambda number: number == 10 and optimizer.param_groups[-1].update(values))
     return script
 
 
@@ -155,20 +156,20 @@ def stepped(make: Callable[[nn.Module], Any]) -> tuple[nn.Module, Any]:
          r"optimizer\.state\.clear\(\)", ValueError)
 def _(run: Run) -> Any:
     model, optimizer = stepped(adamw)
-    train(run, model, optimizer)
+    return train(run, model, optimizer)
 
 
 @refused("momentum that is brought along", r"state of 4 parameters along \(momentum_buffer\).*--from-snapshot", ValueError)
 def _(run: Run) -> Any:
     model, optimizer = stepped(lambda m: sgd(m, momentum=0.9))
-    train(run, model, optimizer)
+    return train(run, model, optimizer)
 
 
 @refused("an optimizer's state that is loaded in the middle", r"load_state_dict\(\) of an optimizer that the server computes")
 def _(run: Run) -> Any:
     model = make_model()
     optimizer = adamw(model)
-    train(run, model, optimizer, after=lambda number: number == 5 and optimizer.load_state_dict(optimizer.state_dict()))
+    return train(run, model, optimizer, after=lambda number: number == 5 and optimizer.load_state_dict(optimizer.state_dict()))
 
 
 @refused("the state of another run that is loaded before the first step", r"load_state_dict\(\) of an optimizer that the server")
@@ -178,6 +179,11 @@ def _(run: Run) -> Any:
     optimizer = adamw(model)
     run.join(model, optimizer, loader)
     optimizer.load_state_dict(other.state_dict())
+    for x, y in loader:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return [model, optimizer.state_dict()["state"]]
 
 
 @warned("an optimizer's state that is read for a checkpoint", r"state_dict\(\) of an optimizer that the server computes has no "
@@ -195,13 +201,13 @@ def _(run: Run) -> Any:
          r"this step: the server's AdamW would go on moving it")
 def _(run: Run) -> Any:
     model = make_model()
-    train(run, model, adamw(model), after=lambda number: number == 9 and model[0].requires_grad_(False))
+    return train(run, model, adamw(model), after=lambda number: number == 9 and model[0].requires_grad_(False))
 
 
 @refused("a layer that is frozen later, with momentum", r"parameter 0\.weight was trained at join\(\)")
 def _(run: Run) -> Any:
     model = make_model()
-    train(run, model, sgd(model, momentum=0.9), after=lambda number: number == 9 and model[0].requires_grad_(False))
+    return train(run, model, sgd(model, momentum=0.9), after=lambda number: number == 9 and model[0].requires_grad_(False))
 
 
 @warned("a layer that some steps leave out, with AdamW", r"parameter 2\.weight has no gradient at this step while others have")
@@ -227,7 +233,7 @@ def _(run: Run) -> Any:
 def _(run: Run) -> Any:
     model = make_model()
     model[0].requires_grad_(False)
-    train(run, model, after=lambda number: number == 9 and model[0].requires_grad_(True))
+    return train(run, model, after=lambda number: number == 9 and model[0].requires_grad_(True))
 
 
 # Gradients that are changed when they are on their way.
@@ -259,19 +265,19 @@ def _(run: Run) -> Any:
     return train(run, model, optimizer, changes=lambda number: number == 10 and optimizer.param_groups[0].update(lr=0.01))
 
 
-@refused("clipping where overlap was promised", r"overlap=True")
+@wrong("clipping where overlap was promised", r"overlap=True")
 def _(run: Run) -> Any:
     model = make_model()
-    train(run, model, changes=lambda _: nn.utils.clip_grad_norm_(model.parameters(), 0.1), overlap=True)
+    return train(run, model, changes=lambda _: nn.utils.clip_grad_norm_(model.parameters(), 0.1), overlap=True)
 
 
 # What join() is given.
 
 
-def joins(make: Callable[[nn.Module], Any]) -> Callable[[Run], None]:
-    def script(run: Run) -> None:
+def joins(make: Callable[[nn.Module], Any]) -> Callable[[Run], Any]:
+    def script(run: Run) -> Any:
         model = make_model()
-        train(run, model, make(model))
+        return train(run, model, make(model))
     return script
 
 
@@ -281,12 +287,13 @@ refused("optimizers in a dict", r"given 2 optimizers \(SGD over 0\.weight", Type
     joins(lambda m: {"a": sgd(m[0]), "b": adamw(m[2])}))
 refused("an optimizer over a part of the parameters", r"2\.weight, 2\.bias of Sequential require a gradient, and the optimizer has "
         r"only 2 of 4", TypeError)(joins(lambda m: sgd(m[0])))
-refused("an optimizer over another model", r"the optimizer has 4 parameters that Sequential has not", TypeError)(
+wrong("an optimizer over another model", r"the optimizer has 4 parameters that Sequential has not", TypeError,
+      r"SGD optimizer has a parameter of shape \[32, 16\] that Sequential has not")(
     joins(lambda m: torch.optim.SGD([*m.parameters(), *make_model().parameters()], lr=0.1)))
-refused("something that is no optimizer", r"was given a builtins\.float as optimizer", TypeError)(joins(lambda m: 0.1))
+wrong("something that is no optimizer", r"was given a builtins\.float as optimizer", TypeError)(joins(lambda m: 0.1))
 
 
-@refused("one optimizer and two jobs", r"this optimizer has a job already")
+@wrong("one optimizer and two jobs", r"this optimizer has a job already")
 def _(run: Run) -> Any:
     model = make_model()
     optimizer = sgd(model)
@@ -301,16 +308,18 @@ def _(run: Run) -> Any:
     run.join(model, optimizer, loader)
     for _ in loader:
         optimizer.step()
+    return model
 
 
 @refused("a second step of one batch", r"step\(\) without a batch of the loader")
 def _(run: Run) -> Any:
     model = make_model()
     optimizer = sgd(model)
-    train(run, model, optimizer, after=lambda _: optimizer.step())
+    return train(run, model, optimizer, after=lambda _: optimizer.step())
 
 
-@refused("a gradient that is not a number", r"gradient values are infinite or not a number", FloatingPointError)
+@wrong("a gradient that is not a number", r"gradient values are infinite or not a number", FloatingPointError,
+       r"0\.weight of Sequential has values that are infinite or not a number")
 def _(run: Run) -> Any:
     numbers = iter(range(1000))
-    train(run, loss=lambda model, x, y: functional.cross_entropy(model(x), y) * (float("nan") if next(numbers) == 5 else 1))
+    return train(run, loss=lambda model, x, y: functional.cross_entropy(model(x), y) * (float("nan") if next(numbers) == 5 else 1))

@@ -40,7 +40,7 @@ class Case(unittest.TestCase):
                                   nn.Linear(1200, 10))
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
             loader = rt.DataLoader(make_data(), batch_size=BATCH)
-            job = rt.join(model, optimizer, loader, epochs=2, overlap=overlap, job_settings={"sync": sync, "seed": 7},
+            job = rt.join(model, optimizer, loader, optimizer_on="server", epochs=2, overlap=overlap, job_settings={"sync": sync, "seed": 7},
                           server=server.address, codec=codec, residual_flush="1000h")
             self.addCleanup(job.leave)
             step = 0
@@ -129,7 +129,7 @@ class Loops(Case):
         model = nn.Sequential(nn.Linear(64, 1500), nn.ReLU(), nn.Linear(1500, 10))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         loader = rt.DataLoader(make_data(), batch_size=BATCH)
-        job = rt.join(model, optimizer, loader, epochs=1, server=server.address, **settings)
+        job = rt.join(model, optimizer, loader, optimizer_on="server", epochs=1, server=server.address, **settings)
         self.addCleanup(job.leave)
         return server, model, optimizer, loader, job
 
@@ -162,7 +162,7 @@ class Loops(Case):
         self.assertNotEqual(server.phase(), "PHASE_FINISHED")
         again = rt.DataLoader(make_data(), batch_size=BATCH)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        rt.join(model, optimizer, again, epochs=1, server=server.address, job_settings={"split_samples": BATCH})
+        rt.join(model, optimizer, again, optimizer_on="server", epochs=1, server=server.address, job_settings={"split_samples": BATCH})
         for x, y in again:
             functional.cross_entropy(model(x), y).backward()
             optimizer.step()

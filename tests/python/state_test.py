@@ -33,7 +33,8 @@ class Case(unittest.TestCase):
 
     def join(self, model: nn.Module, optimizer: Any, policy: str = "bsp", epochs: int = 2) -> Iterator[Any]:
         loader = rt.DataLoader(DATA, batch_size=50)
-        self.job = rt.join(model, optimizer, loader, epochs=epochs, job_settings={"sync": policy}, **EXACT)
+        self.job = rt.join(model, optimizer, loader, optimizer_on="server", epochs=epochs, job_settings={"sync": policy},
+                           **EXACT)
         self.addCleanup(self.job.leave)
         return iter(loader)
 

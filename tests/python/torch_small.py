@@ -18,6 +18,8 @@ from torch.nn import functional
 
 BINARIES = os.environ["RECON_TEST_BIN"]
 SAMPLES, BATCH = 1000, 50
+# Where a test's script does not say it, "server" or None, which is on workers.
+OPTIMIZER_ON = os.environ.get("RECON_TEST_OPTIMIZER_ON")
 
 
 def make_data() -> torch.utils.data.TensorDataset:
@@ -58,7 +60,7 @@ class Case(unittest.TestCase):
 
     def join(self, model: nn.Module, optimizer: Any, loader: Any = None, **settings: Any) -> tuple[Any, Any]:
         loader = rt.DataLoader(DATA, batch_size=BATCH) if loader is None else loader
-        job = rt.join(model, optimizer, loader, **{"epochs": 2, **settings})
+        job = rt.join(model, optimizer, loader, **{"epochs": 2, "optimizer_on": OPTIMIZER_ON, **settings})
         self.addCleanup(job.leave)
         return loader, job
 

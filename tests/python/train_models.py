@@ -72,7 +72,7 @@ def train(run: dict, size: Size, job_settings: dict, settings: dict) -> None:
     optimizer = train_small.make_optimizer(run["optimizer"], model)
     scheduler = train_small.make_scheduler(optimizer)
     loader = rt.DataLoader(make_data(run["model"], size, run["samples"]), batch_size=size.batch)
-    job = rt.join(model, optimizer, loader, scheduler=scheduler, server=run["server"],
+    job = rt.join(model, optimizer, loader, optimizer_on="server", scheduler=scheduler, server=run["server"],
                   job_settings={"split_samples": SPLIT_BATCHES * size.batch, **job_settings}, **settings)
     steps = []
     for x, y in loader:

@@ -97,10 +97,10 @@ def main() -> None:
 
     loader = rt.DataLoader(data, batch_size=options.batch, num_workers=options.workers,
                            worker_init_fn=kill_parent if options.wrong == "dies" else None)
-    job = rt.join(model, optimizer, loader, evaluate=validate, epochs=options.epochs, scheduler=scheduler, group=group,
+    job = rt.join(model, optimizer, loader, optimizer_on="server", evaluate=validate, epochs=options.epochs, scheduler=scheduler, group=group,
                   job_settings=options.job, **options.worker)
     if options.wrong == "joins twice":
-        rt.join(model, optimizer, loader)
+        rt.join(model, optimizer, loader, optimizer_on="server")
     steps = open(options.steps_to, "w") if options.steps_to else None
     for _ in range(options.epochs):
         for x, y in loader:

@@ -15,6 +15,7 @@ import torch.utils.data
 
 import recon.torch as rt
 from jobs import WAIT_SECONDS, Server
+from torch_small import OPTIMIZER_ON
 
 # Neither gradients nor parameters lose anything on their way.
 EXACT = {"codec": "fp32", "pull_codec": "fp32"}
@@ -101,7 +102,7 @@ class Run:
     def join(self, model: torch.nn.Module, optimizer: Any, loader: Any, **settings: Any) -> rt.Job | None:
         if self.is_job:
             self.jobs.append(rt.join(model, optimizer, loader, server=self._server, name=f"w{self.rank}",
-                                     **{**EXACT, **settings}))
+                                     **{**EXACT, "optimizer_on": OPTIMIZER_ON, **settings}))
             return self.jobs[-1]
         if self._ranks is not None:
             for parameter in model.parameters():

@@ -27,6 +27,7 @@ void StepMean::Begin(uint64_t step) {
   here_.assign(layout_->shard_count(), false);
   missing_ = pushed_count_;
   open_ = gone_ = false;
+  pushes_ = 0;
 }
 
 absl::Status StepMean::TakeValues(const PartHeader& part, const ByteChain& payload) {
@@ -67,6 +68,7 @@ absl::Status StepMean::Take(const Frame& reply) {
     if (part.version == 0) open_ = true;
     if (part.version != step_ + 1 || reply.payloads[i].size() == 0) continue;
     RECON_RETURN_IF_ERROR(TakeValues(part, reply.payloads[i]));
+    pushes_ = std::max(pushes_, reply.header.samples);
     if (!here_[part.shard]) --missing_;
     here_[part.shard] = true;
   }

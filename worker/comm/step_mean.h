@@ -30,6 +30,8 @@ class StepMean {
   bool complete() const { return missing_ == 0; }
   bool open() const { return open_; }
   bool gone() const { return gone_; }
+  // How many pushes it is the mean of; 0: no server knows any more.
+  uint32_t pushes() const { return pushes_; }
   // In the order of the layout.
   absl::Span<const float> values() const { return values_; }
 
@@ -43,6 +45,7 @@ class StepMean {
   std::vector<bool> here_;
   uint32_t missing_ = 0;
   uint64_t step_ = 0;
+  uint32_t pushes_ = 0;
   bool open_ = false;
   bool gone_ = false;
 };

@@ -67,8 +67,9 @@ NB_MODULE(_core, module) {
       .def("await_mean", &PyWorker::AwaitMean, nb::arg("step"))
       .def("pull_mean", &PyWorker::PullMean, nb::arg("step"))
       .def("mean", [](nb::handle self) { return nb::cast<PyWorker&>(self).Mean(self); })
+      .def_prop_ro("mean_pushes", [](PyWorker& self) { return self.mean_pushes(); })
       .def("report_state", &PyWorker::ReportState, nb::arg("next").none(), nb::arg("waits_for").none(),
-           nb::arg("uncovered") = false)
+           nb::arg("uncovered") = false, nb::arg("at") = 0, nb::arg("through") = 0, nb::arg("asks_end") = false)
       .def("state", &PyWorker::State)
       .def("send_state", &PyWorker::SendState, nb::arg("values"), nb::arg("step"))
       .def("state_whole", &PyWorker::StateWhole)

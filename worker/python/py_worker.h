@@ -289,13 +289,18 @@ class PyWorker {
     const size_t shape[] = {values.size()};
     return ConstFloatView(values.data(), 1, shape, self);
   }
+  uint32_t mean_pushes() { return trainer()->mean_pushes(); }
   // What the server is told of this worker's state: the next step that it is to take (none: it has none), the
   // step before which it waits for one, and whether splits wait until a state that has them is saved.
-  void ReportState(std::optional<uint64_t> next, std::optional<uint64_t> waits_for, bool uncovered) {
+  void ReportState(std::optional<uint64_t> next, std::optional<uint64_t> waits_for, bool uncovered, uint64_t at,
+                   uint64_t through, bool asks_end) {
     WorkerStateReport report;
     if (next) report.set_next(*next + 1);
     if (waits_for) report.set_waits_for(*waits_for);
     report.set_uncovered(uncovered);
+    report.set_at(at);
+    report.set_through(through);
+    report.set_asks_end(asks_end);
     Joined()->session()->ReportState(report);
   }
   // What the server has said last.
@@ -310,6 +315,10 @@ class PyWorker {
     dict["take"] = reply.take();
     dict["data_epoch"] = reply.data_epoch();
     dict["data_epoch_begins"] = reply.data_epoch_begins();
+    dict["others_reach"] =
+        reply.has_others_reach() ? std::optional<uint64_t>(reply.others_reach()) : std::nullopt;
+    dict["ended_pass"] = reply.has_ended_pass() ? std::optional<uint32_t>(reply.ended_pass()) : std::nullopt;
+    dict["ends_at"] = reply.ends_at();
     return dict;
   }
   // Uploads the state before `step`; blocks, on any thread. What is wrong with it; empty: nothing.

@@ -180,6 +180,8 @@ class Trainer {
   absl::StatusOr<MeanIs> AwaitMean(uint64_t step);
   absl::StatusOr<MeanIs> PullMean(uint64_t step);
   absl::Span<const float> mean() const { return mean_.values(); }
+  // How many pushes it is the mean of; 0: no server knows any more.
+  uint32_t mean_pushes() const { return mean_.pushes(); }
   // Uploads the values of the group `state` as the state before `step`. Blocks; any thread.
   absl::Status SendState(std::vector<float> values, uint64_t step) {
     return pipeline_.SendState(std::move(values), step);

@@ -81,6 +81,11 @@ class Leases:
             self._ask(bool(in_hands) and self._all_in(in_hands))
         return self._ready[0] if self._ready else None
 
+    @property
+    def ready(self) -> int:
+        """How many batches `take` would give without a question."""
+        return len(self._ready)
+
     def put_back(self, batches: Sequence[Batch]) -> None:
         """Nothing has come of these: they are the next ones again. They are in the order in which they were taken."""
         self._ready.extendleft(reversed(batches))

@@ -12,7 +12,7 @@ Every process that runs the script is a worker of the same job; it may be killed
 
 from recon.torch._data import DataLoader
 from recon.torch._files import leased
-from recon.torch._join import Job, join
+from recon.torch._join import Job, join, steps_on_workers
 from recon.torch._state import load_optimizer, state_dict
 
-__all__ = ["DataLoader", "Job", "join", "leased", "load_optimizer", "state_dict"]
+__all__ = ["DataLoader", "Job", "join", "leased", "load_optimizer", "state_dict", "steps_on_workers"]

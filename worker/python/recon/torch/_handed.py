@@ -36,10 +36,12 @@ class Handed:
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], whole: bool) -> None:
-        """`whole`: each step is of all batches since the one before."""
+        """`parameters`: whose gradients tell of backward passes; none where `take_next` does. `whole`: each step is of all
+        batches since the one before."""
         self._entries: list[_Entry] = []
         self._whole = whole
         self._settled = 0  # Entries, from the oldest, whose backward is over.
+        self._most = 0  # Where each backward is a step: batches that were read ahead of one before the loop's first step().
         self._came = [0] * len(parameters)  # How often each has got a gradient since then.
         self._counts = False  # Whether any ever has: none do where the script writes .grad itself.
         self._ahead = 0
@@ -47,6 +49,7 @@ class Handed:
         self._reading = self._stepping
         self._loop: Any = None  # The one that gave the newest.
         self._stepped = False  # Whether a step was of a batch of it.
+        self._trained: Any = None  # The one whose batch had the last backward that was a step.
         for number, parameter in enumerate(parameters):
             parameter.register_post_accumulate_grad_hook(self._hook(number))
 
@@ -62,13 +65,23 @@ class Handed:
         """Those that are the job's, the oldest first."""
         return _own(self._entries)
 
+    @property
+    def entries(self) -> Sequence[_Entry]:
+        """What the script has, the oldest first."""
+        return self._entries
+
+    @property
+    def first(self) -> _Entry:
+        """Of the entries."""
+        return self._entries[0]
+
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
     def backwards(self) -> bool:
         """Whether there was a backward since the last step."""
-        return self._settled > 0 or max(self._came) > 0
+        return self._settled > 0 or max(self._came, default=0) > 0
 
     @property
     def threaded(self) -> bool:
@@ -76,7 +89,7 @@ class Handed:
         return self._reading != self._stepping
 
     def _used(self) -> int:
-        return min(len(self._entries), self._settled + max(self._came))
+        return min(len(self._entries), self._settled + max(self._came, default=0))
 
     def _reset(self) -> None:
         self._settled, self._came = 0, [0] * len(self._came)
@@ -94,7 +107,7 @@ class Handed:
             self._reset()
             self._settled = used
         if loop is not self._loop:
-            self._loop, self._stepped = loop, False
+            self._loop, self._stepped, self._most = loop, False, 0
         self._entries.append(_Entry(batch, loop, begun, lost))
 
     def forget(self) -> None:
@@ -133,6 +146,29 @@ class Handed:
         self._reset()
         return taken, _own(passed)
 
+    def take_next(self) -> _Entry | None:
+        """At the end of a backward that is a step of all workers: what it is of. None: of the batch before, once more."""
+        self._stepping = threading.get_ident()
+        self._reset()
+        if not self._entries:
+            return None
+        entry = self._entries.pop(0)
+        self._trained = entry.loop
+        if not self._stepped and not self.threaded:
+            self._most = max(self._most, len(self._entries))
+        return entry
+
+    def note_step(self) -> list[Batch]:
+        """At ``step()`` after such backward passes. What the script has passed over before that."""
+        over = 0
+        if not self.threaded:
+            if not self._stepped:
+                self._ahead = len(self._entries)
+            over = max(0, len(self._entries) - self._ahead)
+        self._stepped = self._stepped or self._trained is self._loop
+        passed, self._entries = self._entries[:over], self._entries[over:]
+        return _own(passed)
+
     def take_used(self) -> list[Batch]:
         """Those that had a backward, and see no step."""
         used = self._used()
@@ -145,10 +181,18 @@ class Handed:
         if self.threaded or not self._stepped or self._whole:
             return []
         used = self._used()
-        over = max(0, len(self._entries) - used - self._ahead)
+        over = max(0, len(self._entries) - used - max(self._ahead, self._most))
         taken = self._entries[used:used + over]
         del self._entries[used:used + over]
         return _own(taken)
+
+    def take_left_behind(self) -> list[_Entry]:
+        """When the script asks for more, where `take_next` takes batches: those that it has passed over."""
+        if self.threaded or not self._stepped:
+            return []
+        over = max(0, len(self._entries) - max(self._ahead, self._most))
+        taken, self._entries = self._entries[:over], self._entries[over:]
+        return taken
 
     def reads_ahead(self) -> bool:
         """Whether the script has batches of the job that had no backward yet."""
@@ -160,7 +204,7 @@ class Handed:
 
     def trains(self, loop: Any) -> bool:
         """Whether a backward was of a batch of this loop, or a step."""
-        return self._loop is loop and self._stepped or any(entry.loop is loop for entry in self._entries[:self._used()])
+        return self._loop is loop and self._stepped or self._trained is loop or any(entry.loop is loop for entry in self._entries[:self._used()])
 
     def take_unused(self, loop: Any) -> list[Batch]:
         """Those of a loop that had no backward: it is left, or trains nothing."""

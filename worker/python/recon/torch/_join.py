@@ -20,9 +20,9 @@ from recon.torch._data import DataLoader
 from recon.torch._edits import Edits
 from recon.torch._evaluation import evaluate_for
 from recon.torch._guards import Guards, refuse_state
-from recon.torch._loop import JobLoader
+from recon.torch._loop import ALONE_TEXT, KEPT_TEXT, JobLoader
 from recon.torch._members import Members
-from recon.torch._optimizers import is_of_the_server, one_optimizer, settings_of, unwrapped
+from recon.torch._optimizers import all_optimizers, is_of_the_server, one_optimizer, settings_of, unwrapped
 from recon.torch._overlap import Overlap, outside_compiled
 from recon.torch._schedule import Progress, follow
 from recon.torch._share import Share
@@ -32,11 +32,6 @@ from recon.torch._workers_step import WorkersStepJob
 
 # Batches between two pushes, with an optimizer that steps on the worker, where the script says nothing.
 LOCAL_STEPS = 8
-# Of batches that the script gives itself again.
-_KEPT = (". Its batches are kept somewhere, as itertools.cycle and list() do: write `while True: for batch in loader`, and end "
-         "it at recon.JobDone")
-_ALONE = (". The script read two batches with the model in eval() and without a backward, which is an evaluation's loop: call "
-          "model.train() first")
 # The processes, this one and those it was forked from, that have joined a job.
 _joined: list[int] = []
 
@@ -44,36 +39,36 @@ _joined: list[int] = []
 def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, *,
          evaluate: Callable[..., dict[str, Any]] | None = None, epochs: int = 1, scheduler: Any = None,
          overlap: bool | None = None, group: torch.distributed.ProcessGroup | None = None,
-         optimizer_on: Literal["server", "workers"] = "server", also: dict[str, Any] | None = None,
+         optimizer_on: Literal["server", "workers"] | None = None, also: dict[str, Any] | None = None,
          job_settings: dict[str, Any] | None = None, **settings: Any) -> Any:
-    """Makes this process a worker of the job: `loader` gives it its share, ``optimizer.step()`` pushes gradients.
+    """Makes this process a worker of the job: `loader` gives it its share of the data.
+
+    In a synchronous job gradients are the mean over the step's workers after ``backward()``, and the script's own optimizers step
+    on every worker, as with DistributedDataParallel. See OPTIMIZER.md for that, and for the optimizer on the server.
 
     Arguments:
-        model: its parameters that require a gradient are the job's, in float32 on the server. So are its buffers,
-            such as BatchNorm's running means: the mean over the workers. Where the job has begun, the job's values
-            replace what the model has.
-        optimizer: SGD, Adam or AdamW: the server computes the same. Its parameter groups are groups of the job.
-            Learning rates count as they are at ``step()``. Any other optimizer steps on the worker, whose state stays
-            there, and how far the parameters have moved is pushed: local steps, ``{"sync": "local:8"}`` where
-            `job_settings` says nothing. That is another mathematics than one optimizer for all.
+        model: its parameters that the optimizers have are the job's, and so are its buffers, such as BatchNorm's running means.
+            Where the job has begun, the job's values replace what the model has.
+        optimizer: any of torch's, or a list of several. On the server: one SGD, Adam or AdamW, which the server computes;
+            any other steps on the worker, and how far the parameters have moved is pushed: local steps, ``{"sync": "local:8"}``
+            where `job_settings` says nothing.
         loader: a `recon.torch.DataLoader`.
         evaluate: ``evaluate(model)``, called after each pass by one worker, without gradients and in ``eval()``:
             ``{"loss": (sum, samples), "accuracy": (correct, samples), ...}``.
         epochs: passes over the data.
         scheduler: a learning-rate scheduler that the script steps after each batch, or after each ``step()`` of several:
-            it keeps to the job's progress, not to this worker's.
-        overlap: whether gradients are pushed while backward still runs. None: once a few steps have shown that the
-            script does not change them before ``step()``, by clipping, unscaling or accumulating.
+            it keeps to the job's progress, not to this worker's, so its horizon is that of one process.
+        overlap: with the optimizer on the server, whether gradients are pushed while backward still runs. None: once a few
+            steps have shown that the script does not change them before ``step()``, by clipping, unscaling or accumulating.
         group: the processes of torch.distributed, over NCCL or gloo, that are one worker together, such as those of one
             machine: each calls this with the same arguments, goes through the loader together with the others, and
             computes its share of every batch. After a backward each has the gradient of the whole batch; the first one
             pushes it, and the others get the parameters from it. If one dies, the others end with an error: start them
             again together, as torchrun does. A share may be one sample.
-        optimizer_on: "server", or "workers": gradients are the mean over the step's workers after ``backward()``, and the
-            script's own optimizers step on every worker, as with DistributedDataParallel. `optimizer` may be a list then.
-            See OPTIMIZER.md.
+        optimizer_on: "workers" or "server". None: on workers in a synchronous job; on the server for other policies (`sync` in
+            `job_settings`), and with `group`, ``overlap=True``, an optimizer in `job_settings`, or a loader of files.
         also: with the optimizer on workers, what else belongs to the state that a newcomer gets, by name: things with
-            ``state_dict`` and ``load_state_dict``. `scheduler` does anyway.
+            ``state_dict`` and ``load_state_dict``, such as a GradScaler or an average of the model. `scheduler` does anyway.
         job_settings: flags of recon-server that the script proposes, ``{"sync": "ssp:4", "seed": 7}``. Without "sync"
             the job is synchronous ("bsp"): each step is the mean over all workers that are there.
         **settings: flags of recon-worker: ``server="host:7070"``, ``codec="topk:0.01"``...
@@ -94,19 +89,18 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
                         "recon.torch.DataLoader: it takes the same arguments")
     if loader._job is not None:
         raise RuntimeError("this loader has a job already: join once, after model and optimizer exist")
-    if optimizer_on not in ("server", "workers"):
-        raise ValueError(f"optimizer_on is {optimizer_on!r}, expected 'server' or 'workers'")
+    on_workers = steps_on_workers(optimizer_on, job_settings or {}) and (
+        optimizer_on is not None or (group is None and not overlap and isinstance(loader, DataLoader)))
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise TypeError("join() was given a DistributedDataParallel: each worker of a job is one process, and the server is "
                         "what adds their gradients. Give the module itself, and start workers with `recon run`; processes "
                         "that are to be one worker say group=")
-    if optimizer_on == "workers":
+    if on_workers:
         if group is not None or overlap:
             raise ValueError("optimizer_on='workers' does not go with group= and overlap=True")
         if not isinstance(loader, DataLoader):
             raise TypeError(f"optimizer_on='workers' goes with a recon.torch.DataLoader, not with a {type(loader).__name__}")
-        optimizers = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
-        stepping = WorkersStepJob(model, [unwrapped(one) for one in optimizers], loader, evaluate, epochs,
+        stepping = WorkersStepJob(model, all_optimizers(optimizer), loader, evaluate, epochs,
                                   None if scheduler is None else unwrapped(scheduler), also or {}, job_settings or {}, settings)
         loader._job = stepping
         remember(model, stepping)
@@ -114,7 +108,7 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
             _joined.append(os.getpid())
         return stepping
     if also:
-        raise ValueError("also= is for optimizer_on='workers': the server's state has the optimizer's alone")
+        raise ValueError("also= is for the optimizer on workers: the server's state has the optimizer's alone")
     optimizer = unwrapped(one_optimizer(optimizer, model))
     if hasattr(optimizer, "_recon_job"):
         raise RuntimeError("this optimizer has a job already: join once")
@@ -128,6 +122,15 @@ def join(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, 
     if os.getpid() not in _joined:
         _joined.append(os.getpid())
     return job
+
+
+def steps_on_workers(optimizer_on: str | None, job_settings: dict[str, Any]) -> bool:
+    """Whether workers have the optimizer in a job with these settings, as `join` decides where nothing else speaks against it."""
+    if optimizer_on not in (None, "server", "workers"):
+        raise ValueError(f"optimizer_on is {optimizer_on!r}, expected 'server' or 'workers'")
+    if optimizer_on is not None:
+        return optimizer_on == "workers"
+    return str(job_settings.get("sync", "bsp")) == "bsp" and "optimizer" not in job_settings
 
 
 def _in_child() -> bool:
@@ -179,7 +182,7 @@ class Job(Share):
         self._name = self._core.name
         say_whose_job(self._core, settings, f" (torch's seed is {torch.initial_seed()})")
         self.seed = int(self._core.job()["seed"])
-        self._share_out(loader.share(self._core))
+        self._share_out(loader.share(self._core), self._tensors.trained)
         self._tensors.place(self._core)
         self._overlap = Overlap(self._core, self._tensors.trained, self._tensors.places_of_parameters(),
                                 lambda: self._tensors.rates(optimizer), lambda: self._weight,
@@ -292,6 +295,19 @@ class Job(Share):
 
     # The rest.
 
+    def _enter(self, batch: Batch, first: bool) -> None:
+        if first:
+            self._began = time.monotonic()
+            self._load()
+        if self._members is not None:
+            self._members.begin(batch)
+        self._overlap.begin(batch.samples, accumulating=not first)
+
+    def _drop_begun(self) -> None:
+        if not self._left:
+            self._overlap.stop()
+        super()._drop_begun()
+
     def _load(self) -> None:
         """Gives the model the job's parameters."""
         if self._tensors.load(self._core):
@@ -346,9 +362,9 @@ class Job(Share):
         optimizer.step = types.MethodType(hooked, optimizer)
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
-        if not len(self._handed) and not self._claim(closure):
+        if not len(self._handed) and not ((closure is not None or self._handed.backwards) and self._claim()):
             raise RuntimeError("step() without a batch of the loader: each step() pushes what the batches since the "
-                               "last one gave" + _KEPT * self.loader.keeps_batches() + _ALONE * self.loader.went_alone)
+                               "last one gave" + KEPT_TEXT * self.loader.keeps_batches() + ALONE_TEXT * self.loader.went_alone)
         result = None
         if closure is not None and self._own_step is not None and self._members is not None:
             raise TypeError(f"step(closure) of {type(self.optimizer).__name__} does not go with group=: each process has the loss of "
@@ -404,7 +420,7 @@ class Job(Share):
     def _step_alone(self, closure: Callable[[], Any] | None) -> Any:
         """After the job: the optimizer's own, where a backward came after it. What was accumulated before is left alone."""
         if self.loader.keeps_batches():
-            raise JobDone("the job is done, and this is a step() on batches of its last pass" + _KEPT)
+            raise JobDone("the job is done, and this is a step() on batches of its last pass" + KEPT_TEXT)
         if closure is None and not self._handed.backwards:
             return None
         if not self._warned:

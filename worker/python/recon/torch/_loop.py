@@ -34,15 +34,15 @@ WAITS_MAX = 250
 _LIBRARIES = tuple({path for name, path in sysconfig.get_paths().items() if name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
+# Of batches that the script gives itself again.
+KEPT_TEXT = (". Its batches are kept somewhere, as itertools.cycle and list() do: write `while True: for batch in loader`, and end "
+             "it at recon.JobDone")
+ALONE_TEXT = (". The script read two batches with the model in eval() and without a backward, which is an evaluation's loop: call "
+              "model.train() first")
+
+
 class PassOver(Exception):
     """No more batches of this pass."""
-
-
-class StepsOfAll:
-    """A job all of whose workers take every step; it has loops of its own."""
-
-    def loop(self) -> Iterator[Any]:
-        raise NotImplementedError
 
 
 def _place() -> tuple[tuple[Any, int], bool]:
@@ -149,8 +149,6 @@ class JobLoader:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
-        if isinstance(self.job, StepsOfAll):
-            return self.job.loop()
         place, endless = _place()
         return Loop(self, self.job, place, endless, isinstance(sys.exc_info()[1], StopIteration))
 
@@ -183,6 +181,8 @@ class JobLoader:
         if loop is not None and not loop.is_over():
             return False
         while not job.finished:
+            if loop is not None and job.owes_step(loop, None):
+                return False
             job.between_batches()
             if job.peek() is not None or not job.rest(None):
                 return False
@@ -232,7 +232,14 @@ class Loop:
             return self._next_alone()
         while not self.is_over():
             assert self._held is not None
-            (batch, data), self._held = self._held, None
+            batch, data = self._held
+            owes = batch is not None and self._job.owes_step(self, batch)
+            if owes is None:
+                self.end()
+                break
+            if owes:
+                return self._next_spare(data)
+            self._held = None
             if batch is None:
                 return self._next_spare()
             if self._job.begin(batch, self):
@@ -308,23 +315,31 @@ class Loop:
     def is_over(self) -> bool:
         """Whether no batch comes any more; waits for the next one."""
         job, loader = self._job, self._loader
+        passed = False
         while self._held is None and not self._over:
             if job.finished:
+                self.end()
+                break
+            owes = job.owes_step(self, None)
+            if owes:
+                self._held = (None, None)
+                break
+            if owes is None or passed:
+                loader._ended_early = owes is None  # The script may have batches yet, and asks for no more after them.
                 self.end()
                 break
             job.between_batches()
             try:
                 self._held = loader._fetch(job, self)
             except PassOver:
-                if not job.finished:  # Otherwise it is left first: its last values come with that.
-                    self.end()
+                passed = True  # The job may be done with it: its last values come first.
                 continue
             if self._held is not None or loader._loads():
                 continue
             if job.rest(self) and self._waits < WAITS_MAX:
                 self._waits += job.steps_elsewhere()
                 job.pause()
-            elif self._gave > 0 or self._spares == SPARES_MAX:
+            elif self._gave > 0 or self._spares >= SPARES_MAX:
                 loader._ended_early = True
                 self.end()
             else:
@@ -333,16 +348,19 @@ class Loop:
 
     def starts_with(self, first: Any) -> bool:
         """Whether the next batch is of this loop. One that is not to end without any begins with the pass that it is of."""
-        if first.data_epoch <= self.data_epoch:
-            return True
+        return bool(first.data_epoch <= self.data_epoch) or self.skips_to(first.data_epoch)
+
+    def skips_to(self, data_epoch: int) -> bool:
+        """Makes it a loop of a later pass, if it may be."""
         if self._gave or not (self._loader.skips_done_passes or self._loader._looks):
             return False
-        self.data_epoch, self._loader._pass = first.data_epoch, first.data_epoch + 1
+        self.data_epoch, self._loader._pass = data_epoch, data_epoch + 1
         return True
 
     def _give(self, batch: Batch, data: Any) -> Any:
         self._gave += 1
         self._waits = 0
+        self._job.keep_spare(data)
         if self._gave > 1:
             self._loader._looks = False
         if self._gave <= KEPT_BATCHES:
@@ -355,12 +373,14 @@ class Loop:
                 self._given.popleft()
         return data
 
-    def _next_spare(self) -> Any:
-        """The script has read ahead past the last batch that there is, and wants another one before it steps those it has:
-        any, of which nothing is pushed."""
+    def _next_spare(self, data: Any = None) -> Any:
+        """A batch that is not the job's: for a step of others, or for a script that has read ahead past the last batch that
+        there is, and wants another one before it steps those it has."""
         self._spares += 1
         self._job.hand_spare(self)
-        return next(self._loader._alone(self.data_epoch, []))
+        if data is None:
+            data = self._job.spare
+        return next(self._loader._alone(self.data_epoch, [])) if data is None else data
 
     def take_back(self) -> list[tuple[Batch, Any]]:
         """The batches that this loop gave and that had no backward go back."""

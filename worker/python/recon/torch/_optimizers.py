@@ -29,6 +29,19 @@ def unwrapped(wrapper: Any) -> Any:
     return getattr(wrapper, "optimizer", None) or getattr(wrapper, "scheduler", wrapper)
 
 
+def all_optimizers(given: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers that `join` was given. TypeError for something else, RuntimeError for one that is in a job."""
+    several = list(given.values()) if isinstance(given, dict) else given
+    optimizers = [unwrapped(one) for one in (several if isinstance(several, (list, tuple)) else [several])]
+    for one in optimizers:
+        if not hasattr(one, "param_groups"):
+            raise TypeError(f"join() was given a {type(one).__module__}.{type(one).__name__} as optimizer, expected a "
+                            "torch.optim.Optimizer, or a list of them")
+        if hasattr(one, "_recon_job"):
+            raise RuntimeError("this optimizer has a job already: join once")
+    return optimizers
+
+
 def one_optimizer(optimizer: Any, model: torch.nn.Module) -> Any:
     """The optimizer that `join` was given. TypeError for several of them, or for something else."""
     several = list(optimizer.values()) if isinstance(optimizer, dict) else optimizer

@@ -96,3 +96,51 @@ def follow(scheduler: Any, progress: Progress) -> None:
         return {name: value for name, value in its_state().items() if name not in ("step", "state_dict")}
 
     scheduler.step, scheduler.state_dict = step, state_dict
+
+
+class StepProgress:
+    """How many batches a job has stepped whose workers have the optimizer. It is the same at all workers after each step."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length  # Batches of a pass, over all workers.
+        self.job = 0
+        self.own = 0  # Steps of this worker.
+        self.shared = False  # Whether a step was of several batches.
+        self.over = False  # As `Progress` has it.
+
+    def take(self, before: int, batches: int) -> None:
+        """A step of so many batches is done; that many the job had stepped before it."""
+        self.shared = self.shared or batches > 1 or before != self.job
+        self.job = before + batches
+        self.own += 1
+
+
+def keep_to(scheduler: Any, progress: StepProgress) -> None:
+    """Makes ``scheduler.step()`` go as far as the job has come, by what the script does: it steps it once for so many batches."""
+    its_step: Callable[..., None] = scheduler.step
+    its_state: Callable[[], dict[str, Any]] = scheduler.state_dict
+    takes_metrics = "metrics" in inspect.signature(its_step).parameters
+    first = int(getattr(scheduler, "last_epoch", 0))
+    counted = first  # Of a scheduler that does not say how far it is.
+    own, batches = progress.own, 1
+
+    def step(*args: Any) -> None:
+        nonlocal own, batches, counted
+        moved, own = progress.own - own, progress.own
+        batches = max(batches, moved)
+        if args and takes_metrics or progress.over or not progress.shared or moved == 0:
+            counted += 1
+            return its_step(*args)
+        passes, rest = divmod(progress.job, progress.length)
+        goal = first + passes * -(-progress.length // batches) + rest // batches
+        goal = min(goal, getattr(scheduler, "total_steps", goal))
+        while int(getattr(scheduler, "last_epoch", counted)) < goal:
+            its_step()
+            counted += 1
+        return None
+
+    def state_dict() -> dict[str, Any]:
+        # A scheduler's state is whatever it has as attributes; these two are ours, and cannot be saved.
+        return {name: value for name, value in its_state().items() if name not in ("step", "state_dict")}
+
+    scheduler.step, scheduler.state_dict = step, state_dict

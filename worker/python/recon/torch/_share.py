@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -13,12 +13,10 @@ from recon._leases import IDLE_SECONDS, Batch, Leases
 from recon.torch._handed import Handed
 from recon.torch._loop import Loop, PassOver
 from recon.torch._members import Members
-from recon.torch._overlap import Overlap
-from recon.torch._tensors import Tensors
 
 
 class Share:
-    """What loops over the loader ask of a `Job`: batches, and what has come of those that it gave.
+    """What loops over the loader ask of a job: batches, and what has come of those that it gave.
 
     Threads: a script may read its loader in one thread and step in another.
     """
@@ -28,15 +26,15 @@ class Share:
     _core: Any
     _leases: Leases
     _members: Members | None
-    _tensors: Tensors
-    _overlap: Overlap
     _began: float
     _left: bool
+    spare: Any = None  # What `keep_spare` was given.
 
-    def _share_out(self, leases: Leases) -> None:
+    def _share_out(self, leases: Leases, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """`parameters`: as `Handed` has it."""
         self._leases = leases
         self._lock = threading.RLock()
-        self._handed = Handed(self._tensors.trained, whole=self._members is not None)
+        self._handed = Handed(parameters, whole=self._members is not None)
         self._put_back: list[Batch] = []  # Of the newest loop that was left.
         self._trains_in_eval = False
         self.epochs = int(self._core.job()["data_epochs"])
@@ -53,9 +51,14 @@ class Share:
         """Before the job gives the next parameters: the script has not changed those that it had."""
         raise NotImplementedError
 
-    def _load(self) -> None:
-        """Gives the model the job's parameters."""
+    def _enter(self, batch: Batch, first: bool) -> None:
+        """The worker begins with the batch; or goes on with it, if it is not the first since a step."""
         raise NotImplementedError
+
+    def owes_step(self, loop: Loop, waiting: Batch | None) -> bool | None:
+        """Whether the loop gives a batch that is not the job's before `waiting`, or before it looks for one, for a step of
+        others; None if it ends instead."""
+        return False
 
     @property
     def _unstepped(self) -> list[Batch]:
@@ -120,18 +123,13 @@ class Share:
             self._handed.hand(batch, None if loop is None else loop.token, begins)
             return True
 
+    def keep_spare(self, data: Any) -> None:
+        """What a batch that is not the job's may be made of."""
+
     def hand_spare(self, loop: Loop) -> None:
         """Gives the script a batch that is not the job's."""
         with self._lock:
             self._handed.hand(Batch((), 0, 0, -1, False, 0), loop.token, begun=False, lost=True)
-
-    def _enter(self, batch: Batch, first: bool) -> None:
-        if first:
-            self._began = time.monotonic()
-            self._load()
-        if self._members is not None:
-            self._members.begin(batch)
-        self._overlap.begin(batch.samples, accumulating=not first)
 
     def _enter_next(self) -> None:
         """After a step: what the script has read ahead begins."""
@@ -151,10 +149,10 @@ class Share:
                 entry.lost = not self._leases.begin(entry.batch)
         return [entry.batch for entry in entries if not entry.lost], passed
 
-    def _claim(self, closure: Callable[[], Any] | None) -> bool:
-        """At a step without a batch: whether it is of one that went back when its loop was left. The script has it, and
+    def _claim(self) -> bool:
+        """At a gradient without a batch: whether it is of one that went back when its loop was left. The script has it, and
         has trained on it."""
-        if not self._put_back or closure is None and not self._handed.backwards:
+        if not self._put_back:
             return False
         batch = self._put_back.pop(0)
         if not self.loader._claim(batch):
@@ -219,7 +217,6 @@ class Share:
         """Nothing comes of what has begun; what is left of it begins anew."""
         if self._left:
             return
-        self._overlap.stop()
         self._core.drop()
         self._handed.forget_begun()
 

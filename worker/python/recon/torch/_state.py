@@ -14,6 +14,7 @@ import torch
 from recon.launch.machine import find_program
 from recon.torch._optimizers import is_of_the_server
 from recon.torch._tensors import COMPILED, as_kept, plain_module
+from recon.torch._worker_state import BLOB, states_in
 
 if TYPE_CHECKING:
     from recon.torch._join import Job
@@ -83,7 +84,7 @@ def _derived_state(model: torch.nn.Module, pulled: list[tuple[torch.Tensor, torc
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, source: str | os.PathLike[str], *,
-                   updates: int | None = None) -> None:
+                   updates: int | None = None, number: int = 0) -> None:
     """Gives a plain optimizer the state that the job's has in a snapshot, to go on without a server.
 
         reconctl snapshot export DATA/snapshots --output model.safetensors
@@ -91,40 +92,51 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, sou
         rt.load_optimizer(optimizer, model, "DATA/snapshots")
 
     Arguments:
-        optimizer: SGD, Adam or AdamW over the parameters of `model`, made as the job's was. Learning rates and other
-            settings stay as they are.
+        optimizer: made as the job's was, over the parameters of `model`. Where the server had it, learning rates and other
+            settings stay as they are; where workers had it, they are the job's.
         model: its parameters are found by their names.
         source: the directory or address of snapshots, of which the newest counts; or one file of ``reconctl snapshot
             export --state``.
         updates: how many updates the job's optimizer has made: Adam's correction of its first steps goes by it.
-            Snapshots know; with a file of Adam's say it.
+            Snapshots know; with a file of Adam's say it. Where workers had the optimizer it is in its state.
+        number: of several optimizers on workers, which one, in the order in which `join` was given them.
 
     Raises ValueError if the state is of another optimizer, or of another model. In a job with local steps the
     optimizer's state is each worker's own, and no snapshot has it.
     """
+    shown = None if os.path.isfile(source) else json.loads(_reconctl("snapshot", "show", os.fspath(source), "--json"))
+    exported = _read(os.fspath(source)) if shown is None else {}
+    if BLOB in exported or (shown is not None and shown["optimizer"] == "mean"):
+        states = states_in(exported if shown is None else _exported(source, int(shown["generation"])))
+        if f"optimizer{number}" not in states:
+            raise ValueError(f"the state in {source} has {sorted(states)}, and no optimizer{number}")
+        optimizer.load_state_dict(states[f"optimizer{number}"])
+        return
     if not is_of_the_server(optimizer):
         raise TypeError(f"{type(optimizer).__name__} with these settings steps on the worker, and its state is there: "
                         "snapshots have that of SGD, Adam and AdamW")
     kind = _kind(optimizer)
     planes = _PLANES[kind]
-    if os.path.isfile(source):
-        tensors = _read(os.fspath(source))
+    if shown is None:
+        tensors = exported
     else:
-        shown = json.loads(_reconctl("snapshot", "show", os.fspath(source), "--json"))
         if shown["optimizer"] != kind:
             raise ValueError(f"the state in {source} is of {shown['optimizer']}, the optimizer is {kind}")
         updates = int(shown["updates"]) if updates is None else updates
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "state.bin")
-            _reconctl("snapshot", "export", os.fspath(source), str(shown["generation"]), "--state", "--format", "torch",
-                      "--output", path)
-            tensors = _read(path)
+        tensors = _exported(source, int(shown["generation"]))
     if "exp_avg" in planes and updates is None:
         raise ValueError(f"{source} does not say how many updates Adam has made: give updates=, as in `reconctl snapshot "
                          "list`")
     state = optimizer.state_dict()
     state["state"] = _state_of(optimizer, model, planes, tensors, updates, source)
     optimizer.load_state_dict(state)
+
+
+def _exported(source: str | os.PathLike[str], generation: int) -> dict[str, torch.Tensor]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "state.bin")
+        _reconctl("snapshot", "export", os.fspath(source), str(generation), "--state", "--format", "torch", "--output", path)
+        return _read(path)
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:

@@ -20,7 +20,7 @@ def trained(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer])
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) not in names:
-                    raise TypeError(f"{type(optimizer).__name__} has a parameter of shape {list(parameter.shape)} that "
+                    raise TypeError(f"the {type(optimizer).__name__} optimizer has a parameter of shape {list(parameter.shape)} that "
                                     f"{type(model).__name__} has not")
                 if parameter.is_floating_point() and parameter.numel() > 0:
                     found[names[id(parameter)]] = parameter

@@ -25,6 +25,8 @@ _BLOB_BYTES_MIN = 16 << 10
 _NUMBER_FLOATS = 4
 _HEAD_FLOATS = 2 * _NUMBER_FLOATS
 _PLACEHOLDER = "recon.tensor"
+# Of the tree: gradients that are accumulated. No part is called so.
+_ACCUMULATED = "accumulated gradients"
 
 
 class Stateful(Protocol):
@@ -70,8 +72,9 @@ class WorkerState:
         self._places = {name: (offset, size) for name, offset, size in placement}
 
     @torch.no_grad()
-    def store(self, flat: np.ndarray, step: int) -> None:
-        """Writes what there is now, before that step. OverflowError if the parts have come to hold more than at first."""
+    def store(self, flat: np.ndarray, step: int, accumulated: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Writes what there is now, before that step, with gradients that wait for their step. OverflowError if there is more
+        than there is room for: than the parts held at first."""
         array = torch.from_numpy(flat)
         for name, parameter in self._parameters.items():
             self._store(array, name, parameter)
@@ -79,22 +82,26 @@ class WorkerState:
                              lambda path, tensor: self._fits(path, tensor))
         for path, tensor in large.items():
             self._store(array, path, tensor)
+        if accumulated:
+            tree[_ACCUMULATED] = {name: gradient.to_dense().cpu() for name, gradient in accumulated.items()}
         self._store_blob(array, _dumped(tree), step)
 
     @torch.no_grad()
-    def load(self, flat: np.ndarray) -> int:
-        """Gives model and parts what `store` has written there, on whichever worker. Returns the step."""
+    def load(self, flat: np.ndarray) -> tuple[int, dict[str, torch.Tensor]]:
+        """Gives model and parts what `store` has written there, on whichever worker. Returns the step, and the gradients that
+        wait for it."""
         array = torch.from_numpy(np.array(flat, copy=True))
         for name, parameter in self._parameters.items():
             parameter.copy_(self._value(array, name, parameter.shape, parameter.dtype))
         step, blob = self._blob(array)
         tree = _filled(_parsed(blob), lambda path, shape, dtype: self._value(array, path, shape, dtype))
+        accumulated = tree.pop(_ACCUMULATED, {})
         if set(tree) != set(self._parts):
             raise ValueError(f"the job's state has {sorted(tree)}, this worker {sorted(self._parts)}: optimizer, scheduler and "
                              "also= are to be the same at all workers")
         for name, part in self._parts.items():
             part.load_state_dict(tree[name])
-        return step
+        return step, accumulated
 
     def _fits(self, path: str, tensor: torch.Tensor) -> bool:
         place = self._places.get(path)
@@ -135,12 +142,31 @@ class WorkerState:
 
     def _blob(self, array: torch.Tensor) -> tuple[int, bytes]:
         offset, size = self._places[BLOB]
-        values = array[offset:offset + size].numpy()
-        length, step = _number_of(values[:_NUMBER_FLOATS]), _number_of(values[_NUMBER_FLOATS:_HEAD_FLOATS])
-        if not 0 < length <= 2 * (size - _HEAD_FLOATS):
-            raise ValueError(f"the job's state says that its rest has {length} bytes, there is room for "
-                             f"{2 * (size - _HEAD_FLOATS)}")
-        return step, values[_HEAD_FLOATS:].astype(np.uint16).tobytes()[:length]
+        return _unpacked(array[offset:offset + size].numpy())
+
+
+def states_in(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """The states of the parts, by their names, in an export of a job's state. ValueError if it has none."""
+    if BLOB not in tensors:
+        raise ValueError(f"there is no {BLOB}: the export was made without --state, or of a job whose server has the optimizer")
+
+    def value_of(path: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        values = tensors[path].reshape(-1)
+        if dtype == torch.float64:
+            low = tensors[f"state/low/{path}"].reshape(2, -1).double()
+            values = values.double() + (low[0] + low[1])
+        return values.reshape(tuple(shape)).to(dtype)
+
+    return dict(_filled(_parsed(_unpacked(tensors[BLOB].float().numpy())[1]), value_of))
+
+
+def _unpacked(values: np.ndarray) -> tuple[int, bytes]:
+    """Step and bytes of a blob."""
+    room = 2 * (len(values) - _HEAD_FLOATS)
+    length, step = _number_of(values[:_NUMBER_FLOATS]), _number_of(values[_NUMBER_FLOATS:_HEAD_FLOATS])
+    if not 0 < length <= room:
+        raise ValueError(f"the job's state says that its rest has {length} bytes, there is room for {room}")
+    return step, values[_HEAD_FLOATS:].astype(np.uint16).tobytes()[:length]
 
 
 def _pieces(number: int) -> list[int]:
@@ -161,8 +187,10 @@ def _tried(parameters: Mapping[str, torch.nn.Parameter], parts: Mapping[str, Sta
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = torch.zeros_like(parameter)
-        # Of its class: schedulers replace the method of the optimizer that they were made for.
-        type(optimizer).step(optimizer, *_closure(optimizer))
+        # Of its class: schedulers replace the method of the optimizer that they were made for. And below what torch puts around
+        # it, which calls the script's hooks.
+        step = type(optimizer).step
+        getattr(step, "__wrapped__", step)(optimizer, *_closure(optimizer))
         states[name] = optimizer.state_dict()
     return states
 
@@ -224,4 +252,6 @@ def stateful(name: str, part: Any) -> Stateful:
 def named(parts: Mapping[str, Any]) -> Iterator[tuple[str, Stateful]]:
     """The parts, each checked."""
     for name, part in parts.items():
+        if name == _ACCUMULATED:
+            raise ValueError(f"also[{name!r}]: the state has gradients under that name")
         yield name, stateful(f"also['{name}']", part)

@@ -6,8 +6,10 @@ from __future__ import annotations
 import atexit
 import collections
 import logging
+import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,11 +17,14 @@ import numpy as np
 import torch
 
 from recon import _core
-from recon._leases import Batch
+from recon._leases import Batch, JobDone
 from recon._worker import flags_of
 from recon.torch._evaluation import evaluate_for
-from recon.torch._loop import PassOver, StepsOfAll
-from recon.torch._step_loop import StepLoop
+from recon.torch._loop import ALONE_TEXT, KEPT_TEXT, Loop, PassOver
+from recon.torch._optimizers import unwrapped
+from recon.torch._overlap import outside_compiled
+from recon.torch._schedule import StepProgress, keep_to
+from recon.torch._share import Share
 from recon.torch._step_tensors import aliases, hooked, shared_buffers, trained
 from recon.torch._tensors import DTYPES, _tensor_of, as_kept
 from recon.torch._worker_state import WorkerState, named, stateful
@@ -32,13 +37,16 @@ _BUFFERS, _FLAG_GROUP = "buffers", "flags"
 _GRADIENT = "gradient/"
 # Which parameters have a gradient, and whether any is not finite.
 _FLAGS = "gradient/flags"
+# How many batches the job has stepped, in two numbers. It travels as buffers do: unchanged, from the step's first worker.
+_PROGRESS = "gradient/progress"
+_PROGRESS_BASE = 1 << 20
 # With so many splits that wait for the state to be saved, this worker asks for it.
 _UNCOVERED_MAX = 8
 _WAIT_SECONDS = 0.02
 _SAY_SECONDS = 10.0
 
 
-class WorkersStepJob(StepsOfAll):
+class WorkersStepJob(Share):
     """This process' part in a job whose workers have the optimizer; `recon.torch.join` makes it.
 
     The script's loop is that of one process: every worker goes through every step of the job, with a batch of its own, or,
@@ -54,6 +62,7 @@ class WorkersStepJob(StepsOfAll):
                  job_settings: dict[str, Any], settings: dict[str, Any]) -> None:
         self.model = model
         self.loader = loader
+        self._members = None
         self.loss: float | None = None
         self._evaluate = evaluate
         self._names, self._parameters = trained(model, optimizers)
@@ -65,21 +74,32 @@ class WorkersStepJob(StepsOfAll):
         parts.update(named(also))
         self._state = WorkerState(dict(zip(self._names, self._parameters)), parts)
         self._connect(loader, epochs, job_settings, settings)
+        self._progress = StepProgress(len(loader))
+        if scheduler is not None:
+            self.follow(scheduler)
         self._next = 0  # The next step that this worker's state is to take.
-        self._batches: list[Batch] = []  # Since the last exchange.
-        self._filler = False  # The batch that the script has does not count: its step is that of others.
-        self._exchanged = self._stepped = False
+        self._through = 0  # The first step after those that its batches are for.
+        self._pulled = -1  # The step whose mean is here.
+        self._last: Any = None  # What the last backward was of, as `Handed` has it.
+        self._wants_spare = False  # Others have batches for a step to which the script reads ahead.
+        self._stepped = False
+        self._idle = False  # There was nothing to compute when the loop looked last.
         self._began = 0.0
         self._owed_splits: collections.deque[tuple[int, int]] = collections.deque()  # Closed when that step is saved.
         self._uploading: threading.Thread | None = None
         self._uploaded = -1  # The state before that step was sent last.
         self._left = False
         self._active = False
-        self.spare: Any = None  # A batch for steps of others.
+        self._said_void = self._warned = False
         self.data_epoch = 0  # The pass that the job is in, as it said last.
-        self.rank, self.epochs = 0, epochs
-        self._hooks = [hooked(parameter, self._came) for parameter in self._parameters]
-        self._hooks += [optimizer.register_step_post_hook(self._note_step) for optimizer in optimizers]
+        came, note_step = outside_compiled(self._came), outside_compiled(self._note_step)
+        self._hooks = [hooked(parameter, came) for parameter in self._parameters]
+        self._hooks += [optimizer.register_step_post_hook(note_step) for optimizer in optimizers]
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(self._before_step)
+        for optimizer in optimizers:
+            optimizer._recon_job = self
+        self._exchange_outside = outside_compiled(self._exchange)
         self._has_state = False
         atexit.register(self.leave)
 
@@ -90,6 +110,7 @@ class WorkersStepJob(StepsOfAll):
         specs = [(_GRADIENT + name, list(parameter.shape), "default", False, "F32")
                  for name, parameter in zip(self._names, self._parameters)]
         specs += [(name, list(buffer.shape), _BUFFERS, True, DTYPES[buffer.dtype]) for name, buffer in self._buffers]
+        specs.append((_PROGRESS, [2], _BUFFERS, True, "F32"))
         specs.append((_FLAGS, [len(self._parameters) + 1], _FLAG_GROUP, False, "F32"))
         specs += self._state.specs
         proposed = [("optimizer", "mean")] + loader.settings(job_settings, "bsp")
@@ -99,10 +120,11 @@ class WorkersStepJob(StepsOfAll):
         self._core = _core.Worker(flags_of(settings), type(self.model).__name__, specs, self._aliases, loader.samples,
                                   1 if self._evaluate else 0, proposed, loader.fingerprint)
         if not self._core.job()["means"]:
-            raise RuntimeError("the server has the optimizer in this job (--optimizer): join() without "
-                               "optimizer_on='workers', or let the server's flags say --optimizer mean")
+            raise RuntimeError("the server has the optimizer in this job (--optimizer): join() with "
+                               "optimizer_on='server', or let the server's flags say --optimizer mean")
+        self._name, self._pid, self._weight = self._core.name, os.getpid(), 0
         self.seed = int(self._core.job()["seed"])
-        self._leases = loader.share(self._core)
+        self._share_out(loader.share(self._core), [])
         placement = self._core.placement()
         self._state.place(placement)
         self._at = {name: (offset, size) for name, offset, size in placement}
@@ -116,36 +138,50 @@ class WorkersStepJob(StepsOfAll):
             self._end(finished=True)
         return self._left
 
-    def loop(self) -> StepLoop:
-        return StepLoop(self)
+    def keep_spare(self, data: Any) -> None:
+        self.spare = data
 
-    @property
-    def workers(self) -> int:
-        """How many the job has now."""
-        return 1 if self._left else max(1, int(self._core.job()["workers"]))
-
-    def finished_or_gone(self) -> bool:
-        """Whether nothing is to be put back any more."""
-        return self._left or self._leases.finished
-
-    def peek(self) -> Batch | None:
-        """The next batch, if there is one now; it is not taken."""
-        return None if self._left else self._leases.peek(self._batches)
-
-    def take(self, loop: StepLoop) -> Batch | None:
+    def take(self, loop: Loop) -> Batch | None:
         """The next batch of the loop's pass; None if there is none now."""
-        first = self.peek()
-        if self.finished_or_gone() or (first is not None and not loop.starts_with(first)):
-            raise PassOver
-        return None if first is None else self._leases.take()
+        with self._lock:
+            if self._pass_ends(loop, self._step_ahead()):
+                raise PassOver
+            return super().take(loop)
 
-    def samples_of(self, batch: Batch) -> Sequence[int]:
-        return batch.indices
+    def owes_step(self, loop: Loop, waiting: Batch | None) -> bool | None:
+        with self._lock:
+            return self._owes_step(loop, waiting)
 
-    def enter(self, data_epoch: int) -> bool:
+    def _owes_step(self, loop: Loop, waiting: Batch | None) -> bool | None:
+        if not self._handed.threaded:
+            self._last = None  # What the script had is done.
+        self._leave_behind()
+        if self._left:
+            return False
+        if waiting is None and self._wants_spare:
+            self._wants_spare = False
+            return True
+        if waiting is None and self._pass_ends(loop, self._step_ahead()):
+            return None
+        if len(self._handed):
+            return False
+        if not self._enter_pass(loop.data_epoch) and not loop.skips_to(self.data_epoch):
+            return None
+        return self._owes_now(loop, waiting)
+
+    def _leave_behind(self) -> None:
+        """What the script has passed over since its last step is done."""
+        behind = self._handed.take_left_behind()
+        if any(entry.lost for entry in behind):
+            raise RuntimeError("the loop took no step for a batch that does not count (job.counts): backward() and step() are "
+                               "those of all workers")
+        if behind:
+            self._pass_over([entry.batch for entry in behind])
+
+    def _enter_pass(self, data_epoch: int) -> bool:
         """Before a batch of that pass. False if the job is in a later one. A worker that has come takes the job's state when
         its script has come to the job's pass: whatever the script does once a pass is in that state."""
-        if self._has_state or self._left:
+        if self._has_state:
             return True
         kind, said = self._ask(0), self._core.state()
         while kind != "finished" and not said["ready"]:
@@ -157,19 +193,19 @@ class WorkersStepJob(StepsOfAll):
         self._take_state()
         return True
 
-    def owes_step(self, waiting: Batch | None, data_epoch: int) -> bool | None:
-        """Whether this worker has to take a step of others before it computes `waiting`, or before it waits for work: the
-        script gets a batch for it that does not count. None if that step is of a later pass."""
-        self._close_body()
-        if self._left or not self._owes_before(waiting):
+    def _owes_now(self, loop: Loop, waiting: Batch | None) -> bool | None:
+        """Whether this worker has to take a step of others before it computes `waiting`, or before it waits for work. None if
+        that step is of a later pass."""
+        if not self._owes_before(waiting):
             return False
         said = self._core.state()
-        if self._next >= int(said["data_epoch_begins"]) and int(said["data_epoch"]) > data_epoch:
+        if self._next >= int(said["data_epoch_begins"]) and int(said["data_epoch"]) > loop.data_epoch:
             return None
         while True:
             state = self._core.pull_mean(self._next)
             if state == "here":
-                break
+                self._pulled = self._next
+                return True
             if state == "gone":
                 self._take_state()
                 if not self._owes_before(waiting):
@@ -178,37 +214,63 @@ class WorkersStepJob(StepsOfAll):
             if waiting is None:
                 return False
             time.sleep(_WAIT_SECONDS)
-        self._filler, self._exchanged = True, False
-        return True
-
-    def begin(self, batch: Batch) -> bool:
-        self._close_body()
-        if not self._leases.begin(batch):
-            return False
-        if not self._batches:
-            self._began = time.monotonic()
-        self._filler, self._exchanged = False, False
-        self._batches.append(batch)
-        return True
 
     def between_batches(self) -> None:
         """Does what the server has asked for, where no batch is under way."""
-        self._close_body()
-        self._serve_state()
-        while self._leases.asked and not self._batches:
-            kind, lease = self._leases.asked.popleft()
-            if kind == "initial_values":
-                self._core.send_initial_values(self._initial())
-            else:
-                self._evaluate_for(lease)
+        with self._lock:
+            self._serve_state()
+            if self._handed.threaded and not self._stepped:
+                return
+            while self._leases.asked and self.may_interrupt():
+                kind, lease = self._leases.asked.popleft()
+                if kind == "initial_values":
+                    self._core.send_initial_values(self._initial())
+                else:
+                    self._evaluate_for(lease)
+                self._enter_next()
 
-    def rest(self) -> bool:
-        """Nothing to compute now. Whether to wait."""
-        if self._batches:
-            self._drop_batches()
+    def rest(self, loop: Loop | None) -> bool:
+        with self._lock:
+            self._pass_over(self._handed.take_passed_over())
+            said = self._core.state()
+            if not self._reads_ahead():
+                self._idle = True
+                self._report()
+                return True
+            own = len(self._handed.batches) > 0
+            if loop is not None and own and loop.data_epoch > int(said["data_epoch"]) and not self._handed.threaded:
+                return False  # The pass does not begin before these are done.
+            reach = said["others_reach"]
+            self._wants_spare = reach is not None and int(reach) > self._step_ahead()
+            return True
+
+    def _reads_ahead(self) -> bool:
+        """Whether the script has batches that were in no backward yet."""
+        return len(self._handed) > 0
+
+    def _pass_ends(self, loop: Loop | None, at: int) -> bool:
+        """Whether loops of that pass end before the step `at`. That of the last one also ends when all is done."""
+        if loop is not None and loop.data_epoch >= self.epochs - 1 and not self._reads_ahead():
             return False
-        self._report(idle=True)
-        return not self._leases.asked and not self._leases.finished
+        said = self._core.state()
+        return (loop is not None and not self._left and said["ended_pass"] is not None and at >= int(said["ends_at"])
+                and loop.data_epoch <= int(said["ended_pass"]))
+
+    def _step_ahead(self) -> int:
+        """The step that the next batch is of that this worker is given."""
+        elsewhere = self._leases.handed_out - len(self._handed.batches)  # The loader has them.
+        return self._next + len(self._handed) + max(0, elsewhere) + self._leases.ready
+
+    def _enter(self, batch: Batch, first: bool) -> None:
+        self._began = time.monotonic()
+        self._idle = False
+
+    def begin_idle(self) -> bool:
+        self._last = None  # A loop of this process alone begins: what came before it is done.
+        return super().begin_idle()
+
+    def _look(self, beginning: bool = False) -> None:
+        pass
 
     # What the script may ask.
 
@@ -216,10 +278,19 @@ class WorkersStepJob(StepsOfAll):
         """The batch's mean loss, for `reconctl status`; a number or a tensor, which is read when gradients are exchanged."""
         self.loss = loss
 
+    def weigh(self, count: Any) -> None:
+        """How much this batch counts in the step's mean over workers, in place of its samples: of tokens, say, where the loss
+        is a mean over these. Between a batch and its backward."""
+        if int(count) < 0:
+            raise ValueError(f"weigh({int(count)}), expected 0 or more")
+        if not len(self._handed) and not self._left:
+            raise RuntimeError("weigh() goes between a batch and its backward(): the gradient is on its way")
+        self._weight = max(1, int(count))
+
     @property
     def name(self) -> str:
         """As `reconctl status` shows it."""
-        return self._core.name
+        return self._name
 
     @property
     def step(self) -> int:
@@ -228,24 +299,32 @@ class WorkersStepJob(StepsOfAll):
 
     @property
     def counts(self) -> bool:
-        """Whether the batch that the script has is one of this worker's: losses of others are of no interest."""
-        return not self._filler
+        """Whether the batch whose backward is next, or was last, is one of this worker's: losses of others are of no
+        interest."""
+        entry = self._handed.first if len(self._handed) else self._last
+        return entry is None or not entry.lost
 
     def indices(self) -> list[int]:
-        """The samples of the batches since the last exchange of gradients; none while the batch does not count."""
-        return [int(index) for batch in self._batches for index in batch.indices]
+        """The samples of the batch whose backward is next, or was last; none while that does not count."""
+        entry = self._handed.first if len(self._handed) else self._last
+        return [] if entry is None or entry.lost else [int(index) for index in entry.batch.indices]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         """The model's state as it is now, copied."""
         return {name: value.detach().clone() if isinstance(value, torch.Tensor) else value
-                for name, value in self.model.state_dict().items()}
+                for name, value in (self.model if model is None else model).state_dict().items()}
 
     def pull(self) -> None:
         """Nothing to do: the model is the job's after every step."""
 
+    def follow(self, scheduler: Any) -> None:
+        """Keeps a scheduler that is stepped after each batch, or after each ``step()`` of several, to the job's progress, as
+        `join` does with its own: its horizon is that of one process, however many workers there are."""
+        keep_to(unwrapped(scheduler), self._progress)
+
     def leave(self) -> None:
         """Leaves the job, if the script ends before it is done: what is under way is finished first."""
-        if not self._left:
+        if not self._left and os.getpid() == self._pid:
             self._end(finished=False)
 
     # Gradients.
@@ -253,26 +332,41 @@ class WorkersStepJob(StepsOfAll):
     def _came(self, _: torch.Tensor) -> None:
         if self._active or self._left:
             return
-        if not self._batches and not self._filler:
-            raise RuntimeError("backward() without a batch of the loader: gradients are those of a batch")
+        alone = self.loader.went_alone
+        if not len(self._handed) and self._last is None and (alone or not self._claim()):
+            raise RuntimeError("backward() without a batch of the loader: gradients are those of a batch"
+                               + KEPT_TEXT * self.loader.keeps_batches() + ALONE_TEXT * alone)
         self._active = True
-        torch.autograd.Variable._execution_engine.queue_callback(self._exchange)
+        torch.autograd.Variable._execution_engine.queue_callback(self._exchange_outside)
 
     @torch.no_grad()
     def _exchange(self) -> None:
         self._active = False
-        if self._filler:
-            if self._exchanged:  # A second backward of one batch: the others have one, too.
-                self._await_others()
-        else:
-            self._push()
-        self._take_mean(self._core.mean())
-        self._next += 1
-        self._exchanged, self._stepped = True, False
+        with self._lock:
+            if self._handed.threaded:
+                self._serve_state()
+            entry = self._handed.take_next()
+            again = entry is None
+            if entry is None:
+                entry = self._last  # A second backward of one batch: the others have one, too.
+            elif not entry.lost and not entry.begun:
+                entry.lost = not self._leases.begin(entry.batch)
+            self._last = entry
+            if not entry.lost:
+                self._push(entry.batch, again)
+            else:
+                self._weight = 0
+                if not self._follow_others():
+                    return self._take_nothing()
+            self._take_mean(self._core.mean(), again)
+            self._next += 1
+            self._stepped = False
+            self._handed.forget_begun()
+            self._enter_next()
 
-    def _push(self) -> None:
-        if self._exchanged:
-            self._leases.begin(self._batches[-1])
+    def _push(self, batch: Batch, again: bool) -> None:
+        if again:
+            self._leases.begin(batch)
         flat = torch.from_numpy(self._core.gradient())
         flags = np.zeros(len(self._parameters) + 1, np.float32)
         for number, (name, parameter) in enumerate(zip(self._names, self._parameters)):
@@ -289,28 +383,68 @@ class WorkersStepJob(StepsOfAll):
         self._place(flat, _FLAGS).copy_(torch.from_numpy(flags))
         for name, buffer in self._buffers:
             self._place(flat, name).copy_(buffer.reshape(-1))
+        self._place(flat, _PROGRESS).copy_(torch.tensor(divmod(self._progress.job, _PROGRESS_BASE)))
         loss, self.loss = self.loss, None
-        samples = sum(batch.samples for batch in self._batches)
-        self._core.end(samples, time.monotonic() - self._began, _number(loss), [])
-        self._note_pushed()
+        weight, self._weight = self._weight, 0
+        self._core.end(batch.samples, time.monotonic() - self._began, _number(loss), [], False, weight)
+        self._note_pushed(batch, again)
         state = self._core.await_mean(self._next)
         if state == "gone":
             raise RuntimeError(f"the mean of step {self._next} is kept no more: this worker stood still for too long. Start it "
                                "again")
 
-    def _note_pushed(self) -> None:
-        """The batches' splits count once a state that has their last step is saved."""
+    def _note_pushed(self, batch: Batch, again: bool) -> None:
+        """The batch's split counts once a state that has its last step is saved."""
         step = self._core.step
-        for batch in self._batches:
-            if not self._exchanged:
-                self._leases.handed_out -= 1
-            if batch.last and self._leases.take_open(batch.split):
-                self._owed_splits.append((batch.split, step))
-            elif batch.last and self._owed_splits and self._owed_splits[-1][0] == batch.split:
-                self._owed_splits[-1] = (batch.split, step)  # A second backward of the batch.
+        if not again:
+            self._leases.handed_out -= 1
+        if batch.last and self._leases.take_open(batch.split):
+            self._owed_splits.append((batch.split, step))
+        elif batch.last and self._owed_splits and self._owed_splits[-1][0] == batch.split:
+            self._owed_splits[-1] = (batch.split, step)
 
-    def _take_mean(self, flat: np.ndarray) -> None:
+    def _close(self, batches: Sequence[Batch]) -> None:
+        """Nothing comes of these: they count as done with the last step."""
+        for batch in batches:
+            self._leases.handed_out -= 1
+            if batch.last and self._leases.take_open(batch.split):
+                self._owed_splits.append((batch.split, self._next - 1))
+
+    def _follow_others(self) -> bool:
+        """Waits for the mean of a step that is of others. False if no such step comes: whoever had a batch for it is gone."""
+        said = self._core.state()
+        while self._pulled != self._next:
+            state = self._core.pull_mean(self._next)
+            if state == "here":
+                self._pulled = self._next
+                break
+            if state == "gone":
+                raise RuntimeError(f"the mean of step {self._next} is kept no more: this worker stood still for too long. Start "
+                                   "it again")
+            # What this worker has for later steps, others wait for. And what the server said was before this answer.
+            reach = said["others_reach"]
+            if self._step_ahead() > self._next + len(self._handed) or self._handed.batches or (
+                    reach is not None and int(reach) <= self._next):
+                return False
+            time.sleep(_WAIT_SECONDS)
+            self._report()
+            self.peek()
+            said = self._core.state()
+        return True
+
+    def _take_nothing(self) -> None:
+        """The script has computed a batch that is of no step."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        if not self._said_void:
+            self._said_void = True
+            _log.warning("%s has read a batch ahead for which no step came, since another worker is gone or a pass has ended: "
+                         "gradients are None this once, and what the script counts by steps has counted one too many", self.name)
+
+    def _take_mean(self, flat: np.ndarray, again: bool) -> None:
         mean = _tensor_of(flat)
+        high, low = (int(value) for value in self._place(mean, _PROGRESS))
+        self._progress.take(high * _PROGRESS_BASE + low, 0 if again else max(1, int(self._core.mean_pushes)))
         flags = self._place(mean, _FLAGS)
         overflow = bool(flags[-1] > 0)
         for number, (name, parameter) in enumerate(zip(self._names, self._parameters)):
@@ -327,27 +461,32 @@ class WorkersStepJob(StepsOfAll):
             values = self._place(mean, name).view(buffer.shape)
             buffer.copy_(as_kept(buffer, values))
 
-    def _await_others(self) -> None:
-        while self._core.pull_mean(self._next) == "open":
-            time.sleep(_WAIT_SECONDS)
-
     def _place(self, flat: torch.Tensor, name: str) -> torch.Tensor:
         offset, size = self._at[name]
         return flat[offset:offset + size]
 
     # Steps.
 
+    def _before_step(self, *_: Any) -> None:
+        if not self._left or not self._leases.finished:
+            return
+        if self.loader.keeps_batches():
+            raise JobDone("the job is done, and this is a step() on batches of its last pass" + KEPT_TEXT)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"the job is done, after {self.epochs} passes: what step() does from here on is of this process' model "
+                          "alone", RuntimeWarning, stacklevel=3)
+
     def _note_step(self, *_: Any) -> None:
         self._stepped = True
-
-    def _close_body(self) -> None:
-        """The script comes for its next batch: what it had is done."""
-        if self._filler and not self._exchanged:
-            raise RuntimeError("the loop took no step for a batch that does not count (job.counts): backward() and step() are "
-                               "those of all workers")
-        if self._exchanged:
-            self._batches = []
-        self._filler = self._exchanged = False
+        if self._left:
+            return
+        with self._lock:
+            passed = self._handed.note_step()
+            if passed:
+                self._pass_over(passed)
+            if not len(self._handed):
+                self.loader.after_step()
 
     def _owes(self) -> bool:
         return self._next < self._core.state()["frontier"]
@@ -355,20 +494,17 @@ class WorkersStepJob(StepsOfAll):
     def _owes_before(self, waiting: Batch | None) -> bool:
         return self._owes() if waiting is None else self._next < self._core.next_step_from(self._next)
 
-    def _drop_batches(self) -> None:
-        """Nothing comes of the batches that the script has passed over; they count as done."""
-        self._core.drop()
-        batches, self._batches = self._batches, []
-        for batch in batches:
-            self._leases.handed_out -= 1
-            if batch.last and self._leases.take_open(batch.split):
-                self._owed_splits.append((batch.split, self._next))
-
     # The state.
 
-    def _report(self, idle: bool = False) -> None:
-        owed = len(self._owed_splits)
-        self._core.report_state(self._next, None, owed >= _UNCOVERED_MAX or (idle and owed > 0))
+    def _report(self) -> None:
+        owed, at = len(self._owed_splits), self._step_ahead()
+        last = next((number for number, entry in enumerate(reversed(self._handed.entries)) if not entry.lost), None)
+        if at > self._next + len(self._handed):
+            self._through = at
+        elif last is not None:
+            self._through = at - last
+        self._core.report_state(self._next, None, owed >= _UNCOVERED_MAX or (self._idle and owed > 0), at, self._through,
+                                self._reads_ahead())
 
     def _serve_state(self) -> None:
         self._report()
@@ -377,21 +513,30 @@ class WorkersStepJob(StepsOfAll):
             self._core.close_split(self._owed_splits.popleft()[0])
         uploading = self._uploading is not None and self._uploading.is_alive()
         newer = self._next > max(self._uploaded, int(said["uploaded"]))
-        if said["wanted"] and newer and not uploading and self._stepped_since_batches():
-            self._upload()
+        if not said["wanted"] or not newer or uploading:
+            return
+        # What is accumulated waits for its step. Where no more batches come before the state is saved, it goes along.
+        accumulated = {} if self._stepped or self._next == 0 else {
+            name: parameter.grad for name, parameter in zip(self._names, self._parameters) if parameter.grad is not None}
+        if not accumulated or self._idle:
+            self._upload(accumulated)
 
-    def _stepped_since_batches(self) -> bool:
-        """Whether this is between two steps: nothing is accumulated."""
-        return not self._batches and (self._stepped or self._next == 0 or not self._has_gradients())
-
-    def _has_gradients(self) -> bool:
-        return any(parameter.grad is not None for parameter in self._parameters)
-
-    def _upload(self) -> None:
+    def _upload(self, accumulated: Mapping[str, torch.Tensor]) -> None:
+        for name, parameter in zip(self._names, self._parameters):
+            if not bool(parameter.isfinite().all()):
+                raise FloatingPointError(f"before step {self._next} {name} of {type(self.model).__name__} has values that are infinite "
+                                         "or not a number: the job's state stays what was saved before")
         flat = np.zeros(self._core.size, np.float32)
         step, core = self._next, self._core
         self._uploaded = step
-        self._state.store(flat, step)
+        try:
+            self._state.store(flat, step, accumulated)
+        except OverflowError:
+            if not accumulated:
+                raise
+            _log.warning("the job's state before step %d has no room for gradients that are accumulated and not stepped: a worker "
+                         "that comes now begins without them", step)
+            self._state.store(flat, step)
 
         def send() -> None:
             wrong = core.send_state(flat, step)
@@ -451,7 +596,9 @@ class WorkersStepJob(StepsOfAll):
             for name, buffer in self._buffers:
                 values = self._place(torch.from_numpy(flat), name).view(buffer.shape)
                 buffer.copy_(as_kept(buffer, values))
-        step = self._state.load(flat)
+        step, accumulated = self._state.load(flat)
+        for name, parameter in zip(self._names, self._parameters) if accumulated else ():
+            parameter.grad = accumulated[name].to(parameter.device) if name in accumulated else None
         self._next = frontier if taken else step
         self._stepped = True
         return True
@@ -463,7 +610,8 @@ class WorkersStepJob(StepsOfAll):
         evaluate_for(self._core, self.model, self._evaluate, lease)
 
     def _end(self, finished: bool) -> None:
-        self._left = True
+        self._left = self._progress.over = True
+        self._handed.forget()
         for hook in self._hooks:
             hook.remove()
         atexit.unregister(self.leave)

@@ -23,20 +23,38 @@ class _Loader(rt.DataLoader):
     skips_done_passes = True  # The Trainer's loop ends after a pass without a batch.
 
 
+class _Later:
+    """The state of a Trainer's scheduler, which is made after its optimizer."""
+
+    def __init__(self, trainer: transformers.Trainer) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        scheduler = self._trainer.lr_scheduler
+        return {} if scheduler is None else scheduler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            self._trainer.lr_scheduler.load_state_dict(state)
+
+
 class InJob:
     """Goes before the Trainer's class.
 
     Arguments beside the Trainer's:
         job_settings: as in `recon.torch.join`.
         worker_settings: flags of recon-worker, ``{"codec": "topk:0.01"}``.
+        optimizer_on: as in `recon.torch.join`.
 
     The batch is ``per_device_train_batch_size``, the passes are ``num_train_epochs``; ``max_steps`` ends this worker's
     loop, and not the job. Where there is an ``eval_dataset``, one worker evaluates after each pass.
     """
 
     def __init__(self, *args: Any, job_settings: dict[str, Any] | None = None,
-                 worker_settings: dict[str, Any] | None = None, **options: Any) -> None:
+                 worker_settings: dict[str, Any] | None = None, optimizer_on: str | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._on_workers = rt.steps_on_workers(optimizer_on, job_settings or {})
+        self._left_of_group, self._cut_short = 0, False
         self.job: rt.Job | None = None
         self._job_settings, self._worker_settings = job_settings or {}, worker_settings or {}
         self._job_loader: rt.DataLoader | None = None
@@ -62,15 +80,39 @@ class InJob:
             self.job = rt.join(self.model, optimizer, self.get_train_dataloader(),
                                evaluate=self._evaluate_for_job if self.eval_dataset is not None else None,
                                epochs=math.ceil(self.args.num_train_epochs), job_settings=self._job_settings,
-                               **self._worker_settings)
+                               optimizer_on="workers" if self._on_workers else "server",
+                               also={"scheduler": _Later(self)} if self._on_workers else None, **self._worker_settings)
         return optimizer
 
-    def training_step(self, model: torch.nn.Module, inputs: Any, *args: Any, **options: Any) -> torch.Tensor:
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        # The Trainer counts the batches of a pass to know its last step; this worker has a share of them.
+        self._left_of_group, self._cut_short = len(batches), len(batches) < num_batches
+        return batches, items
+
+    def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         labels = inputs.get("labels") if hasattr(inputs, "get") else None
         if self.job is not None and isinstance(labels, torch.Tensor) and labels.dim() > 1 and not labels.is_floating_point():
-            # The loss is a mean over tokens, and so is that of the workers together.
-            self.job.weigh((labels != -100).sum())
-        return super().training_step(model, inputs, *args, **options)
+            # The loss is a mean over tokens, and so is that of the workers together: where it is divided by the tokens of all
+            # batches that are accumulated, by these.
+            whole = self._on_workers and num_items_in_batch is not None
+            self.job.weigh(num_items_in_batch if whole else (labels != -100).sum())
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self._left_of_group -= 1
+        if self._on_workers and self._cut_short and self._left_of_group == 0:
+            self._step_rest(model)
+        return loss
+
+    def _step_rest(self, model: torch.nn.Module) -> None:
+        """The pass is over before as many batches are accumulated as a step has."""
+        self.accelerator.gradient_state._set_sync_gradients(True)
+        if self.args.max_grad_norm > 0:
+            self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+        self.optimizer.step()
+        if not self.accelerator.optimizer_step_was_skipped:
+            self.lr_scheduler.step()
+        model.zero_grad()
+        self.state.global_step += 1
 
     def train(self, *args: Any, **options: Any) -> Any:
         output = super().train(*args, **options)

@@ -4,8 +4,9 @@
     trainer = lightning.Trainer(max_epochs=10, strategy=recon.torch.lightning.Strategy())
     trainer.fit(module, train_loader)
 
-The module has one optimizer, which Lightning steps, and one training loader, of torch or of recon. What Lightning logs is
-this worker's; the checkpoints it writes have the job's parameters, and no optimizer state: the server's snapshots have all.
+The module has one training loader, of torch or of recon. What Lightning logs is this worker's. Where the server has the
+optimizer (``optimizer_on="server"``) the module has one, which Lightning steps, and the checkpoints that Lightning writes have
+the job's parameters and no optimizer state.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Strategy(pl.strategies.SingleDeviceStrategy):
         self._loader: JobLoader | None = None
         if "group" in settings:
             raise TypeError("recon's strategy takes no group: each of Lightning's processes is a worker")
+        self._on_workers = rt.steps_on_workers(settings.pop("optimizer_on", None), job_settings or {})
         self._evaluate, self._job_settings, self._settings = evaluate, job_settings or {}, settings
 
     @property
@@ -99,13 +101,19 @@ class Strategy(pl.strategies.SingleDeviceStrategy):
         super().on_train_start()
         module = self.lightning_module
         trainer = module.trainer
-        if len(self.optimizers) != 1 or not module.automatic_optimization:
+        if not self._on_workers and (len(self.optimizers) != 1 or not module.automatic_optimization):
             raise ValueError(f"the module has {len(self.optimizers)} optimizers and automatic_optimization="
                              f"{module.automatic_optimization}: expected one, that Lightning steps")
         if trainer.max_epochs is None or trainer.max_epochs < 1:
             raise ValueError(f"the Trainer has max_epochs={trainer.max_epochs}: a job has a number of passes")
-        self.job = rt.join(module, self.optimizers[0], self._loader, evaluate=self._evaluate, epochs=trainer.max_epochs,
-                           job_settings=self._job_settings, **self._settings)
+        on_workers: dict[str, Any] = {"optimizer_on": "server"}
+        if self._on_workers:
+            also = {**self._settings.pop("also", {}), **{f"scheduler{number}": config.scheduler
+                                                         for number, config in enumerate(self.lr_scheduler_configs)}}
+            on_workers = {"optimizer_on": "workers", "also": also}
+        self.job = rt.join(module, self.optimizers if self._on_workers else self.optimizers[0], self._loader,
+                           evaluate=self._evaluate, epochs=trainer.max_epochs, job_settings=self._job_settings, **on_workers,
+                           **self._settings)
         for config in self.lr_scheduler_configs:
             if config.interval == "step":
                 self.job.follow(config.scheduler)
