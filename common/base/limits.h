@@ -75,6 +75,8 @@ constexpr size_t kSupersededMax = 16'384;
 constexpr size_t kDrainsWaitingMax = 64;
 // Lines of the audit log that wait to be written.
 constexpr uint64_t kAuditLinesMax = 1024;
+// Calls that were denied and whose callers look for a token: beyond, each is in the audit log at once.
+constexpr size_t kDeniedWhoLookMax = 256;
 // Servers of a job, the head among them.
 constexpr uint32_t kServersMax = 256;
 // Batches that a worker trains on between two pushes.

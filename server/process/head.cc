@@ -388,6 +388,7 @@ absl::StatusOr<Head::Ended> Head::Run() {
     if (rollbacks_->certain()) return Ended::kToRecoverAnew;
     CountCopies();
     if (history_->Due(Now())) NoteStatus();
+    access_->Tick(Now());
     bool done = false;
     absl::Status failure;
     bool idle = false;
