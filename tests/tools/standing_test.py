@@ -74,8 +74,8 @@ class Job:
         self.folder = folder
         self.apart = apart or []
         self.open = ["--insecure"] if apart else []
-        # A push of the wide model has a megabyte for each server.
-        self.model = ["--model", "mlp:16-60000-4"] if wide else ["--model", "mlp:16-24-4", "--step-ms", "20"]
+        # Each server has a part of either model; a push of the wide one has a megabyte for each.
+        self.model = ["--model", "mlp:16-60000-4"] if wide else ["--model", "mlp:16-8000-4", "--step-ms", "20"]
         self.wide = wide
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.ports = {name: free_port() for name in (*SERVERS, "metrics")}
