@@ -288,6 +288,7 @@ def running_job(wide: bool = False, apart: list[str] | None = None, disk: pathli
         job = Job(pathlib.Path(folder), wide, apart)
         if disk is not None:
             (job.folder / APART).symlink_to(disk)
+            job.model[1] = "mlp:16-24-4"  # Its log is too small to make room for itself: then the job would go on.
         try:
             job.start("head")
             eventually("the head listens", lambda: (pathlib.Path(folder) / "head/ADDRESS").exists())
