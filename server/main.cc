@@ -3,6 +3,7 @@
 #include <string>
 
 #include "common/base/clock.h"
+#include "common/base/end_guard.h"
 #include "common/base/log.h"
 #include "common/base/machine_limits.h"
 #include "common/base/plain_text.h"
@@ -19,16 +20,27 @@ namespace {
 // A job that says nothing of its size.
 constexpr int kWorkersExpected = 64;
 
-int Run(const recon::ServerFlags& flags) {
-  auto server = recon::ReconServer::Start(flags);
+int ExitCodeOf(const absl::Status& outcome) {
+  if (recon::EndedIdle(outcome)) return 3;
+  return outcome.ok() ? 0 : absl::IsInvalidArgument(outcome) ? 2 : 1;
+}
+
+int Run(const recon::ServerFlags& flags, recon::EndGuard* end) {
+  bool said = false;
+  const auto ending = [end, &said](const absl::Status& outcome) {
+    if (!outcome.ok() && !said)
+      std::cerr << "recon-server: " << recon::EscapeControls(outcome.message()) << "\n";
+    said = true;
+    end->Expect(ExitCodeOf(outcome));
+  };
+  auto server = recon::ReconServer::Start(flags, ending);
   if (!server.ok()) {
     std::cerr << "recon-server: " << recon::EscapeControls(server.status().message()) << "\n";
-    return absl::IsInvalidArgument(server.status()) ? 2 : 1;
+    return ExitCodeOf(server.status());
   }
   const absl::Status status = (*server)->RunUntilStopped();
-  if (!status.ok()) std::cerr << "recon-server: " << recon::EscapeControls(status.message()) << "\n";
-  if (recon::EndedIdle(status)) return 3;
-  return status.ok() ? 0 : absl::IsInvalidArgument(status) ? 2 : 1;
+  ending(status);  // Its threads are waited for now.
+  return ExitCodeOf(status);
 }
 
 }  // namespace
@@ -52,6 +64,7 @@ int main(int argc, char** argv) {
   const int workers = std::max(kWorkersExpected, static_cast<int>(flags->job.workers_min()));
   if (const std::string lacks = recon::TooLittle(limits, workers); !lacks.empty())
     recon::LogWarn("{}", lacks);
+  recon::EndGuard end;  // Until the last of the others has ended.
   const recon::PollerLimit poller_limit;
-  return Run(*flags);
+  return Run(*flags, &end);
 }

@@ -75,6 +75,8 @@ constexpr size_t kSupersededMax = 16'384;
 constexpr size_t kDrainsWaitingMax = 64;
 // Lines of the audit log that wait to be written.
 constexpr uint64_t kAuditLinesMax = 1024;
+// Calls that were denied and whose callers look for a token: beyond, each is in the audit log at once.
+constexpr size_t kDeniedWhoLookMax = 256;
 // Servers of a job, the head among them.
 constexpr uint32_t kServersMax = 256;
 // Batches that a worker trains on between two pushes.
@@ -95,6 +97,9 @@ constexpr size_t kLeasesPerWorkerMax = 4 * kOpenSplitsMax;
 constexpr uint32_t kLeaseSplitsMax = 1024;
 // The job's whole list of splits is kept in memory, one bit and a few words each.
 constexpr uint64_t kSplitsMax = 10'000'000;
+// Passes over the training data. A hundred splits of each are within kSplitsMax: with more passes, any data
+// that a worker has is refused.
+constexpr uint32_t kDataEpochsMax = 100'000;
 
 // A connection of gRPC's that has been silent for so long is asked whether it lives, and has so long for its
 // answer. It may be all that tells of a peer that died in the middle of a frame: TuneGrpc() has gRPC wait for

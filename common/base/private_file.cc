@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/log.h"
 #include "common/base/owned_fd.h"
+#include "common/base/regular_file.h"
 
 namespace recon {
 
@@ -28,7 +29,8 @@ absl::Status MakePrivateDirectory(const std::string& path) {
   struct stat found {};
   if (stat(path.c_str(), &found) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("look at ", path));
   if (!S_ISDIR(found.st_mode)) {
-    return absl::FailedPreconditionError(absl::StrCat(path, " is there already, and no directory"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " is ", FileKind(found.st_mode), ", no directory"));
   }
   if ((found.st_mode & (S_IROTH | S_IXOTH | S_IWOTH)) != 0) {
     LogWarn(
@@ -67,8 +69,10 @@ absl::StatusOr<std::string> ReadChecked(const std::string& path, size_t bytes_ma
   const OwnedFd found_fd(open(path.c_str(), O_PATH | O_CLOEXEC));
   if (found_fd.get() < 0) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
   struct stat found {};
-  if (fstat(found_fd.get(), &found) != 0 || !S_ISREG(found.st_mode)) {
-    return absl::FailedPreconditionError(absl::StrCat(path, " is no regular file"));
+  if (fstat(found_fd.get(), &found) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("look at ", path));
+  if (!S_ISREG(found.st_mode)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " is ", FileKind(found.st_mode), ", no regular file"));
   }
   if (absl::Status checked = check(path, found); !checked.ok()) return checked;
   const OwnedFd fd(open(absl::StrCat("/proc/self/fd/", found_fd.get()).c_str(), O_RDONLY | O_CLOEXEC));

@@ -13,13 +13,7 @@ namespace recon {
 namespace {
 
 // Empty for a regular file.
-const char* OtherKind(mode_t mode) {
-  if (S_ISREG(mode)) return "";
-  if (S_ISFIFO(mode)) return "a pipe";
-  if (S_ISDIR(mode)) return "a directory";
-  if (S_ISSOCK(mode)) return "a socket";
-  return "a device";
-}
+const char* OtherKind(mode_t mode) { return S_ISREG(mode) ? "" : FileKind(mode); }
 
 std::string OtherKindOf(const std::string& path) {
   struct stat found {};
@@ -37,6 +31,14 @@ OpenedFile Refused(int error, std::string other) {
 }
 
 }  // namespace
+
+const char* FileKind(mode_t mode) {
+  if (S_ISREG(mode)) return "a file";
+  if (S_ISFIFO(mode)) return "a pipe";
+  if (S_ISDIR(mode)) return "a directory";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
+}
 
 absl::Status OpenedFile::status(const std::string& path) const {
   if (ok()) return absl::OkStatus();
@@ -89,6 +91,13 @@ absl::Status CheckRegularFile(const std::string& path) {
   if (S_ISREG(found.st_mode)) return absl::OkStatus();
   looked.other = OtherKind(found.st_mode);
   return looked.status(path);
+}
+
+absl::Status CheckDirectory(const std::string& path) {
+  struct stat found {};
+  if (stat(path.c_str(), &found) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("look at ", path));
+  if (S_ISDIR(found.st_mode)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(path, " is ", FileKind(found.st_mode), ", no directory"));
 }
 
 absl::Status CheckReplaceable(const std::string& path) {

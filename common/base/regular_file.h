@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/stat.h>
+
 #include <cstddef>
 #include <string>
 
@@ -34,6 +36,13 @@ absl::StatusOr<std::string> ReadRegularFile(const std::string& path, size_t byte
 
 // Whether `path` is a regular file, without opening it. Errors as OpenedFile::status()'s.
 absl::Status CheckRegularFile(const std::string& path);
+
+// Whether `path` is a directory, perhaps through links. InvalidArgument, "PATH is a pipe, no directory", for
+// anything else that is there; NotFound, or the error, where it cannot be looked at.
+absl::Status CheckDirectory(const std::string& path);
+
+// What stat() has found, in words: "a file", or as OpenedFile::other has it.
+const char* FileKind(mode_t mode);
 
 // Whether `path` can be given to a file that is made elsewhere and then renamed to it: there is nothing yet,
 // or a regular file that is replaced. Errors as CheckRegularFile()'s, without NotFound.

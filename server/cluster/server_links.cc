@@ -286,6 +286,11 @@ ServersState ServerLinks::state() const {
     all.highest_frontier = std::max(all.highest_frontier, place->ready.frontier_step());
     all.replay_seconds = std::max(all.replay_seconds, place->progress.replay_seconds());
     all.log_wants_snapshot = all.log_wants_snapshot || place->progress.log_wants_snapshot();
+    if (const std::string& full = place->progress.log_full(); place->link != nullptr && !full.empty()) {
+      absl::StrAppend(&all.full_logs, all.full_logs.empty() ? "" : ", and for ", "server ",
+                      all.places.size() + 1, " at ", place->hello.address(), ": ",
+                      ClippedText(full, limits::kProgressTextBytesMax));
+    }
     const ServerReady& ready = place->ready;
     all.places.push_back({static_cast<uint32_t>(all.places.size()) + 1, ready.lost(), ready.generation(),
                           std::max(ready.sequence(), place->progress.sequence()), ready.pushes_beyond(),

@@ -32,6 +32,8 @@ struct ServersState {
   double replay_seconds = 0;
   // One of them wants a snapshot, as JobLog::wants_snapshot() says.
   bool log_wants_snapshot = false;
+  // Those whose push logs are full, and why; empty if none is.
+  std::string full_logs;
   // Of each, from place 1 on, as it said when it was ready; of a live one the sequence is the last it has
   // reported.
   std::vector<PlaceState> places;

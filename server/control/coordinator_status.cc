@@ -90,7 +90,10 @@ Expected Coordinator::WhatIsExpected() const {
 std::string Coordinator::WhatIsMissing(absl::Time now) const {
   JobNeeds needs;
   needs.begun = lifecycle_.started();
-  if (ports_.others != nullptr) needs.missing_servers = ports_.others->Missing();
+  if (ports_.others != nullptr) {
+    needs.missing_servers = ports_.others->Missing();
+    needs.full_logs = ports_.others->state().full_logs;
+  }
   needs.epoch_error = epoch_error_;
   needs.start_error = standing_.start_error;
   needs.lacks_values = !parameters_.HasValues();

@@ -84,6 +84,7 @@ std::string WhatJobWaitsFor(const JobNeeds& needs) {
     if (!what.empty()) missing.push_back(std::move(what));
   };
   add(needs.missing_servers);
+  add(needs.full_logs);
   if (!needs.epoch_error.empty())
     add(absl::StrCat("a new cluster epoch, and there is none: ", needs.epoch_error));
   add(AboutWorkers(needs));

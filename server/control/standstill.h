@@ -51,6 +51,7 @@ struct JobNeeds {
   };
   bool begun = true;
   std::string missing_servers;  // As OtherServers::Missing() says it.
+  std::string full_logs;        // As ServersState has it.
   std::string epoch_error;      // Why no cluster epoch could be begun with the servers that are there.
   int workers_alive = 0;
   int workers_min = 1;        // A job begins with.

@@ -43,6 +43,7 @@ Head::Head(const Options& options)
     : dashboard_(options.dashboard),
       drain_requested_(options.drain_requested),
       began_(options.began),
+      ending_(options.ending),
       process_(options.flags) {}
 
 absl::StatusOr<Head::Opened> Head::Open() {
@@ -387,6 +388,7 @@ absl::StatusOr<Head::Ended> Head::Run() {
     if (begin_anew_.load()) return Ended::kForOtherSettings;
     if (rollbacks_->certain()) return Ended::kToRecoverAnew;
     CountCopies();
+    access_->Tick(Now());
     if (history_->Due(Now())) NoteStatus();
     bool done = false;
     absl::Status failure;
@@ -407,15 +409,15 @@ absl::StatusOr<Head::Ended> Head::Run() {
       NoteStatus();
       if (cluster_ != nullptr) cluster_->End(/*servers_too=*/true);
       process_.params()->BeginDrain();
-      StopServing(absl::Seconds(1));
+      RECON_RETURN_IF_ERROR(EndWith(absl::OkStatus()));
       return Ended::kForGood;
     }
     if (idle) {
-      RECON_RETURN_IF_ERROR(EndIdle());
+      RECON_RETURN_IF_ERROR(EndWith(EndIdle()));
       return Ended::kForGood;
     }
   }
-  RECON_RETURN_IF_ERROR(Drain(/*for_good=*/drain_requested_->load()));
+  RECON_RETURN_IF_ERROR(EndWith(Drain(/*for_good=*/drain_requested_->load())));
   LogInfo("drained");
   return Ended::kForGood;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -40,11 +41,15 @@ bool EndedIdle(const absl::Status& status);
 // Threads: Open(), Run() and the destructor on one thread.
 class Head {
  public:
+  // Told what Run() is going to return for good, once all that is to be kept is on the disk. What is left is
+  // to wait for threads, those of gRPC among them.
+  using Ending = std::function<void(const absl::Status& outcome)>;
   struct Options {
     ServerFlags flags;
     Dashboard* dashboard = nullptr;                // Null: none. Outlives this.
     std::atomic<bool>* drain_requested = nullptr;  // Outlives this.
-    absl::Duration began;  // What the process had run for, when it began to open this.
+    absl::Duration began;     // What the process had run for, when it began to open this.
+    Ending ending = nullptr;  // May be null.
   };
   explicit Head(const Options& options);
   ~Head();
@@ -107,6 +112,8 @@ class Head {
   absl::Status Drain(bool for_good);
   absl::Status TakeDrainSnapshot(bool for_good);
   absl::Status EndIdle();
+  // Stops serving, and returns what it is given.
+  absl::Status EndWith(const absl::Status& outcome);
   void StopServing(absl::Duration timeout);
   // Control lane.
   absl::Status FinishGoingBack();
@@ -118,6 +125,7 @@ class Head {
   Dashboard* const dashboard_;
   std::atomic<bool>* const drain_requested_;
   const absl::Duration began_;
+  const Ending ending_;
   ConnectedProcesses connected_;
   std::unique_ptr<Cluster> cluster_;  // With more than one server.
   ServerProcess process_;

@@ -55,8 +55,13 @@ absl::Status Head::Drain(bool for_good) {
   outcome.set_process_namespace(ProcessNamespace());
   NoteStatus();
   control_service_->FinishDrains(outcome);
-  StopServing(absl::Seconds(1));
   return status;
+}
+
+absl::Status Head::EndWith(const absl::Status& outcome) {
+  if (ending_ != nullptr) ending_(outcome);
+  StopServing(absl::Seconds(1));
+  return outcome;
 }
 
 absl::Status Head::TakeDrainSnapshot(bool for_good) {

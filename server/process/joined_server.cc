@@ -223,6 +223,7 @@ void JoinedServer::ReportProgress() {
     progress->set_log_wants_snapshot(params->log()->wants_snapshot());
     progress->set_log_bytes(params->log()->disk_bytes());
     progress->set_log_budget_bytes(params->log()->budget_bytes());
+    progress->set_log_full(std::string(params->log()->CheckRoom().message()));
   }
   Report(std::move(report));
 }

@@ -11,8 +11,9 @@
 
 namespace recon {
 
-absl::StatusOr<std::unique_ptr<ReconServer>> ReconServer::Start(const ServerFlags& flags) {
-  std::unique_ptr<ReconServer> server(new ReconServer(flags));
+absl::StatusOr<std::unique_ptr<ReconServer>> ReconServer::Start(const ServerFlags& flags,
+                                                                Head::Ending ending) {
+  std::unique_ptr<ReconServer> server(new ReconServer(flags, std::move(ending)));
   if (flags.join.empty()) {
     RECON_RETURN_IF_ERROR(server->StartDashboard());
     RECON_RETURN_IF_ERROR(server->OpenHead(absl::ZeroDuration()));
@@ -36,6 +37,7 @@ absl::StatusOr<Head::Opened> ReconServer::TryToOpenHead(absl::Duration began) {
   options.flags = flags_;
   options.dashboard = dashboard_.get();
   options.drain_requested = &drain_requested_;
+  options.ending = ending_;
   options.began = began;
   auto head = std::make_unique<Head>(options);
   RECON_ASSIGN_OR_RETURN(const Head::Opened opened, head->Open());

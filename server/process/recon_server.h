@@ -4,6 +4,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -20,8 +21,10 @@ namespace recon {
 // Threads: Start(), RunUntilStopped() and the destructor on one thread; RequestDrain() on any.
 class ReconServer {
  public:
-  // The server listens when this returns, and a head has recovered.
-  static absl::StatusOr<std::unique_ptr<ReconServer>> Start(const ServerFlags& flags);
+  // The server listens when this returns, and a head has recovered. `ending` may be null, and is as
+  // Head::Options has it.
+  static absl::StatusOr<std::unique_ptr<ReconServer>> Start(const ServerFlags& flags,
+                                                            Head::Ending ending = nullptr);
 
   // host:port.
   const std::string& address() const { return address_; }
@@ -35,7 +38,7 @@ class ReconServer {
   void RequestDrain() { drain_requested_.store(true); }
 
  private:
-  explicit ReconServer(const ServerFlags& flags) : flags_(flags) {}
+  ReconServer(const ServerFlags& flags, Head::Ending ending) : ending_(std::move(ending)), flags_(flags) {}
   absl::Status StartDashboard();
   // What is hardly meant, each once.
   void SayWarnings();
@@ -46,6 +49,7 @@ class ReconServer {
   absl::Status OpenFollower();
   absl::Status RunFollower();
 
+  const Head::Ending ending_;
   std::string address_;
   ServerFlags flags_;  // The port is the one that was taken.
   std::set<std::string> said_;

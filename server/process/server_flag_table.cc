@@ -19,10 +19,6 @@ namespace {
 
 using Texts = std::vector<std::string>;
 
-// A hundred splits of each pass are within limits::kSplitsMax: with more, any data that a worker has is
-// refused.
-constexpr uint32_t kDataEpochsMax = 100'000;
-
 absl::StatusOr<absl::Duration> ParseInterval(const char* flag, const std::string& text) {
   absl::Duration duration;
   if (!absl::ParseDuration(text, &duration) || duration < absl::Milliseconds(10) ||
@@ -303,7 +299,7 @@ FlagGroup JobFlags(ServerFlags* flags) {
            "workers to wait for before the job starts", CLI::Range(1, 4096)},
           {"--data-epochs",
            FlagField::To<uint32_t>(10, [job](uint32_t epochs) { job->set_data_epochs(epochs); }),
-           "passes over the training data", CLI::Range(1u, kDataEpochsMax)},
+           "passes over the training data", CLI::Range(1u, limits::kDataEpochsMax)},
           {"--batch",
            FlagField::To<uint32_t>(64, [job](uint32_t samples) { job->set_batch_samples(samples); }),
            "samples per step of a worker", CLI::Range(1, 1 << 20)},

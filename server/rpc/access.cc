@@ -12,6 +12,7 @@
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/host_port.h"
+#include "common/base/limits.h"
 #include "common/base/log.h"
 #include "common/base/private_file.h"
 #include "common/base/status_macros.h"
@@ -85,6 +86,10 @@ absl::StatusOr<std::unique_ptr<Access>> Access::Open(const Options& options) {
   }
   RECON_ASSIGN_OR_RETURN(access->audit_, AuditLog::Open(options.directory + "/AUDIT"));
   return access;
+}
+
+Access::~Access() {
+  if (audit_ != nullptr) Tick(absl::InfiniteFuture());
 }
 
 void Access::MakeOwnToken() {
@@ -206,6 +211,7 @@ absl::Status Access::Check(grpc::CallbackServerContext* context, Role need, absl
   const Caller caller = CallerOf(*context);
   const std::string peer = PeerOf(*context);
   if (caller.roles.Has(need)) {
+    NoteFound(peer, caller.roles);
     if (need == Role::kOperator) NoteMember(*context);
     const auto connection = ConnectionOf(peer);
     if (connection == nullptr) return absl::OkStatus();
@@ -224,9 +230,17 @@ absl::Status Access::Check(grpc::CallbackServerContext* context, Role need, absl
   const bool told = IsLoopback(peer) && context->client_metadata().count(kLooksMetadata) != 0;
   // A token that nobody has is no way of looking.
   const bool looks = told && (!caller.roles.empty() || TokenOf(*context).empty());
-  if (!looks) {
-    NoteDenied({WallNow(), std::string(call), peer, caller.shown, caller.roles.Describe(), "",
-                absl::StrCat("denied: needs ", RoleName(need))});
+  AuditLog::Entry entry = {WallNow(),
+                           std::string(call),
+                           peer,
+                           caller.shown,
+                           caller.roles.Describe(),
+                           "",
+                           absl::StrCat("denied: needs ", RoleName(need))};
+  if (looks) {
+    NoteLooking(need, std::move(entry));
+  } else {
+    NoteDenied(std::move(entry));
   }
   TellWhere(context, need);
   return denied;
@@ -283,6 +297,37 @@ void Access::NoteDenied(AuditLog::Entry entry) {
     denials_unsaid_ = 0;
   }
   audit_->Note(std::move(entry));
+}
+
+void Access::NoteLooking(Role need, AuditLog::Entry denied) {
+  {
+    MutexLock lock(&mu_);
+    if (looking_.size() < limits::kDeniedWhoLookMax) {
+      looking_.push_back({need, Now() + kLooksFor, std::move(denied)});
+      return;
+    }
+  }
+  NoteDenied(std::move(denied));
+}
+
+void Access::NoteFound(const std::string& peer, RoleSet roles) {
+  MutexLock lock(&mu_);
+  if (looking_.empty()) return;
+  looking_.erase(
+      std::remove_if(looking_.begin(), looking_.end(),
+                     [&](const Looking& one) { return one.denied.from == peer && roles.Has(one.need); }),
+      looking_.end());
+}
+
+void Access::Tick(absl::Time now) {
+  std::vector<AuditLog::Entry> denied;
+  {
+    MutexLock lock(&mu_);
+    for (; !looking_.empty() && looking_.front().until <= now; looking_.pop_front()) {
+      denied.push_back(std::move(looking_.front().denied));
+    }
+  }
+  for (AuditLog::Entry& entry : denied) NoteDenied(std::move(entry));
 }
 
 std::shared_ptr<Connection> Access::ConnectionOf(const std::string& peer) const {

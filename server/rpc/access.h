@@ -1,5 +1,6 @@
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,6 +30,8 @@ class Access {
  public:
   // Of a connection whose other end is no member of the job, open at the same time.
   static constexpr uint64_t kObserverCallsMax = 16;
+  // A client looks into two small files, and calls again.
+  static constexpr absl::Duration kLooksFor = absl::Seconds(5);
   struct Options {
     bool tls = false;
     std::vector<RoleRule> rules;  // Of certificates; see RolesOfCertificate().
@@ -50,15 +53,21 @@ class Access {
   // a job's token that can be none; FailedPrecondition for an audit file that is a link or no regular file,
   // and for a job's token that cannot be kept to its user.
   static absl::StatusOr<std::unique_ptr<Access>> Open(const Options& options);
+  // Those who look for a token still have their lines in the audit log then.
+  ~Access();
 
   // OK if the caller has the role; ResourceExhausted if it observes, is no member of the job, and its
   // connection has kObserverCallsMax calls open. Else PermissionDenied, which names the role and the way to
   // it; it is in the audit log then. A process of this machine is told where the head keeps a token that
-  // would do; if it shows nothing and says that it looks for one, it has no line in the audit log for that.
+  // would do; if it says that it looks for one, and comes back with it within kLooksFor, it has no line in
+  // the audit log for that.
   absl::Status Check(grpc::CallbackServerContext* context, Role need, absl::string_view call);
   // OK if the holder of this certificate (DER), who calls otherwise than by gRPC, may observe. Else
   // PermissionDenied, which says what it is; it is not in the audit log.
   absl::Status CheckObserver(absl::string_view certificate);
+  // Those who were denied, and have looked for a token for long enough, have their lines in the audit log
+  // now. Several times a second.
+  void Tick(absl::Time now);
   // Whether a worker of that name may come: if names go by certificates, it is the common name of the
   // caller's, or that, a dash and more. PermissionDenied, which says the name.
   absl::Status CheckName(const grpc::CallbackServerContext& context, absl::string_view name);
@@ -78,6 +87,12 @@ class Access {
     std::string shown;  // As the audit log has it.
     bool revoked = false;
   };
+  // Who was denied, and looks for a token.
+  struct Looking {
+    Role need;
+    absl::Time until;
+    AuditLog::Entry denied;  // Unless it comes back by then.
+  };
   explicit Access(Options options) : options_(std::move(options)), tokens_file_(options_.tokens_file) {}
   void MakeOwnToken();
   // The job's token, where it has one.
@@ -88,6 +103,9 @@ class Access {
   void TellWhere(grpc::CallbackServerContext* context, Role need) const;
   // A line of the audit log; of a flood only some, and how many there were.
   void NoteDenied(AuditLog::Entry entry);
+  void NoteLooking(Role need, AuditLog::Entry denied);
+  // The process at `peer` has come back with these roles.
+  void NoteFound(const std::string& peer, RoleSet roles);
   // Reads the tokens if the file is another one than at the last look.
   absl::Status LookAtTokens() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Caller CallerOf(const grpc::CallbackServerContext& context);
@@ -103,7 +121,8 @@ class Access {
   Mutex mu_;
   TokenTable tokens_ ABSL_GUARDED_BY(mu_);
   WatchedFile tokens_file_ ABSL_GUARDED_BY(mu_);
-  absl::Status looked_ ABSL_GUARDED_BY(mu_);  // What came of the last look.
+  absl::Status looked_ ABSL_GUARDED_BY(mu_);          // What came of the last look.
+  std::deque<Looking> looking_ ABSL_GUARDED_BY(mu_);  // The oldest first.
   // Denials of this second, and how many lines of them were left out.
   absl::Time denials_since_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   int denials_ ABSL_GUARDED_BY(mu_) = 0;

@@ -145,6 +145,47 @@ TEST_CASE("processes of the head's user on its machine find the job's token by t
   }
 }
 
+TEST_CASE("who looks for a token and does not find it is in the audit log, and a flood of such is counted",
+          "[access]") {
+  InProcessJob job(-1);
+  job.StartServer();
+  Caller worker;
+  worker.token = JobTokenOf(job);
+  worker.token_is_ambient = true;
+  // Another process on this port would be told nothing.
+  WriteWholeFile(job.flags.data + "/ADDRESS", "127.0.0.1:1\n");
+  CHECK(absl::IsPermissionDenied(StatusWith(job, "")));
+  ControlClient looks(*ConnectTo(job.flags.listen, {}), absl::Seconds(30), worker);
+  CHECK(absl::IsPermissionDenied(looks.SetPolicy(PolicySettings()).status()));
+  const auto has = [&](const std::string& call, const std::string& who, const std::string& result) {
+    for (const nlohmann::json& line : Audit(job)) {
+      if (line["call"] == call && line["who"] == who && line["result"] == result) return true;
+    }
+    return false;
+  };
+  CHECK(Eventually([&] { return has("Status", "nothing", "denied: needs observer"); }));
+  CHECK(Eventually([&] { return has("SetPolicy", "token", "denied: needs operator"); }));
+  const size_t before = Audit(job).size();
+  const absl::Time began = Now();
+  constexpr int kFlood = 400;  // More than may wait for their lines.
+  for (int i = 0; i < kFlood; ++i) CHECK(absl::IsPermissionDenied(StatusWith(job, "")));
+  uint64_t counted = 0;
+  size_t lines = 0;
+  CHECK(Eventually([&] {
+    (void)StatusWith(job, "");
+    counted = lines = 0;
+    for (const nlohmann::json& line : Audit(job)) {
+      ++lines;
+      uint64_t others = 0;
+      const std::string detail = line.value("detail", "");
+      if (absl::SimpleAtoi(detail.substr(0, detail.find(' ')), &others)) counted += others;
+    }
+    return counted + lines >= before + kFlood;
+  }));
+  CHECK(static_cast<double>(lines - before) <= 5 * (absl::ToDoubleSeconds(Now() - began) + 2));
+  CHECK(counted > 0);
+}
+
 TEST_CASE("who does not find the job's token is told in one line what is missing and where it is",
           "[access]") {
   InProcessJob job(-1);

@@ -115,6 +115,9 @@ TEST_CASE("a pipe where a flag, a variable or a request names a file is named", 
   SaysSo({"recon-worker", "--model", "synthetic:" + pipe}, pipe);
   SaysSo({"recon-worker", "--config", pipe}, pipe);
   SaysSo({"recon-worker", "--token-file", pipe}, pipe);
+  SaysSo({"recon-worker", "--tls-cert", pipe, "--tls-key", pipe, "--tls-ca", pipe}, pipe);
+  SaysSo({"recon-worker", "--data", "idx:" + pipe}, pipe);
+  SaysSo({"recon-worker", "--data", "cifar10:" + pipe}, pipe);
   SaysSo({"reconctl", "status", "--token-file", pipe}, pipe);
   SaysSo({"reconctl", "snapshot", "verify", pipe}, pipe);
   SaysSo({"reconctl", "snapshot", "import", pipe, "--output", directory / "imported"}, pipe);

@@ -59,6 +59,59 @@ void AllowThreads(pid_t pid, int threads) {
   REQUIRE(code == 0);
 }
 
+// A server of that user, and workers of its.
+class LimitedJob {
+ public:
+  LimitedJob() {
+    StartServer("127.0.0.1:0");
+    REQUIRE(Eventually(
+        [&] { return absl::EndsWith(ReadWholeFile(data() + "/ADDRESS"), "\n") || !server_->running(); }));
+    address_ = std::string(absl::StripSuffix(ReadWholeFile(data() + "/ADDRESS"), "\n"));
+    StartWorkers({"first"});
+    REQUIRE(Eventually([&] { return Status()->samples_completed() > 0; }));
+  }
+
+  // Again, if it has ended: where it was.
+  void StartServer() { StartServer(address_); }
+  void StartWorkers(const std::vector<std::string>& names) {
+    for (const std::string& name : names) workers_.push_back(user_.StartWorker(address_, name));
+  }
+  // Threads are few, and somebody who has come lacks one. gRPC has threads of its own, and lacks them, too.
+  bool RunOutOfThreads() {
+    AllowThreads(server_->pid(), 1);
+    StartWorkers({"second", "third", "fourth"});
+    return Eventually([&] {
+      return absl::StrContains(server_->output(),
+                               "a connection by shared memory was refused: no further thread");
+    });
+  }
+  absl::StatusOr<StatusReply> Status() const {
+    return ControlClient(*ConnectTo(address_, {}), absl::Seconds(30)).Status();
+  }
+  bool AllTrain() const {
+    const auto now = Status();
+    return now.ok() && now->members_size() == static_cast<int>(workers_.size()) &&
+           std::all_of(now->members().begin(), now->members().end(),
+                       [](const auto& member) { return member.progress().steps() > 0; });
+  }
+  Process* server() { return server_.get(); }
+  const std::vector<std::unique_ptr<Process>>& workers() const { return workers_; }
+
+ private:
+  std::string data() const { return user_.directory() / "data"; }
+  void StartServer(const std::string& address) {
+    server_ = user_.Start("recon-server",
+                          {"--data", data(), "--listen", address, "--open", "--data-epochs", "100000",
+                           "--split-samples", "200", "--snapshot-interval", "300ms"},
+                          "server.log");
+  }
+
+  OtherUser user_;
+  std::string address_;
+  std::unique_ptr<Process> server_;
+  std::vector<std::unique_ptr<Process>> workers_;
+};
+
 }  // namespace
 
 TEST_CASE("a server that gets no further thread lives on, and its job goes on when there are threads again",
@@ -67,56 +120,44 @@ TEST_CASE("a server that gets no further thread lives on, and its job goes on wh
     WARN("SKIP: a user who may start no thread needs root");
     return;
   }
-  OtherUser user;
-  const std::string data = user.directory() / "data";
-  auto server = user.Start("recon-server",
-                           {
-                               "--data",
-                               data,
-                               "--listen",
-                               "127.0.0.1:0",
-                               "--open",
-                               "--data-epochs",
-                               "100000",
-                               "--split-samples",
-                               "200",
-                               "--snapshot-interval",
-                               "300ms",
-                           },
-                           "server.log");
-  REQUIRE(Eventually(
-      [&] { return absl::EndsWith(ReadWholeFile(data + "/ADDRESS"), "\n") || !server->running(); }));
-  const std::string address(absl::StripSuffix(ReadWholeFile(data + "/ADDRESS"), "\n"));
-  const auto status = [&] { return ControlClient(*ConnectTo(address, {}), absl::Seconds(30)).Status(); };
-  auto first = user.StartWorker(address, "first");
-  REQUIRE(Eventually([&] { return status()->samples_completed() > 0; }));
-  AllowThreads(server->pid(), 1);
-  const uint64_t generation = status()->snapshot().generation();
-  std::vector<std::unique_ptr<Process>> others;
-  for (const char* name : {"second", "third", "fourth"}) others.push_back(user.StartWorker(address, name));
-  const auto all_train = [&] {
-    const auto now = status();
-    return now.ok() && now->members_size() == 4 &&
-           std::all_of(now->members().begin(), now->members().end(),
-                       [](const auto& member) { return member.progress().steps() > 0; });
-  };
-  // gRPC has threads of its own, and goes on when it gets them.
-  const bool refused = Eventually([&] {
-    return absl::StrContains(server->output(),
-                             "a connection by shared memory was refused: no further thread");
-  });
-  AllowThreads(server->pid(), 1000);
-  const bool trained = Eventually([&] { return all_train() || !server->running(); }, absl::Seconds(120));
+  LimitedJob job;
+  const uint64_t generation = job.Status()->snapshot().generation();
+  const bool refused = job.RunOutOfThreads();
+  AllowThreads(job.server()->pid(), 1000);
+  const bool trained =
+      Eventually([&] { return job.AllTrain() || !job.server()->running(); }, absl::Seconds(120));
   {
-    INFO(server->output());
+    INFO(job.server()->output());
     CHECK(trained);
-    REQUIRE(server->running());
+    REQUIRE(job.server()->running());
   }
   CHECK(refused);
-  CHECK(Eventually([&] { return status()->snapshot().generation() > generation + 1; }));
-  CHECK(first->running());
-  for (const auto& other : others) CHECK(other->running());
-  // It is killed by Process: gRPC, which has lacked a thread, may wait for it at the end.
+  CHECK(Eventually([&] { return job.Status()->snapshot().generation() > generation + 1; }));
+  for (const auto& worker : job.workers()) CHECK(worker->running());
+}
+
+TEST_CASE("a server that has lacked a thread ends in good order all the same, and nothing is lost",
+          "[thread_limit]") {
+  if (geteuid() != 0) {
+    WARN("SKIP: a user who may start no thread needs root");
+    return;
+  }
+  const bool has_them_again = GENERATE(true, false);
+  CAPTURE(has_them_again);
+  LimitedJob job;
+  REQUIRE(job.RunOutOfThreads());
+  if (has_them_again) {
+    AllowThreads(job.server()->pid(), 1000);
+    REQUIRE(Eventually([&] { return job.AllTrain() || !job.server()->running(); }, absl::Seconds(120)));
+  }
+  const auto before = job.Status();
+  job.server()->Signal(SIGTERM);
+  const int code = job.server()->Wait(absl::Seconds(60));
+  INFO(job.server()->output());
+  REQUIRE(code == 0);
+  job.StartServer();
+  REQUIRE(Eventually([&] { return job.AllTrain() || !job.server()->running(); }, absl::Seconds(120)));
+  if (before.ok()) CHECK(job.Status()->samples_completed() >= before->samples_completed());
 }
 
 }  // namespace recon

@@ -1,16 +1,21 @@
-"""A rank that sends pickles with a payload in place of values, and ranks that would take them. hostile_test.py runs them.
+"""A rank that sends pickles with a payload in place of values, or announces sizes that it does not have, and ranks that would take
+them. hostile_test.py runs them.
 
-Usage: hostile_ranks.py CASE good|raw|marked MARKER: what this rank sends is a value, a pickle as it is, or one that says so."""
+Usage: hostile_ranks.py CASE good|raw|marked|NUMBER MARKER: what this rank sends is a value, a pickle as it is, or one that says so; or
+it announces so many bytes or rows, and sends none."""
 
 import contextlib
+import os
 import pathlib
 import pickle
+import signal
 import sys
 
+import numpy as np
 import torch
 
 import recon.hvd as hvd
-from recon import _objects
+from recon import _objects, collective
 from recon.hvd import _functions
 from hostile import Payload
 
@@ -39,12 +44,15 @@ def elastic() -> None:
     training = Elastic(model, optimizer_of(model), name="hostile", min_size=2, begin_size=2)
     if SENDS != "good":
         training._encoded, training.steps, training._line = hostile, MANY, 7
+    if is_number(SENDS):
+        training._hand_over = lambda among, root, _: (among.broadcast(np.array([int(SENDS)]), root), signal.pause())
     training.start_step()
 
 
 CALLS = {
     "broadcast_object": lambda: hvd.broadcast_object({"a": 1}, 0),
     "allgather_object": lambda: hvd.allgather_object({"a": 1}),
+    "allgather": lambda: hvd.allgather(torch.ones(3, 2)),
     "broadcast_optimizer_state": lambda: hvd.broadcast_optimizer_state(optimizer_of(torch.nn.Linear(2, 1)), 0),
     "ObjectState": lambda: hvd.elastic.ObjectState(batch=0).sync(),
     "TorchState": lambda: state_of(batch=0).sync(),
@@ -52,9 +60,44 @@ CALLS = {
 }
 
 
+def is_number(text: str) -> bool:
+    return text.removeprefix("-").isdigit()
+
+
+def rows_of_hvd(number: int) -> None:
+    """What a rank tells the others of its rows in `hvd.allgather` of such an array."""
+    with hvd.global_process_set.call() as group:
+        group.all_gather(torch.tensor([number]), sizes=[1] * group.size, of="rows of float32[*, 2]")
+
+
+# What a rank says of its size before it sends anything.
+ANNOUNCES = {
+    "broadcast_object": lambda number: _functions.broadcast_(torch.tensor([number]), 0),
+    "allgather_object": lambda number: _functions.allgather(torch.tensor([number])),
+    "allgather": rows_of_hvd,
+}
+
+
+def plain_set() -> None:
+    """Of `recon.collective` itself."""
+    with collective.Group(os.environ["RECON_SET"], rank=int(os.environ["RECON_RANK"]), size=2) as group:
+        if is_number(SENDS):
+            group._exchange(np.array([int(SENDS)] * (2 if CASE == "all_to_all" else 1)), "")
+            signal.pause()
+        part = np.ones((3, 2), np.float32)
+        {"all_gather": lambda: group.all_gather(part), "gather": lambda: group.gather(part, 1),
+         "all_to_all": lambda: group.all_to_all([part, part])}[CASE]()
+
+
 def main() -> None:
     if CASE == "elastic":
         return elastic()
+    if CASE in ("all_gather", "gather", "all_to_all"):
+        return plain_set()
+    if is_number(SENDS):
+        hvd.init()
+        ANNOUNCES[CASE](int(SENDS))
+        signal.pause()
     if SENDS == "good":
         hvd.init()
         CALLS[CASE]()

@@ -1,8 +1,10 @@
-"""A rank that sends pickles with a payload, with a real server: nothing of it runs at the others, and they say what came."""
+"""A rank that sends pickles with a payload, or announces sizes that it does not have, with a real server: nothing of it runs at the
+others, they make no room for it, and they say what came from whom."""
 
 import os
 import sys
 import unittest
+import unittest.mock
 
 try:
     import torch._dynamo  # noqa: F401: so that ranks have it, and what an optimizer loads, too.
@@ -17,6 +19,7 @@ BINARIES = os.environ["RECON_TEST_BIN"]
 PATIENCE = ("--evict-after", "30s")  # A busy machine is no dead member.
 SCRIPT = HERE / "hostile_ranks.py"
 OBJECTS = HERE / "object_ranks.py"
+SIZED = ("broadcast_object", "allgather_object", "allgather", "all_gather", "gather", "all_to_all", "elastic")
 CASES = ("broadcast_object", "allgather_object", "broadcast_optimizer_state", "ObjectState", "TorchState", "ElasticSampler",
          "elastic")
 
@@ -43,8 +46,24 @@ class Hostile(unittest.TestCase):
                     hostile.kill()
                     self.assertFalse(self.marker.exists())
 
+    def test_a_rank_that_announces_a_size_that_cannot_be_is_named_before_there_is_room_for_it(self) -> None:
+        more_than_a_machine, more_than_is_allowed = 1 << 45, 1 << 21
+        with unittest.mock.patch.dict(os.environ, RECON_RECEIVE_BYTES_MAX="1000000"):
+            self.announce(more_than_is_allowed, r"announces [\d,]+ bytes.*: this process takes 1,000,000 at most")
+            self.announce(-1, "announces -1 ")
+        self.announce(more_than_a_machine, r"announces [\d,]+ bytes.*: this process takes [\d,]+ at most in one call "
+                                           r"\(RECON_RECEIVE_BYTES_MAX\)")
+
+    def announce(self, number: int, says: str) -> None:
+        for case in SIZED:
+            with self.subTest(case=case, number=number):
+                hostile, victim = self.ranks(case, f"{case}{number}", str(number))
+                self.assertEqual(victim.wait(), 1, victim.log())
+                self.assertRegex(victim.log(), f"a process of 'hostile', {says}" if case == "elastic" else f"rank 0 {says}")
+                hostile.kill()
+
     def test_ranks_that_send_values_end_well(self) -> None:
-        for case in CASES:
+        for case in (*CASES, *SIZED):
             with self.subTest(case=case):
                 all_end_well(self.ranks(case, f"{case}-good", "good"))
 

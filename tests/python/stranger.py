@@ -1,9 +1,14 @@
-"""A caller without any secret: HTTP/2 by hand, so that nothing keeps it from sending what no client would send."""
+"""A caller without any secret: HTTP/2 by hand, so that nothing keeps it from sending what no client would send; and a reader of
+pages beside it, who must not notice."""
 
 from __future__ import annotations
 
 import socket
 import struct
+import threading
+import time
+import urllib.request
+from collections.abc import Sequence
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RESET, _SETTINGS, _GO_AWAY, _CONTINUATION = 0, 1, 3, 4, 7, 9
@@ -76,3 +81,41 @@ def garbage(address: str, content: bytes, seconds: float = 1.0) -> None:
     host, port = address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), seconds) as connection:
         _answer(connection, content, seconds)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+class Reader(threading.Thread):
+    """Asks for pages one after another, as those do who look at a job, until `stop`."""
+
+    def __init__(self, pages: Sequence[str], seconds: float) -> None:
+        super().__init__()
+        self.took: dict[str, list[float]] = {page: [] for page in pages}
+        self._seconds = seconds
+        self._stopped = threading.Event()
+        self._failure: OSError | None = None
+
+    def ask(self) -> None:
+        """OSError where one is not answered in time, or not well."""
+        for page, took in self.took.items():
+            begun = time.monotonic()
+            with urllib.request.urlopen(page, timeout=self._seconds) as answer:
+                answer.read()
+            took.append(time.monotonic() - begun)
+
+    def run(self) -> None:
+        try:
+            while not self._stopped.wait(0.02):  # Between looks.
+                self.ask()
+        except OSError as failure:
+            self._failure = failure
+
+    def stop(self) -> None:
+        """OSError of the request that failed, if one has."""
+        self._stopped.set()
+        self.join()
+        if self._failure is not None:
+            raise self._failure

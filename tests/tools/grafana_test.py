@@ -23,12 +23,19 @@ ONLY_WITH_TLS = {"recon_server_certificate_valid_days"}
 METRIC = re.compile(r"\brecon_[a-z_]+")
 
 
+def metrics_of(texts: list[str]) -> set[str]:
+    return {name for text in texts for name in METRIC.findall(text)}
+
+
 def named() -> set[str]:
     board = json.loads((GRAFANA / "recon.json").read_text())
-    texts = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    texts += [variable["query"]["query"] for variable in board["templating"]["list"] if variable["type"] == "query"]
-    texts += re.findall(r"^ *expr: (.*)$", (GRAFANA / "alerts.yml").read_text(), re.MULTILINE)
-    names = {name for text in texts for name in METRIC.findall(text)}
+    shown = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    variables = [variable["query"]["query"] for variable in board["templating"]["list"] if variable["type"] == "query"]
+    alerts = re.findall(r"^ *expr: (.*)$", (GRAFANA / "alerts.yml").read_text(), re.MULTILINE)
+    unseen = metrics_of(alerts) - metrics_of(shown)
+    if unseen:
+        raise SystemExit(f"grafana_test: alerts are made from {sorted(unseen)}, which recon.json does not show")
+    names = metrics_of(shown + variables + alerts)
     assert len(names) > 10, names
     return names - ONLY_WITH_TLS
 

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <zlib.h>
 
+#include <cerrno>
 #include <cmath>
 #include <utility>
 
@@ -15,14 +16,14 @@ namespace recon {
 
 absl::StatusOr<std::string> ReadFileOrGz(const std::string& path) {
   struct stat info;
-  const std::string name = stat(path.c_str(), &info) == 0 ? path : path + ".gz";
-  if (stat(name.c_str(), &info) != 0) {
+  const std::string name = stat(path.c_str(), &info) == 0 || errno != ENOENT ? path : path + ".gz";
+  if (stat(name.c_str(), &info) != 0 && errno == ENOENT) {
     return absl::NotFoundError(absl::StrCat("no data file ", path, " (nor with .gz)"));
   }
   RECON_RETURN_IF_ERROR(CheckRegularFile(name));
   // zlib reads plain files as they are.
   gzFile file = gzopen(name.c_str(), "rb");
-  if (file == nullptr) return absl::NotFoundError(absl::StrCat("cannot open ", name));
+  if (file == nullptr) return absl::ErrnoToStatus(errno, absl::StrCat(name, ": cannot be opened"));
   gzbuffer(file, 1 << 20);
   std::string bytes;
   std::vector<char> piece(1 << 20);

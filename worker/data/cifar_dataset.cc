@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/regular_file.h"
 #include "common/base/status_macros.h"
 
 namespace recon {
@@ -42,7 +43,9 @@ absl::StatusOr<std::unique_ptr<ByteImages>> DecodeCifar10(const std::string& nam
 absl::StatusOr<TrainAndTest> OpenCifar10(const std::string& directory) {
   const std::string inner = directory + "/cifar-10-batches-bin";
   struct stat info;
+  RECON_RETURN_IF_ERROR(CheckDirectory(directory));
   const std::string folder = stat(inner.c_str(), &info) == 0 ? inner : directory;
+  RECON_RETURN_IF_ERROR(CheckDirectory(folder));
   std::vector<std::string> train_files(5);
   for (int i = 0; i < 5; ++i) {
     RECON_ASSIGN_OR_RETURN(train_files[i], ReadFileOrGz(absl::StrCat(folder, "/data_batch_", i + 1, ".bin")));

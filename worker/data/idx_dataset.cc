@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/limits.h"
+#include "common/base/regular_file.h"
 #include "common/base/status_macros.h"
 
 namespace recon {
@@ -70,6 +71,7 @@ absl::StatusOr<std::unique_ptr<ByteImages>> DecodeIdx(const std::string& name, a
 }
 
 absl::StatusOr<TrainAndTest> OpenIdx(const std::string& directory) {
+  RECON_RETURN_IF_ERROR(CheckDirectory(directory));
   RECON_ASSIGN_OR_RETURN(auto train, OpenPair(directory, "train"));
   RECON_ASSIGN_OR_RETURN(auto test, OpenPair(directory, "t10k"));
   if (train->features() != test->features() || test->classes() > train->classes()) {

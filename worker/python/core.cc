@@ -1,5 +1,6 @@
 // The Python module recon._core: a worker without a model of its own, and collectives.
 
+#include "common/base/memory_limit.h"
 #include "common/base/process.h"
 #include "common/cli/version.h"
 #include "worker/data/dataset.h"
@@ -33,6 +34,7 @@ NB_MODULE(_core, module) {
   module.attr("Refused") = nb::handle(recon::refused_error);
   module.attr("JobLost") = nb::handle(recon::lost_error);
   recon::DefineCollectives(module);
+  module.def("memory_limit", [] { return recon::MemoryLimit(); });
   module.def("order", &recon::Order, nb::arg("size"), nb::arg("seed"), nb::arg("data_epoch"));
   nb::class_<PyWorker>(module, "Worker")
       .def(nb::init<const recon::Settings&, const std::string&, const std::vector<recon::TensorTuple>&,

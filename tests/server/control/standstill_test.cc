@@ -73,6 +73,15 @@ TEST_CASE("what a job waits for names all that is missing", "[standstill]") {
         "full, and for a worker: none is alive");
 }
 
+TEST_CASE("a job whose pushes wait for room at a server names that server, and nobody who pushes",
+          "[standstill]") {
+  JobNeeds needs;
+  needs.workers_alive = 1;
+  needs.holders.push_back({"w0", 1, absl::ZeroDuration()});
+  needs.full_logs = "server 1 at host:7070: its disk is nearly full";
+  CHECK(WhatJobWaitsFor(needs) == "it waits for server 1 at host:7070: its disk is nearly full");
+}
+
 TEST_CASE("a job that has not begun waits for servers, workers and initial parameters", "[standstill]") {
   JobNeeds needs;
   needs.begun = false;

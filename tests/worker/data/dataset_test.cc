@@ -77,6 +77,28 @@ TEST_CASE("a data file that is a pipe or a device is refused by name, and not wa
         absl::InvalidArgumentError(batch + " is a pipe, no regular file"));
 }
 
+TEST_CASE("what is no directory in place of the data files' is named with its kind", "[data]") {
+  const TempDir directory;
+  WriteWholeFile(directory / "file", "text");
+  REQUIRE(mkfifo((directory / "pipe").c_str(), 0600) == 0);
+  REQUIRE(symlink("pipe", (directory / "link").c_str()) == 0);
+  const auto says = [](const std::string& data, const std::string& text) {
+    const absl::Status status = OpenDataset(data).status();
+    CHECK(absl::IsInvalidArgument(status));
+    CHECK(status.message() == text);
+  };
+  for (const std::string kind : {"idx:", "cifar10:"}) {
+    for (const char* name : {"pipe", "link"})
+      says(kind + (directory / name), directory / name + " is a pipe, no directory");
+    says(kind + (directory / "file"), directory / "file is a file, no directory");
+    says(kind + "/dev/null", "/dev/null is a device, no directory");
+    CHECK(absl::IsNotFound(OpenDataset(kind + (directory / "absent")).status()));
+  }
+  const std::string inner = directory / "cifar-10-batches-bin";
+  REQUIRE(mkfifo(inner.c_str(), 0600) == 0);
+  says("cifar10:" + directory.path(), inner + " is a pipe, no directory");
+}
+
 TEST_CASE("IDX files are read, gz or not, and scaled by the training set", "[data]") {
   const TempDir directory;
   WriteIdx(directory);

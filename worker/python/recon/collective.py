@@ -30,8 +30,9 @@ from typing import Any
 
 import numpy as np
 
-from recon import _core, _environment, _topk, adasum
+from recon import _announced, _core, _environment, _topk, adasum
 from recon._core import MemberLost, SetChanged
+from recon._memory import Memory as _Memory, bytes_of as _bytes, rows as _rows
 from recon._places import host_label, numa_label, rack_label, sets_of_settings, switch_label
 
 __all__ = ["CallTimeout", "Group", "Handle", "MemberLost", "SetChanged", "host_label", "numa_label", "predefined",
@@ -50,44 +51,6 @@ _BEGIN_TOLD_SECONDS = 10.0
 
 class CallTimeout(_core.JobLost):
     """No outcome in time."""
-
-
-class _Memory:
-    """Where an array's values lie: contiguous, of a type that collectives know. Keeps the array."""
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-        if hasattr(array, "data_ptr"):  # A PyTorch tensor, whatever version: bfloat16 has no other way.
-            if array.device.type != "cpu":
-                raise TypeError(f"an array on {array.device}: collectives take those on the CPU")
-            self.address, self.count = array.data_ptr(), array.numel()
-            self.dtype, self.shape = str(array.dtype).removeprefix("torch."), tuple(array.shape)
-            self.contiguous = array.is_contiguous()
-        else:
-            self.address, self.count = array.ctypes.data, array.size
-            self.dtype, self.shape = str(array.dtype), array.shape
-            self.contiguous = array.flags.c_contiguous
-
-    @staticmethod
-    def of(array: Any) -> _Memory:
-        """For reading."""
-        if not hasattr(array, "data_ptr") and not isinstance(array, np.ndarray):
-            array = np.from_dlpack(array) if hasattr(array, "__dlpack__") else np.asarray(array)
-        memory = _Memory(array)
-        if memory.contiguous:
-            return memory
-        return _Memory(array.contiguous() if hasattr(array, "data_ptr") else np.ascontiguousarray(array))
-
-    def like(self, shape: Sequence[int] | None = None) -> Any:
-        """A new array of the same kind."""
-        shape = self.shape if shape is None else tuple(shape)
-        return self.array.new_empty(shape) if hasattr(self.array, "data_ptr") else np.empty(shape, self.array.dtype)
-
-
-def _rows(memory: _Memory) -> int:
-    if not memory.shape:
-        raise ValueError("a single value has no first dimension: give an array of one value")
-    return memory.shape[0]
 
 
 class Handle:
@@ -323,7 +286,7 @@ class Group:
     def gather(self, array: Any, root: int = 0, *, sizes: Sequence[int] | None = None, name: str = "",
                async_op: bool = False) -> Any:
         """As all_gather, at rank ``root``; others get None."""
-        memory, sizes = self._known_sizes(array, sizes, name)
+        memory, sizes = self._known_sizes(array, sizes, name, root)
         inner = int(np.prod(memory.shape[1:]))
         result = memory.like((sum(sizes), *memory.shape[1:])) if self.rank == root else None
         return self._run("gather", memory, result, async_op, name=name, count=memory.count, peer=root,
@@ -356,7 +319,9 @@ class Group:
         rows = [_rows(memory) for memory in memories] if out is None else []
         if out is None:
             table = self._exchange(np.array(rows, np.int64), name)
-            out = [memories[0].like((int(n), *memories[0].shape[1:])) for n in table[:, self._place]]
+            came = table[:, self._place].tolist()
+            self._check_announced(came, memories[0])
+            out = [memories[0].like((count, *memories[0].shape[1:])) for count in came]
         flat = np.concatenate([_bytes(memory) for memory in memories]) if memories else np.empty(0, np.uint8)
         targets = [_Memory(array) for array in out]
         received = np.empty(sum(_bytes(target).size for target in targets), np.uint8)
@@ -417,11 +382,20 @@ class Group:
 
         return result, finish
 
-    def _known_sizes(self, array: Any, sizes: Sequence[int] | None, name: str) -> tuple[_Memory, Sequence[int]]:
+    def _known_sizes(self, array: Any, sizes: Sequence[int] | None, name: str,
+                     root: int | None = None) -> tuple[_Memory, Sequence[int]]:
+        """The array, and how many rows each member has. `recon.Refused` where ``root``, or everybody, cannot take as many as
+        others say."""
         memory = _Memory.of(array)
         if sizes is None:
-            sizes = [int(n) for n in self._exchange(np.array([_rows(memory)], np.int64), name)[:, 0]]
+            sizes = self._exchange(np.array([_rows(memory)], np.int64), name)[:, 0].tolist()
+            if root is None or root == self.rank:
+                self._check_announced(sizes, memory)
         return memory, sizes
+
+    def _check_announced(self, rows: Sequence[int], memory: _Memory) -> None:
+        """Rows like this array's, by member."""
+        _announced.check(rows, memory.row_bytes, _announced.ranks(self.ranks))
 
     def _exchange(self, values: np.ndarray, name: str) -> np.ndarray:
         """A row of each member. `SetChanged` where there are fewer than this process knows of."""
@@ -468,13 +442,6 @@ class Group:
 def _shape(shape: Sequence[Any], of: str) -> str:
     """As errors say it behind the type of the array."""
     return f" of {of}" if of else str(list(shape))
-
-
-def _bytes(memory: _Memory) -> np.ndarray:
-    array = memory.array
-    if hasattr(array, "data_ptr"):
-        array = array.reshape(-1).view(__import__("torch").uint8).numpy()
-    return array.reshape(-1).view(np.uint8)
 
 
 def sets(server: str | None = None, tls: tuple[str, str, str, bool, str, str] | None = None) -> list[dict]:

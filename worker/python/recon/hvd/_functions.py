@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from recon import _objects
+from recon import _announced, _objects
 
 from ._context import ProcessSet, context, world
 from ._movements import allgather, broadcast_, broadcast_async_
@@ -71,9 +71,10 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
     process_set.place_of(root_rank)
     mine = context.rank == root_rank
     data, error = _encoded(obj) if mine else (b"", None)
-    size = broadcast_(torch.tensor([len(data)]), root_rank, name, process_set)
-    content = torch.frombuffer(bytearray(data), dtype=torch.uint8) if mine else \
-        torch.empty(int(size), dtype=torch.uint8)
+    size = int(broadcast_(torch.tensor([len(data)]), root_rank, name, process_set))
+    if not mine:
+        _announced.check([size], 1, _announced.ranks([root_rank]))
+    content = torch.frombuffer(bytearray(data), dtype=torch.uint8) if mine else torch.empty(size, dtype=torch.uint8)
     content = broadcast_(content, root_rank, name, process_set)
     if error is not None:
         raise error
@@ -84,7 +85,10 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     """All members' objects, by rank; of what they are made is as for `broadcast_object`."""
     data, error = _encoded(obj)
     sizes = allgather(torch.tensor([len(data)]), name, process_set).tolist()
+    _announced.check(sizes, 1, _announced.ranks(process_set.ranks or range(len(sizes))))
     whole = allgather(torch.frombuffer(bytearray(data), dtype=torch.uint8), name, process_set)
     if error is not None:
         raise error
+    if len(whole) != sum(sizes):
+        raise ValueError(f"objects of {sizes} bytes were announced, by rank, and {len(whole)} bytes have come")
     return [_decoded(part, rank) for part, rank in zip(whole.split(sizes), process_set.ranks or [])]

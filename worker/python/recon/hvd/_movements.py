@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from recon import _announced
+
 from ._context import HorovodInternalError, ProcessSet, world
 from ._ops import (Average, Compression, Handle, Op, Sum, back_name, chosen_op, floating, host, in_places, reduce_async,
                    with_gradients)
@@ -101,6 +103,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
     with process_set.call() as group:
         rows = group.all_gather(torch.tensor([dense.shape[0]]), sizes=[1] * group.size, of=f"rows of {of}",
                                 name=name or "").tolist()
+        _announced.check(rows, width, _announced.ranks(group.ranks))
         call = group.all_gather(_bytes(dense), sizes=[row * width for row in rows], of=of, name=name or "", async_op=True)
     return Handle([call], process_set, lambda: call.wait().view(dense.dtype).view(sum(rows), *dense.shape[1:])
                   .to(tensor.device))

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import recon
-from recon import _objects
+from recon import _announced, _objects
 from recon._leases import Batch
 from recon.torch._buckets import Buckets
 from recon.torch._tensors import _tensor_of
@@ -86,16 +86,19 @@ class Members:
         sizes = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(data)], device=self._device), group=self._group)
         counts = [int(size) for size in sizes]
+        names = [f"process {rank} of this worker's group" for rank in range(self.size)]
+        _announced.check(counts, 1, names)
         parts = [torch.empty(max(counts), dtype=torch.uint8, device=self._device) for _ in counts]
         own = torch.frombuffer(bytearray(data.ljust(max(counts), b"\0")), dtype=torch.uint8).to(self._device)
         dist.all_gather(parts, own, group=self._group)
-        return [_objects.decode(part.cpu().numpy().tobytes()[:count], sender=f"process {rank} of this worker's group")
-                for rank, (part, count) in enumerate(zip(parts, counts))]
+        return [_objects.decode(part.cpu().numpy().tobytes()[:count], sender=name)
+                for name, part, count in zip(names, parts, counts)]
 
     def _broadcast_bytes(self, data: bytes) -> bytes:
         """The leader's."""
         size = torch.tensor([len(data)], device=self._device)
         dist.broadcast(size, self._leader, group=self._group)
+        _announced.check([int(size)], 1, ["the first process of this worker's group"])
         content = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device) if self.leads else \
             torch.empty(int(size), dtype=torch.uint8, device=self._device)
         dist.broadcast(content, self._leader, group=self._group)

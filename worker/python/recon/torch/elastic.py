@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 import recon
-from recon import _objects, collective
+from recon import _announced, _objects, collective
 from recon.meeting import Meeting
 from recon.torch._buckets import Buckets
 
@@ -278,6 +278,8 @@ class Elastic:
     def _hand_over(self, among: collective.Group, root: int, is_mine: bool) -> None:
         data, error = self._encoded() if is_mine else (b"", None)
         size = int(among.broadcast(np.array([len(data)], np.int64), root)[0])
+        if not is_mine:
+            _announced.check([size], 1, [f"'{among.members[root]}', a process of '{self._meeting.name}',"])
         content = np.frombuffer(data, np.uint8) if is_mine else np.empty(size, np.uint8)
         content = among.broadcast(content, root)
         if error is not None:
