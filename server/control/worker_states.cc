@@ -1,6 +1,7 @@
 #include "server/control/worker_states.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace recon {
 namespace {
@@ -43,11 +44,15 @@ bool WorkerStates::Due(uint64_t frontier, absl::Time now) const {
 std::optional<WorkerId> WorkerStates::Ask(uint64_t frontier, absl::Time now) {
   if (asked_ && now - asked_at_ < kPatience) return std::nullopt;
   if (!Due(frontier, now)) return std::nullopt;
-  // Whoever has come furthest: what others wait for is newer then.
+  // Whoever has come furthest: what others wait for is newer then. Of those, one that has no work left until
+  // its splits are saved: another may be within a step, which waits for that one.
+  const auto better = [](const Worker& one, const Worker& other) {
+    return std::make_pair(one.next, one.uncovered) > std::make_pair(other.next, other.uncovered);
+  };
   const Worker* best = nullptr;
   std::optional<WorkerId> chosen;
   for (const auto& [id, worker] : workers_) {
-    if (!worker.holds || (best != nullptr && worker.next <= best->next)) continue;
+    if (!worker.holds || (best != nullptr && !better(worker, *best))) continue;
     if (asked_ == id && workers_.size() > 1) continue;  // It did not bring it.
     best = &worker;
     chosen = id;

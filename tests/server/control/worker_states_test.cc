@@ -56,6 +56,14 @@ TEST_CASE("whoever has come furthest is asked for the state when somebody waits 
   CHECK_FALSE(states.Answer(kTwo, 9, 0, true).wanted());
 }
 
+TEST_CASE("of workers that have come equally far one is asked that has no work left", "[states]") {
+  WorkerStates states;
+  states.Report(kOne, Has(9));
+  states.Report(kTwo, Has(9, /*uncovered=*/true));
+  states.Report(kThree, Has(8, /*uncovered=*/true));
+  CHECK(states.Ask(9, kNow) == kTwo);
+}
+
 TEST_CASE("another worker is asked when the one that was asked is gone, or does not bring its state",
           "[states]") {
   WorkerStates states;
