@@ -83,7 +83,7 @@ struct FrameHeader {
   uint64_t incarnation = 0;
   uint64_t step = 0;
   // First sample of the batch: fixes the order in which gradients of one step are summed, whoever
-  // computed them.
+  // computed them. Of a worker's state: the number of the upload.
   uint64_t order_key = 0;
   uint32_t samples = 0;        // Samples in the batch: the gradient's weight in a mean.
   float gradient_norm = 0;     // L2 norm of the whole push before encoding, for clipping.

@@ -26,6 +26,7 @@ Coordinator::Coordinator(const Options& options, const CoordinatorPorts& ports, 
       codec_tuner_(options.job.refused_codecs()),
       auto_policy_(options.policy),
       evaluations_(options.job.data_epochs()) {
+  states_.BeginEpoch(cluster_epoch_);
   ApplyQuorum();
 }
 
@@ -89,6 +90,7 @@ void Coordinator::OnServersChanged(absl::Time now) {
   ports_.others->BeginEpoch(cluster_epoch_);
   ports_.params->SetClusterEpoch(cluster_epoch_);
   LogInfo("all {} servers are there: cluster epoch {}", ports_.others->servers(), cluster_epoch_);
+  if (job_.means()) AgreeOnState(others);
   parameters_.OnEpochBegun();
 }
 

@@ -11,6 +11,8 @@ constexpr absl::Duration kInterval = absl::Seconds(10);
 constexpr int kUploadShare = 20;
 // Between two that somebody waits for.
 constexpr absl::Duration kHurriedInterval = absl::Milliseconds(100);
+// Numbers of uploads, and of states that servers go back to, in one cluster epoch.
+constexpr int kUploadBits = 24;
 // A worker that has not brought its state for so long is not waited for: another one is asked.
 constexpr absl::Duration kPatience = absl::Seconds(60);
 
@@ -24,6 +26,13 @@ void WorkerStates::Report(WorkerId worker, const WorkerStateReport& report) {
   }
   known.waits_for = report.has_waits_for() ? std::make_optional(report.waits_for()) : std::nullopt;
   known.uncovered = report.uncovered();
+  // It is asked anew, or another one.
+  if (asked_ == worker && report.failed() == upload_) asked_.reset();
+}
+
+void WorkerStates::BeginEpoch(uint64_t cluster_epoch) {
+  last_upload_ = std::max(last_upload_, cluster_epoch << kUploadBits);
+  asked_.reset();
 }
 
 void WorkerStates::Forget(WorkerId worker) {
@@ -60,13 +69,35 @@ std::optional<WorkerId> WorkerStates::Ask(uint64_t frontier, absl::Time now) {
   if (!chosen) return std::nullopt;
   asked_ = chosen;
   asked_at_ = now;
+  upload_ = NewUpload();
+  staged_.clear();
   return chosen;
+}
+
+std::optional<uint64_t> WorkerStates::OnStaged(uint32_t server, uint64_t upload, uint64_t step,
+                                               const std::set<uint32_t>& holders) {
+  if (!asked_ || upload != upload_) return std::nullopt;
+  staged_[server] = step;
+  for (const uint32_t holder : holders) {
+    const auto found = staged_.find(holder);
+    if (found == staged_.end()) return std::nullopt;
+    if (found->second == step) continue;
+    asked_.reset();  // Its sender has called two states by one number.
+    return std::nullopt;
+  }
+  return step;
 }
 
 void WorkerStates::OnUploaded(uint64_t step, absl::Time now) {
   uploaded_ = std::max(uploaded_, step);
   uploaded_at_ = now;
   took_ = now - asked_at_;
+  asked_.reset();
+}
+
+void WorkerStates::OnRestored() {
+  uploaded_ = 0;
+  uploaded_at_ = absl::InfinitePast();  // Whoever has a newer one brings it at once.
   asked_.reset();
 }
 
@@ -83,7 +114,7 @@ WorkerStateReply WorkerStates::Answer(WorkerId worker, uint64_t frontier, uint32
   });
   Worker& asks = workers_[worker];
   WorkerStateReply reply;
-  reply.set_wanted(asked_ == worker);
+  reply.set_wanted(asked_ == worker ? upload_ : 0);
   reply.set_uploaded(uploaded_);
   reply.set_saved(saved_);
   reply.set_ready(true);

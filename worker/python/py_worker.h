@@ -272,8 +272,7 @@ class PyWorker {
     }
     trainer()->Filled(offset, size);
   }
-  // Of a job whose workers have the optimizer. "here", "open" (not closed yet) or "gone" (no server keeps
-  // it).
+  // Where workers have the optimizer: "here", "open" (not closed yet) or "gone" (no server keeps it).
   std::string AwaitMean(uint64_t step) {
     absl::StatusOr<Trainer::MeanIs> is;
     OnLane([&] { is = trainer()->AwaitMean(step); });
@@ -289,13 +288,14 @@ class PyWorker {
     const size_t shape[] = {values.size()};
     return ConstFloatView(values.data(), 1, shape, self);
   }
-  // What the server is told of this worker's state: the next step that it is to take (none: it has none), the
-  // step before which it waits for one, and whether splits wait until a state that has them is saved.
-  void ReportState(std::optional<uint64_t> next, std::optional<uint64_t> waits_for, bool uncovered) {
+  // What the server is told of this worker's state, as WorkerStateReport has it; no `next`: it has none.
+  void ReportState(std::optional<uint64_t> next, std::optional<uint64_t> waits_for, bool uncovered,
+                   uint64_t failed) {
     WorkerStateReport report;
     if (next) report.set_next(*next + 1);
     if (waits_for) report.set_waits_for(*waits_for);
     report.set_uncovered(uncovered);
+    report.set_failed(failed);
     Joined()->session()->ReportState(report);
   }
   // What the server has said last.
@@ -312,12 +312,12 @@ class PyWorker {
     dict["data_epoch_begins"] = reply.data_epoch_begins();
     return dict;
   }
-  // Uploads the state before `step`; blocks, on any thread. What is wrong with it; empty: nothing.
-  std::string SendState(const ConstFloatView& values, uint64_t step) {
+  // Uploads the state before `step` as that upload; blocks, on any thread. What is wrong; empty: nothing.
+  std::string SendState(const ConstFloatView& values, uint64_t step, uint64_t upload) {
     const absl::Span<const float> span = SpanOf(values);
     Trainer* const sender = trainer();
     nb::gil_scoped_release release;
-    const absl::Status status = sender->SendState({span.begin(), span.end()}, step);
+    const absl::Status status = sender->SendState({span.begin(), span.end()}, step, upload);
     return std::string(status.message());
   }
   // Whether all parts of the state that was pulled last are of one upload.

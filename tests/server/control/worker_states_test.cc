@@ -100,4 +100,53 @@ TEST_CASE("splits that wait to be completed hurry the state", "[states]") {
   CHECK(states.Ask(5, kNow + absl::Seconds(1)) == kOne);
 }
 
+TEST_CASE("an upload is there when all servers that hold some of the state have it, of one step",
+          "[states]") {
+  WorkerStates states;
+  states.BeginEpoch(3);
+  const std::set<uint32_t> holders = {0, 2};
+  states.Report(kOne, Has(4));
+  REQUIRE(states.Ask(4, kNow) == kOne);
+  const uint64_t upload = states.upload();
+  CHECK(states.Answer(kOne, 4, 0, true).wanted() == upload);
+  CHECK_FALSE(states.OnStaged(2, upload, 4, holders));
+  CHECK_FALSE(states.OnStaged(0, upload - 1, 4, holders));
+  SECTION("it is") { CHECK(states.OnStaged(0, upload, 4, holders) == 4); }
+  SECTION("its sender calls two states by one number: it is asked anew") {
+    CHECK_FALSE(states.OnStaged(0, upload, 5, holders));
+    CHECK(states.Ask(4, kNow) == kOne);
+    CHECK(states.upload() != upload);
+  }
+  SECTION("its sender says that it came to nothing: the same") {
+    WorkerStateReport report = Has(5);
+    report.set_failed(upload);
+    states.Report(kOne, report);
+    CHECK(states.Ask(5, kNow) == kOne);
+    CHECK_FALSE(states.OnStaged(0, upload, 4, holders));
+    states.Report(kOne, report);
+    CHECK(states.Answer(kOne, 5, 0, true).wanted() == states.upload());
+  }
+  SECTION("a server has begun anew meanwhile: the same, and no number comes twice") {
+    states.BeginEpoch(4);
+    CHECK_FALSE(states.OnStaged(0, upload, 4, holders));
+    CHECK(states.Answer(kOne, 4, 0, true).wanted() == 0);
+    CHECK(states.Ask(4, kNow) == kOne);
+    CHECK(states.upload() > upload);
+    CHECK(states.NewUpload() > states.upload());
+  }
+}
+
+TEST_CASE("where servers go back to the saved state, no upload is there any more", "[states]") {
+  WorkerStates states;
+  states.Report(kOne, Has(4));
+  REQUIRE(states.Ask(4, kNow) == kOne);
+  states.OnUploaded(4, kNow);
+  states.OnSaved(2);
+  states.OnRestored();
+  const WorkerStateReply reply = states.Answer(kOne, 4, 0, true);
+  CHECK(reply.uploaded() == 0);
+  CHECK(reply.saved() == 2);
+  CHECK(states.Ask(4, kNow + absl::Minutes(1)) == kOne);
+}
+
 }  // namespace recon

@@ -117,15 +117,15 @@ TEST_CASE("a mean in 16 bits is encoded once for all that ask while one of them 
   CHECK(one.payload.pieces().front().data == two.payload.pieces().front().data);
 }
 
-TEST_CASE("pages that take the place of the parameters are one update", "[shard][mean]") {
+TEST_CASE("pages take the place of the parameters as a version that they bring", "[shard][mean]") {
   Shard shard = MeanShard(0);
   shard.SetInitialValues(Gradient(CodecId::kFp32, 7));
   Shard other = MeanShard(0);
   other.SetInitialValues(Gradient(CodecId::kFp32, 8));
   const ShardCut before = shard.Cut();
-  shard.Replace(other.Cut().pages[0]);
+  shard.Replace(other.Cut().pages[0], 9);
   CHECK(Values(&shard) == std::vector<float>(kSize, 8));
-  CHECK(shard.version() == 1);
+  CHECK(shard.version() == 9);
   CHECK(before.pages[0][0].data()[0] == 7);
 }
 

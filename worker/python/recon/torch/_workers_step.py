@@ -72,7 +72,7 @@ class WorkersStepJob(StepsOfAll):
         self._began = 0.0
         self._owed_splits: collections.deque[tuple[int, int]] = collections.deque()  # Closed when that step is saved.
         self._uploading: threading.Thread | None = None
-        self._uploaded = -1  # The state before that step was sent last.
+        self._upload = self._failed_upload = 0  # The numbers of the last upload, and of the last that came to nothing.
         self._left = False
         self._active = False
         self.spare: Any = None  # A batch for steps of others.
@@ -368,7 +368,8 @@ class WorkersStepJob(StepsOfAll):
 
     def _report(self, idle: bool = False) -> None:
         owed = len(self._owed_splits)
-        self._core.report_state(self._next, None, owed >= _UNCOVERED_MAX or (idle and owed > 0))
+        uncovered = owed >= _UNCOVERED_MAX or (idle and owed > 0)
+        self._core.report_state(self._next, None, uncovered, self._failed_upload)
 
     def _serve_state(self) -> None:
         self._report()
@@ -376,9 +377,10 @@ class WorkersStepJob(StepsOfAll):
         while self._owed_splits and said["saved"] > self._owed_splits[0][1]:
             self._core.close_split(self._owed_splits.popleft()[0])
         uploading = self._uploading is not None and self._uploading.is_alive()
-        newer = self._next > max(self._uploaded, int(said["uploaded"]))
-        if said["wanted"] and newer and not uploading and self._stepped_since_batches():
-            self._upload()
+        upload, newer = int(said["wanted"]), self._next > int(said["uploaded"])
+        if upload not in (0, self._upload) and newer and not uploading and self._stepped_since_batches():
+            self._upload = upload
+            self._send_state(upload)
 
     def _stepped_since_batches(self) -> bool:
         """Whether this is between two steps: nothing is accumulated."""
@@ -387,17 +389,16 @@ class WorkersStepJob(StepsOfAll):
     def _has_gradients(self) -> bool:
         return any(parameter.grad is not None for parameter in self._parameters)
 
-    def _upload(self) -> None:
+    def _send_state(self, upload: int) -> None:
         flat = np.zeros(self._core.size, np.float32)
         step, core = self._next, self._core
-        self._uploaded = step
         self._state.store(flat, step)
 
         def send() -> None:
-            wrong = core.send_state(flat, step)
+            wrong = core.send_state(flat, step, upload)
             if wrong:
-                self._uploaded = -1
-                _log.info("the state before step %d did not reach the server: %s", step, wrong)
+                self._failed_upload = upload
+                _log.info("the state before step %d did not reach the servers: %s", step, wrong)
 
         self._uploading = threading.Thread(target=send, name="recon-state", daemon=True)
         self._uploading.start()
@@ -432,7 +433,10 @@ class WorkersStepJob(StepsOfAll):
                 wanted = int(said["frontier"])
             newest = wanted is not None and int(said["uploaded"]) >= wanted
             if kind == "finished" or (said["ready"] and (said["take"] or newest)):
-                if self._load(taken=bool(said["take"]), frontier=int(said["frontier"])):
+                taken = bool(said["take"])
+                step = self._load()
+                if step is not None and (taken or kind == "finished" or step >= (wanted or 0)):
+                    self._next = int(said["frontier"]) if taken else step
                     break
             if time.monotonic() - said_at > _SAY_SECONDS:
                 said_at = time.monotonic()
@@ -442,19 +446,18 @@ class WorkersStepJob(StepsOfAll):
         self._has_state = True
         self._report()
 
-    def _load(self, taken: bool, frontier: int) -> bool:
+    def _load(self) -> int | None:
+        """Takes the servers' state; returns the step before which it was uploaded. None while theirs are of two uploads."""
         self._core.pull()
         if not self._core.state_whole():
-            return False  # Another upload has come meanwhile.
+            return None
         flat = np.array(self._core.parameters(), copy=True)
         with torch.no_grad():
             for name, buffer in self._buffers:
                 values = self._place(torch.from_numpy(flat), name).view(buffer.shape)
                 buffer.copy_(as_kept(buffer, values))
-        step = self._state.load(flat)
-        self._next = frontier if taken else step
         self._stepped = True
-        return True
+        return self._state.load(flat)
 
     # The rest.
 
