@@ -1,19 +1,24 @@
 // Of Coordinator: where the state is, in a job whose workers have the optimizer.
 
 #include "common/base/log.h"
+#include "common/base/status_macros.h"
 #include "common/tensor/shard_assignment.h"
 #include "server/control/coordinator.h"
 
 namespace recon {
 
-void Coordinator::NoteState(WorkerId worker, const WorkerStateReport& report) {
-  if (job_.means()) states_.Report(worker, report);
+absl::Status Coordinator::NoteState(WorkerId worker, const WorkerStateReport& report) {
+  if (!job_.means()) return absl::OkStatus();
+  RECON_RETURN_IF_ERROR(states_.Check(report));
+  states_.Report(worker, report);
+  return absl::OkStatus();
 }
 
 void Coordinator::TellOfState(WorkerId worker, absl::Time now, WorkerStateReply* reply) {
   if (!job_.means() || !parameters_.HasValues() || !parameters_.saved() || state_.restored_as) return;
   AskForState(now);
-  *reply = states_.Answer(worker, ports_.steps->frontier(), work_.data_epoch(), lifecycle_.MayGrant(now));
+  const bool may_take = lifecycle_.MayGrant(now) && now >= state_.no_takes_before;
+  *reply = states_.Answer(worker, ports_.steps->frontier(), work_.data_epoch(), may_take);
   if (!reply->take()) return;
   LogInfo(
       "worker {} goes on from the state before step {} that the server has: no worker that lives has a newer "
@@ -76,8 +81,9 @@ void Coordinator::SaveState(uint64_t step) {
   });
 }
 
-void Coordinator::AgreeOnState(const ServersState& others) {
+void Coordinator::AgreeOnState(const ServersState& others, absl::Time now) {
   states_.BeginEpoch(cluster_epoch_);
+  if (lifecycle_.started()) state_.no_takes_before = now + StateUnderWay::kReturnGrace;
   if (!parameters_.HasValues() || !parameters_.saved()) return;
   for (const PlaceState& place : others.places) {
     if (place.state_version == ports_.params->state_version()) continue;

@@ -18,11 +18,23 @@ constexpr absl::Duration kPatience = absl::Seconds(60);
 
 }  // namespace
 
+absl::Status WorkerStates::Check(const WorkerStateReport& report) const {
+  if (report.next() == 0 || report.line() == 0) return absl::OkStatus();
+  if (report.line() >= line_ && report.line() <= last_upload_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "the job goes on from another state than this worker's, which was not heard of for too long: start the "
+      "worker again, it takes the job's state then");
+}
+
 void WorkerStates::Report(WorkerId worker, const WorkerStateReport& report) {
   Worker& known = workers_[worker];
   if (report.next() > 0) {
     known.holds = true;
+    known.takes = false;
     known.next = report.next() - 1;
+    line_ = std::max(line_, report.line());
+  } else if (report.has_waits_for()) {
+    known.holds = false;
   }
   known.waits_for = report.has_waits_for() ? std::make_optional(report.waits_for()) : std::nullopt;
   known.uncovered = report.uncovered();
@@ -110,7 +122,7 @@ void WorkerStates::NotePass(uint32_t data_epoch, bool begun, uint64_t frontier) 
 WorkerStateReply WorkerStates::Answer(WorkerId worker, uint64_t frontier, uint32_t data_epoch,
                                       bool may_take) {
   const bool others_hold = std::any_of(workers_.begin(), workers_.end(), [worker](const auto& entry) {
-    return entry.first != worker && entry.second.holds;
+    return entry.first != worker && (entry.second.holds || entry.second.takes);
   });
   Worker& asks = workers_[worker];
   WorkerStateReply reply;
@@ -123,11 +135,12 @@ WorkerStateReply WorkerStates::Answer(WorkerId worker, uint64_t frontier, uint32
   reply.set_data_epoch_begins(pass_ == data_epoch ? pass_begins_ : frontier);
   if (!others_hold && may_take && asks.waits_for) {
     // Nobody who lives has a newer one: from here on this worker has it. It asks again if it has not heard of
-    // it.
-    asks.holds = true;
-    asks.next = frontier;
+    // it. Who is not heard of now has none when it is.
+    if (!asks.takes) line_ = NewUpload();
+    asks.takes = true;
     reply.set_take(true);
   }
+  reply.set_line(line_);
   return reply;
 }
 

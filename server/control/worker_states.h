@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/base/ids.h"
 #include "proto/control.pb.h"
@@ -21,6 +22,9 @@ namespace recon {
 // Pure: `now` is an argument; not thread-safe.
 class WorkerStates {
  public:
+  // Whether a worker's state may be what it says. FailedPrecondition if others go on from another one by now,
+  // which was the servers' while this worker was not heard of.
+  absl::Status Check(const WorkerStateReport& report) const;
   // What a worker says of itself, with whatever call.
   void Report(WorkerId worker, const WorkerStateReport& report);
   // It is gone, or another process goes on under its number.
@@ -59,13 +63,15 @@ class WorkerStates {
  private:
   struct Worker {
     bool holds = false;
-    uint64_t next = 0;  // It holds the state before that step.
+    bool takes = false;  // It was told to take the servers' state, and has not said that it has.
+    uint64_t next = 0;   // It holds the state before that step.
     std::optional<uint64_t> waits_for;
     bool uncovered = false;
   };
   bool Due(uint64_t frontier, absl::Time now) const;
 
   std::map<WorkerId, Worker> workers_;
+  uint64_t line_ = 0;  // A number of NewUpload(), or one that a worker has brought; 0: nobody has said any.
   std::optional<WorkerId> asked_;
   uint64_t upload_ = 0;  // Of the last question.
   uint64_t last_upload_ = 0;

@@ -68,7 +68,7 @@ NB_MODULE(_core, module) {
       .def("pull_mean", &PyWorker::PullMean, nb::arg("step"))
       .def("mean", [](nb::handle self) { return nb::cast<PyWorker&>(self).Mean(self); })
       .def("report_state", &PyWorker::ReportState, nb::arg("next").none(), nb::arg("waits_for").none(),
-           nb::arg("uncovered") = false, nb::arg("failed") = 0)
+           nb::arg("uncovered") = false, nb::arg("failed") = 0, nb::arg("line") = 0)
       .def("state", &PyWorker::State)
       .def("send_state", &PyWorker::SendState, nb::arg("values"), nb::arg("step"), nb::arg("upload"))
       .def("state_whole", &PyWorker::StateWhole)

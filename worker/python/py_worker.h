@@ -290,12 +290,13 @@ class PyWorker {
   }
   // What the server is told of this worker's state, as WorkerStateReport has it; no `next`: it has none.
   void ReportState(std::optional<uint64_t> next, std::optional<uint64_t> waits_for, bool uncovered,
-                   uint64_t failed) {
+                   uint64_t failed, uint64_t line) {
     WorkerStateReport report;
     if (next) report.set_next(*next + 1);
     if (waits_for) report.set_waits_for(*waits_for);
     report.set_uncovered(uncovered);
     report.set_failed(failed);
+    report.set_line(line);
     Joined()->session()->ReportState(report);
   }
   // What the server has said last.
@@ -308,6 +309,7 @@ class PyWorker {
     dict["frontier"] = reply.frontier();
     dict["ready"] = reply.ready();
     dict["take"] = reply.take();
+    dict["line"] = reply.line();
     dict["data_epoch"] = reply.data_epoch();
     dict["data_epoch_begins"] = reply.data_epoch_begins();
     return dict;

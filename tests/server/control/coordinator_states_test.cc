@@ -221,4 +221,16 @@ TEST_CASE("where a server comes back with another state of the workers, all go b
   }
 }
 
+TEST_CASE("a worker does not bring its state over to a history that the job has gone back to",
+          "[coordinator][states]") {
+  MeansJob job;
+  RegisterRequest request = MeansJob::Request("w", 1);
+  request.set_history(1);
+  CHECK(job.Register(request).ok());  // It has no state.
+  request.mutable_state()->set_next(5);
+  CHECK(absl::IsFailedPrecondition(job.Register(request).status()));
+  request.set_history(0);
+  CHECK(job.Register(request).ok());
+}
+
 }  // namespace recon

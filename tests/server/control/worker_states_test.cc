@@ -56,6 +56,49 @@ TEST_CASE("whoever has come furthest is asked for the state when somebody waits 
   CHECK_FALSE(states.Answer(kTwo, 9, 0, true).wanted());
 }
 
+TEST_CASE("who was not heard of while the servers' state was another's has no state any more", "[states]") {
+  WorkerStates states;
+  states.BeginEpoch(1);
+  states.Report(kOne, WaitsFor(0));
+  const uint64_t line = states.Answer(kOne, 5, 0, true).line();
+  CHECK(states.Answer(kOne, 5, 0, true).line() == line);  // It has not heard of it.
+  WorkerStateReport ones = Has(5);
+  ones.set_line(line);
+  REQUIRE(states.Check(ones).ok());
+  states.Report(kOne, ones);
+  SECTION("it was evicted meanwhile") {
+    states.Forget(kOne);
+    states.Report(kTwo, WaitsFor(5));
+    const WorkerStateReply taken = states.Answer(kTwo, 6, 0, true);
+    REQUIRE(taken.take());
+    CHECK(taken.line() > line);
+    CHECK(absl::IsFailedPrecondition(states.Check(ones)));
+    CHECK(states.Check(WaitsFor(6)).ok());
+  }
+  SECTION("it has lost the state itself: whatever it takes is another line") {
+    states.Report(kOne, WaitsFor(9));
+    const WorkerStateReply taken = states.Answer(kOne, 9, 0, true);
+    REQUIRE(taken.take());
+    CHECK(taken.line() > line);
+  }
+  SECTION("the head was killed: workers bring the line") {
+    WorkerStates after;
+    after.BeginEpoch(2);
+    REQUIRE(after.Check(ones).ok());
+    after.Report(kOne, ones);
+    CHECK(after.Answer(kTwo, 6, 0, true).line() == line);
+    ones.set_line(uint64_t{1} << 60);  // None that a head has given.
+    CHECK(absl::IsFailedPrecondition(after.Check(ones)));
+  }
+  SECTION("the head was killed, and the servers' state is another's before it is heard of") {
+    WorkerStates after;
+    after.BeginEpoch(2);
+    after.Report(kTwo, WaitsFor(5));
+    REQUIRE(after.Answer(kTwo, 6, 0, true).take());
+    CHECK(absl::IsFailedPrecondition(after.Check(ones)));
+  }
+}
+
 TEST_CASE("of workers that have come equally far one is asked that has no work left", "[states]") {
   WorkerStates states;
   states.Report(kOne, Has(9));

@@ -72,6 +72,7 @@ class WorkersStepJob(StepsOfAll):
         self._began = 0.0
         self._owed_splits: collections.deque[tuple[int, int]] = collections.deque()  # Closed when that step is saved.
         self._uploading: threading.Thread | None = None
+        self._line = 0  # Of the job's states, that of this worker's.
         self._upload = self._failed_upload = 0  # The numbers of the last upload, and of the last that came to nothing.
         self._left = False
         self._active = False
@@ -369,7 +370,7 @@ class WorkersStepJob(StepsOfAll):
     def _report(self, idle: bool = False) -> None:
         owed = len(self._owed_splits)
         uncovered = owed >= _UNCOVERED_MAX or (idle and owed > 0)
-        self._core.report_state(self._next, None, uncovered, self._failed_upload)
+        self._core.report_state(self._next, None, uncovered, self._failed_upload, self._line)
 
     def _serve_state(self) -> None:
         self._report()
@@ -434,9 +435,11 @@ class WorkersStepJob(StepsOfAll):
             newest = wanted is not None and int(said["uploaded"]) >= wanted
             if kind == "finished" or (said["ready"] and (said["take"] or newest)):
                 taken = bool(said["take"])
+                if taken and self._owed_splits:  # They were in this worker's own state alone.
+                    raise RuntimeError("this worker has lost its state, and no other one has it: start it again")
                 step = self._load()
                 if step is not None and (taken or kind == "finished" or step >= (wanted or 0)):
-                    self._next = int(said["frontier"]) if taken else step
+                    self._next, self._line = int(said["frontier"]) if taken else step, int(said["line"])
                     break
             if time.monotonic() - said_at > _SAY_SECONDS:
                 said_at = time.monotonic()
