@@ -83,7 +83,7 @@ struct FrameHeader {
   uint64_t incarnation = 0;
   uint64_t step = 0;
   // First sample of the batch: fixes the order in which gradients of one step are summed, whoever
-  // computed them.
+  // computed them. Of a worker's state: the number of the upload.
   uint64_t order_key = 0;
   // Samples in the batch: the gradient's weight in a mean. Of a reply with a mean: how many pushes it is of,
   // 0 where that is unknown.

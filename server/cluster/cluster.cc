@@ -28,6 +28,7 @@ Cluster::Cluster(const Options& options, const ServerTable& table)
       assignment_(options.assignment),
       servers_(options.assignment.servers()),
       snapshot_(&links_),
+      workers_state_(&links_),
       links_(servers_,
              [this](uint32_t place) {
                snapshot_.GiveUp(absl::UnavailableError(absl::StrCat("server ", place, " has gone")));
@@ -100,6 +101,8 @@ absl::Status Cluster::Hear(const std::shared_ptr<ServerLink>& link, uint32_t pla
     lane_->Post([this, link, ready = report.ready()] { OnReady(link, ready); });
   } else if (report.has_initial_values()) {
     lane_->Post([this, link, round = report.initial_values().round()] { OnInitialValues(link, round); });
+  } else if (report.has_staged()) {
+    workers_state_.Note(place, report.staged());
   }
   return absl::OkStatus();
 }

@@ -20,6 +20,7 @@
 #include "server/cluster/place_table.h"
 #include "server/cluster/server_links.h"
 #include "server/cluster/snapshot_parts.h"
+#include "server/cluster/state_parts.h"
 #include "server/data_plane/param_server.h"
 
 namespace recon {
@@ -92,10 +93,10 @@ class Cluster final : public Followers, public ServerReports {
   void AwaitInitialValues(WorkerId worker);
 
   void OnClosing(uint32_t server, const StepClosing& closing) override;
-  void OnFrontier(uint64_t frontier, bool anyone_active) override;
 
-  // What the servers have to do with snapshots.
+  // What the servers have to do with snapshots, and with the state of workers that have the optimizer.
   SnapshotParts* snapshot() { return &snapshot_; }
+  StateParts* workers_state() { return &workers_state_; }
   // The trace that is recorded, and for how long yet; 0: none is.
   void TellOfTrace(uint64_t trace, absl::Duration left);
 
@@ -113,6 +114,9 @@ class Cluster final : public Followers, public ServerReports {
   std::vector<ServerStatus> Status(absl::Time now) const;
 
  private:
+  void OnFrontier(uint64_t frontier, bool anyone_active) override;
+  void OnStateCommitted(uint64_t upload) override { workers_state_.Commit(upload); }
+
   // Lane.
   void Join(const std::shared_ptr<ServerLink>& link, const ServerHello& hello, absl::Time now);
   void Take(uint32_t place, const std::shared_ptr<ServerLink>& link, const ServerHello& hello,
@@ -140,6 +144,7 @@ class Cluster final : public Followers, public ServerReports {
   Events events_;
 
   SnapshotParts snapshot_;
+  StateParts workers_state_;
   ServerLinks links_;
   std::atomic<bool> shut_down_{false};
   std::atomic<bool> ends_{false};

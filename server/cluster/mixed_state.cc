@@ -24,4 +24,20 @@ std::vector<uint32_t> AheadOf(const Manifest& snapshot, const std::vector<PlaceS
   return ahead;
 }
 
+absl::Status CheckOneState(const ParamLayout& layout, absl::Span<const Manifest> parts) {
+  std::optional<uint64_t> version;
+  for (const Manifest& part : parts) {
+    for (const ShardEntry& shard : part.shards()) {
+      if (!HoldsState(layout, shard.shard())) continue;
+      if (version.value_or(shard.version()) != shard.version()) {
+        return absl::UnavailableError(
+            "no snapshot: the servers' parts are of two states of the workers, since one of them has just "
+            "come back");
+      }
+      version = shard.version();
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace recon

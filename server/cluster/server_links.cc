@@ -164,7 +164,12 @@ void ServerLinks::SendToLive(const ServerCommand& command) {
 }
 
 void ServerLinks::Broadcast(const ServerCommand& command) {
+  const uint64_t state =
+      command.has_restore_state() ? command.restore_state().upload() : command.commit_state();
   MutexLock lock(&mu_);
+  for (Place& place : places_) {
+    if (state != 0 && place.state == State::kLive) place.ready.set_state_version(state);
+  }
   SendToLive(command);
 }
 
@@ -294,7 +299,7 @@ ServersState ServerLinks::state() const {
     const ServerReady& ready = place->ready;
     all.places.push_back({static_cast<uint32_t>(all.places.size()) + 1, ready.lost(), ready.generation(),
                           std::max(ready.sequence(), place->progress.sequence()), ready.pushes_beyond(),
-                          ready.samples_beyond()});
+                          ready.samples_beyond(), ready.state_version()});
   }
   return all;
 }

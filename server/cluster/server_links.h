@@ -74,7 +74,8 @@ class ServerLinks {
   };
   std::vector<Gap> Gaps() const;
 
-  // To all that are live; to all that have a place and are connected.
+  // To all that are live, which have the state of the workers from then on that the command says, if it says
+  // one; to all that have a place and are connected.
   void Broadcast(const ServerCommand& command);
   void SendToAll(const ServerCommand& command);
   // Says what those who are ready have missed, and begins `epoch` with all.

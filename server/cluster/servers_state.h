@@ -16,6 +16,8 @@ struct PlaceState {
   // If it was asked: pushes in its log that the newest snapshot lacks, and their samples.
   uint64_t pushes_beyond = 0;
   uint64_t samples_beyond = 0;
+  // Of the workers' state, where workers have the optimizer (WorkersState).
+  uint64_t state_version = 0;
 };
 
 // What the other servers of a job have come to, all together.

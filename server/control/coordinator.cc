@@ -26,6 +26,7 @@ Coordinator::Coordinator(const Options& options, const CoordinatorPorts& ports, 
       codec_tuner_(options.job.refused_codecs()),
       auto_policy_(options.policy),
       evaluations_(options.job.data_epochs()) {
+  states_.BeginEpoch(cluster_epoch_);
   ApplyQuorum();
 }
 
@@ -89,6 +90,7 @@ void Coordinator::OnServersChanged(absl::Time now) {
   ports_.others->BeginEpoch(cluster_epoch_);
   ports_.params->SetClusterEpoch(cluster_epoch_);
   LogInfo("all {} servers are there: cluster epoch {}", ports_.others->servers(), cluster_epoch_);
+  if (job_.means()) AgreeOnState(others, now);
   parameters_.OnEpochBegun();
 }
 
@@ -120,6 +122,7 @@ void Coordinator::FinishIfDone(absl::Time now) {
 
 void Coordinator::NoteServing(absl::Time now, bool all_in_snapshot) {
   lifecycle_.NoteServing(now);
+  if (lifecycle_.started()) state_.no_takes_before = now + StateUnderWay::kReturnGrace;
   if (!all_in_snapshot || !work_.finished() || !lifecycle_.BeginFinish(now)) return;
   LogInfo("the job was done before: all {} data epochs are completed, and snapshot {} has the outcome",
           job_.data_epochs(), restored_generation_);

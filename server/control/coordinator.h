@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -216,10 +217,17 @@ class Coordinator {
   }
 
   // State of workers (coordinator_states.cc).
-  void NoteState(WorkerId worker, const WorkerStateReport& report);
+  absl::Status NoteState(WorkerId worker, const WorkerStateReport& report);
   void TellOfState(WorkerId worker, absl::Time now, WorkerStateReply* reply);
   void AskForState(absl::Time now);
-  void OnState(uint64_t step, absl::Time now);
+  // All that a server has of an upload is staged there; 0 is the head.
+  void OnStateStaged(uint32_t server, uint64_t upload, uint64_t step, absl::Time now);
+  std::set<uint32_t> HoldersOfState() const;
+  // What was computed before `step` counts as completed when a snapshot has the state that the servers have.
+  void SaveState(uint64_t step);
+  // In a new epoch of servers that were of these states: all go back to the saved one if they differ.
+  void AgreeOnState(const ServersState& others, absl::Time now);
+  void RestoreState();
 
   // Policy (coordinator_policy.cc).
   // The job goes on by these settings; by what auto begins with, if they are that.
@@ -263,6 +271,16 @@ class Coordinator {
   LeaseScheduler work_;
   ProgressWatch progress_;
   WorkerStates states_;
+  struct StateUnderWay {
+    std::optional<uint64_t> restored_as;  // The servers go back to the saved state, under this number.
+    std::optional<uint64_t> unsaved;      // No snapshot has the state before this step yet.
+    absl::Time retry_at = absl::InfiniteFuture();
+    // Before, workers that have the state may not have had the time to say so after a restart. (One that
+    // comes later has to begin anew.)
+    static constexpr absl::Duration kReturnGrace = absl::Seconds(3);
+    absl::Time no_takes_before = absl::InfinitePast();
+  };
+  StateUnderWay state_;
   absl::Time watch_at_ = absl::InfinitePast();
   // What is shown of workers that are gone: what the data plane knew of them.
   std::map<WorkerId, WorkerPushStats> last_stats_;

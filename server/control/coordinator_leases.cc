@@ -91,7 +91,7 @@ absl::StatusOr<AcquireReply> Coordinator::Acquire(const AcquireRequest& request,
   RECON_ASSIGN_OR_RETURN(const WorkerId worker, CheckIdentity(request.identity(), now));
   AcquireReply reply;
   reply.set_phase(phase());
-  NoteState(worker, request.state());
+  RECON_RETURN_IF_ERROR(NoteState(worker, request.state()));
   TellOfState(worker, now, reply.mutable_state());
   if (!parameters_.HasValues()) {
     if (parameters_.NeedsWorkersValues(lifecycle_.started())) {

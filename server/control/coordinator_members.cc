@@ -42,7 +42,7 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
   RECON_ASSIGN_OR_RETURN(const WorkerId worker, ports_.journal->WorkerIdFor(request.name()));
   RECON_RETURN_IF_ERROR(CheckName(request, worker, peer, &membership_, options_.connected, now));
   RECON_RETURN_IF_ERROR(Enter(request, worker, peer, now));
-  NoteState(worker, request.state());
+  RECON_RETURN_IF_ERROR(NoteState(worker, request.state()));
   RegisterReply reply = TellOfJob(worker, now);
   AdoptLeases(request, worker, now, &reply);
   reply.set_start_step(StartStepOf(worker, request, reply));
@@ -51,7 +51,10 @@ absl::StatusOr<RegisterReply> Coordinator::Register(const RegisterRequest& reque
 }
 
 absl::Status Coordinator::AgreeOnJob(const RegisterRequest& request) {
-  if (job_.means()) RECON_RETURN_IF_ERROR(CheckHasState(request));
+  if (job_.means()) {
+    RECON_RETURN_IF_ERROR(CheckHasState(request, job_.history()));
+    RECON_RETURN_IF_ERROR(states_.Check(request.state()));
+  }
   if (!record_.known()) RECON_RETURN_IF_ERROR(BeginJob(request));
   RECON_RETURN_IF_ERROR(parameters_.Adopt(request.model(), job_));
   RECON_RETURN_IF_ERROR(record_.CheckDataset(request));
@@ -180,7 +183,7 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatRequest& re
   reply.set_workers(static_cast<uint32_t>(membership_.alive()));
   reply.set_phase(phase());
   reply.set_rival(member.rival_peer);
-  NoteState(worker, request.state());
+  RECON_RETURN_IF_ERROR(NoteState(worker, request.state()));
   TellOfState(worker, now, reply.mutable_state());
   reply.set_waits_for(standing_.waits_for);
   for (const uint64_t lease : request.leases()) {

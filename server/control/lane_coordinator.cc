@@ -21,7 +21,7 @@ LanePorts::LanePorts(ParamServer* params, ControlJournal* journal, SnapshotServi
       control_journal_(journal),
       params_port_(params, lane),
       snapshots_port_(snapshots, params, lane),
-      cluster_port_(cluster == nullptr ? nullptr : std::make_unique<ClusterPort>(cluster)) {}
+      cluster_port_(cluster == nullptr ? nullptr : std::make_unique<ClusterPort>(cluster, lane)) {}
 
 CoordinatorPorts LanePorts::ports() {
   CoordinatorPorts ports;

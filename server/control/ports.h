@@ -51,9 +51,11 @@ class DataPlaneControl {
   virtual bool has_values() const = 0;
   // Only `worker` may send initial values from now on; `ready` is called once, when all of them are there.
   virtual void AwaitInitialValues(WorkerId worker, std::function<void()> ready) = 0;
-  // Only uploads of this worker's state are taken from now on; `came` is called each time that one is whole,
-  // with the step before which it was.
-  virtual void AwaitState(WorkerId worker, std::function<void(uint64_t step, absl::Time now)> came) = 0;
+  // As WorkersState's methods of these names.
+  virtual void AwaitState(WorkerId worker, uint64_t upload,
+                          std::function<void(uint64_t step, absl::Time now)> staged) = 0;
+  virtual absl::Status CommitState(uint64_t upload) = 0;
+  virtual uint64_t state_version() const = 0;
   virtual void SetClusterEpoch(uint64_t epoch) = 0;
   virtual ApplyRules rules() const = 0;
   // `took`: how long it was, whatever came of it; nothing else happens on the lane meanwhile.
@@ -76,6 +78,9 @@ class Snapshots {
   virtual void TakeLast(Done done) = 0;
   // One that may take its time, and whose failure is only counted.
   virtual void TakeInBackground(const std::string& reason) = 0;
+  // The newest one's state of the workers takes the place of what all servers have, under the number of an
+  // upload.
+  virtual void RestoreState(uint64_t upload, Done done) = 0;
   // Takes those that are due by their interval or by the length of the log.
   virtual void Tick(absl::Time now) = 0;
   virtual SnapshotStatus status() const = 0;
@@ -96,6 +101,9 @@ class OtherServers {
   virtual void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) = 0;
   virtual void Expel(WorkerId worker) = 0;
   virtual void AwaitInitialValues(WorkerId worker) = 0;
+  // `staged`: as DataPlaneControl's, of each of these servers.
+  virtual void AwaitState(WorkerId worker, uint64_t upload,
+                          std::function<void(uint32_t server, uint64_t step, absl::Time now)> staged) = 0;
   virtual void Tick(absl::Time now) = 0;
   virtual std::vector<ServerAddress> Addresses() const = 0;
   virtual std::vector<ServerStatus> Status(absl::Time now) const = 0;

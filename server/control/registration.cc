@@ -61,14 +61,19 @@ absl::Status CheckRegistration(const RegisterRequest& request) {
   return ParamLayout::Create(request.model()).status();
 }
 
-absl::Status CheckHasState(const RegisterRequest& request) {
-  for (const TensorSpec& tensor : request.model().tensors()) {
-    if (tensor.group() == kStateGroup) return absl::OkStatus();
+absl::Status CheckHasState(const RegisterRequest& request, uint64_t history) {
+  const auto& tensors = request.model().tensors();
+  if (std::none_of(tensors.begin(), tensors.end(),
+                   [](const TensorSpec& tensor) { return tensor.group() == kStateGroup; })) {
+    return absl::InvalidArgumentError(
+        "the workers of this job have the optimizer (--optimizer mean), and this one leaves it to the "
+        "server: "
+        "a script says optimizer_on='workers' to join()");
   }
-  return absl::InvalidArgumentError(
-      "the workers of this job have the optimizer (--optimizer mean), and this one leaves it to the server: "
-      "a script says "
-      "optimizer_on='workers' to join()");
+  if (request.state().next() == 0 || request.history() == history) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "the job has gone back to an earlier snapshot, and this worker's state is of what came after it: start "
+      "the worker again, it takes the job's state then");
 }
 
 absl::Status CheckNextStep(uint64_t next_step) {

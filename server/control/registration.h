@@ -18,8 +18,8 @@ namespace recon {
 // common/base/limits.h, and the model makes a layout.
 absl::Status CheckRegistration(const RegisterRequest& request);
 // InvalidArgument for a worker that leaves the optimizer to the server: its model has nothing of the group
-// `state`.
-absl::Status CheckHasState(const RegisterRequest& request);
+// `state`. FailedPrecondition for one whose state is of another history than the job's.
+absl::Status CheckHasState(const RegisterRequest& request, uint64_t history);
 // InvalidArgument for a step beyond limits::kStepMax.
 absl::Status CheckNextStep(uint64_t next_step);
 // The first step that the worker has not begun: what it was told before the server died, though older steps

@@ -20,10 +20,12 @@ void ParamServerPort::AwaitInitialValues(WorkerId worker, std::function<void()> 
   params_->AwaitInitialValues(worker, [lane = lane_, ready = std::move(ready)] { lane->Post(ready); });
 }
 
-void ParamServerPort::AwaitState(WorkerId worker, std::function<void(uint64_t step, absl::Time now)> came) {
-  params_->members()->TakeStateOf(worker, [lane = lane_, came = std::move(came)](uint64_t step) {
-    lane->Post([came, step] { came(step, Now()); });
-  });
+void ParamServerPort::AwaitState(WorkerId worker, uint64_t upload,
+                                 std::function<void(uint64_t step, absl::Time now)> staged) {
+  const auto on_lane = [lane = lane_, staged = std::move(staged)](uint64_t step) {
+    lane->Post([staged, step] { staged(step, Now()); });
+  };
+  WorkersStateOf(params_)->AwaitState(worker, upload, on_lane);
 }
 
 absl::Status ParamServerPort::ChangeRules(const ApplyRules& rules, uint64_t first_step,
@@ -57,8 +59,22 @@ void SnapshotServicePort::TakeInBackground(const std::string& reason) {
       reason, [](const absl::StatusOr<SnapshotReply>&) {}, SnapshotWriter::Pace::kBackground);
 }
 
+void SnapshotServicePort::RestoreState(uint64_t upload, Done done) {
+  snapshots_->RestoreState(upload, [lane = lane_, done = std::move(done)](const absl::Status& restored) {
+    lane->Post([done, restored] { done(restored, Now()); });
+  });
+}
+
 void ClusterPort::Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) {
   cluster_->Admit(worker, incarnation, next_step);
+}
+
+void ClusterPort::AwaitState(WorkerId worker, uint64_t upload,
+                             std::function<void(uint32_t server, uint64_t step, absl::Time now)> staged) {
+  const auto on_lane = [lane = lane_, staged = std::move(staged)](uint32_t server, uint64_t step) {
+    lane->Post([staged, server, step] { staged(server, step, Now()); });
+  };
+  cluster_->workers_state()->Await(worker, upload, on_lane);
 }
 
 void InitialValuesPort::Load(std::function<void(const absl::Status& loaded)> done) {

@@ -25,7 +25,10 @@ class ParamServerPort final : public DataPlaneControl {
   absl::Status DefineModel(const ModelSpec& model) override { return params_->DefineModel(model); }
   bool has_values() const override { return params_->has_values(); }
   void AwaitInitialValues(WorkerId worker, std::function<void()> ready) override;
-  void AwaitState(WorkerId worker, std::function<void(uint64_t step, absl::Time now)> came) override;
+  void AwaitState(WorkerId worker, uint64_t upload,
+                  std::function<void(uint64_t step, absl::Time now)> staged) override;
+  absl::Status CommitState(uint64_t upload) override { return WorkersStateOf(params_)->CommitState(upload); }
+  uint64_t state_version() const override { return WorkersStateOf(params_)->state_version(); }
   void SetClusterEpoch(uint64_t epoch) override { params_->SetClusterEpoch(epoch); }
   ApplyRules rules() const override { return params_->rules(); }
   absl::Status ChangeRules(const ApplyRules& rules, uint64_t first_step, absl::Duration* took) override;
@@ -46,6 +49,7 @@ class SnapshotServicePort final : public Snapshots {
   void Take(const std::string& reason, Done done) override;
   void TakeLast(Done done) override;
   void TakeInBackground(const std::string& reason) override;
+  void RestoreState(uint64_t upload, Done done) override;
   void Tick(absl::Time now) override { snapshots_->Tick(now); }
   SnapshotStatus status() const override { return snapshots_->status(); }
 
@@ -57,7 +61,7 @@ class SnapshotServicePort final : public Snapshots {
 
 class ClusterPort final : public OtherServers {
  public:
-  explicit ClusterPort(Cluster* cluster) : cluster_(cluster) {}
+  ClusterPort(Cluster* cluster, Lane* lane) : cluster_(cluster), lane_(lane) {}
 
   uint32_t servers() const override { return cluster_->servers(); }
   ServersState state() const override { return cluster_->state(); }
@@ -68,12 +72,15 @@ class ClusterPort final : public OtherServers {
   void Admit(WorkerId worker, Incarnation incarnation, uint64_t next_step) override;
   void Expel(WorkerId worker) override { cluster_->Expel(worker); }
   void AwaitInitialValues(WorkerId worker) override { cluster_->AwaitInitialValues(worker); }
+  void AwaitState(WorkerId worker, uint64_t upload,
+                  std::function<void(uint32_t server, uint64_t step, absl::Time now)> staged) override;
   void Tick(absl::Time now) override { cluster_->Tick(now); }
   std::vector<ServerAddress> Addresses() const override { return cluster_->Addresses(); }
   std::vector<ServerStatus> Status(absl::Time now) const override { return cluster_->Status(now); }
 
  private:
   Cluster* const cluster_;
+  Lane* const lane_;
 };
 
 class InitialValuesPort final : public ValuesSource {

@@ -183,7 +183,9 @@ absl::Status ParamServer::CheckKind(const Operation& op) const {
         "means and workers' state are for jobs whose workers have the optimizer (--optimizer mean)");
   }
   if (op.kind == FrameKind::kPullMean) return absl::OkStatus();
-  if (op.kind == FrameKind::kState) return state_upload_.Check(op.worker, op.shards);
+  if (op.kind == FrameKind::kState) {
+    return state_upload_.Check(op.worker, op.frame.header.order_key, op.frame.header.step, op.shards);
+  }
   return CheckPush(op);
 }
 
@@ -220,6 +222,7 @@ void ParamServer::Sequence(const OperationPtr& op) {
 
 void ParamServer::Deliver(const OperationPtr& op) {
   op->Enter(Operation::Stage::kOnLanes);
+  if (op->kind == FrameKind::kState) state_upload_.Begin(op->frame.header.step);
   if (Asks(op->kind)) {
     return shards_.EncodeReply(op, NextStep::To<&ParamServer::FinishOk>(this));
   }
@@ -302,21 +305,6 @@ void ParamServer::InitialValuesCame(const OperationPtr& op) {
     initialized = values_.Came(op->worker, op->shards);
   }
   if (initialized) initialized();
-  Finish(op, absl::OkStatus());
-}
-
-void ParamServer::StateCame(const OperationPtr& op) {
-  const uint64_t step = op->frame.header.step;
-  std::function<void(uint64_t step)> came;
-  {
-    MutexLock lock(&mu_);
-    if (state_upload_.Came(step, op->shards)) {
-      // In all lanes' queues at once: a cut has all of it or nothing.
-      shards_.CommitStaged(state_upload_.shards());
-      came = std::exchange(state_came_, nullptr);
-    }
-  }
-  if (came) came(step);
   Finish(op, absl::OkStatus());
 }
 

@@ -35,6 +35,7 @@
 #include "server/data_plane/step_members.h"
 #include "server/data_plane/waiting_replies.h"
 #include "server/data_plane/worker_tally.h"
+#include "server/data_plane/workers_state.h"
 #include "server/sync/closed_steps.h"
 #include "server/sync/step_book.h"
 
@@ -50,7 +51,7 @@ namespace recon {
 // once, under one lock; so does a cut. That makes a cut consistent without stopping anyone. With a push log
 // they go through it first, in its order: what is not in the log is not applied, and not acknowledged.
 // Shutdown: BeginDrain(), then WaitUntilIdle(), then destroy.
-class ParamServer final : private StepMembers, private PeerSteps, private ParamReplay {
+class ParamServer final : public WorkersState, private StepMembers, private PeerSteps, private ParamReplay {
  public:
   struct Options {
     ApplyRules rules;
@@ -180,7 +181,6 @@ class ParamServer final : private StepMembers, private PeerSteps, private ParamR
   void Park(WorkerId worker) override;
   void SetQuorum(uint32_t workers, std::optional<absl::Duration> grace) override;
   void NoteAcknowledged(WorkerId worker, uint64_t next_step) override;
-  void TakeStateOf(WorkerId worker, std::function<void(uint64_t step)> came) override;
   void SkipTo(uint64_t frontier) override;
   uint64_t frontier() const override;
   uint64_t PushesOf(WorkerId worker) const override;
@@ -202,6 +202,12 @@ class ParamServer final : private StepMembers, private PeerSteps, private ParamR
   void EndReplay() override;
   void LeaveOut(LoggedPushes pushes) override;
   void BeginHistory(uint64_t sequence, uint64_t first_step) override;
+
+  // WorkersState.
+  void AwaitState(WorkerId worker, uint64_t upload, std::function<void(uint64_t step)> staged) override;
+  absl::Status CommitState(uint64_t upload) override;
+  absl::Status RestoreState(const SnapshotReader& reader, const Manifest& manifest, uint64_t upload) override;
+  uint64_t state_version() const override;
 
   struct Instruments;
 
@@ -294,7 +300,8 @@ class ParamServer final : private StepMembers, private PeerSteps, private ParamR
 
   AwaitedValues values_ ABSL_GUARDED_BY(mu_);
   StateUpload state_upload_ ABSL_GUARDED_BY(mu_);
-  std::function<void(uint64_t step)> state_came_ ABSL_GUARDED_BY(mu_);
+  std::function<void(uint64_t step)> state_staged_ ABSL_GUARDED_BY(mu_);
+  uint64_t state_version_ ABSL_GUARDED_BY(mu_) = 0;
   StartTimes start_ ABSL_GUARDED_BY(mu_);
 
   // The replaying thread's until EndReplay().
@@ -306,6 +313,9 @@ class ParamServer final : private StepMembers, private PeerSteps, private ParamR
   // lock.
   ShardSet shards_;
 };
+
+// What of the workers' state it keeps.
+inline WorkersState* WorkersStateOf(ParamServer* params) { return params; }
 
 template <typename Step, typename Failed>
 void ParamServer::InOrder(LogRecordKind kind, ByteChain record, Step step, Failed failed) {

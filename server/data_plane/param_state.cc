@@ -64,6 +64,12 @@ absl::Status ParamServer::Restore(const SnapshotReader& reader, const Manifest& 
   RECON_RETURN_IF_ERROR(shards_.Restore(reader, manifest));
   MutexLock lock(&mu_);
   sequence_ = manifest.sequence();
+  // Also where the shards that hold it are other servers'.
+  for (uint32_t i = 0; i < shards_.map().size(); ++i) {
+    if (HoldsState(*shards_.map().layout(), i)) {
+      state_version_ = manifest.shards(static_cast<int>(i)).version();
+    }
+  }
   std::vector<uint64_t> first_open(shards_.map().size());
   for (uint32_t i = 0; i < first_open.size(); ++i) {
     first_open[i] =
@@ -93,12 +99,6 @@ void ParamServer::AwaitInitialValues(WorkerId worker, std::function<void()> read
     if (values_.Ask(worker, shards_.map().owned(), ready)) return;
   }
   ready();
-}
-
-void ParamServer::TakeStateOf(WorkerId worker, std::function<void(uint64_t step)> came) {
-  MutexLock lock(&mu_);
-  state_upload_.AskOf(worker);
-  state_came_ = std::move(came);
 }
 
 bool ParamServer::has_values() const {

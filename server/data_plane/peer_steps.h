@@ -17,6 +17,8 @@ class Followers {
   virtual void OnClosing(uint32_t server, const StepClosing& closing) = 0;
   // As StalenessGate::Follow() takes it.
   virtual void OnFrontier(uint64_t frontier, bool anyone_active) = 0;
+  // As WorkersState::CommitState() takes it.
+  virtual void OnStateCommitted(uint64_t upload) = 0;
 };
 
 // What a server hears of steps from the job's other servers.

@@ -280,9 +280,34 @@ void ShardSet::Stage(uint32_t shard, const EncodedGradient& values) {
   });
 }
 
-void ShardSet::CommitStaged(const std::set<uint32_t>& shards) {
+void ShardSet::CommitStaged(const std::set<uint32_t>& shards, uint64_t version) {
   for (const uint32_t i : shards) {
-    lanes_.Post(LaneKey(i), [this, i] { shards_[i]->Replace(std::move(staged_[i])); });
+    lanes_.Post(LaneKey(i), [this, i, version] { shards_[i]->Replace(std::move(staged_[i]), version); });
+  }
+}
+
+absl::StatusOr<ShardSet::StatePages> ShardSet::ReadState(const SnapshotReader& reader,
+                                                         const Manifest& manifest) {
+  Mutex mu;
+  StatePages state;
+  const int roles = static_cast<int>(manifest.state_planes()) + 1;
+  const auto read = [&](uint32_t shard) -> absl::Status {
+    if (!HoldsState(*map_.layout(), shard)) return absl::OkStatus();
+    RECON_ASSIGN_OR_RETURN(std::vector<std::vector<PageRef>> chunks,
+                           reader.ReadChunks(manifest, static_cast<int>(shard) * roles, 1));
+    MutexLock lock(&mu);
+    state[shard] = std::move(chunks.front());
+    return absl::OkStatus();
+  };
+  RECON_RETURN_IF_ERROR(LoadAll("reading the workers' state", read));
+  return state;
+}
+
+void ShardSet::ReplaceState(StatePages state, uint64_t version) {
+  for (auto& [shard, pages] : state) {
+    lanes_.Post(LaneKey(shard), [this, shard = shard, version, pages = std::move(pages)]() mutable {
+      shards_[shard]->Replace(std::move(pages), version);
+    });
   }
 }
 
@@ -404,6 +429,8 @@ absl::Status ShardSet::Restore(const SnapshotReader& reader, const Manifest& man
                    cut.ledger.assign(ledger.entries().begin(), ledger.entries().end());
                    cut.first_open_step = std::max(manifest.frontier_step(), entry.first_open_step());
                    shards_[shard]->Restore(std::move(cut));
+                   // The version of a state is no number of updates.
+                   if (HoldsState(*map_.layout(), shard)) return absl::OkStatus();
                    RaiseTo(shards_[shard]->version(), &updates_);
                    return absl::OkStatus();
                  });

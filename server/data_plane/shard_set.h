@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -86,8 +87,12 @@ class ShardSet {
   void EncodeReply(const OperationPtr& op, NextStep next);
   // Makes one update of what the contributors sent for the step.
   void Close(const StepClosing& closing);
-  // State that was staged for these shards takes the place of what they have.
-  void CommitStaged(const std::set<uint32_t>& shards);
+  // State that was staged for these shards takes the place of what they have, as this version.
+  void CommitStaged(const std::set<uint32_t>& shards, uint64_t version);
+  // Pages by shard, of those here that hold workers' state, as the snapshot has them. Blocks.
+  using StatePages = std::map<uint32_t, std::vector<PageRef>>;
+  absl::StatusOr<StatePages> ReadState(const SnapshotReader& reader, const Manifest& manifest);
+  void ReplaceState(StatePages state, uint64_t version);
 
   // What is posted from now on goes by `rules`.
   void SetRules(const ApplyRulesPtr& rules);

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 
 #include "absl/time/time.h"
@@ -38,9 +37,6 @@ class StepMembers {
   virtual void SetQuorum(uint32_t workers, std::optional<absl::Duration> grace) = 0;
   // The worker has an acknowledgement of every step before `next_step`.
   virtual void NoteAcknowledged(WorkerId worker, uint64_t next_step) = 0;
-  // Only uploads of this worker's state are taken from now on; `came` runs each time that one is whole, with
-  // the step before which it was. With the optimizer `mean`.
-  virtual void TakeStateOf(WorkerId worker, std::function<void(uint64_t step)> came) = 0;
   // No step before `frontier` is asked of anyone: another server has come so far.
   virtual void SkipTo(uint64_t frontier) = 0;
   // First synchronous step that is not closed in the log.

@@ -208,6 +208,11 @@ absl::StatusOr<LoggedWork> Follower::CountBeyond(uint64_t sequence) {
                    process_.params()->position().sequence);
 }
 
+absl::Status Follower::RestoreState(const recon::RestoreState& command) {
+  return RestoreWorkersState(process_.params(), process_.store().get(), Generation(command.generation()),
+                             command.upload());
+}
+
 absl::Status Follower::MakeParams(const Assignment& assignment) {
   RECON_ASSIGN_OR_RETURN(ParamServer::Options options, PlaceOptions(assignment));
   options.report_delivery = [this](WorkerId worker, Incarnation incarnation, uint64_t step,

@@ -68,6 +68,7 @@ class Follower : private ShardHost {
   ServerHello Hello() const override;
   absl::StatusOr<RecoveredPlace> TakeUp(const Assignment& assignment) override;
   absl::StatusOr<LoggedWork> CountBeyond(uint64_t sequence) override;
+  absl::Status RestoreState(const recon::RestoreState& command) override;
   void FollowTrace(const TraceCommand& command) override;
   void NoteAdmitted(Incarnation process) override;
   // Any thread.

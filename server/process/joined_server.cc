@@ -93,6 +93,13 @@ absl::Status JoinedServer::Execute(const ServerCommand& command) {
     case ServerCommand::kAwaitInitialValues:
       TakeInitialValues(command.await_initial_values());
       break;
+    case ServerCommand::kAwaitState:
+      TakeState(command.await_state());
+      break;
+    case ServerCommand::kCommitState:
+      return WorkersStateOf(params)->CommitState(command.commit_state());
+    case ServerCommand::kRestoreState:
+      return host_->RestoreState(command.restore_state());
     case ServerCommand::kCut:
       host_->parts()->Cut(command.cut());
       break;
@@ -139,6 +146,7 @@ absl::Status JoinedServer::ReportReady(const Assignment& assignment) {
   ready->set_generation(recovered_.generation);
   ready->set_sequence(params.position().sequence);
   ready->set_lost(recovered_.lost);
+  ready->set_state_version(WorkersStateOf(&params)->state_version());
   if (assignment.count_beyond()) {
     RECON_ASSIGN_OR_RETURN(const LoggedWork beyond, host_->CountBeyond(assignment.newest_sequence()));
     ready->set_pushes_beyond(beyond.pushes);
@@ -175,6 +183,16 @@ void JoinedServer::TakeInitialValues(const AwaitInitialValues& command) {
     report.mutable_initial_values()->set_round(round);
     Report(std::move(report));
   });
+}
+
+void JoinedServer::TakeState(const AwaitState& command) {
+  const auto staged = [this, upload = command.upload()](uint64_t step) {
+    ServerReport report;
+    report.mutable_staged()->set_upload(upload);
+    report.mutable_staged()->set_step(step);
+    Report(std::move(report));
+  };
+  WorkersStateOf(host_->accepting())->AwaitState(WorkerId(command.worker()), command.upload(), staged);
 }
 
 void JoinedServer::BeginDrain() {

@@ -33,6 +33,9 @@ class ShardHost {
   virtual absl::StatusOr<RecoveredPlace> TakeUp(const Assignment& assignment) = 0;
   // Pushes that its log has beyond a record. After TakeUp(). Blocks.
   virtual absl::StatusOr<LoggedWork> CountBeyond(uint64_t sequence) = 0;
+  // The workers' state of that snapshot takes the place of what is here, under the number of an upload. After
+  // TakeUp(). Blocks.
+  virtual absl::Status RestoreState(const recon::RestoreState& command) = 0;
   // The place's parameters once they take frames, else null. Any thread.
   virtual ParamServer* accepting() const = 0;
   // Not null once accepting() is not. Any thread.
@@ -97,6 +100,7 @@ class JoinedServer {
   bool IsSameAssignment(const Assignment& assignment) const;
   void BeginAnew(const std::string& why);
   void TakeInitialValues(const AwaitInitialValues& command);
+  void TakeState(const AwaitState& command);
   void BeginDrain();
   // A command begins to be carried out, or has been.
   void NoteHeard(const ServerCommand& command, bool begins);

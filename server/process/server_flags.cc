@@ -48,10 +48,6 @@ absl::Status CheckPolicy(ServerFlags* flags) {
     return absl::InvalidArgumentError(
         "--sync auto: the policy of a job with several servers (--servers) cannot be changed live");
   }
-  if (flags->optimizer.kind == OptimizerKind::kMean && flags->servers > 1) {
-    return absl::InvalidArgumentError(
-        "--optimizer mean: workers' state is kept by one server, not by --servers");
-  }
   const PolicyBase base = {flags->optimizer, flags->groups, job.batch_samples(), job.workers_min()};
   RECON_ASSIGN_OR_RETURN(const Policy policy, ResolvePolicy(settings, base));
   const uint64_t round = RoundSamples(policy.job, job.batch_samples());

@@ -14,8 +14,10 @@
 #include "common/snapshot/manifest.h"
 #include "common/trace/recorder.h"
 #include "common/trace/span_names.h"
+#include "server/cluster/mixed_state.h"
 #include "server/recovery/log_replay.h"
 #include "server/recovery/snapshot_memory.h"
+#include "server/recovery/state_recovery.h"
 
 namespace recon {
 
@@ -236,6 +238,9 @@ absl::StatusOr<std::optional<Manifest>> SnapshotService::WriteParts(const ParamL
   // Writing may have taken long.
   RECON_ASSIGN_OR_RETURN(const Generation next, writer_.NextGeneration());
   RECON_RETURN_IF_ERROR(CheckStillOurs(Generation(next.value() - 1)));
+  if (params_->rules().optimizer.kind == OptimizerKind::kMean) {
+    RECON_RETURN_IF_ERROR(CheckOneState(layout, parts));
+  }
   if (cluster_ != nullptr) RECON_RETURN_IF_ERROR(cluster_->snapshot()->End());
   if (NewestWillDo(description.reason) && NewestHas(servers)) return std::nullopt;
   RECON_ASSIGN_OR_RETURN(Manifest manifest, writer_.Publish(layout, description, generation, std::move(parts),
@@ -352,6 +357,15 @@ void SnapshotService::Tick(absl::Time now) {
        : log_is_long ? "log"
                      : "replay",
        done, params_->log()->full() ? SnapshotWriter::Pace::kNow : SnapshotWriter::Pace::kBackground);
+}
+
+void SnapshotService::RestoreState(uint64_t upload, absl::AnyInvocable<void(const absl::Status&)> done) {
+  lane_.Post([this, upload, done = std::move(done)]() mutable {
+    const uint64_t generation = status().generation();
+    if (generation == 0) return done(absl::FailedPreconditionError("there is no snapshot"));
+    if (cluster_ != nullptr) cluster_->workers_state()->Restore(generation, upload);
+    done(RestoreWorkersState(params_, store_, Generation(generation), upload));
+  });
 }
 
 void SnapshotService::Flush() {

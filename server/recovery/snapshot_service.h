@@ -50,6 +50,10 @@ class SnapshotService {
   // `reason` is one word for the manifest. `done` runs on the service's thread.
   void Take(const std::string& reason, Done done, SnapshotWriter::Pace pace = SnapshotWriter::Pace::kNow);
 
+  // Where workers have the optimizer: the newest snapshot's state of theirs takes the place of what all
+  // servers have, under the number of an upload (WorkersState). `done` runs on the service's thread.
+  void RestoreState(uint64_t upload, absl::AnyInvocable<void(const absl::Status&)> done);
+
   // Returns when all that was asked for is done.
   void Flush();
 

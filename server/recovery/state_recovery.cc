@@ -24,6 +24,13 @@ absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const M
   return params->Restore(reader, manifest);
 }
 
+absl::Status RestoreWorkersState(ParamServer* params, ObjectStore* store, Generation generation,
+                                 uint64_t upload) {
+  const SnapshotReader reader(store);
+  RECON_ASSIGN_OR_RETURN(const Manifest manifest, reader.ReadManifest(generation));
+  return WorkersStateOf(params)->RestoreState(reader, manifest, upload);
+}
+
 absl::StatusOr<LogEnd> ReplayAndReport(FileSystem* files, const std::string& directory,
                                        const Manifest& manifest, bool synced, ParamServer* params,
                                        ControlState* control, Metrics* metrics) {

@@ -18,6 +18,11 @@ namespace recon {
 // Restores a snapshot; it defines the model if nobody has yet. DataLoss if it is of another one.
 absl::Status LoadInto(ParamServer* params, const SnapshotReader& reader, const Manifest& manifest);
 
+// The workers' state of that snapshot takes the place of this server's part of what there is, under the
+// number of an upload (WorkersState).
+absl::Status RestoreWorkersState(ParamServer* params, ObjectStore* store, Generation generation,
+                                 uint64_t upload);
+
 // ReplayLog(), and says what it came to. `synced`: whether the log was written with --durability sync.
 absl::StatusOr<LogEnd> ReplayAndReport(FileSystem* files, const std::string& directory,
                                        const Manifest& manifest, bool synced, ParamServer* params,

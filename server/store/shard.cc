@@ -351,10 +351,11 @@ void Shard::TakeMean(uint64_t step, const std::vector<Contribution>& counted, do
   means_.Keep(step, pages_[0], static_cast<uint32_t>(counted.size()));
 }
 
-void Shard::Replace(std::vector<PageRef> pages) {
+void Shard::Replace(std::vector<PageRef> pages, uint64_t version) {
   RECON_CHECK_EQ(pages.size(), pages_[0].size(), "pages that take the place of others");
   pages_[0] = std::move(pages);
-  history_.NoteAll(++version_);
+  version_ = version;
+  history_.NoteAll(version_);
 }
 
 std::optional<uint64_t> Shard::FirstNonFinite() const {

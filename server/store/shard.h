@@ -121,8 +121,8 @@ class Shard {
   // With the optimizer `mean`: what closing steps has left. Those up to the shard's first open step may be
   // there.
   StepMeans* means() { return &means_; }
-  // One update: these take the place of the parameters.
-  void Replace(std::vector<PageRef> pages);
+  // These take the place of the parameters, as a version that no other values have had.
+  void Replace(std::vector<PageRef> pages, uint64_t version);
 
   // The parameters as a payload of `codec`. FP32 refers to the pages; a 16-bit encoding of this version is
   // shared by all that ask while somebody has it.

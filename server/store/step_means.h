@@ -50,7 +50,7 @@ class StepMeans {
   ByteChain Dense(CodecId codec, const Pages& pages) const;
 
   const ShardPlacement placement_;
-  KeptVersions kept_;                                  // By step.
+  KeptVersions kept_;                                 // By step.
   std::deque<std::pair<uint64_t, uint32_t>> pushes_;  // Of those, by step.
   uint64_t first_open_step_ = 0;
   // What was encoded last: workers of one step ask one after the other.

@@ -69,6 +69,27 @@ def _(run: Run) -> Any:
     return model
 
 
+@same("two workers that read a batch ahead", workers=2)
+def _(run: Run) -> Any:
+    model, loader = make_model(), run.loader(DATA)
+    optimizer = adamw(model)
+    run.join(model, optimizer, loader, epochs=2)
+
+    def step(batch: Any) -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+    for _ in range(2):
+        before = None
+        for batch in loader:
+            if before is not None:
+                step(before)
+            before = batch
+        step(before)
+    return model
+
+
 warned("two workers that clip their gradients", r"each worker's own gradient is changed, before the mean over workers", workers=2)(
     lambda run: clips(run, nn.utils.clip_grad_norm_, 0.05))
 warned("two workers that clip their gradients' values", r"each worker's own gradient is changed", workers=2)(

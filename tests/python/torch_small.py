@@ -32,9 +32,9 @@ def make_data() -> torch.utils.data.TensorDataset:
 DATA = make_data()
 
 
-def make_model(*middle: nn.Module) -> nn.Sequential:
+def make_model(*middle: nn.Module, hidden: int = 32) -> nn.Sequential:
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), *middle, nn.Linear(32, 4))
+    return nn.Sequential(nn.Linear(16, hidden), nn.ReLU(), *middle, nn.Linear(hidden, 4))
 
 
 @torch.no_grad()

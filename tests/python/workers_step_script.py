@@ -17,13 +17,14 @@ from torch_small import BATCH, DATA, loss_of, make_model
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds of each batch")
+parser.add_argument("--hidden", type=int, default=32, help="values between the model's layers")
 parser.add_argument("--out", type=pathlib.Path, required=True, help="folder for the record and the model")
 arguments = parser.parse_args()
 
 torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)
 name = os.environ["RECON_NAME"]
-model = make_model()
+model = make_model(hidden=arguments.hidden)
 if name != "first":  # The job's state is the first worker's.
     torch.nn.init.constant_(model[0].weight, 0.5)
 momentum = torch.optim.SGD([p for p in model.parameters() if p.dim() == 2], lr=0.02, momentum=0.9)

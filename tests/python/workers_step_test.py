@@ -3,6 +3,7 @@ RECON_TEST_BIN, the programs."""
 
 import copy
 import json
+import os
 import unittest
 from collections.abc import Callable
 from typing import Any
@@ -176,6 +177,27 @@ class Meanings(Case):
             for name, value in ours.state_dict().items():
                 self.assertTrue(torch.equal(value, tensors[name]), name)
 
+    def test_an_optimizer_goes_on_without_a_server(self) -> None:
+        model, plain = make_model(), make_model()
+        optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9), torch.optim.Adam(model[2].parameters(), lr=1e-2)]
+        loader = rt.DataLoader(DATA, batch_size=BATCH)
+        rt.join(model, optimizers, loader, epochs=2, **EXACT)
+        for _ in range(2):
+            for batch in loader:
+                step_all(model, optimizers, batch, 0)
+        self.expect_done()
+        os.environ["RECON_BIN"] = BINARIES
+        others = [torch.optim.SGD(plain[0].parameters(), lr=0.5, momentum=0.9), torch.optim.Adam(plain[2].parameters(), lr=0.5)]
+        for number, (ours, other) in enumerate(zip(optimizers, others)):
+            rt.load_optimizer(other, plain, self.server.data / "snapshots", number=number)
+            self.assertEqual(other.param_groups[0]["lr"], ours.param_groups[0]["lr"])
+            for state, its in zip(ours.state.values(), other.state.values()):
+                self.assertEqual(set(state), set(its))
+                for name, value in state.items():
+                    self.assertTrue(torch.equal(torch.as_tensor(value), torch.as_tensor(its[name])), name)
+        with self.assertRaisesRegex(ValueError, "no optimizer2"):
+            rt.load_optimizer(others[0], plain, self.server.data / "snapshots", number=2)
+
     def test_the_model_is_evaluated_as_it_is_after_each_pass(self) -> None:
         model = make_model()
         optimizers = adamw(model)
@@ -197,17 +219,24 @@ class Meanings(Case):
         self.assertTrue(model.training)
 
 
-class Several(unittest.TestCase):
-    """Several workers, as processes of their own."""
+class Workers(unittest.TestCase):
+    """Of a job with several workers, as processes of their own."""
+
+    hidden = 32
 
     def setUp(self) -> None:
-        self.server = Server(BINARIES)
-        self.addCleanup(self.server.__exit__)
+        self.server = self.serve()
         self.out = self.server.root / "out"
         self.out.mkdir()
 
+    def serve(self, *flags: str) -> Server:
+        server = Server(BINARIES, *flags)
+        self.addCleanup(server.__exit__)
+        return server
+
     def script(self, name: str, *arguments: str) -> Script:
-        return Script(self.server, name, "--out", str(self.out), *arguments, script="workers_step_script.py")
+        return Script(self.server, name, "--out", str(self.out), "--hidden", str(self.hidden), *arguments,
+                      script="workers_step_script.py")
 
     def records(self) -> dict[int, list[dict[str, Any]]]:
         """What was done in each step, by whomever."""
@@ -244,9 +273,16 @@ class Several(unittest.TestCase):
         finally:
             torch.set_default_dtype(dtype)
 
+    def check_redone(self, result: dict[str, Any]) -> None:
+        once = self.redone()
+        for part in ("model", "average"):
+            for name, value in once[part].items():
+                # Gradients travel in FP32.
+                self.assertLess(float((value - result[part][name]).abs().max()), 1e-5, f"{part} {name}")
+
     def _redone(self) -> dict[str, Any]:
         data = torch.utils.data.TensorDataset(DATA.tensors[0].double(), DATA.tensors[1])
-        model = make_model()
+        model = make_model(hidden=self.hidden)
         momentum = torch.optim.SGD([p for p in model.parameters() if p.dim() == 2], lr=0.02, momentum=0.9)
         adam = torch.optim.AdamW([p for p in model.parameters() if p.dim() != 2], lr=1e-2)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=30)
@@ -266,6 +302,8 @@ class Several(unittest.TestCase):
                     one.lerp_(other, 0.1)
         return {"model": model.state_dict(), "average": average.state_dict(), "rate": schedule.get_last_lr()}
 
+
+class Several(Workers):
     def test_three_workers_make_the_steps_of_one_process_on_their_batches(self) -> None:
         first = self.script("first")
         wait_for("the job's state", lambda: self.server.phase() == "PHASE_RUNNING")
@@ -275,11 +313,7 @@ class Several(unittest.TestCase):
         results = self.results("first", "second", "third")
         self.check_same(results)
         self.check_samples(2)
-        once = self.redone()
-        for part in ("model", "average"):
-            for name, value in once[part].items():
-                # Gradients travel in FP32.
-                self.assertLess(float((value - results[0][part][name]).abs().max()), 1e-5, f"{part} {name}")
+        self.check_redone(results[0])
         steps = self.records()
         self.assertEqual(sorted(steps), list(range(len(steps))))
 

@@ -56,8 +56,9 @@ class SimulatedDataPlane final : public DataPlaneControl, public StepMembers {
   absl::Status DefineModel(const ModelSpec& model) override;
   bool has_values() const override { return has_values_; }
   void AwaitInitialValues(WorkerId worker, std::function<void()> ready) override;
-  void AwaitState(WorkerId, std::function<void(uint64_t step, absl::Time now)>) override {}
-  void TakeStateOf(WorkerId, std::function<void(uint64_t step)>) override {}
+  void AwaitState(WorkerId, uint64_t, std::function<void(uint64_t step, absl::Time now)>) override {}
+  absl::Status CommitState(uint64_t) override { return absl::OkStatus(); }
+  uint64_t state_version() const override { return 0; }
   void SetClusterEpoch(uint64_t epoch) override { cluster_epoch_ = epoch; }
   ApplyRules rules() const override { return ApplyRules(); }
   absl::Status ChangeRules(const ApplyRules& rules, uint64_t first_step, absl::Duration* took) override;
@@ -147,6 +148,7 @@ class SimulatedSnapshots final : public Snapshots {
   void Take(const std::string& reason, Done done) override;
   void TakeLast(Done done) override { Take("final", std::move(done)); }
   void TakeInBackground(const std::string& reason) override;
+  void RestoreState(uint64_t, Done) override {}
   void Tick(absl::Time) override {}
   SnapshotStatus status() const override;
 

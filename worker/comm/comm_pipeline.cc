@@ -435,15 +435,29 @@ absl::StatusOr<std::vector<Frame>> CommPipeline::PullMean(uint64_t step) {
   }
 }
 
-absl::Status CommPipeline::SendState(std::vector<float> values, uint64_t step) {
+absl::Status CommPipeline::SendState(std::vector<float> values, uint64_t step, uint64_t upload) {
   if (CountNonFinite(values.data(), values.size()) > 0) {
     return absl::InvalidArgumentError("a value of the worker's state is infinite or not a number");
   }
   FrameHeader header;
   header.step = step;
+  header.order_key = upload;
   std::vector<EncodedShard> shards = PlainShards(*layout_, std::move(values));
   for (uint32_t i = 0; i < shards.size(); ++i) shards[i].left_out = !HoldsState(*layout_, i);
-  return Worst(CallAll(FrameKind::kState, header, session_->standing().identity, shards));
+  const Session::Standing standing = session_->standing();
+  Backoff backoff;
+  while (true) {
+    std::vector<absl::StatusOr<Frame>> results =
+        CallAll(FrameKind::kState, header, standing.identity, shards);
+    // What came before need not come again.
+    results.erase(std::remove_if(results.begin(), results.end(),
+                                 [](const auto& result) { return absl::IsAlreadyExists(result.status()); }),
+                  results.end());
+    const absl::Status worst = Worst(results);
+    // A server may not have heard of the question yet; or it is away, and what it had of the state with it.
+    if (!absl::IsUnavailable(worst) || session_->state().wanted() != upload) return worst;
+    RECON_RETURN_IF_ERROR(session_->Recover(worst, standing, &backoff));
+  }
 }
 
 absl::Status CommPipeline::SendInitialValues(std::vector<float> values) {

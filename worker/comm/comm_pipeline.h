@@ -101,9 +101,10 @@ class CommPipeline {
   absl::StatusOr<std::vector<Frame>> PullAll(const Known& known);
   // Asks for the mean of a step, of all shards that pushes have. Blocks.
   absl::StatusOr<std::vector<Frame>> PullMean(uint64_t step);
-  // Sends the values of the group `state` as the state before `step`; others of `values` are not looked at.
-  // Blocks. Any thread. FailedPrecondition if it is not asked for, or no longer.
-  absl::Status SendState(std::vector<float> values, uint64_t step);
+  // Sends the values of the group `state` as the state before `step`, for the upload of that number; others
+  // of `values` are not looked at. Blocks. Any thread. FailedPrecondition if it is not asked for, or no
+  // longer.
+  absl::Status SendState(std::vector<float> values, uint64_t step, uint64_t upload);
   // Sends initial values. Blocks. FailedPrecondition if another worker was asked meanwhile.
   absl::Status SendInitialValues(std::vector<float> values);
 

@@ -71,9 +71,10 @@ NB_MODULE(_core, module) {
       .def("mean", [](nb::handle self) { return nb::cast<PyWorker&>(self).Mean(self); })
       .def_prop_ro("mean_pushes", [](PyWorker& self) { return self.mean_pushes(); })
       .def("report_state", &PyWorker::ReportState, nb::arg("next").none(), nb::arg("waits_for").none(),
-           nb::arg("uncovered") = false, nb::arg("at") = 0, nb::arg("through") = 0, nb::arg("asks_end") = false)
+           nb::arg("uncovered") = false, nb::arg("failed") = 0, nb::arg("line") = 0, nb::arg("at") = 0,
+           nb::arg("through") = 0, nb::arg("asks_end") = false)
       .def("state", &PyWorker::State)
-      .def("send_state", &PyWorker::SendState, nb::arg("values"), nb::arg("step"))
+      .def("send_state", &PyWorker::SendState, nb::arg("values"), nb::arg("step"), nb::arg("upload"))
       .def("state_whole", &PyWorker::StateWhole)
       .def("next_step_from", &PyWorker::NextStepFrom, nb::arg("step"))
       .def("pull", &PyWorker::Pull)

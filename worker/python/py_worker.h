@@ -39,6 +39,7 @@
 #include "worker/encode/gradient_space.h"
 #include "worker/process/worker_flags.h"
 #include "worker/python/collective.h"
+#include "worker/python/state_report.h"
 #include "worker/training/member.h"
 
 namespace nb = nanobind;
@@ -272,8 +273,7 @@ class PyWorker {
     }
     trainer()->Filled(offset, size);
   }
-  // Of a job whose workers have the optimizer. "here", "open" (not closed yet) or "gone" (no server keeps
-  // it).
+  // Where workers have the optimizer: "here", "open" (not closed yet) or "gone" (no server keeps it).
   std::string AwaitMean(uint64_t step) {
     absl::StatusOr<Trainer::MeanIs> is;
     OnLane([&] { is = trainer()->AwaitMean(step); });
@@ -290,43 +290,28 @@ class PyWorker {
     return ConstFloatView(values.data(), 1, shape, self);
   }
   uint32_t mean_pushes() { return trainer()->mean_pushes(); }
-  // What the server is told of this worker's state: the next step that it is to take (none: it has none), the
-  // step before which it waits for one, and whether splits wait until a state that has them is saved.
-  void ReportState(std::optional<uint64_t> next, std::optional<uint64_t> waits_for, bool uncovered, uint64_t at,
-                   uint64_t through, bool asks_end) {
+  // What the server is told of this worker's state, as WorkerStateReport has it; no `next`: it has none.
+  void ReportState(std::optional<uint64_t> next, std::optional<uint64_t> waits_for, bool uncovered,
+                   uint64_t failed, uint64_t line, uint64_t at, uint64_t through, bool asks_end) {
     WorkerStateReport report;
     if (next) report.set_next(*next + 1);
     if (waits_for) report.set_waits_for(*waits_for);
     report.set_uncovered(uncovered);
+    report.set_failed(failed);
+    report.set_line(line);
     report.set_at(at);
     report.set_through(through);
     report.set_asks_end(asks_end);
     Joined()->session()->ReportState(report);
   }
   // What the server has said last.
-  nb::dict State() {
-    const WorkerStateReply reply = Joined()->session()->state();
-    nb::dict dict;
-    dict["wanted"] = reply.wanted();
-    dict["uploaded"] = reply.uploaded();
-    dict["saved"] = reply.saved();
-    dict["frontier"] = reply.frontier();
-    dict["ready"] = reply.ready();
-    dict["take"] = reply.take();
-    dict["data_epoch"] = reply.data_epoch();
-    dict["data_epoch_begins"] = reply.data_epoch_begins();
-    dict["others_reach"] =
-        reply.has_others_reach() ? std::optional<uint64_t>(reply.others_reach()) : std::nullopt;
-    dict["ended_pass"] = reply.has_ended_pass() ? std::optional<uint32_t>(reply.ended_pass()) : std::nullopt;
-    dict["ends_at"] = reply.ends_at();
-    return dict;
-  }
-  // Uploads the state before `step`; blocks, on any thread. What is wrong with it; empty: nothing.
-  std::string SendState(const ConstFloatView& values, uint64_t step) {
+  nb::dict State() { return DictOf(Joined()->session()->state()); }
+  // Uploads the state before `step` as that upload; blocks, on any thread. What is wrong; empty: nothing.
+  std::string SendState(const ConstFloatView& values, uint64_t step, uint64_t upload) {
     const absl::Span<const float> span = SpanOf(values);
     Trainer* const sender = trainer();
     nb::gil_scoped_release release;
-    const absl::Status status = sender->SendState({span.begin(), span.end()}, step);
+    const absl::Status status = sender->SendState({span.begin(), span.end()}, step, upload);
     return std::string(status.message());
   }
   // Whether all parts of the state that was pulled last are of one upload.

@@ -182,9 +182,10 @@ class Trainer {
   absl::Span<const float> mean() const { return mean_.values(); }
   // How many pushes it is the mean of; 0: no server knows any more.
   uint32_t mean_pushes() const { return mean_.pushes(); }
-  // Uploads the values of the group `state` as the state before `step`. Blocks; any thread.
-  absl::Status SendState(std::vector<float> values, uint64_t step) {
-    return pipeline_.SendState(std::move(values), step);
+  // Uploads the values of the group `state` as the state before `step`, as the upload of that number, which
+  // is asked for once. Blocks; any thread.
+  absl::Status SendState(std::vector<float> values, uint64_t step, uint64_t upload) {
+    return pipeline_.SendState(std::move(values), step, upload);
   }
   // Whether what Pull() brought of the group `state` is of one upload.
   bool StateWhole() const;

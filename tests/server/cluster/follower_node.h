@@ -140,6 +140,9 @@ class FollowerLife final : private ShardHost {
   absl::StatusOr<LoggedWork> CountBeyond(uint64_t sequence) override {
     return CountWork(disk_->files.get(), "/log", sequence + 1, params_->position().sequence);
   }
+  absl::Status RestoreState(const recon::RestoreState& command) override {
+    return RestoreWorkersState(params_.get(), &store_, Generation(command.generation()), command.upload());
+  }
   PartWriter* parts() const override { return parts_.get(); }
   void FollowTrace(const TraceCommand&) override {}
 

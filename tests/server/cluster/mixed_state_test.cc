@@ -39,4 +39,28 @@ TEST_CASE("a place that has lost something is known by its snapshot until the jo
   CHECK(LostAt(7, {7, /*lost=*/false, /*went_back=*/true}) == 0);
 }
 
+TEST_CASE("a snapshot has one state of the workers, or is none", "[mixed_state]") {
+  ModelSpec model;
+  model.set_name("means");
+  for (const char* const group : {"default", kStateGroup}) {
+    TensorSpec* tensor = model.add_tensors();
+    tensor->set_name(group);
+    tensor->set_group(group);
+    tensor->add_shape(3 * kShardParamsMax);
+  }
+  const ParamLayout layout = *ParamLayout::Create(model);
+  REQUIRE(layout.shard_count() == 6);
+  std::vector<Manifest> parts(3);
+  for (uint32_t shard = 0; shard < 6; ++shard) {
+    ShardEntry* entry = parts[shard % 3].add_shards();
+    entry->set_shard(shard);
+    entry->set_version(HoldsState(layout, shard) ? 8 : shard);
+  }
+  CHECK(CheckOneState(layout, parts).ok());
+  for (ShardEntry& entry : *parts[1].mutable_shards()) {
+    if (HoldsState(layout, entry.shard())) entry.set_version(9);
+  }
+  CHECK(absl::IsUnavailable(CheckOneState(layout, parts)));
+}
+
 }  // namespace recon

@@ -38,15 +38,21 @@ class FakeDataPlane final : public DataPlaneControl, public StepMembers {
     ++times_awaited;
     ready_ = std::move(ready);
   }
-  void AwaitState(WorkerId worker, std::function<void(uint64_t step, absl::Time now)> came) override {
+  void AwaitState(WorkerId worker, uint64_t upload,
+                  std::function<void(uint64_t step, absl::Time now)> staged) override {
     state_asked_of = worker;
-    state_came_ = std::move(came);
+    upload_asked_for = upload;
+    state_staged_ = std::move(staged);
   }
-  void TakeStateOf(WorkerId, std::function<void(uint64_t step)>) override {}
+  absl::Status CommitState(uint64_t upload) override {
+    the_state_version = upload;
+    return absl::OkStatus();
+  }
+  uint64_t state_version() const override { return the_state_version; }
   // The state before the step comes whole of the worker that was asked for it.
   void BringState(uint64_t step, absl::Time now) {
     state_asked_of.reset();
-    state_came_(step, now);
+    state_staged_(step, now);
   }
   void SetClusterEpoch(uint64_t epoch) override { cluster_epoch = epoch; }
   ApplyRules rules() const override { return rules_; }
@@ -113,6 +119,8 @@ class FakeDataPlane final : public DataPlaneControl, public StepMembers {
   uint32_t quorum = 0;
   std::optional<WorkerId> initializer;
   std::optional<WorkerId> state_asked_of;
+  uint64_t upload_asked_for = 0;
+  uint64_t the_state_version = 0;
   int times_awaited = 0;
   std::set<WorkerId> awaited_workers;
   absl::Status change_fails;
@@ -125,7 +133,7 @@ class FakeDataPlane final : public DataPlaneControl, public StepMembers {
 
  private:
   std::shared_ptr<const ParamLayout> layout_;
-  std::function<void(uint64_t step, absl::Time now)> state_came_;
+  std::function<void(uint64_t step, absl::Time now)> state_staged_;
   bool has_values_ = false;
   std::function<void()> ready_;
   ApplyRules rules_;
@@ -139,6 +147,11 @@ class FakeSnapshots final : public Snapshots {
   void Take(const std::string& reason, Done done) override { asked_.emplace_back(reason, std::move(done)); }
   void TakeLast(Done done) override { asked_.emplace_back("final", std::move(done)); }
   void TakeInBackground(const std::string& reason) override { background.push_back(reason); }
+  void RestoreState(uint64_t upload, Done done) override {
+    restored_as = upload;
+    restored_ = std::move(done);
+  }
+  void EndRestore(const absl::Status& restored, absl::Time now) { restored_(restored, now); }
   void Tick(absl::Time) override { ++ticks; }
   SnapshotStatus status() const override { return the_status; }
 
@@ -153,6 +166,7 @@ class FakeSnapshots final : public Snapshots {
   SnapshotStatus the_status;
   std::vector<std::string> background;
   int ticks = 0;
+  std::optional<uint64_t> restored_as;  // What it was asked to restore the workers' state as, last.
 
  private:
   void End(const absl::Status& taken, absl::Time now) {
@@ -161,6 +175,7 @@ class FakeSnapshots final : public Snapshots {
     done(taken, now);
   }
   std::vector<std::pair<std::string, Done>> asked_;
+  Done restored_;
 };
 
 // Outlives a coordinator, as a disk does.
@@ -217,6 +232,11 @@ class FakeServers final : public OtherServers {
   void Admit(WorkerId worker, Incarnation, uint64_t) override { admitted.insert(worker); }
   void Expel(WorkerId worker) override { admitted.erase(worker); }
   void AwaitInitialValues(WorkerId worker) override { initializers.push_back(worker); }
+  void AwaitState(WorkerId, uint64_t upload,
+                  std::function<void(uint32_t server, uint64_t step, absl::Time now)> staged) override {
+    upload_asked_for = upload;
+    state_staged = std::move(staged);
+  }
   void Tick(absl::Time) override {}
   std::vector<ServerAddress> Addresses() const override { return std::vector<ServerAddress>(2); }
   std::vector<ServerStatus> Status(absl::Time) const override { return std::vector<ServerStatus>(2); }
@@ -226,6 +246,9 @@ class FakeServers final : public OtherServers {
   std::vector<uint64_t> epochs;
   std::set<WorkerId> admitted;
   std::vector<WorkerId> initializers;
+  uint64_t upload_asked_for = 0;
+  // A server says that it has its part of that upload.
+  std::function<void(uint32_t server, uint64_t step, absl::Time now)> state_staged;
   std::string told;  // What the job waits for, by the last that was said.
 };
 

@@ -56,6 +56,57 @@ TEST_CASE("whoever has come furthest is asked for the state when somebody waits 
   CHECK_FALSE(states.Answer(kTwo, 9, 0, true, false).wanted());
 }
 
+TEST_CASE("who was not heard of while the servers' state was another's has no state any more", "[states]") {
+  WorkerStates states;
+  states.BeginEpoch(1);
+  states.Report(kOne, WaitsFor(0));
+  const uint64_t line = states.Answer(kOne, 5, 0, true, false).line();
+  CHECK(states.Answer(kOne, 5, 0, true, false).line() == line);  // It has not heard of it.
+  WorkerStateReport ones = Has(5);
+  ones.set_line(line);
+  REQUIRE(states.Check(ones).ok());
+  states.Report(kOne, ones);
+  SECTION("it was evicted meanwhile") {
+    states.Forget(kOne);
+    states.Report(kTwo, WaitsFor(5));
+    const WorkerStateReply taken = states.Answer(kTwo, 6, 0, true, false);
+    REQUIRE(taken.take());
+    CHECK(taken.line() > line);
+    CHECK(absl::IsFailedPrecondition(states.Check(ones)));
+    CHECK(states.Check(WaitsFor(6)).ok());
+  }
+  SECTION("it has lost the state itself: whatever it takes is another line") {
+    states.Report(kOne, WaitsFor(9));
+    const WorkerStateReply taken = states.Answer(kOne, 9, 0, true, false);
+    REQUIRE(taken.take());
+    CHECK(taken.line() > line);
+  }
+  SECTION("the head was killed: workers bring the line") {
+    WorkerStates after;
+    after.BeginEpoch(2);
+    REQUIRE(after.Check(ones).ok());
+    after.Report(kOne, ones);
+    CHECK(after.Answer(kTwo, 6, 0, true, false).line() == line);
+    ones.set_line(uint64_t{1} << 60);  // None that a head has given.
+    CHECK(absl::IsFailedPrecondition(after.Check(ones)));
+  }
+  SECTION("the head was killed, and the servers' state is another's before it is heard of") {
+    WorkerStates after;
+    after.BeginEpoch(2);
+    after.Report(kTwo, WaitsFor(5));
+    REQUIRE(after.Answer(kTwo, 6, 0, true, false).take());
+    CHECK(absl::IsFailedPrecondition(after.Check(ones)));
+  }
+}
+
+TEST_CASE("of workers that have come equally far one is asked that has no work left", "[states]") {
+  WorkerStates states;
+  states.Report(kOne, Has(9));
+  states.Report(kTwo, Has(9, /*uncovered=*/true));
+  states.Report(kThree, Has(8, /*uncovered=*/true));
+  CHECK(states.Ask(9, kNow) == kTwo);
+}
+
 TEST_CASE("another worker is asked when the one that was asked is gone, or does not bring its state",
           "[states]") {
   WorkerStates states;
@@ -138,6 +189,55 @@ TEST_CASE("a worker that is gone holds up no end of a pass", "[states]") {
   states.Forget(kTwo);
   states.NoteNothingLeft(kOne, 0);
   CHECK(states.Answer(kOne, 2, 0, true, true).ends_at() == 4);
+}
+
+TEST_CASE("an upload is there when all servers that hold some of the state have it, of one step",
+          "[states]") {
+  WorkerStates states;
+  states.BeginEpoch(3);
+  const std::set<uint32_t> holders = {0, 2};
+  states.Report(kOne, Has(4));
+  REQUIRE(states.Ask(4, kNow) == kOne);
+  const uint64_t upload = states.upload();
+  CHECK(states.Answer(kOne, 4, 0, true, false).wanted() == upload);
+  CHECK_FALSE(states.OnStaged(2, upload, 4, holders));
+  CHECK_FALSE(states.OnStaged(0, upload - 1, 4, holders));
+  SECTION("it is") { CHECK(states.OnStaged(0, upload, 4, holders) == 4); }
+  SECTION("its sender calls two states by one number: it is asked anew") {
+    CHECK_FALSE(states.OnStaged(0, upload, 5, holders));
+    CHECK(states.Ask(4, kNow) == kOne);
+    CHECK(states.upload() != upload);
+  }
+  SECTION("its sender says that it came to nothing: the same") {
+    WorkerStateReport report = Has(5);
+    report.set_failed(upload);
+    states.Report(kOne, report);
+    CHECK(states.Ask(5, kNow) == kOne);
+    CHECK_FALSE(states.OnStaged(0, upload, 4, holders));
+    states.Report(kOne, report);
+    CHECK(states.Answer(kOne, 5, 0, true, false).wanted() == states.upload());
+  }
+  SECTION("a server has begun anew meanwhile: the same, and no number comes twice") {
+    states.BeginEpoch(4);
+    CHECK_FALSE(states.OnStaged(0, upload, 4, holders));
+    CHECK(states.Answer(kOne, 4, 0, true, false).wanted() == 0);
+    CHECK(states.Ask(4, kNow) == kOne);
+    CHECK(states.upload() > upload);
+    CHECK(states.NewUpload() > states.upload());
+  }
+}
+
+TEST_CASE("where servers go back to the saved state, no upload is there any more", "[states]") {
+  WorkerStates states;
+  states.Report(kOne, Has(4));
+  REQUIRE(states.Ask(4, kNow) == kOne);
+  states.OnUploaded(4, kNow);
+  states.OnSaved(2);
+  states.OnRestored();
+  const WorkerStateReply reply = states.Answer(kOne, 4, 0, true, false);
+  CHECK(reply.uploaded() == 0);
+  CHECK(reply.saved() == 2);
+  CHECK(states.Ask(4, kNow + absl::Minutes(1)) == kOne);
 }
 
 }  // namespace recon

@@ -4,7 +4,11 @@
 
 #include "absl/strings/match.h"
 #include "catch2/catch.hpp"
+#include "common/base/mutex.h"
+#include "common/storage/local_store.h"
+#include "server/recovery/snapshot_service.h"
 #include "tests/server/data_plane/small_job.h"
+#include "tests/support/temp_dir.h"
 
 namespace recon {
 namespace {
@@ -46,6 +50,11 @@ struct MeansJob : ParamServerHarness {
     const auto pending = Send(frame);
     pending->done.WaitForNotification();
     return pending->reply;
+  }
+  absl::Status Upload(uint32_t worker, uint64_t upload, uint64_t step, float value) {
+    Frame frame = Of(FrameKind::kState, worker, step, value, kState);
+    frame.header.order_key = upload;
+    return Call(frame);
   }
   float StateNow() { return FirstOf(*ReplyTo(Of(FrameKind::kPull, 1, 0, 0, kState))); }
   static float FirstOf(const ByteChain& reply) {
@@ -92,23 +101,82 @@ TEST_CASE("a worker that takes no part in a step asks for its mean", "[param_ser
   CHECK(mean_of(1).parts[0].version == 0);
 }
 
-TEST_CASE("a worker's state is taken when it is asked for, and takes its place whole",
+TEST_CASE("a worker's state is taken when it is asked for, and takes its place when it is committed",
           "[param_server][mean]") {
   MeansJob job;
-  const auto state_of = [&job](uint32_t worker, uint64_t step, float value) {
-    return job.Call(job.Of(FrameKind::kState, worker, step, value, kState));
-  };
-  CHECK(absl::IsFailedPrecondition(state_of(1, 3, 5)));
-  std::optional<uint64_t> came;
-  job.server().members()->TakeStateOf(WorkerId(1), [&came](uint64_t step) { came = step; });
-  CHECK(absl::IsFailedPrecondition(state_of(2, 3, 5)));
-  const absl::Status of_gradient = job.Call(job.Of(FrameKind::kState, 1, 3, 5, kGradient));
-  CHECK(absl::IsInvalidArgument(of_gradient));
-  CHECK(absl::StrContains(of_gradient.message(), "holds no state"));
+  WorkersState* const state = WorkersStateOf(&job.server());
+  CHECK(absl::IsFailedPrecondition(job.Upload(1, 0, 3, 5)));
+  std::optional<uint64_t> staged;
+  state->AwaitState(WorkerId(1), 20, [&staged](uint64_t step) { staged = step; });
+  CHECK(absl::IsFailedPrecondition(job.Upload(2, 20, 3, 5)));
+  CHECK(absl::IsFailedPrecondition(job.Upload(1, 19, 3, 5)));
+  CHECK(absl::IsUnavailable(job.Upload(1, 21, 3, 5)));
+  Frame of_gradient = job.Of(FrameKind::kState, 1, 3, 5, kGradient);
+  of_gradient.header.order_key = 20;
+  const absl::Status refused = job.Call(of_gradient);
+  CHECK(absl::IsInvalidArgument(refused));
+  CHECK(absl::StrContains(refused.message(), "holds no state"));
+  CHECK(absl::IsFailedPrecondition(state->CommitState(20)));
+  CHECK(job.Upload(1, 20, 3, 5).ok());
+  CHECK(staged == 3);
   CHECK(job.StateNow() == 0);
-  CHECK(state_of(1, 3, 5).ok());
-  CHECK(came == 3);
+  CHECK(absl::IsAlreadyExists(job.Upload(1, 20, 3, 5)));
+  CHECK(absl::IsFailedPrecondition(job.Upload(1, 20, 4, 6)));
+  REQUIRE(state->CommitState(20).ok());
   CHECK(job.StateNow() == 5);
+  CHECK(state->state_version() == 20);
+  CHECK(absl::IsFailedPrecondition(job.Upload(1, 20, 3, 6)));
+}
+
+TEST_CASE("an upload that another one was asked for in the place of is dropped", "[param_server][mean]") {
+  MeansJob job;
+  WorkersState* const state = WorkersStateOf(&job.server());
+  state->AwaitState(WorkerId(1), 20, [](uint64_t) {});
+  REQUIRE(job.Upload(1, 20, 3, 5).ok());
+  state->AwaitState(WorkerId(2), 21, [](uint64_t) {});
+  CHECK(absl::IsFailedPrecondition(state->CommitState(20)));
+  CHECK(absl::IsFailedPrecondition(state->CommitState(21)));
+  REQUIRE(job.Upload(2, 21, 4, 6).ok());
+  REQUIRE(state->CommitState(21).ok());
+  CHECK(job.StateNow() == 6);
+}
+
+TEST_CASE("the state of a snapshot takes its place again, under another number", "[param_server][mean]") {
+  MeansJob job;
+  WorkersState* const state = WorkersStateOf(&job.server());
+  const auto upload = [&](uint64_t number, float value) {
+    state->AwaitState(WorkerId(1), number, [](uint64_t) {});
+    REQUIRE(job.Upload(1, number, number, value).ok());
+    REQUIRE(state->CommitState(number).ok());
+  };
+  upload(20, 5);
+  const TempDir directory;
+  const auto store = *LocalStore::Open(directory.path(), /*writer=*/true);
+  Metrics metrics;
+  SnapshotService::Options options;
+  options.optimizer = "mean";
+  SnapshotService service(options, &job.server(), store.get(), &metrics);
+  Notification done;
+  service.Take("requested", [&](const absl::StatusOr<SnapshotReply>& reply) {
+    CHECK(reply.ok());
+    done.Notify();
+  });
+  done.WaitForNotification();
+  upload(21, 6);
+  state->AwaitState(WorkerId(1), 22, [](uint64_t) {});
+  REQUIRE(job.Upload(1, 22, 9, 7).ok());  // Staged, and not committed.
+  const SnapshotReader reader(store.get());
+  const Manifest manifest = *reader.ReadManifest(Generation(1));
+  REQUIRE(state->RestoreState(reader, manifest, 23).ok());
+  CHECK(job.StateNow() == 5);
+  CHECK(state->state_version() == 23);
+  CHECK(absl::IsFailedPrecondition(state->CommitState(22)));
+
+  MeansJob again;
+  REQUIRE(again.server().Restore(reader, manifest).ok());
+  CHECK(again.StateNow() == 5);
+  CHECK(WorkersStateOf(&again.server())->state_version() == 20);
+  CHECK(again.server().GetStats().updates == 0);  // Uploads are none.
 }
 
 TEST_CASE("means and state are refused in jobs whose server has the optimizer", "[param_server][mean]") {

@@ -25,6 +25,7 @@ class HeardFollowers final : public Followers {
   void OnFrontier(uint64_t frontier, bool anyone_active) override {
     Add(absl::StrCat("frontier ", frontier, anyone_active ? "" : ", nobody"));
   }
+  void OnStateCommitted(uint64_t upload) override { Add(absl::StrCat("state ", upload)); }
   std::vector<std::string> Take() {
     MutexLock lock(&mu_);
     return std::exchange(said_, {});

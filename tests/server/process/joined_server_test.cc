@@ -13,6 +13,7 @@
 #include "common/metrics/metrics.h"
 #include "server/durability/log_format.h"
 #include "server/process/place_recovery.h"
+#include "server/recovery/state_recovery.h"
 #include "tests/server/cluster/fake_links.h"
 #include "tests/server/cluster/killable_store.h"
 #include "tests/server/cluster/small_cluster.h"
@@ -97,6 +98,9 @@ class Joined final : private ShardHost {
   }
   ParamServer* accepting() const override { return params_.get(); }
   PartWriter* parts() const override { return parts_.get(); }
+  absl::Status RestoreState(const recon::RestoreState& command) override {
+    return RestoreWorkersState(params_.get(), &store_, Generation(command.generation()), command.upload());
+  }
   void FollowTrace(const TraceCommand&) override {}
   absl::StatusOr<LoggedWork> CountBeyond(uint64_t sequence) override {
     return CountWork(&log_files_, "/log", sequence + 1, params_->position().sequence);
@@ -261,6 +265,29 @@ TEST_CASE("a server writes its part where the head cuts", "[joined_server]") {
   link->Say(published);
   CHECK(absl::IsUnavailable(joined.End(link, absl::OkStatus())));
   CHECK(joined.server.failure().ok());
+}
+
+TEST_CASE("a server has the state of the workers that its head says", "[joined_server]") {
+  Joined joined;
+  const auto link = joined.Begin();
+  const auto version = [&link] {
+    const size_t before = link->Count(ServerReport::kReady);
+    link->Say(Joined::AssignCommand());
+    return link->AwaitReport(ServerReport::kReady, before).ready().state_version();
+  };
+  CHECK(version() == 0);
+  ServerCommand command;
+  command.set_commit_state(20);  // It has no part of it.
+  link->Say(command);
+  CHECK(version() == 20);
+  command.mutable_restore_state()->set_generation(1);
+  command.mutable_restore_state()->set_upload(21);
+  link->Say(command);
+  CHECK(version() == 21);
+  command.mutable_restore_state()->set_generation(9);
+  link->Say(command);
+  CHECK_FALSE(joined.End(link, absl::UnavailableError("over")).ok());
+  CHECK(absl::IsNotFound(joined.server.failure()));
 }
 
 TEST_CASE("a server hears that the job drains, and that it is done", "[joined_server]") {

@@ -54,6 +54,24 @@ TEST_CASE("closing a step leaves the mean by samples in place of the values", "[
   CHECK(MeanOf(&shard, 0) == std::vector<float>(kSize, 2));
 }
 
+TEST_CASE("a mean knows how many pushes it is of, until the server was away", "[shard][mean]") {
+  Shard shard = MeanShard(2);
+  const auto pushes_of = [&shard](uint64_t step) {
+    StepMeans::Encoded mean;
+    REQUIRE(shard.means()->Encode(step, CodecId::kFp32, &mean) == StepMeans::Is::kHere);
+    return mean.pushes;
+  };
+  shard.Contribute(Push(1, 0), From(0, 3, Gradient(CodecId::kFp32, 1)));
+  shard.Contribute(Push(2, 0), From(3, 1, Gradient(CodecId::kFp32, 5)));
+  shard.CloseStep(0, {By(1), By(2)});
+  shard.Contribute(Push(1, 1), From(4, 3, Gradient(CodecId::kFp32, 1)));
+  shard.CloseStep(1, {By(1)});
+  CHECK(pushes_of(0) == 2);
+  CHECK(pushes_of(1) == 1);
+  shard.Restore(shard.Cut());
+  CHECK(pushes_of(1) == 0);
+}
+
 TEST_CASE("a mean that is mostly zeros goes back sparse, and has only the values of its step",
           "[shard][mean]") {
   Shard shard = MeanShard(4);
@@ -117,15 +135,15 @@ TEST_CASE("a mean in 16 bits is encoded once for all that ask while one of them 
   CHECK(one.payload.pieces().front().data == two.payload.pieces().front().data);
 }
 
-TEST_CASE("pages that take the place of the parameters are one update", "[shard][mean]") {
+TEST_CASE("pages take the place of the parameters as a version that they bring", "[shard][mean]") {
   Shard shard = MeanShard(0);
   shard.SetInitialValues(Gradient(CodecId::kFp32, 7));
   Shard other = MeanShard(0);
   other.SetInitialValues(Gradient(CodecId::kFp32, 8));
   const ShardCut before = shard.Cut();
-  shard.Replace(other.Cut().pages[0]);
+  shard.Replace(other.Cut().pages[0], 9);
   CHECK(Values(&shard) == std::vector<float>(kSize, 8));
-  CHECK(shard.version() == 1);
+  CHECK(shard.version() == 9);
   CHECK(before.pages[0][0].data()[0] == 7);
 }
 

@@ -150,7 +150,7 @@ class JobLoader:
 
     def __iter__(self) -> Iterator[Any]:
         place, endless = _place()
-        return Loop(self, self.job, place, endless, isinstance(sys.exc_info()[1], StopIteration))
+        return Loop(self, place, endless, isinstance(sys.exc_info()[1], StopIteration))
 
     def _seed(self, job: Job, order_key: int) -> None:
         """Before the first batch: random numbers of this process begin anew, by the job's seed, the number of that batch
@@ -205,10 +205,10 @@ class Loop:
     """One ``for`` over a loader. It is decided at its first batch what it is: the job's; or this process' alone, where
     gradients are switched off, or after the job's end."""
 
-    def __init__(self, loader: JobLoader, job: Job, place: tuple[Any, int], endless: bool, again: bool) -> None:
+    def __init__(self, loader: JobLoader, place: tuple[Any, int], endless: bool, again: bool) -> None:
         self.data_epoch = -1
         self.token = object()  # By which batches know their loop, so that it dies when the script leaves it.
-        self._loader, self._job = loader, job
+        self._loader = loader
         self._place, self._endless, self._again = place, endless, again
         self._items: Iterator[Any] | None = None  # Of a loop of this process alone.
         self._idle = False  # Which the job has been told.
@@ -218,6 +218,10 @@ class Loop:
         self._spares = 0
         self._waits = 0  # For another thread's step.
         self._over = False
+
+    @property
+    def _job(self) -> Job:
+        return self._loader.job
 
     def __iter__(self) -> Loop:
         return self

@@ -4,10 +4,8 @@ gradients are the mean over the workers of the step, and what the script does wi
 from __future__ import annotations
 
 import atexit
-import collections
 import logging
 import os
-import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +22,7 @@ from recon.torch._loop import ALONE_TEXT, KEPT_TEXT, Loop, PassOver
 from recon.torch._optimizers import unwrapped
 from recon.torch._overlap import outside_compiled
 from recon.torch._schedule import StepProgress, keep_to
-from recon.torch._share import Share
+from recon.torch._shared_state import WAIT_SECONDS, StateShare
 from recon.torch._step_tensors import aliases, hooked, shared_buffers, trained
 from recon.torch._tensors import DTYPES, _tensor_of, as_kept
 from recon.torch._worker_state import WorkerState, named, stateful
@@ -40,21 +38,14 @@ _FLAGS = "gradient/flags"
 # How many batches the job has stepped, in two numbers. It travels as buffers do: unchanged, from the step's first worker.
 _PROGRESS = "gradient/progress"
 _PROGRESS_BASE = 1 << 20
-# With so many splits that wait for the state to be saved, this worker asks for it.
-_UNCOVERED_MAX = 8
-_WAIT_SECONDS = 0.02
-_SAY_SECONDS = 10.0
 
 
-class WorkersStepJob(Share):
+class WorkersStepJob(StateShare):
     """This process' part in a job whose workers have the optimizer; `recon.torch.join` makes it.
 
     The script's loop is that of one process: every worker goes through every step of the job, with a batch of its own, or,
     while it has none (it has just come, evaluates, or finds no work left in a pass), with one that does not count. So
     optimizers, schedulers and whatever follows them are the same at all workers after each step.
-
-    What a newcomer needs comes from a worker that lives, by way of the server. Where none lives, training goes on from the
-    state that the server has, and what was computed after it is computed again.
     """
 
     def __init__(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], loader: Any,
@@ -77,17 +68,10 @@ class WorkersStepJob(Share):
         self._progress = StepProgress(len(loader))
         if scheduler is not None:
             self.follow(scheduler)
-        self._next = 0  # The next step that this worker's state is to take.
-        self._through = 0  # The first step after those that its batches are for.
         self._pulled = -1  # The step whose mean is here.
         self._last: Any = None  # What the last backward was of, as `Handed` has it.
         self._wants_spare = False  # Others have batches for a step to which the script reads ahead.
-        self._stepped = False
-        self._idle = False  # There was nothing to compute when the loop looked last.
         self._began = 0.0
-        self._owed_splits: collections.deque[tuple[int, int]] = collections.deque()  # Closed when that step is saved.
-        self._uploading: threading.Thread | None = None
-        self._uploaded = -1  # The state before that step was sent last.
         self._left = False
         self._active = False
         self._said_void = self._warned = False
@@ -100,7 +84,6 @@ class WorkersStepJob(Share):
         for optimizer in optimizers:
             optimizer._recon_job = self
         self._exchange_outside = outside_compiled(self._exchange)
-        self._has_state = False
         atexit.register(self.leave)
 
     def _connect(self, loader: Any, epochs: int, job_settings: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -125,9 +108,7 @@ class WorkersStepJob(Share):
         self._name, self._pid, self._weight = self._core.name, os.getpid(), 0
         self.seed = int(self._core.job()["seed"])
         self._share_out(loader.share(self._core), [])
-        placement = self._core.placement()
-        self._state.place(placement)
-        self._at = {name: (offset, size) for name, offset, size in placement}
+        self._begin_state(self._core.placement())
 
     # What the loader asks.
 
@@ -185,7 +166,7 @@ class WorkersStepJob(Share):
             return True
         kind, said = self._ask(0), self._core.state()
         while kind != "finished" and not said["ready"]:
-            time.sleep(_WAIT_SECONDS)
+            time.sleep(WAIT_SECONDS)
             kind, said = self._ask(0), self._core.state()
         self.data_epoch = int(said["data_epoch"])
         if kind != "finished" and self.data_epoch > data_epoch:
@@ -213,7 +194,7 @@ class WorkersStepJob(Share):
                 continue
             if waiting is None:
                 return False
-            time.sleep(_WAIT_SECONDS)
+            time.sleep(WAIT_SECONDS)
 
     def between_batches(self) -> None:
         """Does what the server has asked for, where no batch is under way."""
@@ -244,10 +225,6 @@ class WorkersStepJob(Share):
             self._wants_spare = reach is not None and int(reach) > self._step_ahead()
             return True
 
-    def _reads_ahead(self) -> bool:
-        """Whether the script has batches that were in no backward yet."""
-        return len(self._handed) > 0
-
     def _pass_ends(self, loop: Loop | None, at: int) -> bool:
         """Whether loops of that pass end before the step `at`. That of the last one also ends when all is done."""
         if loop is not None and loop.data_epoch >= self.epochs - 1 and not self._reads_ahead():
@@ -255,11 +232,6 @@ class WorkersStepJob(Share):
         said = self._core.state()
         return (loop is not None and not self._left and said["ended_pass"] is not None and at >= int(said["ends_at"])
                 and loop.data_epoch <= int(said["ended_pass"]))
-
-    def _step_ahead(self) -> int:
-        """The step that the next batch is of that this worker is given."""
-        elsewhere = self._leases.handed_out - len(self._handed.batches)  # The loader has them.
-        return self._next + len(self._handed) + max(0, elsewhere) + self._leases.ready
 
     def _enter(self, batch: Batch, first: bool) -> None:
         self._began = time.monotonic()
@@ -426,7 +398,7 @@ class WorkersStepJob(Share):
             if self._step_ahead() > self._next + len(self._handed) or self._handed.batches or (
                     reach is not None and int(reach) <= self._next):
                 return False
-            time.sleep(_WAIT_SECONDS)
+            time.sleep(WAIT_SECONDS)
             self._report()
             self.peek()
             said = self._core.state()
@@ -461,10 +433,6 @@ class WorkersStepJob(Share):
             values = self._place(mean, name).view(buffer.shape)
             buffer.copy_(as_kept(buffer, values))
 
-    def _place(self, flat: torch.Tensor, name: str) -> torch.Tensor:
-        offset, size = self._at[name]
-        return flat[offset:offset + size]
-
     # Steps.
 
     def _before_step(self, *_: Any) -> None:
@@ -493,115 +461,6 @@ class WorkersStepJob(Share):
 
     def _owes_before(self, waiting: Batch | None) -> bool:
         return self._owes() if waiting is None else self._next < self._core.next_step_from(self._next)
-
-    # The state.
-
-    def _report(self) -> None:
-        owed, at = len(self._owed_splits), self._step_ahead()
-        last = next((number for number, entry in enumerate(reversed(self._handed.entries)) if not entry.lost), None)
-        if at > self._next + len(self._handed):
-            self._through = at
-        elif last is not None:
-            self._through = at - last
-        self._core.report_state(self._next, None, owed >= _UNCOVERED_MAX or (self._idle and owed > 0), at, self._through,
-                                self._reads_ahead())
-
-    def _serve_state(self) -> None:
-        self._report()
-        said = self._core.state()
-        while self._owed_splits and said["saved"] > self._owed_splits[0][1]:
-            self._core.close_split(self._owed_splits.popleft()[0])
-        uploading = self._uploading is not None and self._uploading.is_alive()
-        newer = self._next > max(self._uploaded, int(said["uploaded"]))
-        if not said["wanted"] or not newer or uploading:
-            return
-        # What is accumulated waits for its step. Where no more batches come before the state is saved, it goes along.
-        accumulated = {} if self._stepped or self._next == 0 else {
-            name: parameter.grad for name, parameter in zip(self._names, self._parameters) if parameter.grad is not None}
-        if not accumulated or self._idle:
-            self._upload(accumulated)
-
-    def _upload(self, accumulated: Mapping[str, torch.Tensor]) -> None:
-        for name, parameter in zip(self._names, self._parameters):
-            if not bool(parameter.isfinite().all()):
-                raise FloatingPointError(f"before step {self._next} {name} of {type(self.model).__name__} has values that are infinite "
-                                         "or not a number: the job's state stays what was saved before")
-        flat = np.zeros(self._core.size, np.float32)
-        step, core = self._next, self._core
-        self._uploaded = step
-        try:
-            self._state.store(flat, step, accumulated)
-        except OverflowError:
-            if not accumulated:
-                raise
-            _log.warning("the job's state before step %d has no room for gradients that are accumulated and not stepped: a worker "
-                         "that comes now begins without them", step)
-            self._state.store(flat, step)
-
-        def send() -> None:
-            wrong = core.send_state(flat, step)
-            if wrong:
-                self._uploaded = -1
-                _log.info("the state before step %d did not reach the server: %s", step, wrong)
-
-        self._uploading = threading.Thread(target=send, name="recon-state", daemon=True)
-        self._uploading.start()
-
-    def _initial(self) -> np.ndarray:
-        flat = np.zeros(self._core.size, np.float32)
-        self._state.store(flat, 0)
-        for name, buffer in self._buffers:
-            self._place(torch.from_numpy(flat), name).copy_(buffer.detach().reshape(-1))
-        wrong = [name for name in self._names if not np.isfinite(self._place(torch.from_numpy(flat), name).numpy()).all()]
-        if wrong:
-            raise FloatingPointError(f"the model begins with {wrong[0]}, which has values that are infinite or not a number")
-        return flat
-
-    def _ask(self, wanted: int) -> str:
-        """Asks for work that this worker cannot do without the state: only what is said of it comes back."""
-        self._core.report_state(None, wanted)
-        kind, *_ = self._core.next_work()
-        if kind == "initial_values":
-            self._core.send_initial_values(self._initial())
-        elif kind == "finished":
-            self._leases.finished = True
-        return str(kind)
-
-    def _take_state(self) -> None:
-        """Waits until this worker has the job's state: another's, or the server's where nobody lives who has one."""
-        wanted: int | None = None
-        began = said_at = time.monotonic()
-        while True:
-            kind, said = self._ask(wanted or 0), self._core.state()
-            if wanted is None and said["ready"]:
-                wanted = int(said["frontier"])
-            newest = wanted is not None and int(said["uploaded"]) >= wanted
-            if kind == "finished" or (said["ready"] and (said["take"] or newest)):
-                if self._load(taken=bool(said["take"]), frontier=int(said["frontier"])):
-                    break
-            if time.monotonic() - said_at > _SAY_SECONDS:
-                said_at = time.monotonic()
-                _log.warning("%s has waited %.0f s for the job's state before step %s: no worker has uploaded it", self.name,
-                             said_at - began, wanted)
-            time.sleep(_WAIT_SECONDS)
-        self._has_state = True
-        self._report()
-
-    def _load(self, taken: bool, frontier: int) -> bool:
-        self._core.pull()
-        if not self._core.state_whole():
-            return False  # Another upload has come meanwhile.
-        flat = np.array(self._core.parameters(), copy=True)
-        with torch.no_grad():
-            for name, buffer in self._buffers:
-                values = self._place(torch.from_numpy(flat), name).view(buffer.shape)
-                buffer.copy_(as_kept(buffer, values))
-        step, accumulated = self._state.load(flat)
-        for name, parameter in zip(self._names, self._parameters) if accumulated else ():
-            parameter.grad = accumulated[name].to(parameter.device) if name in accumulated else None
-        self._next = frontier if taken else step
-        self._stepped = True
-        return True
 
     # The rest.
 
