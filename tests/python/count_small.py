@@ -12,7 +12,7 @@ torch.set_num_threads(1)
 model = make_model(nn.BatchNorm1d(32), Counts(2_000_001))
 optimizer = sgd(model)
 loader = rt.DataLoader(DATA, batch_size=BATCH)
-job = rt.join(model, optimizer, loader, epochs=4, codec="topk:0.1")
+job = rt.join(model, optimizer, loader, optimizer_on="server", epochs=4, codec="topk:0.1")
 for _ in range(4):
     for batch in loader:
         optimizer.zero_grad()

@@ -60,6 +60,12 @@ class Frameworks(unittest.TestCase):
         for workers in (1, 2):
             self.run_workers("hf", "frameworks_test.py", workers)
 
+    @unittest.skipIf(absent("transformers", "accelerate"), f"absent: {absent('transformers', 'accelerate')}")
+    def test_a_hugging_face_trainer_is_equal_to_its_plain_run(self) -> None:
+        with Server(os.environ["RECON_TEST_BIN"]) as server:
+            script = Script(server, "w", "hf equal", script="frameworks_test.py")
+            self.assertEqual(script.wait(), 0, script.log())
+
     @unittest.skipIf(absent("lightning"), f"absent: {absent('lightning')}")
     def test_a_lightning_trainer_trains_in_a_job(self) -> None:
         for workers in (1, 2):
@@ -98,19 +104,65 @@ class Frameworks(unittest.TestCase):
         self.run_workers("", str(EXAMPLES / "jax_mlp.py"), 1)
 
 
-def train_hf() -> None:
+class Named(nn.Module):
+    """A model as Hugging Face's Trainer takes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.body = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        out = self.body(x)
+        return {"loss": functional.cross_entropy(out, labels), "logits": out}
+
+
+def hf_equal() -> None:
+    """A Trainer in a job, and its plain one on the batches that it had: accumulation, clipping and a schedule."""
     import recon.torch.hf
     import transformers
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(3)
-            self.body = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    batches: list[Any] = []
 
-        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-            out = self.body(x)
-            return {"loss": functional.cross_entropy(out, labels), "logits": out}
+    class Recorded(recon.torch.hf.Trainer):
+        def training_step(self, model: nn.Module, inputs: Any, *args: Any) -> torch.Tensor:
+            batches.append(dict(inputs))
+            return super().training_step(model, inputs, *args)
+
+    class Replayed:
+        dataset, batch_size, passes = None, BATCH, 0
+
+        def __len__(self) -> int:
+            return SAMPLES // BATCH
+
+        def __iter__(self) -> Any:
+            self.passes += 1
+            return iter(batches[(self.passes - 1) * len(self):self.passes * len(self)])
+
+    class Plain(transformers.Trainer):
+        def get_train_dataloader(self) -> Any:
+            return Replayed()
+
+    data = Classified(named=True)
+    for accumulated, optimizer in ((1, "adamw_torch"), (3, "adamw_torch"), (4, "adafactor")):
+        batches.clear()
+        models = []
+        for kind, options in ((Recorded, {"worker_settings": {"codec": "fp32"}}), (Plain, {})):
+            arguments = transformers.TrainingArguments(
+                output_dir=tempfile.mkdtemp(), per_device_train_batch_size=BATCH, num_train_epochs=2, learning_rate=1e-2,
+                lr_scheduler_type="cosine", gradient_accumulation_steps=accumulated, max_grad_norm=0.3, optim=optimizer,
+                logging_strategy="no", save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True)
+            models.append(Named())
+            with Server(os.environ["RECON_TEST_BIN"]) as server:
+                os.environ["RECON_SERVER"] = server.address
+                kind(model=models[-1], args=arguments, train_dataset=data, **options).train()
+        for ours, plain in zip(*(model.parameters() for model in models)):
+            torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-6)
+
+
+def train_hf() -> None:
+    import recon.torch.hf
+    import transformers
 
     def accuracy(prediction: Any) -> dict[str, float]:
         return {"accuracy": float((prediction.predictions.argmax(1) == prediction.label_ids).mean())}
@@ -126,7 +178,7 @@ def train_hf() -> None:
             rates.append(lr_scheduler.get_last_lr()[0])
 
     data = Classified(named=True)
-    trainer = recon.torch.hf.Trainer(model=Model(), args=arguments, train_dataset=data, eval_dataset=data,
+    trainer = recon.torch.hf.Trainer(model=Named(), args=arguments, train_dataset=data, eval_dataset=data,
                                      compute_metrics=accuracy, callbacks=[Rates()])
     trainer.train()
     steps = EPOCHS * SAMPLES // BATCH // 2
@@ -308,6 +360,8 @@ def train_accelerate(scaled: bool) -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["hf"]:
         train_hf()
+    elif sys.argv[1:] == ["hf equal"]:
+        hf_equal()
     elif sys.argv[1:] in (["accelerate"], ["accelerate with a scaler"]):
         train_accelerate(scaled="scaler" in sys.argv[1])
     elif sys.argv[1:] == ["lightning"]:

@@ -32,11 +32,11 @@ SPLIT = 160
 FP16 = {"codec": "fp16", "pull_codec": "fp16"}
 
 
-def recon(sync, **settings):
+def recon(sync, optimizer_on="server", **settings):
     job = {"sync": sync, "split_samples": SPLIT, **settings.pop("job", {})}
     if sync.startswith(("local", "diloco")):
         del job["split_samples"]
-    return {"mode": "recon", "settings": {"job_settings": job, **FP16, **settings}}
+    return {"mode": "recon", "settings": {"job_settings": job, "optimizer_on": optimizer_on, **FP16, **settings}}
 
 
 # What each method is, with a learning rate at which it learns; no grid was searched. With asp and momentum that is a lower
@@ -48,6 +48,8 @@ METHODS = {
     "torchft, LocalSGD of 8 steps": {"mode": "torchft-local", "settings": {"sync_every": 8}, "lr": 0.02},
     "torchft, DiLoCo of 8 steps": {"mode": "torchft-diloco", "settings": {"sync_every": 8}, "lr": 0.02},
     "recon, bsp": {**recon("bsp"), "lr": 0.02},
+    "recon, bsp, workers step": {**recon("bsp", "workers"), "lr": 0.02},
+    "recon, bsp, workers step, topk:0.1": {**recon("bsp", "workers", codec="topk:0.1"), "lr": 0.02},
     "recon, bsp without overlap": {**recon("bsp", overlap=False), "lr": 0.02},
     "recon, asp": {**recon("asp"), "lr": 0.005},
     "recon, local:4": {**recon("local:4", job={"local_steps_by_speed": True}), "lr": 0.02},

@@ -27,7 +27,7 @@ from recon.torch._overlap import Overlap, outside_compiled
 from recon.torch._schedule import Progress, follow
 from recon.torch._share import Share
 from recon.torch._state import copy_state, remember
-from recon.torch._tensors import Tensors, plain_module
+from recon.torch._tensors import Tensors, number_of, plain_module
 from recon.torch._workers_step import WorkersStepJob
 
 # Batches between two pushes, with an optimizer that steps on the worker, where the script says nothing.
@@ -405,7 +405,7 @@ class Job(Share):
             rates = self._overlap.rates(self._tensors.rates(self.optimizer))
         loss, self.loss = self.loss, None
         weight, self._weight = self._weight, 0
-        self._core.end(samples, time.monotonic() - self._began, _number(loss), rates, self._own_step is not None, weight)
+        self._core.end(samples, time.monotonic() - self._began, number_of(loss), rates, self._own_step is not None, weight)
         self._close(passed + batches)
         # What the script reads from here on is the job's, of a synchronous job with this step in it.
         if self._core.settle():
@@ -444,9 +444,3 @@ class Job(Share):
         self._core.begin_evaluation()
         self._load()
         evaluate_for(self._core, self.model, self._evaluate, lease)
-
-
-def _number(loss: Any) -> float | None:
-    if isinstance(loss, torch.Tensor):
-        loss = loss.detach()
-    return None if loss is None else float(loss)

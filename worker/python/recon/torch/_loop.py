@@ -215,6 +215,7 @@ class Loop:
         self._held: tuple[Batch | None, Any] | None = None
         self._given: collections.deque[tuple[Batch, Any]] = collections.deque()  # What may have to be put back.
         self._gave = 0
+        self._gave_of_pass = 0  # Without what has come back of the pass before.
         self._spares = 0
         self._waits = 0  # For another thread's step.
         self._over = False
@@ -343,7 +344,7 @@ class Loop:
             if job.rest(self) and self._waits < WAITS_MAX:
                 self._waits += job.steps_elsewhere()
                 job.pause()
-            elif self._gave > 0 or self._spares >= SPARES_MAX:
+            elif self._gave_of_pass > 0 or self._spares >= SPARES_MAX:
                 loader._ended_early = True
                 self.end()
             else:
@@ -363,6 +364,7 @@ class Loop:
 
     def _give(self, batch: Batch, data: Any) -> Any:
         self._gave += 1
+        self._gave_of_pass += batch.data_epoch == self.data_epoch
         self._waits = 0
         self._job.keep_spare(data)
         if self._gave > 1:
@@ -382,8 +384,8 @@ class Loop:
         there is, and wants another one before it steps those it has."""
         self._spares += 1
         self._job.hand_spare(self)
-        if data is None:
-            data = self._job.spare
+        if self._job.spare is not None:
+            return self._job.spare
         return next(self._loader._alone(self.data_epoch, [])) if data is None else data
 
     def take_back(self) -> list[tuple[Batch, Any]]:

@@ -98,21 +98,43 @@ def follow(scheduler: Any, progress: Progress) -> None:
     scheduler.step, scheduler.state_dict = step, state_dict
 
 
+class Pace:
+    """How a script steps one scheduler."""
+
+    def __init__(self) -> None:
+        self.batches = 1  # Of this worker's, between two steps within a pass: the most there were.
+        self.counted = 0  # Steps of the scheduler.
+
+
 class StepProgress:
-    """How many batches a job has stepped whose workers have the optimizer. It is the same at all workers after each step."""
+    """How many batches a job has stepped whose workers have the optimizer. It is the same at all workers that have the job's
+    state, and so are the paces of schedulers, as long as all run one script."""
 
     def __init__(self, length: int) -> None:
         self.length = length  # Batches of a pass, over all workers.
         self.job = 0
-        self.own = 0  # Steps of this worker.
+        self.own = 0  # Batches for which this worker took a step.
         self.shared = False  # Whether a step was of several batches.
+        self.resumed = False  # Whether it goes on from a state, which may have some batches twice.
+        self.void = False  # Whether the last batch was of no step.
         self.over = False  # As `Progress` has it.
+        self.paces: list[Pace] = []
 
     def take(self, before: int, batches: int) -> None:
-        """A step of so many batches is done; that many the job had stepped before it."""
+        """A step of so many batches is done, 0 for a second one of the same; that many the job had stepped before it."""
         self.shared = self.shared or batches > 1 or before != self.job
         self.job = before + batches
-        self.own += 1
+        self.own += batches > 0
+        self.void = False
+
+    def state(self) -> dict[str, Any]:
+        return {"job": self.job, "shared": self.shared, "paces": [[pace.batches, pace.counted] for pace in self.paces]}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.job, self.shared = int(state["job"]), bool(state["shared"])
+        self.resumed = self.job > 0
+        for pace, (batches, counted) in zip(self.paces, state["paces"]):
+            pace.batches, pace.counted = int(batches), int(counted)
 
 
 def keep_to(scheduler: Any, progress: StepProgress) -> None:
@@ -121,22 +143,33 @@ def keep_to(scheduler: Any, progress: StepProgress) -> None:
     its_state: Callable[[], dict[str, Any]] = scheduler.state_dict
     takes_metrics = "metrics" in inspect.signature(its_step).parameters
     first = int(getattr(scheduler, "last_epoch", 0))
-    counted = first  # Of a scheduler that does not say how far it is.
-    own, batches = progress.own, 1
+    total = getattr(scheduler, "total_steps", None)  # It raises an error beyond that.
+    pace = Pace()
+    progress.paces.append(pace)
+    own, job = progress.own, progress.job
+
+    def move() -> None:
+        if total is None or not (progress.shared or progress.resumed) or int(scheduler.last_epoch) < total:
+            its_step()
+            pace.counted += 1
 
     def step(*args: Any) -> None:
-        nonlocal own, batches, counted
-        moved, own = progress.own - own, progress.own
-        batches = max(batches, moved)
-        if args and takes_metrics or progress.over or not progress.shared or moved == 0:
-            counted += 1
+        nonlocal own, job
+        moved, own, before, job = progress.own - own, progress.own, job, progress.job
+        if job <= (before // progress.length + 1) * progress.length:  # Not over the end of a pass.
+            pace.batches = max(pace.batches, moved)
+        if progress.over or args and takes_metrics:
             return its_step(*args)
-        passes, rest = divmod(progress.job, progress.length)
-        goal = first + passes * -(-progress.length // batches) + rest // batches
-        goal = min(goal, getattr(scheduler, "total_steps", goal))
-        while int(getattr(scheduler, "last_epoch", counted)) < goal:
+        if progress.void:
+            return None
+        if not progress.shared or moved == 0:
+            return move() if not args else its_step(*args)
+        passes, rest = divmod(job, progress.length)
+        goal = passes * -(-progress.length // pace.batches) + rest // pace.batches
+        goal = goal if total is None else min(goal, total - first)
+        while (int(scheduler.last_epoch) - first if hasattr(scheduler, "last_epoch") else pace.counted) < goal:
             its_step()
-            counted += 1
+            pace.counted += 1
         return None
 
     def state_dict() -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Share:
     _members: Members | None
     _began: float
     _left: bool
-    spare: Any = None  # What `keep_spare` was given.
+    spare: Any = None  # Data of a batch that the script has trained on.
 
     def _share_out(self, leases: Leases, parameters: Sequence[torch.nn.Parameter]) -> None:
         """`parameters`: as `Handed` has it."""
@@ -124,7 +124,7 @@ class Share:
             return True
 
     def keep_spare(self, data: Any) -> None:
-        """What a batch that is not the job's may be made of."""
+        """The script gets this: a batch that is not the job's may be the same."""
 
     def hand_spare(self, loop: Loop) -> None:
         """Gives the script a batch that is not the job's."""

@@ -7,11 +7,12 @@ import collections
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from recon.torch._schedule import StepProgress
 from recon.torch._share import Share
 from recon.torch._tensors import as_kept
 from recon.torch._worker_state import WorkerState
@@ -20,6 +21,8 @@ _log = logging.getLogger("recon")
 
 # With so many splits that wait for the state to be saved, this worker asks for it.
 _UNCOVERED_MAX = 8
+# A thread that reads batches has found nothing so often before what the other one has accumulated is uploaded.
+_IDLE_MAX = 100
 WAIT_SECONDS = 0.02
 _SAY_SECONDS = 10.0
 
@@ -33,6 +36,7 @@ class StateShare(Share):
 
     name: str
     _state: WorkerState
+    _progress: StepProgress
     _names: Sequence[str]
     _parameters: Sequence[torch.nn.Parameter]
     _buffers: Sequence[tuple[str, torch.Tensor]]
@@ -45,16 +49,20 @@ class StateShare(Share):
         self._next = 0  # The next step that this worker's state is to take.
         self._through = 0  # The first step after those that its batches are for.
         self._stepped = False  # Whether the optimizer has stepped since the last backward.
-        self._idle = False  # There was nothing to compute when the loop looked last.
+        self._idle = 0  # How often the loop has looked and found nothing to compute.
         self._owed_splits: collections.deque[tuple[int, int]] = collections.deque()  # Closed when that step is saved.
         self._uploading: threading.Thread | None = None
         self._line = 0  # Of the job's states, that of this worker's.
         self._upload = self._failed_upload = 0  # The numbers of the last upload, and of the last that came to nothing.
 
-    def _step_ahead(self) -> int:
-        """The step that the next batch is of that this worker is given."""
+    def _step_of_next(self) -> int:
+        """The step that the next batch is of that the loader takes."""
         elsewhere = self._leases.handed_out - len(self._handed.batches)  # The loader has them.
-        return self._next + len(self._handed) + max(0, elsewhere) + self._leases.ready
+        return self._next + len(self._handed) + max(0, elsewhere)
+
+    def _step_ahead(self) -> int:
+        """The step that the next batch is of that this worker is given a lease of."""
+        return self._step_of_next() + self._leases.ready
 
     def _reads_ahead(self) -> bool:
         """Whether the script has batches that were in no backward yet."""
@@ -71,7 +79,7 @@ class StateShare(Share):
             self._through = at
         elif last is not None:
             self._through = at - last
-        uncovered = owed >= _UNCOVERED_MAX or (self._idle and owed > 0)
+        uncovered = owed >= _UNCOVERED_MAX or (self._idle > 0 and owed > 0)
         self._core.report_state(self._next, None, uncovered, self._failed_upload, self._line, at, self._through,
                                 self._reads_ahead())
 
@@ -84,28 +92,31 @@ class StateShare(Share):
         upload, newer = int(said["wanted"]), self._next > int(said["uploaded"])
         if upload in (0, self._upload) or not newer or uploading:
             return
-        # What is accumulated waits for its step. Where no more batches come before the state is saved, it goes along.
+        # What is accumulated waits for its step. Where no more batches come before the state is saved, it goes along. A thread
+        # that only reads waits until the other one has nothing to do any more.
         accumulated = {} if self._stepped or self._next == 0 else {
-            name: parameter.grad for name, parameter in zip(self._names, self._parameters) if parameter.grad is not None}
-        if not accumulated or self._idle:
+            name: parameter.grad.to_dense().cpu() for name, parameter in zip(self._names, self._parameters)
+            if parameter.grad is not None}
+        if not accumulated or self._idle > (_IDLE_MAX if self._handed.threaded else 0):
             self._upload = upload
             self._send_state(upload, accumulated)
 
-    def _send_state(self, upload: int, accumulated: Mapping[str, torch.Tensor]) -> None:
+    def _send_state(self, upload: int, accumulated: dict[str, torch.Tensor]) -> None:
         for name, parameter in zip(self._names, self._parameters):
             if not bool(parameter.isfinite().all()):
                 raise FloatingPointError(f"before step {self._next} {name} of {type(self.model).__name__} has values that are infinite "
                                          "or not a number: the job's state stays what was saved before")
         flat = np.zeros(self._core.size, np.float32)
         step, core = self._next, self._core
+        beside = {"progress": self._progress.state()}
         try:
-            self._state.store(flat, step, accumulated)
+            self._state.store(flat, step, {**beside, "gradients": accumulated})
         except OverflowError:
             if not accumulated:
                 raise
             _log.warning("the job's state before step %d has no room for gradients that are accumulated and not stepped: a worker "
                          "that comes now begins without them", step)
-            self._state.store(flat, step)
+            self._state.store(flat, step, beside)
 
         def send() -> None:
             wrong = core.send_state(flat, step, upload)
@@ -118,7 +129,7 @@ class StateShare(Share):
 
     def _initial(self) -> np.ndarray:
         flat = np.zeros(self._core.size, np.float32)
-        self._state.store(flat, 0)
+        self._state.store(flat, 0, {"progress": self._progress.state()})
         for name, buffer in self._buffers:
             self._place(torch.from_numpy(flat), name).copy_(buffer.detach().reshape(-1))
         wrong = [name for name in self._names if not np.isfinite(self._place(torch.from_numpy(flat), name).numpy()).all()]
@@ -172,7 +183,9 @@ class StateShare(Share):
                 values = self._place(torch.from_numpy(flat), name).view(buffer.shape)
                 buffer.copy_(as_kept(buffer, values))
         self._stepped = True
-        step, accumulated = self._state.load(flat)
+        step, beside = self._state.load(flat)
+        self._progress.load(beside["progress"])
+        accumulated = beside.get("gradients", {})
         for name, parameter in zip(self._names, self._parameters) if accumulated else ():
             parameter.grad = accumulated[name].to(parameter.device) if name in accumulated else None
         return step

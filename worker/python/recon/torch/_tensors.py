@@ -237,3 +237,10 @@ def _fits(buffer: torch.Tensor) -> bool:
     if buffer.is_floating_point():
         return bool(buffer.isfinite().all())
     return buffer.dtype == torch.bool or -EXACT_MAX <= int(buffer.min()) and int(buffer.max()) <= EXACT_MAX
+
+
+def number_of(loss: Any) -> float | None:
+    """A loss as a script reports it: a number, a tensor of one value, or None."""
+    if isinstance(loss, torch.Tensor):
+        loss = loss.detach()
+    return None if loss is None else float(loss)

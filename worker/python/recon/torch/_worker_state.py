@@ -25,8 +25,8 @@ _BLOB_BYTES_MIN = 16 << 10
 _NUMBER_FLOATS = 4
 _HEAD_FLOATS = 2 * _NUMBER_FLOATS
 _PLACEHOLDER = "recon.tensor"
-# Of the tree: gradients that are accumulated. No part is called so.
-_ACCUMULATED = "accumulated gradients"
+# Of the tree: what belongs to no part. No part is called so.
+_BESIDE = "beside the parts"
 
 
 class Stateful(Protocol):
@@ -72,8 +72,8 @@ class WorkerState:
         self._places = {name: (offset, size) for name, offset, size in placement}
 
     @torch.no_grad()
-    def store(self, flat: np.ndarray, step: int, accumulated: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Writes what there is now, before that step, with gradients that wait for their step. OverflowError if there is more
+    def store(self, flat: np.ndarray, step: int, beside: Mapping[str, Any] | None = None) -> None:
+        """Writes what there is now, before that step, and `beside`: plain values and tensors. OverflowError if there is more
         than there is room for: than the parts held at first."""
         array = torch.from_numpy(flat)
         for name, parameter in self._parameters.items():
@@ -82,26 +82,25 @@ class WorkerState:
                              lambda path, tensor: self._fits(path, tensor))
         for path, tensor in large.items():
             self._store(array, path, tensor)
-        if accumulated:
-            tree[_ACCUMULATED] = {name: gradient.to_dense().cpu() for name, gradient in accumulated.items()}
+        tree[_BESIDE] = dict(beside or {})
         self._store_blob(array, _dumped(tree), step)
 
     @torch.no_grad()
-    def load(self, flat: np.ndarray) -> tuple[int, dict[str, torch.Tensor]]:
-        """Gives model and parts what `store` has written there, on whichever worker. Returns the step, and the gradients that
-        wait for it."""
+    def load(self, flat: np.ndarray) -> tuple[int, dict[str, Any]]:
+        """Gives model and parts what `store` has written there, on whichever worker. Returns the step, and what was beside the
+        parts."""
         array = torch.from_numpy(np.array(flat, copy=True))
         for name, parameter in self._parameters.items():
             parameter.copy_(self._value(array, name, parameter.shape, parameter.dtype))
         step, blob = self._blob(array)
         tree = _filled(_parsed(blob), lambda path, shape, dtype: self._value(array, path, shape, dtype))
-        accumulated = tree.pop(_ACCUMULATED, {})
+        beside = tree.pop(_BESIDE, {})
         if set(tree) != set(self._parts):
             raise ValueError(f"the job's state has {sorted(tree)}, this worker {sorted(self._parts)}: optimizer, scheduler and "
                              "also= are to be the same at all workers")
         for name, part in self._parts.items():
             part.load_state_dict(tree[name])
-        return step, accumulated
+        return step, beside
 
     def _fits(self, path: str, tensor: torch.Tensor) -> bool:
         place = self._places.get(path)
@@ -252,6 +251,6 @@ def stateful(name: str, part: Any) -> Stateful:
 def named(parts: Mapping[str, Any]) -> Iterator[tuple[str, Stateful]]:
     """The parts, each checked."""
     for name, part in parts.items():
-        if name == _ACCUMULATED:
-            raise ValueError(f"also[{name!r}]: the state has gradients under that name")
+        if name == _BESIDE:
+            raise ValueError(f"also[{name!r}]: the state has other things under that name")
         yield name, stateful(f"also['{name}']", part)

@@ -24,7 +24,7 @@ from recon.torch._overlap import outside_compiled
 from recon.torch._schedule import StepProgress, keep_to
 from recon.torch._shared_state import WAIT_SECONDS, StateShare
 from recon.torch._step_tensors import aliases, hooked, shared_buffers, trained
-from recon.torch._tensors import DTYPES, _tensor_of, as_kept
+from recon.torch._tensors import DTYPES, _tensor_of, as_kept, number_of
 from recon.torch._worker_state import WorkerState, named, stateful
 
 _log = logging.getLogger("recon")
@@ -75,13 +75,15 @@ class WorkersStepJob(StateShare):
         self._left = False
         self._active = False
         self._said_void = self._warned = False
+        self._newest: Any = None  # What the loader gave last.
+        self._optimizers, self._stepped_by = len(optimizers), set[int]()  # Since the last backward.
+        self._row_sparse: set[str] = set()  # Parameters whose gradients are sparse tensors of rows.
         self.data_epoch = 0  # The pass that the job is in, as it said last.
         came, note_step = outside_compiled(self._came), outside_compiled(self._note_step)
         self._hooks = [hooked(parameter, came) for parameter in self._parameters]
         self._hooks += [optimizer.register_step_post_hook(note_step) for optimizer in optimizers]
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(self._before_step)
-        for optimizer in optimizers:
             optimizer._recon_job = self
         self._exchange_outside = outside_compiled(self._exchange)
         atexit.register(self.leave)
@@ -120,12 +122,12 @@ class WorkersStepJob(StateShare):
         return self._left
 
     def keep_spare(self, data: Any) -> None:
-        self.spare = data
+        self._newest = data
 
     def take(self, loop: Loop) -> Batch | None:
         """The next batch of the loop's pass; None if there is none now."""
         with self._lock:
-            if self._pass_ends(loop, self._step_ahead()):
+            if self._pass_ends(loop, self._step_of_next()):
                 raise PassOver
             return super().take(loop)
 
@@ -142,7 +144,7 @@ class WorkersStepJob(StateShare):
         if waiting is None and self._wants_spare:
             self._wants_spare = False
             return True
-        if waiting is None and self._pass_ends(loop, self._step_ahead()):
+        if waiting is None and self._pass_ends(loop, self._step_of_next()):
             return None
         if len(self._handed):
             return False
@@ -215,7 +217,7 @@ class WorkersStepJob(StateShare):
             self._pass_over(self._handed.take_passed_over())
             said = self._core.state()
             if not self._reads_ahead():
-                self._idle = True
+                self._idle += 1
                 self._report()
                 return True
             own = len(self._handed.batches) > 0
@@ -235,7 +237,7 @@ class WorkersStepJob(StateShare):
 
     def _enter(self, batch: Batch, first: bool) -> None:
         self._began = time.monotonic()
-        self._idle = False
+        self._idle = 0
 
     def begin_idle(self) -> bool:
         self._last = None  # A loop of this process alone begins: what came before it is done.
@@ -324,8 +326,12 @@ class WorkersStepJob(StateShare):
             elif not entry.lost and not entry.begun:
                 entry.lost = not self._leases.begin(entry.batch)
             self._last = entry
+            if again and not entry.lost and not self._leases.begin(entry.batch):
+                self._leases.handed_out += 1  # It was pushed before.
+                entry.lost = True
             if not entry.lost:
                 self._push(entry.batch, again)
+                self.spare = self._newest
             else:
                 self._weight = 0
                 if not self._follow_others():
@@ -333,12 +339,11 @@ class WorkersStepJob(StateShare):
             self._take_mean(self._core.mean(), again)
             self._next += 1
             self._stepped = False
+            self._stepped_by.clear()
             self._handed.forget_begun()
             self._enter_next()
 
     def _push(self, batch: Batch, again: bool) -> None:
-        if again:
-            self._leases.begin(batch)
         flat = torch.from_numpy(self._core.gradient())
         flags = np.zeros(len(self._parameters) + 1, np.float32)
         for number, (name, parameter) in enumerate(zip(self._names, self._parameters)):
@@ -346,7 +351,11 @@ class WorkersStepJob(StateShare):
             if parameter.grad is None:
                 place.zero_()
                 continue
-            gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+            gradient = parameter.grad
+            if gradient.is_sparse:
+                if gradient.sparse_dim() == 1 and gradient.dim() > 1:
+                    self._row_sparse.add(name)
+                gradient = gradient.to_dense()
             place.copy_(gradient.reshape(-1))
             flags[number] = 1
             if not bool(place.isfinite().all()):  # An overflow under a GradScaler is everybody's.
@@ -358,7 +367,7 @@ class WorkersStepJob(StateShare):
         self._place(flat, _PROGRESS).copy_(torch.tensor(divmod(self._progress.job, _PROGRESS_BASE)))
         loss, self.loss = self.loss, None
         weight, self._weight = self._weight, 0
-        self._core.end(batch.samples, time.monotonic() - self._began, _number(loss), [], False, weight)
+        self._core.end(batch.samples, time.monotonic() - self._began, number_of(loss), [], False, weight)
         self._note_pushed(batch, again)
         state = self._core.await_mean(self._next)
         if state == "gone":
@@ -395,6 +404,9 @@ class WorkersStepJob(StateShare):
                                    "it again")
             # What this worker has for later steps, others wait for. And what the server said was before this answer.
             reach = said["others_reach"]
+            if said["ended_pass"] is not None and int(said["ended_pass"]) == int(said["data_epoch"]) and (
+                    self._next >= int(said["ends_at"])):
+                return False
             if self._step_ahead() > self._next + len(self._handed) or self._handed.batches or (
                     reach is not None and int(reach) <= self._next):
                 return False
@@ -406,6 +418,7 @@ class WorkersStepJob(StateShare):
 
     def _take_nothing(self) -> None:
         """The script has computed a batch that is of no step."""
+        self._progress.void = True
         for parameter in self._parameters:
             parameter.grad = None
         if not self._said_void:
@@ -429,6 +442,8 @@ class WorkersStepJob(StateShare):
                 parameter.grad.fill_(float("inf"))
             else:
                 parameter.grad.copy_(self._place(mean, _GRADIENT + name).view(parameter.shape))
+            if name in self._row_sparse:
+                parameter.grad = parameter.grad.to_sparse(1)
         for name, buffer in self._buffers:
             values = self._place(mean, name).view(buffer.shape)
             buffer.copy_(as_kept(buffer, values))
@@ -445,15 +460,16 @@ class WorkersStepJob(StateShare):
             warnings.warn(f"the job is done, after {self.epochs} passes: what step() does from here on is of this process' model "
                           "alone", RuntimeWarning, stacklevel=3)
 
-    def _note_step(self, *_: Any) -> None:
-        self._stepped = True
+    def _note_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._stepped_by.add(id(optimizer))
+        self._stepped = not self._handed.threaded or len(self._stepped_by) == self._optimizers
         if self._left:
             return
         with self._lock:
             passed = self._handed.note_step()
             if passed:
                 self._pass_over(passed)
-            if not len(self._handed):
+            if not len(self._handed) and len(self._stepped_by) == self._optimizers:
                 self.loader.after_step()
 
     def _owes(self) -> bool:
@@ -480,9 +496,3 @@ class WorkersStepJob(StateShare):
             self._core.leave(finished)
         finally:
             self._core.close("the script has ended")
-
-
-def _number(loss: Any) -> float | None:
-    if isinstance(loss, torch.Tensor):
-        loss = loss.detach()
-    return None if loss is None else float(loss)
