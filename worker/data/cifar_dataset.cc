@@ -43,9 +43,11 @@ absl::StatusOr<std::unique_ptr<ByteImages>> DecodeCifar10(const std::string& nam
 absl::StatusOr<TrainAndTest> OpenCifar10(const std::string& directory) {
   const std::string inner = directory + "/cifar-10-batches-bin";
   struct stat info;
-  RECON_RETURN_IF_ERROR(CheckDirectory(directory));
+  // Where there is none, the file that was looked for says more.
+  if (const absl::Status found = CheckDirectory(directory); !absl::IsNotFound(found))
+    RECON_RETURN_IF_ERROR(found);
   const std::string folder = stat(inner.c_str(), &info) == 0 ? inner : directory;
-  RECON_RETURN_IF_ERROR(CheckDirectory(folder));
+  if (folder == inner) RECON_RETURN_IF_ERROR(CheckDirectory(folder));
   std::vector<std::string> train_files(5);
   for (int i = 0; i < 5; ++i) {
     RECON_ASSIGN_OR_RETURN(train_files[i], ReadFileOrGz(absl::StrCat(folder, "/data_batch_", i + 1, ".bin")));

@@ -71,7 +71,9 @@ absl::StatusOr<std::unique_ptr<ByteImages>> DecodeIdx(const std::string& name, a
 }
 
 absl::StatusOr<TrainAndTest> OpenIdx(const std::string& directory) {
-  RECON_RETURN_IF_ERROR(CheckDirectory(directory));
+  // Where there is none, the file that was looked for says more.
+  if (const absl::Status found = CheckDirectory(directory); !absl::IsNotFound(found))
+    RECON_RETURN_IF_ERROR(found);
   RECON_ASSIGN_OR_RETURN(auto train, OpenPair(directory, "train"));
   RECON_ASSIGN_OR_RETURN(auto test, OpenPair(directory, "t10k"));
   if (train->features() != test->features() || test->classes() > train->classes()) {
