@@ -428,6 +428,7 @@ absl::Status ShardSet::Restore(const SnapshotReader& reader, const Manifest& man
                    const Ledger& ledger = LedgerOf(manifest, shard);
                    cut.ledger.assign(ledger.entries().begin(), ledger.entries().end());
                    cut.first_open_step = std::max(manifest.frontier_step(), entry.first_open_step());
+                   if (cut.first_open_step == entry.first_open_step()) cut.mean_pushes = entry.mean_pushes();
                    shards_[shard]->Restore(std::move(cut));
                    // The version of a state is no number of updates.
                    if (HoldsState(*map_.layout(), shard)) return absl::OkStatus();

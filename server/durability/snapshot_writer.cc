@@ -133,6 +133,7 @@ std::vector<PageWork> ListPages(const ParamLayout& layout, std::vector<ShardCut>
     shard->set_shard(i);
     shard->set_version(shards[i].version);
     shard->set_first_open_step(shards[i].first_open_step);
+    shard->set_mean_pushes(shards[i].mean_pushes);
     Ledger ledger;
     ledger.mutable_entries()->Assign(shards[i].ledger.begin(), shards[i].ledger.end());
     shard->set_ledger(ledgers.Add(ledger));

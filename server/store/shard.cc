@@ -466,7 +466,10 @@ void Shard::SetRules(const ApplyRules& rules, const GroupPolicy& policy) {
   kept_.Keep(version_, pages_[0]);
 }
 
-ShardCut Shard::Cut() const { return {version_, first_open_step_, pages_, ledger_.Entries()}; }
+ShardCut Shard::Cut() const {
+  const uint32_t pushes = first_open_step_ > 0 ? means_.PushesOf(first_open_step_ - 1) : 0;
+  return {version_, first_open_step_, pages_, ledger_.Entries(), pushes};
+}
 
 void Shard::Restore(ShardCut cut) {
   RECON_CHECK_EQ(cut.pages.size(), pages_.size(), "planes of a cut");
@@ -482,7 +485,7 @@ void Shard::Restore(ShardCut cut) {
   kept_.Keep(version_, pages_[0]);
   means_.Reset(means_.capacity());
   means_.NoteOpen(first_open_step_);
-  if (first_open_step_ > 0) means_.Keep(first_open_step_ - 1, pages_[0], /*pushes=*/0);
+  if (first_open_step_ > 0) means_.Keep(first_open_step_ - 1, pages_[0], cut.mean_pushes);
 }
 
 }  // namespace recon

@@ -35,6 +35,8 @@ struct ShardCut {
   // pages[role][page]; role 0 = parameters, then the optimizer's planes.
   std::vector<std::vector<PageRef>> pages;
   std::vector<LedgerEntry> ledger;
+  // Of the mean of the last closed step, where workers have the optimizer; 0: unknown.
+  uint32_t mean_pushes = 0;
 };
 
 // The unit of ownership, ordering and ledger: parameters and optimizer state of one range of the flat

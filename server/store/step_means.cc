@@ -14,13 +14,18 @@ void StepMeans::Keep(uint64_t step, const Pages& mean, uint32_t pushes) {
   if (pushes_.size() > capacity()) pushes_.pop_front();
 }
 
+uint32_t StepMeans::PushesOf(uint64_t step) const {
+  for (const auto& [of, pushes] : pushes_) {
+    if (of == step) return pushes;
+  }
+  return 0;
+}
+
 StepMeans::Is StepMeans::Encode(uint64_t step, CodecId codec, Encoded* mean) {
   if (step >= first_open_step_) return Is::kOpen;
   const Pages* const pages = kept_.Find(step);
   if (pages == nullptr) return Is::kGone;
-  for (const auto& [of, pushes] : pushes_) {
-    if (of == step) mean->pushes = pushes;
-  }
+  mean->pushes = PushesOf(step);
   if (lent_step_ == step && lent_asked_ == codec) {
     mean->payload = lent_.Get();
     mean->codec = lent_codec_;

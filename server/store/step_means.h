@@ -35,6 +35,8 @@ class StepMeans {
   // The mean of so many pushes; 0: it is unknown of how many. Steps ascend.
   void Keep(uint64_t step, const Pages& mean, uint32_t pushes);
 
+  // 0 if it is unknown, or not kept any more.
+  uint32_t PushesOf(uint64_t step) const;
   // The mean of a step as a payload of `codec` (fp32, fp16 or bf16), or of its sparse form where that is
   // smaller. kOpen: the step is not closed; kGone: newer ones are kept only.
   enum class Is { kHere, kOpen, kGone };

@@ -51,7 +51,8 @@ try:
                 for one, other in zip(average.parameters(), model.parameters()):
                     other.clamp_(-0.6, 0.6)
                     one.lerp_(other, 0.1)
-            print(json.dumps({"step": step, "epoch": epoch, "indices": indices}), file=record, flush=True)
+            print(json.dumps({"step": step, "epoch": epoch, "indices": indices,
+                              "scheduled": schedule.last_epoch}), file=record, flush=True)
             time.sleep(arguments.pause)
 except recon.ReconError as error:
     print(f"{type(error).__name__}: {error}", flush=True)

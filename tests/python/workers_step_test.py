@@ -295,7 +295,10 @@ class Workers(unittest.TestCase):
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             momentum.step()
             adam.step()
-            schedule.step()
+            # It goes by the job's batches, at all workers alike.
+            self.assertEqual(len({entry["scheduled"] for entry in entries}), 1)
+            while schedule.last_epoch < entries[0]["scheduled"]:
+                schedule.step()
             with torch.no_grad():
                 for one, other in zip(average.parameters(), model.parameters()):
                     other.clamp_(-0.6, 0.6)

@@ -120,10 +120,10 @@ class StepProgress:
         self.over = False  # As `Progress` has it.
         self.paces: list[Pace] = []
 
-    def take(self, before: int, batches: int) -> None:
-        """A step of so many batches is done, 0 for a second one of the same; that many the job had stepped before it."""
-        self.shared = self.shared or batches > 1 or before != self.job
-        self.job = before + batches
+    def take(self, batches: int) -> None:
+        """A step of so many batches is done, 0 for a second one of the same. Each worker takes each step of the job."""
+        self.shared = self.shared or batches > 1
+        self.job += batches
         self.own += batches > 0
         self.void = False
 

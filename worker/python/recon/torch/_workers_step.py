@@ -35,9 +35,6 @@ _BUFFERS, _FLAG_GROUP = "buffers", "flags"
 _GRADIENT = "gradient/"
 # Which parameters have a gradient, and whether any is not finite.
 _FLAGS = "gradient/flags"
-# How many batches the job has stepped, in two numbers. It travels as buffers do: unchanged, from the step's first worker.
-_PROGRESS = "gradient/progress"
-_PROGRESS_BASE = 1 << 20
 
 
 class WorkersStepJob(StateShare):
@@ -95,7 +92,6 @@ class WorkersStepJob(StateShare):
         specs = [(_GRADIENT + name, list(parameter.shape), "default", False, "F32")
                  for name, parameter in zip(self._names, self._parameters)]
         specs += [(name, list(buffer.shape), _BUFFERS, True, DTYPES[buffer.dtype]) for name, buffer in self._buffers]
-        specs.append((_PROGRESS, [2], _BUFFERS, True, "F32"))
         specs.append((_FLAGS, [len(self._parameters) + 1], _FLAG_GROUP, False, "F32"))
         specs += self._state.specs
         proposed = [("optimizer", "mean")] + loader.settings(job_settings, "bsp")
@@ -364,7 +360,6 @@ class WorkersStepJob(StateShare):
         self._place(flat, _FLAGS).copy_(torch.from_numpy(flags))
         for name, buffer in self._buffers:
             self._place(flat, name).copy_(buffer.reshape(-1))
-        self._place(flat, _PROGRESS).copy_(torch.tensor(divmod(self._progress.job, _PROGRESS_BASE)))
         loss, self.loss = self.loss, None
         weight, self._weight = self._weight, 0
         self._core.end(batch.samples, time.monotonic() - self._began, number_of(loss), [], False, weight)
@@ -428,8 +423,7 @@ class WorkersStepJob(StateShare):
 
     def _take_mean(self, flat: np.ndarray, again: bool) -> None:
         mean = _tensor_of(flat)
-        high, low = (int(value) for value in self._place(mean, _PROGRESS))
-        self._progress.take(high * _PROGRESS_BASE + low, 0 if again else max(1, int(self._core.mean_pushes)))
+        self._progress.take(0 if again else max(1, int(self._core.mean_pushes)))
         flags = self._place(mean, _FLAGS)
         overflow = bool(flags[-1] > 0)
         for number, (name, parameter) in enumerate(zip(self._names, self._parameters)):
