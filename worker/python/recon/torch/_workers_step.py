@@ -151,11 +151,11 @@ class WorkersStepJob(StateShare):
     def _leave_behind(self) -> None:
         """What the script has passed over since its last step is done."""
         behind = self._handed.take_left_behind()
-        if any(entry.lost for entry in behind):
+        if any(entry.spare for entry in behind):
             raise RuntimeError("the loop took no step for a batch that does not count (job.counts): backward() and step() are "
                                "those of all workers")
         if behind:
-            self._pass_over([entry.batch for entry in behind])
+            self._pass_over([entry.batch for entry in behind if not entry.lost])
 
     def _enter_pass(self, data_epoch: int) -> bool:
         """Before a batch of that pass. False if the job is in a later one. A worker that has come takes the job's state when
