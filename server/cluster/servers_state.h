@@ -16,7 +16,7 @@ struct PlaceState {
   // If it was asked: pushes in its log that the newest snapshot lacks, and their samples.
   uint64_t pushes_beyond = 0;
   uint64_t samples_beyond = 0;
-  // Of the workers' state, where workers have the optimizer (WorkersState).
+  // The upload of the workers' state that it has, where workers have the optimizer (WorkersState).
   uint64_t state_version = 0;
 };
 
@@ -34,7 +34,7 @@ struct ServersState {
   double replay_seconds = 0;
   // One of them wants a snapshot, as JobLog::wants_snapshot() says.
   bool log_wants_snapshot = false;
-  // Those whose push logs are full, and why; empty if none is.
+  // This names the servers whose push logs are full, and says why; it is empty if none is.
   std::string full_logs;
   // Of each, from place 1 on, as it said when it was ready; of a live one the sequence is the last it has
   // reported.

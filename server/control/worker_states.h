@@ -73,7 +73,7 @@ class WorkerStates {
     uint64_t next = 0;   // It holds the state before that step.
     std::optional<uint64_t> waits_for;
     bool uncovered = false;
-    // As its reports have them.
+    // These three are what its reports say (WorkerStateReport).
     uint64_t at = 0;
     uint64_t through = 0;
     bool asks_end = false;

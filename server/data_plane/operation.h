@@ -65,7 +65,7 @@ struct Operation {
 
   std::atomic<int> lanes_left{0};  // That have not been through their parts.
   std::atomic<uint32_t> parts_taken{0};
-  // Of a reply with a step's mean: how many pushes it is of, where that is known.
+  // The reply has the mean of so many pushes; 0: it has no mean, or one of an unknown number.
   std::atomic<uint32_t> mean_pushes{0};
 
   // Of the parts that were taken and name the version that they were computed from; none may.

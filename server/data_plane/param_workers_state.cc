@@ -1,4 +1,4 @@
-// Of ParamServer: the state that workers upload, where they have the optimizer.
+// This part of ParamServer keeps the state that workers upload, where they have the optimizer.
 
 #include <utility>
 

@@ -53,7 +53,7 @@ class Access {
   // a job's token that can be none; FailedPrecondition for an audit file that is a link or no regular file,
   // and for a job's token that cannot be kept to its user.
   static absl::StatusOr<std::unique_ptr<Access>> Open(const Options& options);
-  // Those who look for a token still have their lines in the audit log then.
+  // Whoever still looks for a token has its line in the audit log then.
   ~Access();
 
   // OK if the caller has the role; ResourceExhausted if it observes, is no member of the job, and its
@@ -65,8 +65,8 @@ class Access {
   // OK if the holder of this certificate (DER), who calls otherwise than by gRPC, may observe. Else
   // PermissionDenied, which says what it is; it is not in the audit log.
   absl::Status CheckObserver(absl::string_view certificate);
-  // Those who were denied, and have looked for a token for long enough, have their lines in the audit log
-  // now. Several times a second.
+  // Writes the audit lines of callers who were denied and have looked for a token for long enough. It is to
+  // be called several times a second.
   void Tick(absl::Time now);
   // Whether a worker of that name may come: if names go by certificates, it is the common name of the
   // caller's, or that, a dash and more. PermissionDenied, which says the name.

@@ -35,7 +35,8 @@ struct ShardCut {
   // pages[role][page]; role 0 = parameters, then the optimizer's planes.
   std::vector<std::vector<PageRef>> pages;
   std::vector<LedgerEntry> ledger;
-  // Of the mean of the last closed step, where workers have the optimizer; 0: unknown.
+  // The mean of the last closed step is of so many pushes, where workers have the optimizer; 0: it is
+  // unknown.
   uint32_t mean_pushes = 0;
 };
 

@@ -14,6 +14,7 @@ try:
 except ImportError as error:
     print(f"skipped: {error}")
     raise SystemExit(77) from None
+import recon
 import recon.torch as rt
 from jobs import Script, Server, wait_for
 from torch_small import BATCH, BINARIES, DATA, SAMPLES, Case, accuracy, loss_of, make_model
@@ -304,6 +305,15 @@ class Workers(unittest.TestCase):
                     other.clamp_(-0.6, 0.6)
                     one.lerp_(other, 0.1)
         return {"model": model.state_dict(), "average": average.state_dict(), "rate": schedule.get_last_lr()}
+
+
+class OfTheServer(Case):
+    flags = ("--optimizer", "momentum")
+
+    def test_a_server_that_has_the_optimizer_says_how_to_join_it(self) -> None:
+        model = make_model()
+        with self.assertRaisesRegex(recon.Refused, "--optimizer mean instead of momentum.*optimizer_on='server'"):
+            rt.join(model, adamw(model), rt.DataLoader(DATA, batch_size=BATCH))
 
 
 class Several(Workers):

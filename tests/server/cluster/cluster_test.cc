@@ -14,6 +14,7 @@
 #include "common/metrics/metrics.h"
 #include "server/durability/log_format.h"
 #include "tests/server/cluster/fake_links.h"
+#include "tests/server/cluster/head_options.h"
 #include "tests/server/cluster/small_cluster.h"
 
 namespace recon {
@@ -117,14 +118,6 @@ class ClusterJob {
     options.assignment = ClusterAssignment(ClusterRules(0, 1));
     return options;
   }
-  static ParamServer::Options ParamOptions(Cluster* cluster) {
-    ParamServer::Options options;
-    options.rules = ClusterRules(0, 1);
-    options.apply_threads = 1;
-    options.servers = kClusterServers;
-    options.followers = cluster;
-    return options;
-  }
 
   int changes = 0;
   ServerTable saved;
@@ -134,7 +127,7 @@ class ClusterJob {
   Link second;
   Metrics metrics;
   Cluster cluster;
-  ParamServer params{ParamOptions(&cluster), &metrics};
+  ParamServer params{HeadParamOptions(&cluster), &metrics};
   Lane lane{"control"};
 };
 

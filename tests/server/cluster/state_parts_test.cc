@@ -10,6 +10,7 @@
 #include "common/metrics/metrics.h"
 #include "server/cluster/cluster.h"
 #include "tests/server/cluster/fake_links.h"
+#include "tests/server/cluster/head_options.h"
 #include "tests/server/cluster/small_cluster.h"
 
 namespace recon {
@@ -67,21 +68,13 @@ struct Servers {
     options.assignment = ClusterAssignment(ClusterRules(0, 1));
     return options;
   }
-  static ParamServer::Options ParamOptions(Cluster* cluster) {
-    ParamServer::Options options;
-    options.rules = ClusterRules(0, 1);
-    options.apply_threads = 1;
-    options.servers = kClusterServers;
-    options.followers = cluster;
-    return options;
-  }
 
   uint64_t epoch = 1;
   Link first;
   Link second;
   Metrics metrics;
   Cluster cluster;
-  ParamServer params{ParamOptions(&cluster), &metrics};
+  ParamServer params{HeadParamOptions(&cluster), &metrics};
   Lane lane{"control"};
 };
 

@@ -18,6 +18,7 @@ class _Entry:
     loop: Any  # That gave it.
     begun: bool = False  # Of the core.
     lost: bool = False  # Nothing of it is pushed: others compute it, or it is a spare one.
+    spare: bool = False  # It was never one of the job's.
 
 
 def _own(entries: Sequence[_Entry]) -> list[Batch]:
@@ -41,10 +42,10 @@ class Handed:
         self._entries: list[_Entry] = []
         self._whole = whole
         self._settled = 0  # Entries, from the oldest, whose backward is over.
-        self._most = 0  # Where each backward is a step: batches that were read ahead of one before the loop's first step().
+        self._ahead_of_backward = 0  # The most batches that were read ahead of a backward before the loop's first step().
         self._came = [0] * len(parameters)  # How often each has got a gradient since then.
         self._counts = False  # Whether any ever has: none do where the script writes .grad itself.
-        self._ahead = 0
+        self._ahead_of_step = 0  # Batches that were read ahead of the loop's first step().
         self._stepping = threading.get_ident()
         self._reading = self._stepping
         self._loop: Any = None  # The one that gave the newest.
@@ -99,7 +100,7 @@ class Handed:
         self._reading = threading.get_ident()
         return self._whole or (0 if self.threaded else self._used()) == len(self._entries)
 
-    def hand(self, batch: Batch, loop: Any, begun: bool, lost: bool = False) -> None:
+    def hand(self, batch: Batch, loop: Any, begun: bool, spare: bool = False) -> None:
         """The script gets it."""
         self._reading = threading.get_ident()
         if not self.threaded:
@@ -107,8 +108,8 @@ class Handed:
             self._reset()
             self._settled = used
         if loop is not self._loop:
-            self._loop, self._stepped, self._most = loop, False, 0
-        self._entries.append(_Entry(batch, loop, begun, lost))
+            self._loop, self._stepped, self._ahead_of_backward = loop, False, 0
+        self._entries.append(_Entry(batch, loop, begun, lost=spare, spare=spare))
 
     def forget(self) -> None:
         """The job is over: what the script still has is not of it."""
@@ -138,8 +139,8 @@ class Handed:
         left = len(self._entries) - used
         over = 0
         if not self.threaded:
-            self._ahead = min(left, self._ahead) if self._stepped else left
-            over = left - self._ahead
+            self._ahead_of_step = min(left, self._ahead_of_step) if self._stepped else left
+            over = left - self._ahead_of_step
         self._stepped = self._stepped or any(entry.loop is self._loop for entry in self._entries[over:over + used])
         taken, passed = self._entries[over:over + used], self._entries[:over]
         self._entries = self._entries[over + used:]
@@ -155,7 +156,7 @@ class Handed:
         entry = self._entries.pop(0)
         self._trained = entry.loop
         if not self._stepped and not self.threaded:
-            self._most = max(self._most, len(self._entries))
+            self._ahead_of_backward = max(self._ahead_of_backward, len(self._entries))
         return entry
 
     def note_step(self) -> list[Batch]:
@@ -163,8 +164,8 @@ class Handed:
         over = 0
         if not self.threaded:
             if not self._stepped:
-                self._ahead = len(self._entries)
-            over = max(0, len(self._entries) - self._ahead)
+                self._ahead_of_step = len(self._entries)
+            over = max(0, len(self._entries) - self._ahead_of_step)
         self._stepped = self._stepped or self._trained is self._loop
         passed, self._entries = self._entries[:over], self._entries[over:]
         return _own(passed)
@@ -181,7 +182,7 @@ class Handed:
         if self.threaded or not self._stepped or self._whole:
             return []
         used = self._used()
-        over = max(0, len(self._entries) - used - max(self._ahead, self._most))
+        over = max(0, len(self._entries) - used - max(self._ahead_of_step, self._ahead_of_backward))
         taken = self._entries[used:used + over]
         del self._entries[used:used + over]
         return _own(taken)
@@ -190,7 +191,7 @@ class Handed:
         """When the script asks for more, where `take_next` takes batches: those that it has passed over."""
         if self.threaded or not self._stepped:
             return []
-        over = max(0, len(self._entries) - max(self._ahead, self._most))
+        over = max(0, len(self._entries) - max(self._ahead_of_step, self._ahead_of_backward))
         taken, self._entries = self._entries[:over], self._entries[over:]
         return taken
 
@@ -219,7 +220,7 @@ class Handed:
             return [], []
         left = self._entries[self._used():]
         if self._stepped:
-            left = left[:max(0, len(left) - self._ahead)]
+            left = left[:max(0, len(left) - self._ahead_of_step)]
         self._keep_without(left)
         trained = [entry for entry in left if self._stepped or entry.loop is not self._loop]
         return _own(trained), _own([entry for entry in left if not any(entry is one for one in trained)])

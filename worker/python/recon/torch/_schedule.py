@@ -71,10 +71,20 @@ class _Position:
         return int(self._at + 1e-6)
 
 
+def _take_over(scheduler: Any, step: Callable[..., None]) -> None:
+    """Gives a scheduler another ``step()``."""
+    its_state: Callable[[], dict[str, Any]] = scheduler.state_dict
+
+    def state_dict() -> dict[str, Any]:
+        # A scheduler's state is whatever it has as attributes; these two are ours, and cannot be saved.
+        return {name: value for name, value in its_state().items() if name not in ("step", "state_dict")}
+
+    scheduler.step, scheduler.state_dict = step, state_dict
+
+
 def follow(scheduler: Any, progress: Progress) -> None:
     """Makes ``scheduler.step()`` go as far as the job has come."""
     its_step: Callable[..., None] = scheduler.step
-    its_state: Callable[[], dict[str, Any]] = scheduler.state_dict
     takes_metrics = "metrics" in inspect.signature(its_step).parameters
     done = getattr(scheduler, "last_epoch", 0)  # A ChainedScheduler has none.
     position = _Position(progress, done)
@@ -91,11 +101,7 @@ def follow(scheduler: Any, progress: Progress) -> None:
             done += 1
         return None
 
-    def state_dict() -> dict[str, Any]:
-        # A scheduler's state is whatever it has as attributes; these two are ours, and cannot be saved.
-        return {name: value for name, value in its_state().items() if name not in ("step", "state_dict")}
-
-    scheduler.step, scheduler.state_dict = step, state_dict
+    _take_over(scheduler, step)
 
 
 class Pace:
@@ -140,7 +146,6 @@ class StepProgress:
 def keep_to(scheduler: Any, progress: StepProgress) -> None:
     """Makes ``scheduler.step()`` go as far as the job has come, by what the script does: it steps it once for so many batches."""
     its_step: Callable[..., None] = scheduler.step
-    its_state: Callable[[], dict[str, Any]] = scheduler.state_dict
     takes_metrics = "metrics" in inspect.signature(its_step).parameters
     first = int(getattr(scheduler, "last_epoch", 0))
     total = getattr(scheduler, "total_steps", None)  # It raises an error beyond that.
@@ -172,8 +177,4 @@ def keep_to(scheduler: Any, progress: StepProgress) -> None:
             pace.counted += 1
         return None
 
-    def state_dict() -> dict[str, Any]:
-        # A scheduler's state is whatever it has as attributes; these two are ours, and cannot be saved.
-        return {name: value for name, value in its_state().items() if name not in ("step", "state_dict")}
-
-    scheduler.step, scheduler.state_dict = step, state_dict
+    _take_over(scheduler, step)

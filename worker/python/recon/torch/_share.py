@@ -65,6 +65,11 @@ class Share:
         return self._handed.batches
 
     @property
+    def overlaps(self) -> bool:
+        """Whether gradients are pushed while backward runs."""
+        return False
+
+    @property
     def rank(self) -> int:
         """Of this process, among those that are one worker."""
         return 0 if self._members is None else self._members.rank
@@ -129,7 +134,7 @@ class Share:
     def hand_spare(self, loop: Loop) -> None:
         """Gives the script a batch that is not the job's."""
         with self._lock:
-            self._handed.hand(Batch((), 0, 0, -1, False, 0), loop.token, begun=False, lost=True)
+            self._handed.hand(Batch((), 0, 0, -1, False, 0), loop.token, begun=False, spare=True)
 
     def _enter_next(self) -> None:
         """After a step: what the script has read ahead begins."""

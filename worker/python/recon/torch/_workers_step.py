@@ -98,8 +98,13 @@ class WorkersStepJob(StateShare):
         proposed += [("batch", str(loader.batch_size)), ("data-epochs", str(epochs))] + flags_of(job_settings)
         codec = str(settings.get("codec", "fp16"))
         settings = {"pull_codec": "fp32", **settings, "codec": f"{codec},{_FLAG_GROUP}=fp32"}
-        self._core = _core.Worker(flags_of(settings), type(self.model).__name__, specs, self._aliases, loader.samples,
-                                  1 if self._evaluate else 0, proposed, loader.fingerprint)
+        try:
+            self._core = _core.Worker(flags_of(settings), type(self.model).__name__, specs, self._aliases, loader.samples,
+                                      1 if self._evaluate else 0, proposed, loader.fingerprint)
+        except _core.Refused as error:
+            if "--optimizer mean" not in str(error):
+                raise
+            raise _core.Refused(f"{error}. Or give join() optimizer_on='server': in this job the server has the optimizer") from None
         if not self._core.job()["means"]:
             raise RuntimeError("the server has the optimizer in this job (--optimizer): join() with "
                                "optimizer_on='server', or let the server's flags say --optimizer mean")
@@ -151,11 +156,11 @@ class WorkersStepJob(StateShare):
     def _leave_behind(self) -> None:
         """What the script has passed over since its last step is done."""
         behind = self._handed.take_left_behind()
-        if any(entry.lost for entry in behind):
+        if any(entry.spare for entry in behind):
             raise RuntimeError("the loop took no step for a batch that does not count (job.counts): backward() and step() are "
                                "those of all workers")
         if behind:
-            self._pass_over([entry.batch for entry in behind])
+            self._pass_over([entry.batch for entry in behind if not entry.lost])
 
     def _enter_pass(self, data_epoch: int) -> bool:
         """Before a batch of that pass. False if the job is in a later one. A worker that has come takes the job's state when
